@@ -184,9 +184,8 @@ class PlanCache:
         """Keep a plan; collective, so that all ranks count alike."""
         self.sweep()
         self._added += 1
-        for oldest in tuple(self._entries):
-            entry = self._entries.get(oldest)  # None if its arrays have been collected meanwhile
-            if entry is not None and entry.number > self._added - CAPACITY:
+        for oldest, entry in self._entries.copy().items():  # arrays may be collected meanwhile
+            if entry.number > self._added - CAPACITY:
                 break
             self._drop(oldest)
         shared = self._shared_key_of(arrays)

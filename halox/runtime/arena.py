@@ -329,11 +329,8 @@ class SharedArena:
 
     def _release_plans(self) -> None:
         """Release all blocks but fields': plans whose making failed, or that failed later, have no other end."""
-        # Fields may be collected meanwhile.
-        for number in tuple(self._used):
-            *_, is_field = self._used.get(number, (True,))
-            if not is_field:
-                self._released.append(number)
+        used = self._used.copy()  # fields may be collected meanwhile
+        self._released.extend(key for key, (*_, is_field) in used.items() if not is_field)
         self._sweep()
 
     def _drop(self, node_rank: int, numbers: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ class _Guarded(Protocol):
 S = TypeVar("S", bound=_Guarded)
 
 
-class _Closing:
+class _LateClose:
     """Close of a collected object, called when this is dropped: an error is none of a call, but of a finalizer.
 
     Not at exit, when MPI and CUDA may be gone.
@@ -45,7 +45,7 @@ class _Closing:
             self._close()
 
 
-_waiting: deque[tuple[CallGuard, _Closing]] = deque()
+_waiting: deque[tuple[CallGuard, _LateClose]] = deque()
 """Closes put off, with their guards; of the process, since a guard's owner may be collected as well."""
 
 
@@ -87,7 +87,7 @@ class CallGuard:
         that does not.
         """
         if self.user > 0:
-            _waiting.append((self, _Closing(close)))
+            _waiting.append((self, _LateClose(close)))
         else:
             close()
 

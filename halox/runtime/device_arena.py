@@ -133,10 +133,8 @@ class DeviceArena:
         """Return the place of memory [start, end) of this GPU if it is in this arena, or another of the process."""
         others = (arena for arena in list(_arenas.values()) if arena.device == self.device)
         for arena in (self, *others):
-            for number in tuple(arena._segments):
-                segment = arena._segments.get(number)  # None if it has been freed meanwhile
-                if segment is None:
-                    continue
+            # A copy: segments may be freed meanwhile, with fields that are collected.
+            for number, segment in arena._segments.copy().items():
                 if segment.pointer <= start and end <= segment.pointer + segment.nbytes:
                     return Place((arena.name, number), start - segment.pointer)
         return None

@@ -1,9 +1,14 @@
-"""A communicator of several ranks of which only the first is there."""
+"""A communicator of several ranks of which only the first is there, and one of NCCL of a single rank."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+
+from halox.runtime import nccl_ranks
 
 
 def alone(size: int) -> Any:
@@ -17,3 +22,23 @@ def alone(size: int) -> Any:
         allgather=lambda value: [value],
         Barrier=MPI.COMM_SELF.Barrier,
     )
+
+
+def nccl_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Callable[[int], str] = lambda comm: "",
+    abort: Callable[[int], object] = lambda comm: None,
+) -> nccl_ranks.NcclRanks:
+    """NCCL's communicator of one rank, without NCCL: what it says of failures, and what an abort does, are given."""
+    library = SimpleNamespace(
+        unique_id=lambda: b"", make=lambda size, unique_id, rank: 1, failure=failure, abort=abort
+    )
+    monkeypatch.setattr(nccl_ranks, "load_nccl", lambda: library)
+    monkeypatch.setattr(nccl_ranks, "_within_limit", lambda world, device, work, waits: work())
+    world: Any = SimpleNamespace(
+        rank=0,
+        size=1,
+        gather_result=lambda build, doing: [build()],
+        guarded=lambda build, doing: build(),
+    )
+    return nccl_ranks.NcclRanks(world, 0)

@@ -20,7 +20,7 @@ from halox.exchange import cache as cache_module
 from halox.exchange.plan import Plan
 from halox.paths.base import Channel
 from halox.runtime import arena as arena_module
-from halox.runtime import device_arena, nccl_ranks
+from halox.runtime import device_arena
 from halox.runtime.arena import SharedArena
 from halox.runtime.call_guard import CallGuard, close_collected
 from halox.runtime.deferred import Deferred
@@ -29,6 +29,7 @@ from halox.runtime.free_list import FreeList
 from halox.runtime.pool import _Kept
 from tests.collecting import at_each_instruction
 from tests.support import ROOT
+from tests.unit.lone_rank import nccl_of_one
 
 MIB = 1 << 20
 
@@ -307,21 +308,7 @@ class TestDeferred:
 def test_a_plan_that_goes_while_nccl_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that looks may be the one that collects it."""
     seen, released = threading.Event(), threading.Event()
-    library = SimpleNamespace(
-        unique_id=lambda: b"",
-        make=lambda size, unique_id, rank: 1,
-        failure=lambda comm: "",
-        abort=lambda comm: None,
-    )
-    monkeypatch.setattr(nccl_ranks, "load_nccl", lambda: library)
-    monkeypatch.setattr(nccl_ranks, "_within_limit", lambda world, device, work, waits: work())
-    world: Any = SimpleNamespace(
-        rank=0,
-        size=1,
-        gather_result=lambda build, doing: [build()],
-        guarded=lambda build, doing: build(),
-    )
-    ranks = nccl_ranks.NcclRanks(world, 0)
+    ranks = nccl_of_one(monkeypatch)
 
     def look() -> None:
         if not seen.is_set():

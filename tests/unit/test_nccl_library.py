@@ -19,6 +19,7 @@ from tests.mpi.fake_cupy import pinned
 from tests.support import require
 from tests.unit.cpu_kernels import shared_library
 from tests.unit.host_launches import leave
+from tests.unit.lone_rank import nccl_of_one
 
 require("cxx")
 
@@ -134,21 +135,7 @@ def test_an_abort_waits_for_the_thread_that_looks(monkeypatch: pytest.MonkeyPatc
         is_early.append(aborted.is_set())
         return ""
 
-    library = SimpleNamespace(
-        unique_id=lambda: b"",
-        make=lambda size, unique_id, rank: 1,
-        failure=failure,
-        abort=lambda comm: aborted.set(),
-    )
-    monkeypatch.setattr(nccl_ranks, "load_nccl", lambda: library)
-    monkeypatch.setattr(nccl_ranks, "_within_limit", lambda world, device, work, waits: work())
-    world: Any = SimpleNamespace(
-        rank=0,
-        size=1,
-        gather_result=lambda build, doing: [build()],
-        guarded=lambda build, doing: build(),
-    )
-    ranks = nccl_ranks.NcclRanks(world, 0)
+    ranks = nccl_of_one(monkeypatch, failure=failure, abort=lambda comm: aborted.set())
     watch: Any = SimpleNamespace(limit_s=1.0, look=lambda: None)
     ranks.watch(watch)
     assert asked.wait(30)
