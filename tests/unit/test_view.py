@@ -369,7 +369,7 @@ def test_wrong_command_lines(words: str, text: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("package", "text"),
-    [("matplotlib", "pip install matplotlib"), ("zarr", "`pip install 'zarr>=3'`")],
+    [("matplotlib", "pip install matplotlib"), ("zarr", "`pip install 'zarr>=3.1.4'`")],
 )
 def test_a_package_that_is_missing(
     package: str,
