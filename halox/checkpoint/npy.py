@@ -79,6 +79,8 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
             try:
                 parts.write(given.array, progress)
             except world.mpi.Exception as error:  # MPI seldom says why
+                # ROMIO, of MPICH, keeps its lock of the file, for which other ranks wait: any close releases it.
+                open(partial, "rb").close()
                 free = shutil.disk_usage(partial.parent).free
                 raise OSError(f"{error}; its file system has {free} bytes left") from error
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
 import shutil
 import tempfile
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -542,6 +544,45 @@ def test_a_full_disk_leaves_the_last_one(
         comm.Barrier()
         g.save(path / target, u=v)
         assert g.sum(g.load(path / target)[name]) == 144
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_failed_write_leaves_no_lock(
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPICH keeps its lock of the file if a write fails; the others' writes wait for it, and its close for them."""
+    descriptors = []
+
+    class Together(npy.Failure):
+        def attempt_always(self, action: Callable[[], Any]) -> Any:
+            comm.Barrier()
+            return super().attempt_always(action)
+
+    def write(*_: Any) -> None:
+        (partial,) = path.glob(".*.partial")
+        descriptors.append(os.open(partial, os.O_RDWR))
+        if comm.rank == comm.size - 1:
+            fcntl.lockf(descriptors[0], fcntl.LOCK_EX)
+            comm.Barrier()
+            raise MPI.Exception(MPI.ERR_NO_SPACE)
+        comm.Barrier()
+        end = time.monotonic() + 60
+        while True:
+            try:
+                fcntl.lockf(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fcntl.lockf(descriptors[0], fcntl.LOCK_UN)
+            except BlockingIOError:
+                assert time.monotonic() < end, "the lock is never released"
+                time.sleep(0.01)
+
+    monkeypatch.setattr(npy, "Failure", Together)
+    monkeypatch.setattr(npy._Parts, "write", write)
+    with grid(comm) as g, pytest.raises(CheckpointError, match="bytes left") as caught:
+        try:
+            g.save(path / "one.npy", u=g.ones())
+        finally:
+            os.close(descriptors[0])
+    assert "never released" not in str(caught.value)
 
 
 @contextmanager
