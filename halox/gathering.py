@@ -41,7 +41,6 @@ UNDER_WAY = 4
 _COPIED_BYTES = 4 << 20
 """Most bytes that come from a GPU at once to where they don't lie side by side: the allocator keeps as much."""
 
-_TAG = 2
 _GATHER = "a gather"
 _ALIKE = "dtype and layout"
 
@@ -68,7 +67,7 @@ def gather(
     chosen, dtype, _ = offers[world.rank]
     if any(offer != offers[0] for offer in offers):
         _compare(world.gather(_Offer(chosen, dtype, layout.spec), _GATHER))
-    with Window(world, UNDER_WAY, _TAG, _GATHER) as window:
+    with Window(world, UNDER_WAY, _GATHER) as window:
         if whole is None:
             assert cells is not None
             _send(world, opaque(cells), chosen, window)

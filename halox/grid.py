@@ -17,7 +17,7 @@ from halox.allocation import GridAllocation
 from halox.collectives.grid_reductions import GridReductions
 from halox.decomposition import PARITIES, FieldLayout
 from halox.division import divide
-from halox.errors import FieldError, HaloxError
+from halox.errors import FieldError
 from halox.exchange.cache import Found, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
@@ -180,7 +180,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
                 checkerboard=checkerboard,
                 leave_sms=leave_sms,
             )
-        except HaloxError as error:
+        except BaseException as error:
             self._context.close_after(error)
             raise
         self._division, self._layout = division, division.layout
@@ -296,6 +296,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
 
         return dataarray(self, field, **options)
 
+    @one_thread
     def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
         """Make a field of an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
@@ -367,6 +368,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         plan, bound = found
         plan.__call__(bound)
 
+    @one_thread
     def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make the persistent form of an exchange of these fields.
 
@@ -404,6 +406,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
             found = self._cached("copy", fields, None, self.corners)
         return found[0].explain()
 
+    @one_thread
     def _cached(
         self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
     ) -> Found:

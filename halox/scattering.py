@@ -23,7 +23,6 @@ from halox.staging import owned_cells, part_shape, staging
 from halox.values import shown
 from halox.window import Window, opaque
 
-_TAG = 4
 _SCATTER = "a scatter"
 
 Allocate = Callable[[DType | None, FieldOptions], object]
@@ -85,7 +84,7 @@ def scatter(
     if field is None:
         field = allocate(told.dtype, target.options | told.components)
     layout = layout_of(field)
-    with Window(world, UNDER_WAY, _TAG, _SCATTER) as window:
+    with Window(world, UNDER_WAY, _SCATTER) as window:
         if array is None:
             _receive(world, told.root, owned_cells(field, layout), window)
         else:

@@ -89,7 +89,6 @@ class Transpose(Closing):
         self._path = path
         self._closed = False
         self._world = grid_a._world
-        self._world.begin("making a Transpose")
 
         def check() -> tuple[int, ...]:
             _check_grid("grid_b", grid_b)
@@ -103,6 +102,7 @@ class Transpose(Closing):
             return order
 
         with self._world.guard:
+            self._world.begin("making a Transpose")
             self.axes: tuple[int, ...] = self._world.guarded(check, f"{_MAKING} from grid_a")
             of_b = grid_b._decomposition
             self._world.compare(

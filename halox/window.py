@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from halox.runtime.arrays import Array
-from halox.runtime.communicator import UNFINISHED
+from halox.runtime.communicator import CELLS, UNFINISHED
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class _Message(NamedTuple):
-    request: MPI.Request
+@dataclass(eq=False)
+class _Message:
     memory: Array
     peer: int
     receives: bool
-    then: Callable[[], None] | None
+    then: Callable[[], None] | None = None
+    request: MPI.Request | None = None  # None while it is started
+
+    @property
+    def has_ended(self) -> bool:
+        return self.request is not None and bool(self.request.Test())
 
 
 class Window:
@@ -30,12 +36,13 @@ class Window:
 
     ``doing`` is the call, as in "a gather", for the texts of timeouts.
 
-    As a context manager it ends all messages, or on an error cancels the receives, since MPI cancels no sends, and
-    keeps the memory of those that go on from being used again.
+    As a context manager it ends all messages, or on an error cancels the receives, since MPI cancels no sends. The
+    memory of messages that go on is kept for good.
     """
 
-    def __init__(self, world: World, most: int, tag: int, doing: str) -> None:
-        self._world, self._most, self._tag, self._doing = world, most, tag, doing
+    def __init__(self, world: World, most: int, doing: str) -> None:
+        self._world, self._most, self._doing = world, most, doing
+        self._tag = world.ranks.call_tag(CELLS)
         self._messages: deque[_Message] = deque()
 
     def make_room(self) -> None:
@@ -45,13 +52,18 @@ class Window:
 
     def send(self, memory: Array, peer: int) -> None:
         """Start to send a contiguous array."""
-        request = self._world.comm.Isend(as_bytes(memory), peer, self._tag)
-        self._messages.append(_Message(request, memory, peer, False, None))
+        message = self._add(_Message(memory, peer, False))
+        message.request = self._world.comm.Isend(as_bytes(memory), peer, self._tag)
 
     def receive(self, memory: Array, peer: int, then: Callable[[], None] | None = None) -> None:
         """Start to receive into a contiguous array; ``then`` is called once it has come."""
-        request = self._world.comm.Irecv(as_bytes(memory), peer, self._tag)
-        self._messages.append(_Message(request, memory, peer, True, then))
+        message = self._add(_Message(memory, peer, True, then))
+        message.request = self._world.comm.Irecv(as_bytes(memory), peer, self._tag)
+
+    def _add(self, message: _Message) -> _Message:
+        """Keep a message's memory before it is started, since an interruption may come at any time."""
+        self._messages.append(message)
+        return message
 
     def send_copy(self, part: Array, peer: int) -> None:
         """Wait for room, and start to send an array of any strides."""
@@ -78,6 +90,7 @@ class Window:
         for_what = (
             f"rank {first.peer}" if first.receives else f"rank {first.peer} to take its cells"
         )
+        assert first.request is not None
         self._world.wait([first.request], f"in {self._doing} for {for_what}", lambda: [first.peer])
         self._messages.popleft()
         if first.then is not None:
@@ -85,6 +98,7 @@ class Window:
 
     def __enter__(self) -> Window:
         """Return the window."""
+        UNFINISHED.append(self._messages)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -94,11 +108,10 @@ class Window:
                 self.end()
         finally:
             for message in self._messages:
-                if message.receives:
+                if message.receives and message.request is not None:
                     message.request.Cancel()
-                if not message.request.Test():
-                    UNFINISHED.extend([message.request, message.memory])
-            self._messages.clear()
+            if all([message.has_ended for message in self._messages]):
+                UNFINISHED[:] = [one for one in UNFINISHED if one is not self._messages]
 
 
 def opaque(array: Array) -> Array:

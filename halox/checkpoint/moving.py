@@ -49,7 +49,6 @@ DEVICE_PART_BYTES = 8 << 20
 """Bytes of a part of a field on a GPU: its copy takes far longer than its launch."""
 
 _UNDER_WAY = 2
-_TAG = 5
 
 Store = PlainChunks | CodecChunks
 
@@ -88,7 +87,7 @@ class Mover:
     def save(self, store: Store) -> Exception | None:
         """Write the chunks; returns this rank's error. Collective."""
         with (
-            Window(self._world, _UNDER_WAY, _TAG, "a save") as window,
+            Window(self._world, _UNDER_WAY, "a save") as window,
             staging(self._cells, self._part_bytes) as staged,
         ):
             parts = staged.read(self._parts())
@@ -113,7 +112,7 @@ class Mover:
         residues: Residues = {}
         with (
             staging(self._cells, self._part_bytes) as staged,
-            Window(self._world, _UNDER_WAY, _TAG, "a load") as window,
+            Window(self._world, _UNDER_WAY, "a load") as window,
         ):
             if isinstance(store, PlainChunks):
                 for chunk, box in self._read_alone(store):

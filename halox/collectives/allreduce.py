@@ -15,7 +15,7 @@ from halox.collectives.device.device_allreduce import DeviceAllreduce
 from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
-from halox.errors import FieldError, HaloxError
+from halox.errors import FieldError
 from halox.runtime.arrays import DType, check_extents
 from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.context import Context
@@ -153,7 +153,7 @@ class Allreduce(Closing):
             else:
                 on_gpu = DeviceAllreduce(self._context, self.device_id, *what, wish)
                 self._reduction, self._bind = on_gpu, on_gpu.bind
-        except HaloxError as error:
+        except BaseException as error:
             self._context.close_after(error)
             raise
         self._prepared: PreparedReductions[ArrayReduction] = PreparedReductions()
@@ -223,8 +223,10 @@ class Allreduce(Closing):
             if self._tick is not None:
                 self._tick()
             result = self._reduction(array, out)
-        finally:
-            guard.user = 0
+        except BaseException as error:
+            guard.leave(error)
+            raise
+        guard.user = 0
         if self._bind is not None:
             bind = self._bind
             self._prepared.prepare("", (array,), out, lambda: bind(array, out))

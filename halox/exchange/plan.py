@@ -144,12 +144,10 @@ class Plan(Unique):
                     self._move(_bound)
             for step in self._steps:
                 step()
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
-        finally:
-            guard.user = 0
-        life.state = _READY
+        guard.user, life.state = 0, _READY
 
     def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
         """Keep the plan's arrays alive: always, or only from a failure on."""
@@ -262,18 +260,18 @@ class Plan(Unique):
         try:
             for step in steps:
                 step()
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
-        finally:
-            guard.user = 0
-        life.state = after
+        guard.user, life.state = 0, after
 
-    def _fail(self) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Let the exchange count as failed, and keep the arrays alive, since peers may still come to them."""
         life = self._life
         life.state, life.arrays = _FAILED, self.arrays
         life.fail()
+        self._guard.spoil()
+        self._guard.leave(error)
 
     def _check(self, before: int) -> None:
         """Let the channels refuse, as if nothing had been called."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from halox.datatypes import as_datatype
 from halox.datatypes.layout import Layout
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, MismatchError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
@@ -136,7 +136,7 @@ class Exchange(Closing):
                 path=path,
                 call="exchange",
             )
-        except HaloxError as error:
+        except BaseException as error:
             self._context.close_after(error)
             raise
 

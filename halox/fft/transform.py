@@ -116,7 +116,6 @@ class FFT(Closing):
         self._engine: HostTransforms | CuFFT = (
             HostTransforms() if grid.device_id is None else CuFFT()
         )
-        self._world.begin("making an FFT")
 
         def check() -> tuple[tuple[int, ...], bool, bool, list[Stage]]:
             is_real = check_bool("real", real, DecompositionError)
@@ -136,6 +135,7 @@ class FFT(Closing):
             )
 
         with self._world.guard:
+            self._world.begin("making an FFT")
             self.axes, self.real, self.dealias, stages = self._world.guarded(
                 check, f"{_MAKING} of this grid"
             )
@@ -324,6 +324,7 @@ class FFT(Closing):
             target = self._world.guarded(first, direction)
         else:
             target = fields.new(forward, call) if out is None else out
+        self._world.guard.has_begun = True
         self._engine.begin()
         pipeline.run(forward, *views(target))
         return target

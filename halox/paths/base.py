@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part, PartSignature
 from halox.paths.node import NodeLink
+from halox.runtime.communicator import FIRST_PLAN_TAG
 
 if TYPE_CHECKING:
     from halox.decomposition import FieldLayout
@@ -34,7 +35,6 @@ Operation = Literal["copy", "add"]
 Key = tuple[str, int, int]
 """Direction, peer and tag of a message."""
 
-_FIRST_TAG = 16
 _TAGS_PER_PLAN = 256
 
 NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
@@ -327,8 +327,8 @@ class Build:
         """Return a tag that tells a message from others between its ranks, in this plan and in others."""
         same = self.whole.sends if message.direction == "send" else self.whole.receives
         tags = sorted(m.tag for m in same if m.peer == message.peer)
-        most = int(self.world.comm.Get_attr(self.world.mpi.TAG_UB) or 32767) - _FIRST_TAG
-        return _FIRST_TAG + (self.number * _TAGS_PER_PLAN + tags.index(message.tag)) % most
+        most = int(self.world.comm.Get_attr(self.world.mpi.TAG_UB) or 32767) - FIRST_PLAN_TAG
+        return FIRST_PLAN_TAG + (self.number * _TAGS_PER_PLAN + tags.index(message.tag)) % most
 
 
 class Path(ABC):

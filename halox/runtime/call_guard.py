@@ -14,9 +14,10 @@ from functools import wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
-from halox.errors import StateError
+from halox.errors import ExchangeTimeoutError, HaloxError, StateError
 
 if TYPE_CHECKING:
+    from halox.runtime.status import CallWatch
     from halox.runtime.world import World
 
 P = ParamSpec("P")
@@ -54,13 +55,19 @@ class CallGuard:
 
     ``with guard:`` refuses other threads with a `StateError` and admits calls made within it. Hot paths set `user` by
     themselves, and back to 0 at the end; it is negative once the object is closed.
+
+    A call that ends on this rank alone, by a time-out, an interruption or a fault, leaves the ranks apart: the guard
+    then ends all calls on the communicator of ``watch``, which is None for a rank alone. ``has_begun`` says that the
+    call has been counted; an error before concerns nobody else.
     """
 
-    __slots__ = ("_depth", "_idle", "user")
+    __slots__ = ("_depth", "_idle", "has_begun", "user", "watch")
 
     def __init__(self) -> None:
         self.user = self._idle = 0
         self._depth = 0
+        self.has_begun = False
+        self.watch: CallWatch | None = None
 
     def __enter__(self) -> None:
         """Mark this thread, or raise `StateError` if another one is inside."""
@@ -69,16 +76,37 @@ class CallGuard:
             if self.user != me:
                 self.refuse()
             self._depth += 1
+        else:
+            self.has_begun = False
         self.user = me
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """Admit others."""
         if self._depth:
             self._depth -= 1
         else:
+            if error is not None and self.has_begun:
+                self.fail(error)
             self.user = self._idle
             if _waiting:
                 close_collected()
+
+    def fail(self, error: BaseException) -> None:
+        """End all calls after an error of a collective call, unless the ranks have raised it together."""
+        is_common = isinstance(error, HaloxError) and not isinstance(error, ExchangeTimeoutError)
+        if self.watch is not None and not is_common:
+            self.watch.fail(f"{type(error).__name__}: {error}")
+            self.shut()
+
+    def leave(self, error: BaseException) -> None:
+        """End a call of a hot path after an error, and all calls where it is this rank's alone."""
+        self.fail(error)
+        self.user = self._idle
+
+    def spoil(self) -> None:
+        """Keep the communicator from later objects, which messages of a failed exchange might reach."""
+        if self.watch is not None:
+            self.watch.is_spoiled = True
 
     def outside(self, close: Callable[[], object]) -> None:
         """Close what has been collected: at once, or after the call that is under way, which it may disturb.

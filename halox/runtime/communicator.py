@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.errors import HaloxError, StateError
+from halox.errors import HaloxError, MismatchError, StateError
 from halox.runtime import shared_memory
 from halox.runtime.status import (
+    ANY_FAILED,
     BLOCK_BYTES,
     CODE_BITS,
     SLOT_BYTES,
@@ -38,6 +39,13 @@ _RECORD_BYTES = 256
 _HEAD = np.dtype([("word", "i8"), ("size", "i8"), ("kind", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 MAKING = "the making of a communicator"
+
+HANDSHAKE, CELLS = range(2)
+"""Kinds of messages of calls: records of peers, and parts of whole arrays."""
+
+_CALL_TAGS, _FIRST_CALL_TAG = 4096, 16
+FIRST_PLAN_TAG = _FIRST_CALL_TAG + 2 * _CALL_TAGS
+"""Smallest tag of the messages of plans; all smaller ones belong to calls, or are a constant of their module."""
 
 VALUES = "values", None
 """Stands for the object of a rank that gathers values."""
@@ -95,9 +103,13 @@ class Communicator:
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return a duplicate of a communicator; collective over its ranks."""
         made, request = comm.Idup()
-        self.waiter.until(
-            request.Test, lambda: f"rank {comm.rank} has waited in {MAKING} for ranks of comm"
-        )
+        try:
+            self.waiter.until(
+                request.Test, lambda: f"rank {comm.rank} has waited in {MAKING} for ranks of comm"
+            )
+        except BaseException:
+            UNFINISHED.extend([made, request])
+            raise
         return made
 
     def _find_nodes(self) -> None:
@@ -147,7 +159,7 @@ class Communicator:
         self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
         self.blocks, self._own = list(blocks.values()), blocks[self.rank]
         self.heads = [[block.heads[slot] for block in self.blocks] for slot in range(2)]
-        self._rounds = 0
+        self._rounds, self._first = 0, self.watch.first
 
     @property
     def is_one_node(self) -> bool:
@@ -172,7 +184,8 @@ class Communicator:
         try:
             self.waiter.until(ready, what, ranks)
         except BaseException as error:
-            self.watch.failed = f"{error}" or type(error).__name__
+            if not isinstance(error, MismatchError):  # which the other ranks find as well
+                self.watch.fail(f"{error}" or type(error).__name__)
             UNFINISHED.extend(requests)
             if isinstance(error, self.mpi.Exception):
                 raise HaloxError(f"MPI has failed where {what()}: {error}") from error
@@ -180,11 +193,18 @@ class Communicator:
 
     def check(self) -> None:
         """Raise `StateError` after a failed call, since the ranks may be in different places."""
-        if self.watch.failed:
+        watch = self.watch
+        if not watch.failed and watch.first[ANY_FAILED]:
+            watch.fail(f"a call has failed on rank {watch.find_failed(())}")
+        if watch.failed:
             raise StateError(
                 f"an earlier call has failed on rank {self.rank}, and the ranks may be out of step; make a new grid "
-                f"(or exchange, or allreduce) to go on. The error was: {self.watch.failed}"
+                f"(or exchange, or allreduce) to go on. The error was: {watch.failed}"
             )
+
+    def call_tag(self, kind: int) -> int:
+        """Return the tag of messages of the present call: no later call takes a message that comes late."""
+        return _FIRST_CALL_TAG + kind * _CALL_TAGS + self.watch.number % _CALL_TAGS
 
     # Gathering
 
@@ -258,6 +278,8 @@ class Communicator:
                     break
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
+        if self._first[ANY_FAILED]:  # the record of such a rank may be of an earlier call
+            self.check()
         return slot
 
     def _wait_for(self, blocks: Sequence[Block], n: int, doing: str) -> None:
@@ -281,7 +303,11 @@ class Communicator:
         inline = np.frombuffer(sent[:_INLINE_BYTES], np.uint8)
         record[_HEAD.itemsize : _HEAD.itemsize + len(inline)] = inline
         records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
-        self._wait_mpi(self.comm.Iallgather(record, records), doing)
+        try:
+            self._wait_mpi(self.comm.Iallgather(record, records), doing)
+        except BaseException:
+            UNFINISHED.extend([record, records])
+            raise
         heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
         self._compare(dict(enumerate(heads["word"].tolist())))
         sizes, kinds = heads["size"].tolist(), heads["kind"].tolist()
@@ -296,10 +322,14 @@ class Communicator:
         starts = np.cumsum([0, *rests]).tolist()
         all_rests = np.zeros(starts[-1], np.uint8)
         byte = self.mpi.BYTE
-        request = self.comm.Iallgatherv(
-            [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
-        )
-        self._wait_mpi(request, doing)
+        try:
+            request = self.comm.Iallgatherv(
+                [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
+            )
+            self._wait_mpi(request, doing)
+        except BaseException:
+            UNFINISHED.extend([rest, all_rests])
+            raise
         return [
             (kind, one + all_rests[a : a + n].tobytes())
             for kind, one, a, n in zip(kinds, found, starts, rests, strict=False)

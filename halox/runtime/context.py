@@ -99,9 +99,19 @@ class Context:
         """
         if self.world.closed:
             return
-        if self.world.failed:
-            self.world.close()
-            return
+        watch = self.world.ranks.watch
+        try:
+            if not self.world.failed and watch.find_failed(()) is None:
+                self._free()
+        except ExchangeTimeoutError:
+            if watch.find_failed(()) is None:
+                raise
+        if watch.find_failed(()) is not None:
+            watch.fail("a call has failed on another rank")
+        self.world.close()
+
+    def _free(self) -> None:
+        """Free the memory, which other ranks may have mapped; collective."""
         self.world.begin("close")
         self.leftovers.close()
         # Memory must not be freed while a peer has it mapped.
@@ -117,9 +127,9 @@ class Context:
         if self.events is not None:
             self.events.close()
         self.arena.close()
-        self.world.close()
 
-    def close_after(self, error: Exception) -> None:
-        """Free everything after an error that was raised on all ranks, so that they can do it together."""
-        if not isinstance(error, ExchangeTimeoutError):
+    def close_after(self, error: BaseException) -> None:
+        """Free everything after an error of the making, if all ranks have raised it and can do that together."""
+        self.world.guard.fail(error)
+        if not self.world.failed:
             self.close()

@@ -34,7 +34,7 @@ class _Kept:
         found = 0
         for number in tuple(self.free):  # the collector may release another one meanwhile
             one = self.all[number]
-            if one is not None and not one.watch.failed and one.node_name == name:
+            if one is not None and one.node_name == name:
                 found |= 1 << number
         return found
 
@@ -68,7 +68,7 @@ def acquire(
         kept.all += [None] * (number - len(kept.all)) + [found]
 
     def release() -> None:
-        if found.watch.failed:
+        if found.watch.failed or found.watch.is_spoiled:  # late messages may come
             return
         if kept.is_gone or number >= _MOST_KEPT:
             found.destroy()
@@ -90,11 +90,7 @@ def _common(
     bits[rank] = offered
     if size == 1:
         return offered
-    if size <= _MOST_NAMED:
-        requests = [parent.Ibcast(bits[r : r + 1], r) for r in range(size)]
-    else:
-        total = np.empty(1, "i8")
-        requests = [parent.Iallreduce(bits[rank : rank + 1], total, mpi.BAND)]
+    total, requests = np.empty(1, "i8"), list["MPI.Request"]()
 
     def missing() -> list[int]:
         return (
@@ -108,10 +104,14 @@ def _common(
         return f"rank {rank} has waited in {making} for {whom}{some} to do so with the same comm"
 
     try:
+        if size <= _MOST_NAMED:
+            requests += [parent.Ibcast(bits[r : r + 1], r) for r in range(size)]
+        else:
+            requests.append(parent.Iallreduce(bits[rank : rank + 1], total, mpi.BAND))
         Testall = mpi.Request.Testall
         Waiter(limit_s, True).until(lambda: Testall(requests), what)
     except BaseException:
-        UNFINISHED.extend([*requests, bits])
+        UNFINISHED.extend([*requests, bits, total])
         raise
     return int(np.bitwise_and.reduce(bits if size <= _MOST_NAMED else total))
 

@@ -79,12 +79,13 @@ _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS = 12
 # Words of `Block.wait`: whether the rank waits; the call in which it has found a mismatch, and of whom; whether it has
-# printed it.
-_WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _TOLD = _FIELDS = range(6)
+# printed it; whether a call has failed on it; in the block of the node's first rank, whether one has on any.
+_WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _TOLD, _FAILED, ANY_FAILED = _FIELDS = range(8)
 _NOTICE_S = 10.0
 _NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
 _MOST_NOTES = 64
+_HAS_FAILED = -1  # in place of the rank that a note is about: a call has failed on the sender
 
 
 _CODES = {name: number << _PLAN_BITS for number, name in enumerate(CALLS)}
@@ -175,8 +176,9 @@ class CallWatch:
     """Position of this rank among the collective calls of one communicator, and the view of the others'.
 
     ``blocks`` are those of the ranks of this node, ``pids`` their processes where they can be looked up.
-    ``note_after_s`` is the wait in seconds after which ranks of other nodes are asked; ``failed`` the reason why no
-    further call can be made, empty while all is well.
+    ``note_after_s`` is the wait in seconds after which ranks of other nodes are asked. ``failed`` is the reason why no
+    further call can be made, empty while all is well; ``first`` has the words of the node's first rank. ``is_spoiled``
+    says that messages of a failed exchange may still be on their way: no later object may use the communicator.
     """
 
     def __init__(
@@ -185,9 +187,12 @@ class CallWatch:
         self.note_after_s = _NOTE_AFTER_S
         self._mpi, self._comm, self.rank = mpi, comm, comm.rank
         self.blocks, self._own, self._pids = blocks, blocks[comm.rank], pids
+        self.first = next(iter(blocks.values())).wait
         self.number = 0
         self.word = 0
         self.failed = ""
+        self.is_spoiled = False
+        self._failed_ranks: set[int] = set()  # of other nodes
         self._notes: dict[int, tuple[MPI.Request, Array]] = {}
         self._heard: dict[int, int] = {}
         self._is_told = False
@@ -218,6 +223,26 @@ class CallWatch:
             for n in range(len(words)):
                 words[n] = 0
 
+    # Failures
+
+    def fail(self, why: str) -> None:
+        """Refuse all further calls, and tell the ranks that may wait for this one; local, does not wait."""
+        if self.failed:
+            return
+        self.failed = why
+        self._own.wait[_FAILED] = self.first[ANY_FAILED] = 1
+        note = np.array([self.word, _HAS_FAILED, 0, 0], "i8")
+        with suppress(self._mpi.Exception):
+            self._send_notes(note)
+
+    def find_failed(self, ranks: Sequence[int]) -> int | None:
+        """Return one of some ranks, by default of all, on which a call has failed, if this rank knows of any."""
+        for rank in ranks or range(self._comm.size):
+            block = self.blocks.get(rank)
+            if rank in self._failed_ranks or (block is not None and block.wait[_FAILED]):
+                return rank
+        return None
+
     # Waits
 
     def publish(self, *, waits: bool) -> None:
@@ -234,6 +259,13 @@ class CallWatch:
             self._find_ended(ranks)
         if waited_s > self.note_after_s and len(self.blocks) < self._comm.size:
             self._exchange_notes(ranks)
+        failed = self.find_failed(ranks)
+        if failed is not None:
+            why = f"rank {self.rank} has waited in {word_text(self.word)} for rank {failed}, where a call has failed"
+            self.fail(why)
+            raise ExchangeTimeoutError(
+                f"{why}; make a new grid (or exchange, or allreduce) on all ranks to go on"
+            )
         if waited_s > _NOTICE_S and not self._is_told:
             self._tell(ranks, waited_s)
 
@@ -345,6 +377,9 @@ class CallWatch:
             self._comm.Recv(note, rank, _NOTE_TAG)
             theirs = self._heard[rank] = int(note[0])
             number = theirs >> CODE_BITS
+            if note[1] == _HAS_FAILED:
+                self._failed_ranks.add(rank)
+                continue
             if note[1]:
                 found = (rank, int(note[2])), (int(note[1]) - 1, int(note[3]))
                 if int(note[0]) == self.word:
@@ -359,11 +394,14 @@ class CallWatch:
 
     def _spread(self, rank: int, mine: int, theirs: int) -> None:
         """Tell ranks of other nodes that calls differ, so that they do not wait to the end."""
+        for word in {self.word, theirs}:
+            self._send_notes(np.array([word, rank + 1, mine, theirs], "i8"))
+
+    def _send_notes(self, note: Array) -> None:
+        """Send a note to the ranks of other nodes."""
         for other in [r for r in range(self._comm.size) if r not in self.blocks][:_MOST_NOTES]:
-            for word in {self.word, theirs}:
-                note = np.array([word, rank + 1, mine, theirs], "i8")
-                request = self._comm.Isend(note, other, _NOTE_TAG)
-                self._notes[-1 - len(self._notes)] = request, note
+            request = self._comm.Isend(note, other, _NOTE_TAG)
+            self._notes[-1 - len(self._notes)] = request, note
 
     def drain(self) -> None:
         """Receive and drop pending notes."""

@@ -25,7 +25,13 @@ from halox.errors import (
     as_halox_error,
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
-from halox.runtime.communicator import VALUES, Communicator, leave_to_mpi
+from halox.runtime.communicator import (
+    HANDSHAKE,
+    UNFINISHED,
+    VALUES,
+    Communicator,
+    leave_to_mpi,
+)
 from halox.runtime.finalizing import before_finalize
 from halox.runtime.pool import acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Waiter", "World", "load_mpi", "timeout_s"]
 
-_HANDSHAKE_TAG = 1
 _FORKED = (
     "this process was forked from one of the ranks, whose memory and messages it must not use; use halox there, or "
     'start processes by multiprocessing with "spawn"'
@@ -113,6 +118,8 @@ class World:
         self._release = weakref.finalize(self, release)
         self._release.atexit = False
         self.ranks: Communicator = ranks
+        if ranks.size > 1:
+            self.guard.watch = ranks.watch
         self.comm: MPI.Intracomm = ranks.comm
         self.data_comm, self.node_comm = ranks.data_comm, ranks.node_comm
         self.rank, self.size = ranks.rank, ranks.size
@@ -147,6 +154,7 @@ class World:
         self.check_open()
         if self.guard.user > 0 and self.guard.user != get_ident():
             self.guard.refuse()
+        self.guard.has_begun = True
         if self.size > 1:
             self.ranks.watch.call(code_of(name))
         if self._debug:
@@ -183,12 +191,14 @@ class World:
         return self.ranks.waiter
 
     def check_open(self) -> None:
-        """Raise `ClosedError` if the world was closed."""
+        """Raise `ClosedError` if the world was closed, `StateError` after a failed call."""
         if self.closed:
             raise ClosedError(
                 self._closed_why
                 or "the grid or exchange is closed; make a new one, or call close() only after the last use"
             )
+        if self.ranks.watch.failed:
+            self.ranks.check()
 
     def wait(
         self,
@@ -318,17 +328,23 @@ class World:
 
         Collective only over the ranks named; each one named must name this rank in turn.
         """
-        comm = self.comm
-        sends = [comm.isend(record, peer, _HANDSHAKE_TAG) for peer, record in records.items()]
+        comm, tag = self.comm, self.ranks.call_tag(HANDSHAKE)
+        sends = [comm.isend(record, peer, tag) for peer, record in records.items()]
         received = {}
-        for source in sources:
-            self.waiter().until(
-                partial(comm.iprobe, source, _HANDSHAKE_TAG),
-                partial("rank {} has waited in {} for rank {}".format, self.rank, doing, source),
-                partial(list, [source]),
-            )
-            received[source] = comm.recv(source=source, tag=_HANDSHAKE_TAG)
-        self.wait(sends, f"in {doing} for its records to be taken", lambda: list(records))
+        try:
+            for source in sources:
+                self.waiter().until(
+                    partial(comm.iprobe, source, tag),
+                    partial(
+                        "rank {} has waited in {} for rank {}".format, self.rank, doing, source
+                    ),
+                    partial(list, [source]),
+                )
+                received[source] = comm.recv(source=source, tag=tag)
+            self.wait(sends, f"in {doing} for its records to be taken", lambda: list(records))
+        except BaseException:
+            UNFINISHED.extend(sends)
+            raise
         return received
 
     # Life

@@ -245,6 +245,9 @@ class Entering:
     def count(self) -> int:
         return len(self._entered)
 
+    def has_entered(self, name: str) -> bool:
+        return any(code.co_qualname == name for code in self._entered)
+
     def __enter__(self) -> Entering:
         if self._at:
             sys.setprofile(self._look)

@@ -14,7 +14,7 @@ from mpi4py import MPI
 import halox
 from halox import gathering
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
-from halox.runtime.communicator import UNFINISHED
+from halox.runtime.communicator import CELLS, UNFINISHED
 from tests.mpi.conftest import agree
 from tests.mpi.limits import SHORT_S, short_waits
 
@@ -204,7 +204,8 @@ def test_a_rank_that_stops_half_way(comm: MPI.Intracomm, monkeypatch: pytest.Mon
     later = [np.zeros(1 << 13) for _ in range(50)]
     if sent:
         parts = [np.ones(1 << 13) for _ in range(2)]
-        sent = [sent[0][0].comm.Isend(part, 0, gathering._TAG) for part in parts]
+        world = sent[0][0]
+        sent = [world.comm.Isend(part, 0, world.ranks.call_tag(CELLS)) for part in parts]
     comm.Barrier()
     end = time.monotonic() + 0.3
     while time.monotonic() < end:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import halox
 from halox import Recv, Send
-from halox.errors import ExchangeTimeoutError, MismatchError
+from halox.errors import ExchangeTimeoutError, MismatchError, StateError
 from halox.exchange.plan import Plan
 from halox.paths.base import Channel
 from halox.paths.buffers import RequestBuffers
@@ -152,8 +152,8 @@ def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> No
 
 def test_left_after_a_timeout(node: str, comm: MPI.Intracomm) -> None:
     """The other rank comes when this one has given up."""
-    grid = box(comm)
     for components in COMPONENTS[::3]:
+        grid = box(comm)
         u = own_array(grid, components)
         plan: Plan | None = grid.plan(u)
         if plan and comm.rank == 0:
@@ -162,8 +162,11 @@ def test_left_after_a_timeout(node: str, comm: MPI.Intracomm) -> None:
                 plan.finish()
             plan = None
         check_other(grid, plan, u, components)
-    check_next(grid)
-    grid.close()
+        with pytest.raises((StateError, ExchangeTimeoutError), match="call has failed"):
+            grid.plan(own_array(grid, 1))
+        grid.close()
+        with box(comm) as new:
+            check_next(new)
 
 
 def test_a_typed_exchange_that_is_left(node: str, comm: MPI.Intracomm) -> None:

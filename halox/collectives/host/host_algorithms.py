@@ -21,6 +21,7 @@ from halox.collectives.host.mpi_reduction import PIECE_BYTES, OrderedReduction
 from halox.collectives.host.shared_reduction import HostMoves, make_shared_reduction
 from halox.collectives.operations import Operation
 from halox.runtime.arrays import Array, DType
+from halox.runtime.communicator import UNFINISHED
 from halox.runtime.context import Context
 from halox.runtime.world import World
 
@@ -57,6 +58,14 @@ class HostAlgorithm:
 
     def reduce(self, source: Array | None, target: Array | None, error: Exception | None) -> None:
         """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
+        try:
+            self._reduce(source, target, error)
+        except BaseException:
+            if error is None:
+                UNFINISHED.extend([self, source, target])
+            raise
+
+    def _reduce(self, source: Array | None, target: Array | None, error: Exception | None) -> None:
         if self._agrees_first:
             self._world.agree(error, _DOING)
         if self._shared is not None:

@@ -1,0 +1,262 @@
+"""A rank that comes late, or is interrupted in a call: the next calls return the right cells or raise an error.
+
+Each story has three calls with cells of their own: one in which something happens to the last rank, one on the same
+grid, and one on a new grid, which must be right on all ranks. ::
+
+    rank 0   call 1: times out    | call 2: error        | close, new grid, call 3: the cells of call 3
+    rank 1   call 1: stopped ...  | call 2: error        | close, new grid, call 3: the cells of call 3
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from tests.faults.calls import coded, coded_whole
+from tests.faults.rank import Entering
+from tests.mpi.conftest import agree, by_first
+from tests.mpi.limits import short_waits
+from tests.support import FULL, full
+
+LIMIT_S = 0.3
+_STOPPED_S = 2.5 * LIMIT_S
+_SHAPE = (12, 10, 4)
+_STAGES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""How far the last rank comes, of the functions of halox that it enters in a call."""
+
+
+class Story:
+    """A grid with what a call needs, and the call itself: returns whether this rank's result is right."""
+
+    def __init__(self, folder: Path) -> None:
+        self.grid = grid = halox.Grid(_SHAPE, proc_shape=(0, 1, 1), device="cpu")
+        self.folder = folder
+        self.other = halox.Grid(_SHAPE, proc_shape=(1, 0, 1), device="cpu", halo=0)
+        self.field, self.target, self.turned = grid.zeros(), grid.zeros(), self.other.zeros()
+        self.made: Any = None
+
+    def fill(self, step: int) -> None:
+        self.grid.interior(self.field)[...] = coded(self.grid, step)
+
+    def close(self) -> None:
+        for one in (self.made, self.other, self.grid):
+            if one is not None:
+                one.close()
+
+    def gather(self, step: int) -> bool:
+        self.fill(step)
+        whole = self.grid.gather(self.field)
+        return whole is None or np.array_equal(whole, coded_whole(self.grid, step))
+
+    def gather_to_last(self, step: int) -> bool:
+        self.fill(step)
+        whole = self.grid.gather(self.field, root=self.grid.size - 1)
+        return whole is None or np.array_equal(whole, coded_whole(self.grid, step))
+
+    def scatter(self, step: int) -> bool:
+        whole = coded_whole(self.grid, step) if self.grid.rank == 0 else None
+        self.grid.scatter(whole, out=self.target)
+        return self._target_is(step)
+
+    def scatter_from_last(self, step: int) -> bool:
+        root = self.grid.size - 1
+        whole = coded_whole(self.grid, step) if self.grid.rank == root else None
+        self.grid.scatter(whole, root, out=self.target)
+        return self._target_is(step)
+
+    def save(self, step: int) -> bool:
+        self.fill(step)
+        self.grid.save(self.folder / f"{step}.zarr", u=self.field)
+        return True
+
+    def load(self, step: int) -> bool:
+        """Of compressed chunks, which one rank reads for others."""
+        self.grid.load(self.folder / f"known {step}.zarr", u=self.target)
+        return self._target_is(step)
+
+    def sum(self, step: int) -> bool:
+        self.fill(step)
+        return float(self.grid.sum(self.field)) == coded_whole(self.grid, step).sum()
+
+    def small_allreduce(self, step: int) -> bool:
+        return self._allreduce(step, 10)
+
+    def large_allreduce(self, step: int) -> bool:
+        return self._allreduce(step, 100_000)
+
+    def _allreduce(self, step: int, elements: int) -> bool:
+        size = self.grid.size
+        found = self.grid.allreduce(np.arange(elements) * (self.grid.rank + 1.0) + step)
+        return np.array_equal(found, np.arange(elements) * (size * (size + 1) / 2) + size * step)
+
+    def allreduce_object(self, step: int) -> bool:
+        if self.made is None:
+            self.made = halox.Allreduce(None, 50_000, "f8", device="cpu")
+        found = self.made(np.full(50_000, self.grid.rank + 10.0 * step))
+        size = self.grid.size
+        return np.array_equal(found, np.full(50_000, size * (size - 1) / 2 + 10.0 * size * step))
+
+    def transpose(self, step: int) -> bool:
+        if self.made is None:
+            self.made = halox.Transpose(self.grid, self.other)
+        self.fill(step)
+        self.made.forward(self.field, self.turned)
+        return np.array_equal(self.turned, coded(self.other, step))
+
+    def new_transpose(self, step: int) -> bool:
+        """With arrays of which no plan is known, so that the ranks make one."""
+        self.field, self.target = self.grid.zeros(), self.grid.zeros()
+        self.made = None
+        return self.transpose(step)
+
+    def fft(self, step: int) -> bool:
+        if self.made is None:
+            self.made = halox.FFT(self.grid, real=False)
+            self.complex = self.grid.zeros("c16")
+        self.grid.interior(self.complex)[...] = coded(self.grid, step)
+        whole = np.fft.fftn(coded_whole(self.grid, step))
+        modes = self.made.forward(self.complex)
+        mine = self.made.grid.interior(modes)
+        return np.allclose(mine, whole[self.made.grid.owned])
+
+    def exchange(self, step: int) -> bool:
+        """Of new arrays, so that the ranks make a plan."""
+        self.field = np.full(self.grid.padded_shape, -1.0)
+        self.fill(step)
+        self.grid.exchange(self.field)
+        return np.array_equal(self.field[self._inside], coded(self.grid, step, True)[self._inside])
+
+    @property
+    def _inside(self) -> tuple[slice, ...]:
+        """Cells of a field that are not outside the grid."""
+        first, last = self.grid.owned[0].start == 0, self.grid.owned[0].stop == _SHAPE[0]
+        return slice(int(first), -1 if last else None), slice(1, -1), slice(1, -1)
+
+    def _target_is(self, step: int) -> bool:
+        return np.array_equal(self.grid.interior(self.target), coded(self.grid, step))
+
+
+CALLS: dict[str, Callable[[Story, int], bool]] = {
+    name: getattr(Story, name)
+    for name in (
+        "gather",
+        "gather_to_last",
+        "scatter",
+        "scatter_from_last",
+        "save",
+        "load",
+        "sum",
+        "small_allreduce",
+        "large_allreduce",
+        "allreduce_object",
+        "transpose",
+        "new_transpose",
+        "fft",
+        "exchange",
+    )
+}
+
+_USUAL = ("gather", "scatter", "large_allreduce", "fft")
+
+
+@pytest.fixture
+def folder(comm: MPI.Intracomm, tmp_path: Path) -> Path:
+    found: Path = comm.bcast(tmp_path)
+    return found
+
+
+@pytest.mark.usually(2, 3)
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("fault", ["stopped", "interrupted", "raising"])
+@pytest.mark.parametrize("node", ["", "rank"], ids=["one node", "a node each"])
+@pytest.mark.parametrize("name", [name if name in _USUAL else full(name)[0] for name in CALLS])
+def test_the_right_cells_or_an_error(
+    comm: MPI.Intracomm,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    node: str,
+    fault: str,
+) -> None:
+    """Whatever stage of a call the last rank is stopped or interrupted at."""
+    monkeypatch.setenv("HALOX_NODE", node)
+    call = CALLS[name]
+    _prepare(folder)
+    for stage in _STAGES if os.environ.get(FULL) else _STAGES[1::2]:
+        story = Story(folder)
+        assert call(story, 0)
+        with Entering() as entering:
+            assert call(story, 1)
+        at = max(1, round(stage * entering.count))
+
+        def happen(where: str) -> None:
+            if "forget" in where:
+                return  # a callback of Python's, whose errors it only prints
+            if fault == "stopped":
+                time.sleep(_STOPPED_S)
+            elif fault == "interrupted":
+                raise KeyboardInterrupt(where)
+            else:
+                raise RuntimeError(where)
+
+        at = at if comm.rank == comm.size - 1 else -1
+        with short_waits(LIMIT_S):
+            entering = Entering(at, happen)
+            seen = [_outcome(_suffer, call, story, entering if at > 0 else nullcontext())]
+            comm.barrier()
+            seen.append(_outcome(call, story, 3))
+            comm.barrier()
+            seen.append(_outcome(story.close))
+            comm.barrier()
+        begun = at < 0 or entering.has_entered("CallWatch.call")
+        begun &= not entering.has_entered("CallGuard.__exit__")
+        said = f"{name}, {fault} at {stage}: {comm.allgather(seen)}"
+        # A rank that never came to the call has left it out, and its next one is the others' last.
+        skips = comm.bcast(not begun and fault != "stopped", comm.size - 1)
+        assert agree("wrong" not in seen or skips, comm), said
+        # A rank whose call has failed, and not together with the others', refuses the next one.
+        is_alone = seen[0].startswith(("ExchangeTimeoutError", "KeyboardInterrupt", "RuntimeError"))
+        assert agree(not (is_alone and begun) or seen[1] != "right", comm), said
+        new = Story(folder)
+        assert agree(_outcome(call, new, 4) == "right", comm), said
+        if name == "save":
+            whole = by_first(lambda: _read(folder / "4.zarr"), comm)
+            assert np.array_equal(whole, coded_whole(new.grid, 4)), said
+        new.close()
+
+
+def _suffer(call: Any, story: Story, entering: Any) -> bool:
+    with entering:
+        return bool(call(story, 2))
+
+
+def _outcome(act: Callable[..., object], *arguments: object) -> str:
+    try:
+        return "wrong" if act(*arguments) is False else "right"
+    except (halox.HaloxError, KeyboardInterrupt, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def _prepare(folder: Path) -> None:
+    """Write the checkpoints that are loaded, once."""
+    pytest.importorskip("zarr")
+    with halox.Grid(_SHAPE, proc_shape=(0, 1, 1), device="cpu") as grid:
+        u = grid.zeros()
+        for step in range(5):
+            grid.interior(u)[...] = coded(grid, step)
+            grid.save(folder / f"known {step}.zarr", u=u, compressors="zstd")
+
+
+def _read(path: Path) -> np.ndarray:
+    import zarr
+
+    return np.asarray(zarr.open_group(str(path), mode="r")["u"])
