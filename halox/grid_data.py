@@ -175,7 +175,7 @@ class GridData:
         path : str or path
             On a file system that all ranks share. Folders above it are made; a checkpoint of that name is replaced, and
             stays as it is until the new one is complete. A name that ends in ``.npy`` is a file of one field, without
-            checksums, attributes and coordinates.
+            checksums, attributes and coordinates. Names of netCDF and HDF5 (``.nc``, ``.h5``, ...) are errors.
         fields : mapping of str to array, optional
             Fields by name, any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
@@ -199,8 +199,8 @@ class GridData:
         MismatchError
             If paths, fields or options differ between ranks.
         CheckpointError
-            If the checkpoint cannot be written: no permission, no space, another run is writing it, or something else
-            has this name. What was there before stays as it was.
+            If the checkpoint cannot be written: no permission, no space, another run is writing it, something else
+            has this name, or it is a name of netCDF or HDF5. What was there before stays as it was.
         MissingPackageError
             If zarr is not installed.
 
@@ -247,7 +247,7 @@ class GridData:
         self._world.begin("save")
 
         def check() -> tuple[Request, dict[str, object]]:
-            where = path_of(path)
+            where = path_of(path, written=True)
             given = fields_of(self._layouts, fields, named or {}, written=False)
             if not given:
                 raise FieldError("no field given; write grid.save(path, u=u)")
@@ -339,7 +339,7 @@ class GridData:
             tuple[Path, dict[str, Given], tuple[str, ...] | None, Progress | None],
             dict[str, object],
         ]:
-            where = path_of(path)
+            where = path_of(path, written=False)
             given = fields_of(self._layouts, into, named, written=True)
             wanted = names_of(names)
             if where.suffix != npy.SUFFIX:

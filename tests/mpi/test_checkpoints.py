@@ -380,6 +380,16 @@ Case = Callable[[halox.Grid, Path, Any], Any]
 BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     "no field": (lambda g, p, u: g.save(p / "b"), FieldError, "no field given"),
     "path": (lambda g, p, u: g.save(3, u=u), CheckpointError, "path: expected a str or a path"),
+    "netCDF": (
+        lambda g, p, u: g.save(p / "b.nc", u=u),
+        CheckpointError,
+        r"b\.nc is a name of netCDF or HDF5, .* named \.zarr, .*xarray.open_zarr\('b\.zarr'\)\.to_netcdf\('b\.nc'\)",
+    ),
+    "load of netCDF": (
+        lambda g, p, u: g.load(p / "b.H5"),
+        CheckpointError,
+        r"b\.H5 is a name of netCDF or HDF5, .*xarray\.open_dataset",
+    ),
     "name": (lambda g, p, u: g.save(p / "b", {"a/b": u}), FieldError, "no name for a field"),
     "name of a dimension": (
         lambda g, p, u: g.save(p / "b", x=u),
@@ -492,6 +502,25 @@ def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) ->
             assert sorted(os.listdir(path)) == before, name
             comm.Barrier()
         assert g.sum(g.load(path / "a")["u"]) == 72
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".nc4", ".cdf", ".h5", ".hdf5", ".NC"])
+def test_names_of_other_formats(suffix: str, path: Path, comm: MPI.Intracomm) -> None:
+    """No save makes a folder of such a name; one that is a checkpoint is loaded."""
+    with grid(comm) as g:
+        u = g.ones()
+        with pytest.raises(CheckpointError, match="halox writes a Zarr group") as caught:
+            g.save(path / f"a{suffix}", u=u)
+        assert len(set(comm.allgather(str(caught.value)))) == 1 and not os.listdir(path)
+        with pytest.raises(CheckpointError, match="halox reads a Zarr group"):
+            g.load(path / f"a{suffix}")
+        comm.Barrier()
+        g.save(path / "a", u=u)
+        comm.Barrier()
+        if comm.rank == 0:
+            os.rename(path / "a", path / f"a{suffix}")
+        comm.Barrier()
+        assert g.sum(g.load(path / f"a{suffix}")["u"]) == 72
 
 
 @contextmanager
