@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faults import checkpoints
+from tests import failing
+from tests.faults import checkpoints, npy_stages
 from tests.faults.programs import private_memory, result, start, why_no_private_memory
 
 zarr = pytest.importorskip("zarr")
@@ -61,3 +62,18 @@ def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
     ):
         errors, is_right = found[name]
         assert is_right and len(set(errors)) == 1 and text in errors[0], errors
+
+
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+def test_a_rank_that_ends_in_a_save_or_load_of_npy(how: str, tmp_path: Path) -> None:
+    """The other rank gets an error after HALOX_TIMEOUT; MPI's collective calls for files have no such limit."""
+    job = failing.Job(
+        "tests.faults.npy_stages",
+        how,
+        ranks=1 + len(npy_stages.STAGES),
+        limit_s=300,
+    )
+    ended = failing.run(job, tmp_path)
+    found = {stage: ended.told.get(f"found {n}") for n, stage in enumerate(npy_stages.STAGES)}
+    assert ended.exits == [{"status": 0}], (found, ended.said[-3000:])
+    assert all(one == ["ExchangeTimeoutError", True, True] for one in found.values()), found
