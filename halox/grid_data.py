@@ -318,8 +318,8 @@ class GridData:
         Raises
         ------
         CheckpointError
-            If there is no checkpoint, it is of another grid shape or format, has no such field, or is cut off or
-            damaged. The contents of the fields to be filled are then undefined.
+            If there is no checkpoint, it is of another grid shape or format, has no such field, is cut off or damaged,
+            or was replaced while it was read. The contents of the fields to be filled are then undefined.
         FieldError
             If a field to be filled is not like the one that was saved, or read-only.
         MismatchError
@@ -368,27 +368,26 @@ class GridData:
         progress: Progress | None,
     ) -> Loaded:
         """Return the field of a ``.npy`` file under the name asked for, or that of the file."""
-        doing = f"reading {path}"
-        header = guarded(self._world, lambda: npy.header_of(path), doing, LOADING)
-        shape, dtype, _ = header
+        with npy.opened(self._world, path) as found:
+            shape, dtype = found[1].shape, found[1].dtype
 
-        def options() -> FieldOptions:
-            for name, given in into.items():
-                if given.found.dtype != dtype:
-                    raise FieldError(
-                        f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like the one "
-                        "saved, or let load make it"
-                    )
-            return {} if into else components_of(shape, self.grid_shape, str(path))
+            def options() -> FieldOptions:
+                for name, given in into.items():
+                    if given.found.dtype != dtype:
+                        raise FieldError(
+                            f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like "
+                            "the one saved, or let load make it"
+                        )
+                return {} if into else components_of(shape, self.grid_shape, str(path))
 
-        layout = guarded(self._world, options, doing, LOADING)
-        if into:
-            ((name, given),) = into.items()
-            field = given.array
-        else:
-            (name,) = names or (path.stem,)
-            field = self._new(dtype, layout)
-        npy.load(self._world, path, field, self._layouts.find(field), header, progress)
+            layout = guarded(self._world, options, f"reading {path}", LOADING)
+            if into:
+                ((name, given),) = into.items()
+                field = given.array
+            else:
+                (name,) = names or (path.stem,)
+                field = self._new(dtype, layout)
+            npy.load(self._world, path, found, field, self._layouts.find(field), progress)
         return Loaded({name: field}, {})
 
     def _lengths(self, dims: Sequence[str]) -> dict[str, int]:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 
 from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid, extents
-from halox.checkpoint.loading import LOADING
+from halox.checkpoint.folder import identity_of, replaced
+from halox.checkpoint.loading import LOADING, one_opened
 from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
@@ -68,7 +69,7 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         def enter() -> _Parts:
             open(partial, "r+b").close()  # its errors say why
             mode = world.mpi.MODE_WRONLY
-            return stack.enter_context(_opened(world, partial, mode, len(begin), layout, dtype))
+            return stack.enter_context(_parts(world, partial, mode, len(begin), layout, dtype))
 
         guarded(world, create, doing, SAVING)
         # Before any rank writes: the name may be another run's after an end of rank 0.
@@ -87,16 +88,23 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         guarded(world, write, doing, SAVING)
 
 
-def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
-    """Return shape, dtype and the length of the header of a file; raises `CheckpointError` and OSError."""
+class Header(NamedTuple):
+    """Shape and dtype of the array in a file, the length of its header, and its identity."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    nbytes: int
+    identity: str
+
+
+def header_of(name: Path, path: Path) -> Header:
+    """Return the header of a file, which errors call ``path``; raises `CheckpointError` and OSError."""
     try:
-        with open(path, "rb") as file:
+        with open(name, "rb") as file:
             version = npy.read_magic(file)
             reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, is_fortran, dtype = reader(file)
             begin, end = file.tell(), file.seek(0, 2)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no file {path}") from error
     except OSError:
         raise
     except Exception as error:  # of the parser of a damaged header, too
@@ -114,19 +122,24 @@ def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
     expected = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if end != expected:
         raise CheckpointError(f"{path} has {end} bytes, expected {expected}: it was cut off")
-    return shape, dtype, begin
+    return Header(shape, dtype, begin, identity_of(name))
+
+
+def opened(world: World, path: Path) -> AbstractContextManager[tuple[Path, Header]]:
+    """Open one file on all ranks, as `one_opened`."""
+    return one_opened(world, path, lambda name: header_of(name, path), is_folder=False)
 
 
 def load(
     world: World,
     path: Path,
+    found: tuple[Path, Header],
     field: Any,
     layout: FieldLayout,
-    header: tuple[tuple[int, ...], DType, int],
     progress: Progress | None,
 ) -> None:
-    """Read a file into a field of its dtype. Collective; blocks."""
-    shape, dtype, begin = header
+    """Read a file that is `opened` into a field of its dtype. Collective; blocks."""
+    name, (shape, dtype, begin, identity) = found
 
     def read() -> None:
         if shape != layout.global_shape:
@@ -134,14 +147,16 @@ def load(
                 f"{path} has an array of shape {shape}, and the whole field has {layout.global_shape}; make a grid of "
                 "its shape, or give a field with its components or staggering"
             )
-        with _opened(world, path, world.mpi.MODE_RDONLY, begin, layout, dtype) as parts:
+        with _parts(world, name, world.mpi.MODE_RDONLY, begin, layout, dtype) as parts:
             parts.read(field, progress)
+        if identity_of(name) != identity:  # another program has written into it
+            raise replaced(path)
 
     guarded(world, read, f"reading {path}", LOADING)
 
 
 @contextmanager
-def _opened(
+def _parts(
     world: World, path: Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
 ) -> Iterator[_Parts]:
     """Open a file on this rank alone: MPI's collective calls have no time limit if another rank has failed."""

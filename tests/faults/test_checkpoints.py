@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,22 @@ def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
     ):
         errors, is_right = found[name]
         assert is_right and len(set(errors)) == 1 and text in errors[0], errors
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_loads_while_two_jobs_save_to_the_same_path(ranks: int, tmp_path: Path) -> None:
+    """Each is all of one save, or an error."""
+    words = ["tests.faults.replaced", str(tmp_path)]
+    with ThreadPoolExecutor(2) as pool:
+        saves = [pool.submit(start, ["-m", *words, name], ranks=1) for name in ("first", "second")]
+        try:
+            found = result([*words, "load"], tmp_path / "found", ranks=ranks)
+        finally:
+            (tmp_path / "done").touch()
+        for job in saves:
+            ended = job.result()
+            assert ended.returncode == 0, ended.stderr[-3000:]
+    assert found["mixed"] == [] and found["succeeded"] >= 2, found
 
 
 @pytest.mark.parametrize("how", ["kill", "interrupt"])
