@@ -175,7 +175,7 @@ class GridData:
         path : str or path
             On a file system that all ranks share. Folders above it are made; a checkpoint of that name is replaced, and
             stays as it is until the new one is complete. A name that ends in ``.npy`` is a file of one field, without
-            checksums, attributes and coordinates.
+            checksums, attributes and coordinates. Names of netCDF and HDF5 (``.nc``, ``.h5``, ...) are errors.
         fields : mapping of str to array, optional
             Fields by name, any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
@@ -199,8 +199,8 @@ class GridData:
         MismatchError
             If paths, fields or options differ between ranks.
         CheckpointError
-            If the checkpoint cannot be written: no permission, no space, another run is writing it, or something else
-            has this name. What was there before stays as it was.
+            If the checkpoint cannot be written: no permission, no space, another run is writing it, something else
+            has this name, or it is a name of netCDF or HDF5. What was there before stays as it was.
         MissingPackageError
             If zarr is not installed.
 
@@ -247,7 +247,7 @@ class GridData:
         self._world.begin("save")
 
         def check() -> tuple[Request, dict[str, object]]:
-            where = path_of(path)
+            where = path_of(path, written=True)
             given = fields_of(self._layouts, fields, named or {}, written=False)
             if not given:
                 raise FieldError("no field given; write grid.save(path, u=u)")
@@ -318,8 +318,8 @@ class GridData:
         Raises
         ------
         CheckpointError
-            If there is no checkpoint, it is of another grid shape or format, has no such field, or is cut off or
-            damaged. The contents of the fields to be filled are then undefined.
+            If there is no checkpoint, it is of another grid shape or format, has no such field, is cut off or damaged,
+            or was replaced while it was read. The contents of the fields to be filled are then undefined.
         FieldError
             If a field to be filled is not like the one that was saved, or read-only.
         MismatchError
@@ -339,7 +339,7 @@ class GridData:
             tuple[Path, dict[str, Given], tuple[str, ...] | None, Progress | None],
             dict[str, object],
         ]:
-            where = path_of(path)
+            where = path_of(path, written=False)
             given = fields_of(self._layouts, into, named, written=True)
             wanted = names_of(names)
             if where.suffix != npy.SUFFIX:
@@ -368,27 +368,26 @@ class GridData:
         progress: Progress | None,
     ) -> Loaded:
         """Return the field of a ``.npy`` file under the name asked for, or that of the file."""
-        doing = f"reading {path}"
-        header = guarded(self._world, lambda: npy.header_of(path), doing, LOADING)
-        shape, dtype, _ = header
+        with npy.opened(self._world, path) as found:
+            shape, dtype = found[1].shape, found[1].dtype
 
-        def options() -> FieldOptions:
-            for name, given in into.items():
-                if given.found.dtype != dtype:
-                    raise FieldError(
-                        f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like the one "
-                        "saved, or let load make it"
-                    )
-            return {} if into else components_of(shape, self.grid_shape, str(path))
+            def options() -> FieldOptions:
+                for name, given in into.items():
+                    if given.found.dtype != dtype:
+                        raise FieldError(
+                            f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like "
+                            "the one saved, or let load make it"
+                        )
+                return {} if into else components_of(shape, self.grid_shape, str(path))
 
-        layout = guarded(self._world, options, doing, LOADING)
-        if into:
-            ((name, given),) = into.items()
-            field = given.array
-        else:
-            (name,) = names or (path.stem,)
-            field = self._new(dtype, layout)
-        npy.load(self._world, path, field, self._layouts.find(field), header, progress)
+            layout = guarded(self._world, options, f"reading {path}", LOADING)
+            if into:
+                ((name, given),) = into.items()
+                field = given.array
+            else:
+                (name,) = names or (path.stem,)
+                field = self._new(dtype, layout)
+            npy.load(self._world, path, found, field, self._layouts.find(field), progress)
         return Loaded({name: field}, {})
 
     def _lengths(self, dims: Sequence[str]) -> dict[str, int]:

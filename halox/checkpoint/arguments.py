@@ -22,6 +22,7 @@ from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown
 
 _NAME = re.compile(r"\w[\w.-]*")
+_OTHER_FORMATS = (".nc", ".nc4", ".cdf", ".h5", ".hdf5")
 
 Progress = Callable[[int, int], object]
 """Called as ``progress(done_bytes, total_bytes)``."""
@@ -35,8 +36,11 @@ class Given(NamedTuple):
     layout: FieldLayout
 
 
-def path_of(path: object) -> Path:
-    """Return a path with all links resolved; `CheckpointError` for what is none."""
+def path_of(path: object, *, written: bool) -> Path:
+    """Return a path with all links resolved; `CheckpointError` for what is none, or has a suffix of another format.
+
+    A checkpoint that has such a name can be read.
+    """
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
     except TypeError:
@@ -46,6 +50,17 @@ def path_of(path: object) -> Path:
     found = Path(os.path.realpath(text))
     if not found.name:
         raise CheckpointError(f"path: {text} names no file or folder; add a name")
+    if found.suffix.lower() in _OTHER_FORMATS and (written or not os.path.isdir(found)):
+        remedy = (
+            f"save {found.stem}.zarr, and convert it on one rank, as in "
+            f"xarray.open_zarr('{found.stem}.zarr').to_netcdf('{found.name}')"
+            if written
+            else "open it with xarray.open_dataset, and give its variables to grid.from_dataarray"
+        )
+        raise CheckpointError(
+            f"path: {found} is a name of netCDF or HDF5, and halox {'writes' if written else 'reads'} a Zarr group, by "
+            f"convention named .zarr, or one field as .npy; {remedy}"
+        )
     return found
 
 

@@ -32,15 +32,17 @@ def beside(path: Path, what: str) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Path]:
-    """Give a name of a checkpoint's folder that stays its own when another checkpoint takes its place; local.
+def opened(path: Path, *, is_folder: bool) -> Iterator[Path]:
+    """Give a name of a checkpoint's folder, or file, that stays its own when another one takes its place; local.
 
-    Raises `CheckpointError` if there is no folder, and OSError. A `CheckpointError` inside becomes one that says so if
-    another checkpoint has taken the name meanwhile.
+    Raises `CheckpointError` if there is none, and OSError. A `CheckpointError` inside becomes `replaced` if another
+    checkpoint has taken the name meanwhile.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        handle = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if is_folder else 0))
     except FileNotFoundError as error:
+        if not is_folder:
+            raise CheckpointError(f"there is no file {path}") from error
         previous = beside(path, "previous")
         hint = f"; the last one is {previous}: rename it" if previous.is_dir() else ""
         raise CheckpointError(f"there is no checkpoint {path}{hint}") from error
@@ -50,18 +52,33 @@ def opened(path: Path) -> Iterator[Path]:
         ) from error
     try:
         link = Path(f"/proc/self/fd/{handle}")
-        yield link if link.is_dir() else path
+        link.stat()  # raises OSError where /proc is not mounted: the path alone may name another one later
+        yield link
     except CheckpointError as error:
         is_same = False
         with suppress(OSError):
             is_same = os.path.samestat(os.fstat(handle), os.stat(path))
         if is_same:
             raise
-        raise CheckpointError(
-            f"{path} was replaced or removed while it was read; load it again"
-        ) from error
+        raise replaced(path) from error
     finally:
         os.close(handle)
+
+
+def replaced(path: Path) -> CheckpointError:
+    """Return the error of a load whose ranks have not all read one checkpoint to its end."""
+    return CheckpointError(
+        f"{path} was replaced or removed while it was read; load it again, from a file system that all ranks share"
+    )
+
+
+def identity_of(file: Path) -> str:
+    """Return numbers that tell a file from others of its name, and are the same on all nodes; raises OSError.
+
+    The device's number may differ between nodes.
+    """
+    found = file.stat()
+    return f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"
 
 
 class Replacement:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid
-from halox.checkpoint.folder import opened
+from halox.checkpoint.folder import opened, replaced
 from halox.checkpoint.moving import Mover, open_store
 from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
 from halox.checkpoint.store import Contents, PlainChunks, read
@@ -22,6 +22,8 @@ from halox.staging import owned_cells
 from halox.values import shortened
 
 LOADING = "a load"
+
+Found = TypeVar("Found")
 
 Allocate = Callable[[DType, dict[str, Any]], tuple[Any, FieldLayout]]
 """Returns a new field of a dtype and options of `Grid.zeros`, with its layout; collective."""
@@ -56,16 +58,9 @@ def load(
 ) -> Loaded:
     """Read fields; the arguments have been compared. Collective; blocks."""
     doing, node_ranks = f"reading {path}", world.node_comm.size
-    with _opened(world, path) as folder:
-
-        def look() -> Contents:
-            contents = read(folder, path)
-            _check(contents, path, grid_shape, names, into)
-            return contents
-
-        contents: Contents = guarded(world, look, doing, LOADING)
-        # A name that another checkpoint has taken meanwhile, or a file system that shows each node its own.
-        world.compare({"checkpoint": repr(contents)}, LOADING, shown=_short, remedies=_REMEDIES)
+    with one_opened(world, path, lambda folder: read(folder, path), is_folder=True) as found:
+        folder, contents = found
+        guarded(world, lambda: _check(contents, path, grid_shape, names, into), doing, LOADING)
         if names is None:
             names = () if into else tuple(contents.fields)
         wanted = sorted({*into, *names})
@@ -91,21 +86,25 @@ def load(
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
 
 
-_REMEDIES = {
-    "checkpoint": "another run has replaced it meanwhile, or the nodes do not share the file system; load it again, "
-    "from a path that all see"
-}
-
-
-def _short(text: str) -> str:
-    return text if len(text) < 200 else f"{text[:200]} ..."
-
-
 @contextmanager
-def _opened(world: World, path: Path) -> Iterator[Path]:
-    """Open a checkpoint on all ranks, as `opened`; raises on all of them or none."""
+def one_opened(
+    world: World, path: Path, describe: Callable[[Path], Found], *, is_folder: bool
+) -> Iterator[tuple[Path, Found]]:
+    """Open one checkpoint on all ranks, as `opened`, and describe it; raises on all of them or none.
+
+    The descriptions have an identity. They differ if another checkpoint has taken the name before the last rank has
+    opened it, or if nodes do not share the file system.
+    """
     with ExitStack() as stack:
-        yield guarded(world, lambda: stack.enter_context(opened(path)), f"reading {path}", LOADING)
+
+        def look() -> tuple[Path, Found]:
+            link = stack.enter_context(opened(path, is_folder=is_folder))
+            return link, describe(link)
+
+        found: tuple[Path, Found] = guarded(world, look, f"reading {path}", LOADING)
+        if len({*world.gather(repr(found[1]), LOADING)}) > 1:
+            raise replaced(path)
+        yield found
 
 
 def _check(

@@ -34,7 +34,7 @@ from halox.checkpoint.chunks import (
 )
 from halox.checkpoint.failure import Failure
 from halox.checkpoint.fields import StoredField
-from halox.checkpoint.store import CodecChunks, PlainChunks
+from halox.checkpoint.store import CodecChunks, PlainChunks, check_array
 from halox.collectives.host.cell_sums import blocks
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
@@ -56,7 +56,12 @@ Store = PlainChunks | CodecChunks
 def open_store(
     folder: Path, path: Path, field: StoredField, *, mode: str, node_ranks: int = 1
 ) -> Store:
-    """Return the chunks of a field in a folder, which errors call ``path``; local."""
+    """Return the chunks of a field in a folder, which errors call ``path``; local.
+
+    Raises `CheckpointError` if those that are to be read are not as the group's metadata describes them.
+    """
+    if mode == "r":
+        check_array(folder, path, field)
     if field.is_plain:
         return PlainChunks(str(folder), path, field, node_ranks)
     return CodecChunks(str(folder), path, field, mode=mode)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 
 from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid, extents
-from halox.checkpoint.failure import Failure
-from halox.checkpoint.loading import LOADING
-from halox.checkpoint.saving import SAVING, Meter, as_checkpoint_error, guarded, replacing
+from halox.checkpoint.folder import identity_of, replaced
+from halox.checkpoint.loading import LOADING, one_opened
+from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
 from halox.errors import CheckpointError, FieldError
@@ -59,47 +60,51 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         return found.getvalue()
 
     begin = guarded(world, header, doing, SAVING)
-    with replacing(world, path, Path.is_file, None) as partial:
+    with replacing(world, path, Path.is_file, None) as partial, ExitStack() as stack:
 
         def create() -> None:
             if world.rank == 0:
                 partial.write_bytes(begin)
 
-        # MPI's collective opening would leave the other ranks waiting for one that may not write.
+        def enter() -> _Parts:
+            open(partial, "r+b").close()  # its errors say why
+            mode = world.mpi.MODE_WRONLY
+            return stack.enter_context(_parts(world, partial, mode, len(begin), layout, dtype))
+
         guarded(world, create, doing, SAVING)
-        guarded(world, lambda: open(partial, "r+b").close(), doing, SAVING)
-        mode = world.mpi.MODE_WRONLY
-        file = guarded(
-            world, lambda: world.mpi.File.Open(world.comm, str(partial), mode), doing, SAVING
-        )
-        failure = Failure()
-        parts = _Parts(world, file, len(begin), layout, dtype)
+        # Before any rank writes: the name may be another run's after an end of rank 0.
+        parts: _Parts = guarded(world, enter, doing, SAVING)
 
         def write() -> None:
-            try:
-                parts.write(given.array, progress)
-            except world.mpi.Exception as error:  # MPI seldom says why
-                # ROMIO, of MPICH, keeps its lock of the file, for which other ranks wait: any close releases it.
-                open(partial, "rb").close()
-                free = shutil.disk_usage(partial.parent).free
-                raise OSError(f"{error}; its file system has {free} bytes left") from error
+            # Closed before the other ranks are waited for: ROMIO, of MPICH, keeps its lock of the file if a write
+            # fails, for which they would wait.
+            with stack:
+                try:
+                    parts.write(given.array, progress)
+                except world.mpi.Exception as error:  # MPI seldom says why
+                    free = shutil.disk_usage(partial.parent).free
+                    raise OSError(f"{error}; its file system has {free} bytes left") from error
 
-        failure.attempt(write)
-        for ending in (file.Sync, file.Close):
-            failure.attempt_always(ending)
-        world.agree(as_checkpoint_error(failure.error, doing), SAVING)
+        guarded(world, write, doing, SAVING)
 
 
-def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
-    """Return shape, dtype and the length of the header of a file; raises `CheckpointError` and OSError."""
+class Header(NamedTuple):
+    """Shape and dtype of the array in a file, the length of its header, and its identity."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    nbytes: int
+    identity: str
+
+
+def header_of(name: Path, path: Path) -> Header:
+    """Return the header of a file, which errors call ``path``; raises `CheckpointError` and OSError."""
     try:
-        with open(path, "rb") as file:
+        with open(name, "rb") as file:
             version = npy.read_magic(file)
             reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, is_fortran, dtype = reader(file)
             begin, end = file.tell(), file.seek(0, 2)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no file {path}") from error
     except OSError:
         raise
     except Exception as error:  # of the parser of a damaged header, too
@@ -117,43 +122,53 @@ def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
     expected = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if end != expected:
         raise CheckpointError(f"{path} has {end} bytes, expected {expected}: it was cut off")
-    return shape, dtype, begin
+    return Header(shape, dtype, begin, identity_of(name))
+
+
+def opened(world: World, path: Path) -> AbstractContextManager[tuple[Path, Header]]:
+    """Open one file on all ranks, as `one_opened`."""
+    return one_opened(world, path, lambda name: header_of(name, path), is_folder=False)
 
 
 def load(
     world: World,
     path: Path,
+    found: tuple[Path, Header],
     field: Any,
     layout: FieldLayout,
-    header: tuple[tuple[int, ...], DType, int],
     progress: Progress | None,
 ) -> None:
-    """Read a file into a field of its dtype. Collective; blocks."""
-    shape, dtype, begin = header
-    doing = f"reading {path}"
+    """Read a file that is `opened` into a field of its dtype. Collective; blocks."""
+    name, (shape, dtype, begin, identity) = found
 
-    def check() -> None:
+    def read() -> None:
         if shape != layout.global_shape:
             raise CheckpointError(
                 f"{path} has an array of shape {shape}, and the whole field has {layout.global_shape}; make a grid of "
                 "its shape, or give a field with its components or staggering"
             )
+        with _parts(world, name, world.mpi.MODE_RDONLY, begin, layout, dtype) as parts:
+            parts.read(field, progress)
+        if identity_of(name) != identity:  # another program has written into it
+            raise replaced(path)
 
-    guarded(world, check, doing, LOADING)
-    mode = world.mpi.MODE_RDONLY
-    file = guarded(world, lambda: world.mpi.File.Open(world.comm, str(path), mode), doing, LOADING)
-    failure = Failure()
-    parts = _Parts(world, file, begin, layout, dtype)
-    failure.attempt(lambda: parts.read(field, progress))
-    failure.attempt_always(file.Close)
-    world.agree(as_checkpoint_error(failure.error, doing), LOADING)
+    guarded(world, read, f"reading {path}", LOADING)
+
+
+@contextmanager
+def _parts(
+    world: World, path: Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
+) -> Iterator[_Parts]:
+    """Open a file on this rank alone: MPI's collective calls have no time limit if another rank has failed."""
+    file = world.mpi.File.Open(world.mpi.COMM_SELF, str(path), mode)
+    try:
+        yield _Parts(world, file, begin, layout, dtype)
+    finally:
+        file.Close()
 
 
 class _Parts:
-    """A rank's cells in a file, part by part; all is local but the making, which sets the rank's view of the file.
-
-    MPI's collective writes would leave the other ranks waiting where one of them fails.
-    """
+    """A rank's cells in a file, part by part; local."""
 
     def __init__(
         self, world: World, file: MPI.File, begin: int, layout: FieldLayout, dtype: DType
@@ -173,12 +188,13 @@ class _Parts:
             element.Free()
 
     def write(self, field: Any, progress: Progress | None) -> None:
-        """Write all parts: consecutive ones in the view."""
+        """Write all parts, consecutive ones in the view, through to the disk."""
         meter = self._meter_of(progress)
         with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
             for part in staged.read(self._indices()):
                 self._file.Write(as_bytes(part))
                 meter(part.nbytes)
+        self._file.Sync()
 
     def read(self, field: Any, progress: Progress | None) -> None:
         """Read all parts."""

@@ -71,7 +71,8 @@ def opened_for_reading(path: Path) -> Iterator[Stored]:
     with ExitStack() as stack:
         with _named(path):
             is_npy = path.suffix == npy.SUFFIX
-            stored = _npy(path) if is_npy else _group(stack.enter_context(opened(path)), path)
+            link = stack.enter_context(opened(path, is_folder=not is_npy))
+            stored = (_npy if is_npy else _group)(link, path)
         yield stored
 
 
@@ -98,8 +99,8 @@ def _group(folder: Path, path: Path) -> Stored:
     return Stored(path, contents.fields, contents.attrs, contents.blocks, open_field, dims_of)
 
 
-def _npy(path: Path) -> Stored:
-    shape, dtype, begin = npy.header_of(path)
+def _npy(file: Path, path: Path) -> Stored:
+    shape, dtype, begin, _ = npy.header_of(file, path)
     if not prod(shape) or not shape:
         raise CheckpointError(f"{path} has an array of shape {shape}, without cells of a grid")
     rows = min(shape[0], max(1, CHUNK_BYTES // (prod(shape[1:]) * max(1, dtype.itemsize))))
@@ -109,7 +110,7 @@ def _npy(path: Path) -> Stored:
 
     def open_field(field: StoredField) -> _Read:
         # The disk is read only where these are used.
-        values = np.memmap(path, dtype, "r", begin, shape)
+        values = np.memmap(file, dtype, "r", begin, shape)
         return lambda index, cut: values[index[0] * rows :][: cut[0]]
 
     return Stored(path, {field.name: field}, {}, (), open_field, lambda field: names)

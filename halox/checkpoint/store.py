@@ -19,11 +19,13 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
 from halox.checkpoint.checksum import CRC_BYTES, PartialChecksum, linear_part
 from halox.checkpoint.fields import StoredField
+from halox.checkpoint.folder import identity_of
 from halox.checkpoint.threads import Aside, Syncer
 from halox.errors import CheckpointError, MissingPackageError
 from halox.runtime.arrays import Array
@@ -36,7 +38,7 @@ FORMAT = 1
 PREFIX = "halox_"
 """Beginning of the attributes that are halox's own."""
 
-_FORMAT, _GRID_SHAPE = f"{PREFIX}format", f"{PREFIX}grid_shape"
+_FORMAT, _GRID_SHAPE, _ID = f"{PREFIX}format", f"{PREFIX}grid_shape", f"{PREFIX}id"
 _PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
 
 
@@ -45,13 +47,14 @@ class Contents:
     """A checkpoint as its metadata describes it.
 
     ``blocks`` has the cells of each block along each grid axis, as the ranks that saved it owned them; it is empty if
-    that is not recorded.
+    that is not recorded. ``identity`` tells a checkpoint that was read from others of its path.
     """
 
     grid_shape: tuple[int, ...]
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
     blocks: tuple[tuple[int, ...], ...]
+    identity: str = ""
 
 
 def load_zarr() -> Any:
@@ -115,6 +118,7 @@ def create(
 
     own = {
         _FORMAT: FORMAT,
+        _ID: uuid4().hex,
         _GRID_SHAPE: list(contents.grid_shape),
         # netCDF has no nested lists: blocks of all axes, one axis after another.
         _PROC_SHAPE: [len(sizes) for sizes in contents.blocks],
@@ -196,9 +200,7 @@ def read(path: Path, name: Path) -> Contents:
         )
     try:
         fields = {
-            key: StoredField.read(
-                key, array.shape, array.chunks, array.attrs, is_plain=_is_plain(array)
-            )
+            key: _field(key, array, name)
             for key, array in sorted(group.arrays())
             if any(attribute.startswith(PREFIX) for attribute in array.attrs)
         }
@@ -208,18 +210,69 @@ def read(path: Path, name: Path) -> Contents:
             tuple(int(next(sizes)) for _ in range(parts))
             for parts in attributes.get(_PROC_SHAPE, ())
         )
+        # Earlier versions wrote no id.
+        identity = attributes.get(_ID) or identity_of(path / "zarr.json")
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(
             f"{name}: its metadata is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
         ) from error
     user = {key: value for key, value in attributes.items() if not key.startswith(PREFIX)}
-    return Contents(grid_shape, fields, user, blocks)
+    return Contents(grid_shape, fields, user, blocks, str(identity))
+
+
+def check_array(folder: Path, name: Path, field: StoredField) -> None:
+    """Raise `CheckpointError` if the array of a field is missing, or is not as the group's metadata describes it."""
+    _compare(_array(folder, name, field.name, "r"), field, name / field.name / "zarr.json")
+
+
+def _array(folder: Path, name: Path, field: str, mode: str) -> Any:
+    """Return the array of a field; raises `CheckpointError`."""
+    try:
+        return load_zarr().open_array(folder / field, mode=mode, zarr_format=3)
+    except Exception as error:  # of many kinds
+        raise CheckpointError(
+            f"{name / field / 'zarr.json'} is missing or damaged ({type(error).__name__}); use an earlier checkpoint"
+        ) from error
+
+
+def _field(key: str, array: Any, name: Path) -> StoredField:
+    """Return the description of a field from the group's metadata of its array."""
+    found = StoredField.read(key, array.shape, array.chunks, array.attrs, is_plain=_is_plain(array))
+    _compare(array, found, name / "zarr.json")
+    return found
+
+
+def _compare(array: Any, field: StoredField, file: Path) -> None:
+    """Raise `CheckpointError` if the metadata of an array, from a file, is not that of a field."""
+    shape, chunk, dtype = field.stored_shapes
+    orders = {"<": "little", ">": "big", "|": None}
+    codec: Any = next((codec for codec in _codecs(array) if codec["name"] == "bytes"), {})
+    order = codec.get("configuration", {}).get("endian") if dtype.itemsize > 1 else None
+    kinds = ["plain" if one else "compressed" for one in (_is_plain(array), field.is_plain)]
+    for what, found, expected in (
+        ("dtype", array.dtype.newbyteorder("="), dtype.newbyteorder("=")),
+        ("byte order", order, orders[dtype.str[0]]),
+        ("shape", array.shape, shape),
+        ("chunk shape", array.chunks, chunk),
+        ("chunks", *kinds),
+    ):
+        if found != expected:
+            raise CheckpointError(
+                f"{file} is damaged: {field.name} has {what} {found}, expected {expected}; use an earlier checkpoint"
+            )
 
 
 def _is_plain(array: Any) -> bool:
-    codecs = [codec["name"] for codec in array.metadata.to_dict()["codecs"]]
+    codecs = [codec["name"] for codec in _codecs(array)]
     encoding = array.metadata.chunk_key_encoding
     return codecs == ["bytes", "crc32c"] and encoding.encode_chunk_key((0, 1)) == "c.0.1"
+
+
+def _codecs(array: Any) -> Sequence[Any]:
+    found: Sequence[Any] = array.metadata.to_dict()["codecs"]
+    return found
 
 
 class PlainChunks:
@@ -386,16 +439,9 @@ class CodecChunks:
 
     def __init__(self, folder: str, name: Path, field: StoredField, *, mode: str) -> None:
         self._name, self._field = name, field
-        zarr = load_zarr()
         # A chunk of zeros is written as any other. `open_array` takes no notice of its own option for that.
-        with zarr.config.set({"array.write_empty_chunks": True}):
-            try:
-                self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
-            except Exception as error:  # of many kinds
-                file = name / field.name / "zarr.json"
-                raise CheckpointError(
-                    f"{file} is missing or damaged ({type(error).__name__}); use an earlier checkpoint"
-                ) from error
+        with load_zarr().config.set({"array.write_empty_chunks": True}):
+            self._array = _array(Path(folder), name, field.name, mode)
         self._folder, self._syncer = folder, Syncer()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.faults import checkpoints
+from tests import failing
+from tests.faults import checkpoints, npy_stages
 from tests.faults.programs import private_memory, result, start, why_no_private_memory
 
 zarr = pytest.importorskip("zarr")
@@ -61,3 +63,34 @@ def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
     ):
         errors, is_right = found[name]
         assert is_right and len(set(errors)) == 1 and text in errors[0], errors
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_loads_while_two_jobs_save_to_the_same_path(ranks: int, tmp_path: Path) -> None:
+    """Each is all of one save, or an error."""
+    words = ["tests.faults.replaced", str(tmp_path)]
+    with ThreadPoolExecutor(2) as pool:
+        saves = [pool.submit(start, ["-m", *words, name], ranks=1) for name in ("first", "second")]
+        try:
+            found = result([*words, "load"], tmp_path / "found", ranks=ranks)
+        finally:
+            (tmp_path / "done").touch()
+        for job in saves:
+            ended = job.result()
+            assert ended.returncode == 0, ended.stderr[-3000:]
+    assert found["mixed"] == [] and found["succeeded"] >= 2, found
+
+
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+def test_a_rank_that_ends_in_a_save_or_load_of_npy(how: str, tmp_path: Path) -> None:
+    """The other rank gets an error after HALOX_TIMEOUT; MPI's collective calls for files have no such limit."""
+    job = failing.Job(
+        "tests.faults.npy_stages",
+        how,
+        ranks=1 + len(npy_stages.STAGES),
+        limit_s=300,
+    )
+    ended = failing.run(job, tmp_path)
+    found = {stage: ended.told.get(f"found {n}") for n, stage in enumerate(npy_stages.STAGES)}
+    assert ended.exits == [{"status": 0}], (found, ended.said[-3000:])
+    assert all(one == ["ExchangeTimeoutError", True, True] for one in found.values()), found

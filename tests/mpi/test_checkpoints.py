@@ -259,6 +259,26 @@ def edit(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def described(**changes: Any) -> Callable[[Path], None]:
+    """A change of an array's own metadata, not of the group's."""
+    return lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | changes)) and None
+
+
+def described_in_group(name: str, **changes: Any) -> Callable[[Path], None]:
+    """A change of an array's metadata in the group's file alone."""
+
+    def change(file: Path) -> None:
+        known = json.loads(file.read_text())
+        known["consolidated_metadata"]["metadata"][name].update(changes)
+        file.write_text(json.dumps(known))
+
+    return change
+
+
+INTEGERS = {"data_type": "int64", "fill_value": 0}
+LITTLE, BIG = ({"name": "bytes", "configuration": {"endian": one}} for one in ("little", "big"))
+CHUNKS = {"name": "regular", "configuration": {"chunk_shape": [1, 2]}}
+
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "bits": (damage("rho/c.*", flip), "damaged: its bytes do not have the checksum"),
     "bits of a compressed chunk": (damage("z/c.*", flip), r"z/c\.0\.0 is damaged"),
@@ -272,6 +292,38 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "metadata of a compressed field": (
         damage("z/zarr.json", os.unlink),
         r"a/z/zarr\.json is missing or damaged",
+    ),
+    "dtype of a compressed field": (
+        damage("z/zarr.json", described(**INTEGERS)),
+        r"a/z/zarr\.json is damaged: z has dtype int64, expected float64",
+    ),
+    "shape of a compressed field": (
+        damage("z/zarr.json", described(shape=[3, 12])),
+        r"a/z/zarr\.json is damaged: z has shape \(3, 12\), expected \(6, 12\)",
+    ),
+    "chunk shape of a compressed field": (
+        damage("z/zarr.json", described(chunk_grid=CHUNKS)),
+        r"a/z/zarr\.json is damaged: z has chunk shape \(1, 2\), expected",
+    ),
+    "codecs of a compressed field": (
+        damage("z/zarr.json", described(codecs=[LITTLE, {"name": "crc32c"}])),
+        r"a/z/zarr\.json is damaged: z has chunks plain, expected compressed",
+    ),
+    "byte order": (
+        damage("rho/zarr.json", described(codecs=[BIG, {"name": "crc32c"}])),
+        r"a/rho/zarr\.json is damaged: rho has byte order big, expected little",
+    ),
+    "metadata of a field": (
+        damage("rho/zarr.json", os.unlink),
+        r"a/rho/zarr\.json is missing or damaged",
+    ),
+    "dtype in the group": (
+        damage("zarr.json", described_in_group("rho", **INTEGERS)),
+        r"a/zarr\.json is damaged: rho has dtype int64, expected float64",
+    ),
+    "shape in the group": (
+        damage("zarr.json", described_in_group("rho", shape=[6, 11])),
+        r"rho does not fit this grid: shape \(6, 11\) in the checkpoint, \(6, 12\) in the field",
     ),
     "metadata": (damage("zarr.json", lambda f: f.write_text("{")), "no Zarr group"),
     "version": (damage("zarr.json", edit(halox_format=2)), "newer version of halox"),
@@ -380,6 +432,16 @@ Case = Callable[[halox.Grid, Path, Any], Any]
 BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     "no field": (lambda g, p, u: g.save(p / "b"), FieldError, "no field given"),
     "path": (lambda g, p, u: g.save(3, u=u), CheckpointError, "path: expected a str or a path"),
+    "netCDF": (
+        lambda g, p, u: g.save(p / "b.nc", u=u),
+        CheckpointError,
+        r"b\.nc is a name of netCDF or HDF5, .* named \.zarr, .*xarray.open_zarr\('b\.zarr'\)\.to_netcdf\('b\.nc'\)",
+    ),
+    "load of netCDF": (
+        lambda g, p, u: g.load(p / "b.H5"),
+        CheckpointError,
+        r"b\.H5 is a name of netCDF or HDF5, .*xarray\.open_dataset",
+    ),
     "name": (lambda g, p, u: g.save(p / "b", {"a/b": u}), FieldError, "no name for a field"),
     "name of a dimension": (
         lambda g, p, u: g.save(p / "b", x=u),
@@ -494,6 +556,25 @@ def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) ->
         assert g.sum(g.load(path / "a")["u"]) == 72
 
 
+@pytest.mark.parametrize("suffix", [".nc", ".nc4", ".cdf", ".h5", ".hdf5", ".NC"])
+def test_names_of_other_formats(suffix: str, path: Path, comm: MPI.Intracomm) -> None:
+    """No save makes a folder of such a name; one that is a checkpoint is loaded."""
+    with grid(comm) as g:
+        u = g.ones()
+        with pytest.raises(CheckpointError, match="halox writes a Zarr group") as caught:
+            g.save(path / f"a{suffix}", u=u)
+        assert len(set(comm.allgather(str(caught.value)))) == 1 and not os.listdir(path)
+        with pytest.raises(CheckpointError, match="halox reads a Zarr group"):
+            g.load(path / f"a{suffix}")
+        comm.Barrier()
+        g.save(path / "a", u=u)
+        comm.Barrier()
+        if comm.rank == 0:
+            os.rename(path / "a", path / f"a{suffix}")
+        comm.Barrier()
+        assert g.sum(g.load(path / f"a{suffix}")["u"]) == 72
+
+
 @contextmanager
 def small_disk() -> Iterator[None]:
     """Let no file of this process grow beyond 100 bytes."""
@@ -550,13 +631,8 @@ def test_a_full_disk_leaves_the_last_one(
 def test_a_failed_write_leaves_no_lock(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MPICH keeps its lock of the file if a write fails; the others' writes wait for it, and its close for them."""
+    """MPICH keeps its lock of the file if a write fails; the others' writes wait for it."""
     descriptors = []
-
-    class Together(npy.Failure):
-        def attempt_always(self, action: Callable[[], Any]) -> Any:
-            comm.Barrier()
-            return super().attempt_always(action)
 
     def write(*_: Any) -> None:
         (partial,) = path.glob(".*.partial")
@@ -575,7 +651,6 @@ def test_a_failed_write_leaves_no_lock(
                 assert time.monotonic() < end, "the lock is never released"
                 time.sleep(0.01)
 
-    monkeypatch.setattr(npy, "Failure", Together)
     monkeypatch.setattr(npy._Parts, "write", write)
     with grid(comm) as g, pytest.raises(CheckpointError, match="bytes left") as caught:
         try:
@@ -686,6 +761,95 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.In
         except CheckpointError:
             return
         assert g.sum(found["u"]) == g.sum(found["v"]) == 72
+
+
+def forget_id(path: Path) -> None:
+    """Make a checkpoint one of an earlier version."""
+    known = json.loads((path / "zarr.json").read_text())
+    del known["attributes"]["halox_id"]
+    (path / "zarr.json").write_text(json.dumps(known))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("target", ["a", "of an earlier version", "one.npy"])
+def test_a_checkpoint_that_is_replaced_while_ranks_open_it(
+    target: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has opened the old one, the others open the new one."""
+    opened, name = folder.opened, "one" if target == "one.npy" else "u"
+    other = path / f"b{Path(target).suffix}"
+
+    @contextmanager
+    def opened_in_turn(where: Path, **options: Any) -> Iterator[Path]:
+        if comm.rank:
+            comm.Barrier()
+        with opened(where, **options) as link:
+            if comm.rank == 0:
+                assert folder._exchange(where, other)
+                comm.Barrier()
+            yield link
+
+    with grid(comm) as g:
+        for where, value in ((path / target, 1.0), (other, 2.0)):
+            g.save(where, u=g.full(value))
+            if comm.rank == 0 and target.startswith("of"):
+                forget_id(where)
+        comm.Barrier()
+        with monkeypatch.context() as patched:
+            patched.setattr("halox.checkpoint.loading.opened", opened_in_turn)
+            text = "was replaced or removed while it was read; load it again"
+            with pytest.raises(CheckpointError, match=text) as caught:
+                g.load(path / target)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+        assert g.sum(g.load(path / target)[name]) == 144
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_npy_that_is_replaced_before_its_cells_are_read(
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks read the file that they have agreed on; one into which another program writes is an error."""
+    open_file = MPI.File.Open
+
+    class Late(MPI.File):
+        @classmethod
+        def Open(cls, *arguments: Any) -> MPI.File:
+            comm.Barrier()
+            if comm.rank == comm.size - 1:
+                assert folder._exchange(path / "one.npy", path / "b.npy")
+            comm.Barrier()
+            return open_file(*arguments)
+
+    class Written(MPI.File):
+        @classmethod
+        def Open(cls, *arguments: Any) -> MPI.File:
+            found = open_file(*arguments)
+            if comm.rank == 0:
+                np.save(path / "one.npy", np.full(CELLS, 3.0))
+            return found
+
+    with grid(comm) as g:
+        g.save(path / "one.npy", u=g.ones())
+        g.save(path / "b.npy", u=g.full(2.0))
+        comm.Barrier()
+        with monkeypatch.context() as patched:
+            patched.setattr(MPI, "File", Late)
+            assert g.sum(g.load(path / "one.npy")["one"]) == 72
+            patched.setattr(MPI, "File", Written)
+            with pytest.raises(CheckpointError, match="replaced or removed while it was read"):
+                g.load(path / "one.npy")
+        comm.Barrier()
+        assert g.sum(g.load(path / "one.npy")["one"]) == 216
+
+
+def test_a_field_beside_one_with_damaged_metadata(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        g.save(path / "a", u=g.ones(), v=g.ones())
+        comm.Barrier()
+        if comm.rank == 0:
+            (path / "a" / "v" / "zarr.json").unlink()
+        comm.Barrier()
+        assert g.sum(g.load(path / "a", names="u")["u"]) == 72
 
 
 def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
