@@ -109,9 +109,9 @@ def _in_shared_memory() -> set[str]:
 
 
 def _left(folder: Path, before: set[str]) -> list[str]:
-    """Return the files that the job's ranks have mapped or made and that are there now and in some seconds."""
+    """Return the files that the job's ranks have mapped or made and that are there now and in a minute."""
     own = {line for item in folder.glob("mapped.*") for line in item.read_text().splitlines()}
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while True:
         # Other programs of halox may run beside this one; what is theirs is gone soon.
         left = sorted(
