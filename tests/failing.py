@@ -83,7 +83,7 @@ def run(job: Job, folder: Path) -> Ended:
     from halox.cli import launcher
 
     folder.mkdir(parents=True, exist_ok=True)
-    before = _in_shared_memory()
+    before = in_shared_memory()
     environment = (
         launcher.environment(job.ranks) | {"PYTHONPATH": str(launching.ROOT)} | job.environment
     )
@@ -99,24 +99,24 @@ def run(job: Job, folder: Path) -> Ended:
     told = {item.stem: json.loads(item.read_text()) for item in folder.glob("*.json")}
     nothing = {"status": None}
     exits = [told.pop(f"exit {rank}", nothing) for rank in range(job.survivors)]
-    return Ended(told, exits, ended.said, _left(folder, before))
+    return Ended(told, exits, ended.said, left_in_memory(folder, before))
 
 
-def _in_shared_memory() -> set[str]:
+def in_shared_memory() -> set[str]:
     with suppress(OSError):
         return {entry.name for entry in os.scandir(SHARED_MEMORY)}
     return set()
 
 
-def _left(folder: Path, before: set[str]) -> list[str]:
-    """Return the files that the job's ranks have mapped or made and that are there now and in some seconds."""
+def left_in_memory(folder: Path, before: set[str]) -> list[str]:
+    """Return the files that the job's ranks have mapped or made and that are there now and in a minute."""
     own = {line for item in folder.glob("mapped.*") for line in item.read_text().splitlines()}
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while True:
         # Other programs of halox may run beside this one; what is theirs is gone soon.
         left = sorted(
             name
-            for name in _in_shared_memory() - before
+            for name in in_shared_memory() - before
             if (name in own or "halox" in name) and not name.startswith(_OTHERS)
         )
         if not left or time.monotonic() > end:

@@ -10,7 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +26,19 @@ FULL = "HALOX_TEST_FULL"
 def trials(number: int) -> int:
     """Return how many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
     return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
+
+
+def becomes(condition: Callable[[], object], limit_s: float = 120.0) -> bool:
+    """Wait until another thread or process has met a condition, and return whether it has within ``limit_s`` seconds.
+
+    The limit only ends a test that fails: it is far above the time that a busy machine needs.
+    """
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def full(*cases: Any) -> list[Any]:

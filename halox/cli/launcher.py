@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from halox.cli import guard
 from halox.cli.catalogue import checkout
 from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.world import load_mpi
@@ -210,7 +211,7 @@ def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
 
     This process is replaced, so that output, signals and the exit status are the launcher's own.
     """
-    become(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
+    launch(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
 
 
 def keep_input() -> dict[str, str]:
@@ -231,6 +232,12 @@ def keep_input() -> dict[str, str]:
     os.set_inheritable(kept, True)
     os.dup2(nothing, 0)
     return {STANDARD_INPUT: f"{offset} /proc/{os.getpid()}/fd/{kept}"}
+
+
+def launch(line: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a launcher, whose ranks end soon after it, also if it is killed."""
+    guard.start()
+    become(line, environ)
 
 
 def become(line: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -126,7 +126,7 @@ def start(script: Script) -> NoReturn:
     present, asked = launcher.running_ranks(), script.ranks
     if present is None and asked is not None and asked > 1:
         line = [launcher.fitting().path, "-n", str(asked), *_python(script, asked)]
-        launcher.become(line, launcher.environment(asked) | launcher.keep_input())
+        launcher.launch(line, launcher.environment(asked) | launcher.keep_input())
     if present is not None and asked is not None and asked != present:
         raise HaloxError(launcher.wrong_size(asked, present, "halox run"))
     environ = launcher.mpi_defaults() | dict(os.environ) | launcher.python_path()

@@ -71,9 +71,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--blocks", action="store_true", help="outline the blocks of the ranks that saved it"
     )
     output = viewing.add_mutually_exclusive_group()
-    output.add_argument("--png", type=Path, metavar="FILE", help="picture (default: NAME.png)")
     output.add_argument(
-        "--gif", type=Path, metavar="FILE", help="animation (default of several: NAME.gif)"
+        "--png", type=Path, metavar="FILE", help="picture (default: CHECKPOINT.FIELD.png)"
+    )
+    output.add_argument(
+        "--gif",
+        type=Path,
+        metavar="FILE",
+        help="animation (default of several: CHECKPOINT.FIELD.gif, of the first)",
     )
     viewing.add_argument(
         "--log", action="store_true", help="colours by powers of ten, of values above 0"
@@ -92,7 +97,7 @@ def view(args: argparse.Namespace) -> int:
     """Run ``halox view`` and return the exit status."""
     if (launcher.running_ranks() or 1) > 1:
         raise HaloxError("halox view is one process; run it without a launcher")
-    path = _output(args)
+    suffix = _suffix(args)
     drawing.check(args.cmap)
     if args.range is not None:
         (low, high), least = args.range, 0 if args.log else -math.inf
@@ -101,7 +106,8 @@ def view(args: argparse.Namespace) -> int:
             raise HaloxError(
                 f"--range: expected two finite numbers LOW < HIGH{above}, got {low:g} {high:g}"
             )
-    frames, others = _frames(args)
+    frames, field, others = _frames(args)
+    path = args.png or args.gif or _default_output(args.checkpoints[0], field, suffix)
     limits = args.range or drawing.limits_of(frames, log=args.log)
     drawing.draw(frames, path, args.cmap, (limits[0], limits[1]), log=args.log)
     number = f"{len(frames)} frame(s), " if path.suffix == ".gif" else ""
@@ -110,9 +116,10 @@ def view(args: argparse.Namespace) -> int:
     return 0
 
 
-def _frames(args: argparse.Namespace) -> tuple[list[drawing.Frame], list[str]]:
-    """Return what is drawn of each checkpoint, and the names of the last one's other fields."""
+def _frames(args: argparse.Namespace) -> tuple[list[drawing.Frame], str, list[str]]:
+    """Return what is drawn of each checkpoint, the field of the first, and the names of the last one's other fields."""
     frames: list[drawing.Frame] = []
+    first = ""
     others: list[str] = []
     kinds: list[str] = []
     name = args.field
@@ -121,6 +128,7 @@ def _frames(args: argparse.Namespace) -> tuple[list[drawing.Frame], list[str]]:
         for path in args.checkpoints:
             with opened_for_reading(path.absolute()) as stored:
                 field = _field(stored, name)
+                first = first or field.name
                 others = [other for other in stored.fields if other != field.name]
                 if path.suffix != ".npy":  # whose field has the file's name
                     name = field.name
@@ -135,11 +143,11 @@ def _frames(args: argparse.Namespace) -> tuple[list[drawing.Frame], list[str]]:
                 frames.append(_frame(stored, field, args, progress))
     finally:
         progress.clear()
-    return frames, others
+    return frames, first, others
 
 
-def _output(args: argparse.Namespace) -> Path:
-    """Return the file to write."""
+def _suffix(args: argparse.Namespace) -> str:
+    """Return the suffix of the file to write; raise HaloxError if the file that is asked for has another one."""
     several = len(args.checkpoints) > 1
     if args.png is not None and several:
         raise HaloxError(
@@ -147,14 +155,20 @@ def _output(args: argparse.Namespace) -> Path:
         )
     suffix = ".gif" if several or args.gif is not None else ".png"
     path: Path | None = args.gif if args.png is None else args.png
-    if path is None:
-        first = args.checkpoints[0]
-        if first.name in ("", ".."):
-            first = first.resolve()
-        plain = first.name.removesuffix(".zarr").removesuffix(".npy")
-        path = first.with_name(f"{plain}{suffix}")
-    drawing.check_name(path, suffix)
-    return path
+    if path is not None:
+        drawing.check_name(path, suffix)
+    return suffix
+
+
+def _default_output(checkpoint: Path, field: str, suffix: str) -> Path:
+    """Return the file beside a checkpoint for a picture of a field.
+
+    Its name has the checkpoint's whole name and the field's, so that each field has a file of its own.
+    """
+    if checkpoint.name in ("", ".."):
+        checkpoint = checkpoint.resolve()
+    parts = [checkpoint.name] if checkpoint.suffix == ".npy" else [checkpoint.name, field]
+    return checkpoint.with_name(".".join(parts) + suffix)
 
 
 def _field(stored: Stored, name: str | None) -> StoredField:

@@ -87,7 +87,7 @@ LATE = """
 def test_a_rank_that_is_late_is_told_of_once(tmp_path: Path) -> None:
     """After ten seconds one rank prints one line: who is waited for, in which call, and where that rank is."""
     script = tmp_path / "late.py"
-    script.write_text(dedent(LATE).format(seconds=13))
+    script.write_text(dedent(LATE).format(seconds=25))
     ended = start([str(script)])
     assert ended.returncode == 0 and ended.stdout.count("is right") == 2, ended
     lines = [line for line in ended.stderr.splitlines() if "rank 1" in line]

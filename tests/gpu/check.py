@@ -1,7 +1,8 @@
 """The GPU check: the whole GPU suite and the target benchmarks, written to docs/performance/gpu-check.json.
 
 ``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
-pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.
+pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed. A file of which
+every test is skipped is recorded as skipped, with the reasons; one that runs no test for another reason has failed.
 
 ``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks; ``--figures``
 only the figures. They are of 2, 4 and 8 ranks, as far as there are GPUs. ``--one`` checks one GPU on a machine with
@@ -162,13 +163,13 @@ def suite(
         for case in ElementTree.parse(report).iter("testcase"):
             bad = [child for child in case if child.tag in OUTCOMES]
             outcome = {
-                "test": f"{case.get('classname')}::{case.get('name')}{how}",
+                "test": "::".join(filter(None, (case.get("classname"), case.get("name")))) + how,
                 "ranks": ranks or 1,
                 "outcome": OUTCOMES[bad[0].tag] if bad else "passed",
                 "seconds": float(case.get("time", 0)),
             }
             if bad and bad[0].tag == "skipped":
-                outcome["reason"] = bad[0].get("message") or ""
+                outcome["reason"] = junit.reason(bad[0])
             outcomes.append(outcome)
     if status != 0 or not outcomes:
         running = junit.running(report)
@@ -181,9 +182,12 @@ def suite(
         )
         first, last = SAID
         print(said if len(said) <= first + last else f"{said[:first]}\n...\n{said[-last:]}")
-    passed = sum(one["outcome"] == "passed" for one in outcomes)
+    count = Counter(one["outcome"] for one in outcomes)
     seconds = time.monotonic() - began
-    print(f"{where}: {passed} of {len(outcomes)} passed in {seconds:.0f} s")
+    print(f"{where}: {count['passed']} of {len(outcomes)} passed in {seconds:.0f} s")
+    if count["skipped"] == len(outcomes):
+        reasons = {one["reason"] for one in outcomes}
+        print(f"{where}: all skipped: {'; '.join(sorted(reasons))}")
     return outcomes
 
 

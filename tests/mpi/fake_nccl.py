@@ -25,7 +25,7 @@ from tests.mpi.fake_cupy import Machine, pinned
 from tests.unit.cpu_kernels import aligned
 from tests.unit.host_launches import leave
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class FakeNccl:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from halox_bench.pingpong import run as pingpong_run
 from halox_bench.pingpong.baselines import BY_HAND, ByHand
 from halox_bench.pingpong.cases import PATTERNS, select
 from halox_bench.pingpong.run import PingPongBench
+from halox_bench.ranks import clock
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.ranks.rows import STREAM
@@ -146,13 +148,19 @@ def test_what_is_too_large_is_left_out(
     assert row.us is None and not row.failed and "left out" in row.error
 
 
-def test_the_slowest_rank_counts(comm: MPI.Intracomm) -> None:
-    import time
+def test_the_slowest_rank_counts(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
 
-    clock = RanksClock(comm, Stage(), Timing(batches=3, batch_s=1e-3))
-    slow = 5e-3 if comm.rank == comm.size - 1 else 0.0
-    found = clock.measure({"slow": lambda: time.sleep(slow), "quick": lambda: None})
-    assert found["slow"] > 4500 and found["quick"] < found["slow"] / 3
+    def work(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now))
+    slow = 5e-3 if comm.rank == comm.size - 1 else 1e-4
+    found = RanksClock(comm, Stage(), Timing(batches=3, batch_s=1e-3)).measure(
+        {"slow": lambda: work(slow), "quick": lambda: work(2e-4)}
+    )
+    assert found == pytest.approx({"slow": 5000, "quick": 200})
     assert comm.allgather(found["slow"]) == [found["slow"]] * comm.size
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.ranks(2, 3)
 
 @pytest.fixture(autouse=True)
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "20")
+    monkeypatch.setenv("HALOX_TIMEOUT", "60")
 
 
 class Field:

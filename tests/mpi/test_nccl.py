@@ -17,13 +17,13 @@ from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
 from halox.runtime.gpu import streams
-from halox.runtime.nccl_ranks import nccl_of
+from halox.runtime.nccl_ranks import NcclRanks, nccl_of
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.fake_nccl import FakeNccl, machine_with_nccl
 from tests.mpi.limits import short_waits
-from tests.support import require
+from tests.support import becomes, require
 from tests.unit.cpu_kernels import aligned
 from tests.unit.host_launches import HostLaunch, host_launches
 
@@ -362,34 +362,27 @@ def test_a_communicator_that_cannot_be_made(
 
 
 @apart
-def test_a_stalled_rank(
-    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
     """The exchange under way is aborted, the next call names the ranks that were waited for; a new grid serves."""
     _, nccl = gpu
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
     with pytest.raises(ExchangeTimeoutError) as raised, box(comm) as grid:
         u = array(grid.padded_shape)
         plan = grid.plan(u)
-        for _ in range(3):
+        for _ in range(4):
             plan()
-            time.sleep(0.3)  # time goes by between exchanges too
-        plan()
+        watch = plan._channels[0]._watch
+        watch.limit_s = 1.0  # of what follows alone, after all construction
+        time.sleep(1.5)  # time that goes by between exchanges does not count
         assert not nccl.aborted
-        words = plan._channels[0]._watch._words
         nccl.is_stuck = True
-        words[0] = 1  # as the GPU does
-        end = time.monotonic() + 30
-        while not nccl.aborted and time.monotonic() < end:
-            time.sleep(0.05)
-        assert nccl.aborted
+        watch._words[0] = 1  # as the GPU does
+        assert becomes(lambda: nccl.aborted)
         plan()
     peers = sorted({(comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size})
     assert "waited for rank" in str(raised.value) and str(peers[0]) in str(raised.value)
     assert "HALOX_TIMEOUT" in str(raised.value)
     comm.Barrier()
     nccl.is_stuck = False
-    monkeypatch.setenv("HALOX_TIMEOUT", "60")
     with box(comm) as grid:
         u = array(grid.padded_shape)
         wanted = fill(grid, u, 5)
@@ -403,7 +396,6 @@ def test_a_stall_where_nothing_is_packed(
 ) -> None:
     """It is seen for other arrays too, whose copies within the rank are a launch of their own."""
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
     _, nccl = gpu
     with (
         pytest.raises(ExchangeTimeoutError, match="HALOX_TIMEOUT"),
@@ -414,11 +406,11 @@ def test_a_stall_where_nothing_is_packed(
             grid.exchange(u)
         assert "nccl/parts" in paths_of(grid.explain(fields[0]))
         nccl.is_stuck = True
+        for one in grid._world.ranks.kept.values():
+            for watch in one._watched if isinstance(one, NcclRanks) else ():
+                watch.limit_s = 1.0
         grid.exchange(fields[1])
-        end = time.monotonic() + 30
-        while not nccl.aborted and time.monotonic() < end:
-            time.sleep(0.05)
-        assert nccl.aborted
+        assert becomes(lambda: nccl.aborted)
         grid.exchange(fields[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Barrier
 from unittest.mock import patch
 
 import numpy as np
@@ -146,6 +147,11 @@ class TestArrays:
             rank.limit(1.0)
         found = [contents(i, 4) for i in range(n)]
         streams = [Stream(i, order, 1, 0, 0) for i in range(n)]
+        together = Barrier(3)  # so that none of them is taken for the one that never comes
+
+        def launch_together(i):
+            together.wait()
+            launch(i)
 
         def launch(i):
             number = there[i].number
@@ -154,7 +160,7 @@ class TestArrays:
 
         with without_gpu():
             start = time.monotonic()
-            at_once(3, launch)
+            at_once(3, launch_together)
             assert time.monotonic() - start >= 1.0
             assert [rank.failure for rank in there] == [(3, 4)] * 3
             for _ in range(2):

@@ -146,8 +146,10 @@ def test_readers_never_see_half_a_file() -> None:
     stop, found = threading.Event(), []
 
     def read() -> None:
-        while not stop.is_set():
+        while True:
             found.append(load(HERE))
+            if stop.is_set():
+                return
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

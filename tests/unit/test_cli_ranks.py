@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from tests import support
+from tests.failing import in_shared_memory, left_in_memory
+from tests.support import becomes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,13 +160,38 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
+STUBBORN = """
+import os, signal, sys, time
+from pathlib import Path
+import halox
+from tests.failing import note_mapped
+grid = halox.Grid((8, 8), halo=1)
+u = grid.ones()
+grid.exchange(u)
+if grid.rank == 1:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+note_mapped(Path(), grid.rank)
+Path(f"pid {grid.rank}").write_text(str(os.getpid()))
+grid.comm.Barrier()
+if grid.rank == 0:
+    print("going", flush=True)
+if grid.rank == 0 and sys.argv[1] == "term":
+    os.kill(os.getpid(), signal.SIGTERM)
+if grid.rank == 0 and sys.argv[1] == "raise":
+    raise ValueError("broken on purpose")
+time.sleep(1000)
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Scripts, in another folder than the one that `halox run` is called in."""
     place = tmp_path / "scripts"
     place.mkdir()
     (place / "helper.py").touch()
-    for name, text in (("look", SCRIPT), ("failing", FAILING), ("early", EARLY)):
+    scripts = {"look": SCRIPT, "failing": FAILING, "early": EARLY, "stubborn": STUBBORN}
+    for name, text in scripts.items():
         (place / f"{name}.py").write_text(text)
     return place
 
@@ -249,6 +276,50 @@ def test_ctrl_c_ends_a_script(folder: Path) -> None:
         process.kill()
         process.wait()
     assert process.returncode != 0 and said.count("Traceback") <= 1
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process, other than as a zombie."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("end", ["term", "raise", "SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_rank_outlives_the_others(end: str, folder: Path) -> None:
+    """One rank ignores SIGTERM and SIGINT. Another one, or the launcher, ends: so do all, and halox leaves no file."""
+    support.require("mpi")
+    before = in_shared_memory()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halox", "run", "stubborn.py", "-n", "2", end],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids: list[int] = []
+    try:
+        assert process.stdout is not None and "going" in process.stdout.readline()
+        pids += [int((folder / f"pid {rank}").read_text()) for rank in range(2)]
+        if end.startswith("SIG"):
+            process.send_signal(signal.Signals[end])
+        _, said = process.communicate(timeout=500)
+        assert becomes(lambda: not any(map(is_running, pids)))
+    finally:
+        process.kill()
+        process.wait()
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+    if end == "SIGKILL":
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode not in (0, 2), said
+    assert ("halox run: rank 0 failed: ValueError: broken on purpose" in said) == (end == "raise")
+    assert not left_in_memory(folder, before)
 
 
 def test_a_script_inside_a_launcher(folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.gpu import check, junit
 from tests.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
+from tests.support import require
 
 
 def test_digest_of_sources(tmp_path: Path) -> None:
@@ -126,3 +127,54 @@ def test_one_command_measures_on_all_numbers_of_ranks(
         assert [number for name, number in kinds if name == kind] == ranks
     wanted = sorted({1, *range(1, min(gpus, 2) + 1), *ranks[1:]})
     assert sorted(number for name, number in apps if name == "nas_mg") == wanted
+
+
+SUITES = {
+    "skipped": "import pytest\npytest.importorskip('no_such_package')\ndef test_a(): pass\n",
+    "each test skipped": "import pytest\n@pytest.mark.skip('no zarr')\ndef test_a(): pass\n",
+    "passing": "def test_a(): pass\n",
+    "empty": "",
+    "broken": "import no_such_package\n",
+    "crashing": "import os\ndef test_a(): os._exit(0)\n",
+}
+NO_PACKAGE = "could not import 'no_such_package': No module named 'no_such_package'"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "expected"),
+    [
+        ("skipped", "", ["skipped"]),
+        ("each test skipped", "", ["skipped"]),
+        ("skipped,passing", "", ["skipped", "passed"]),
+        ("empty", "", ["exit status 5"]),
+        ("passing", "-k nothing", ["exit status 5"]),
+        ("skipped,passing", "-k nothing", ["skipped", "exit status 5"]),
+        ("broken", "", ["error", "exit status 2"]),
+        ("crashing", "", ["exit status 0 in test_0.py::test_a"]),
+    ],
+)
+def test_only_files_that_are_skipped_may_run_nothing(
+    files: str,
+    options: str,
+    expected: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    paths = [tmp_path / f"test_{n}.py" for n, _ in enumerate(files.split(","))]
+    for path, name in zip(paths, files.split(","), strict=True):
+        path.write_text(SUITES[name])
+    words = (f"--rootdir={tmp_path}", *options.split())
+    found = check.suite(str(paths[0]), None, tmp_path, *map(str, paths[1:]), options=words)
+    assert [one["outcome"] for one in found] == expected
+    reason = NO_PACKAGE if files.startswith("skipped") else "no zarr"
+    assert all(one["reason"] == reason for one in found if one["outcome"] == "skipped")
+    is_told = f"all skipped: {reason}" in capfd.readouterr().out
+    assert is_told == (set(expected) == {"skipped"})
+
+
+def test_ranks_that_skip_a_file_are_no_failure(tmp_path: Path) -> None:
+    require("mpi")
+    path = tmp_path / "test_0.py"
+    path.write_text(SUITES["skipped"])
+    (found,) = check.suite(str(path), 2, tmp_path, options=(f"--rootdir={tmp_path}",))
+    assert (found["test"], found["outcome"], found["ranks"]) == ("test_0", "skipped", 2)

@@ -36,10 +36,10 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> fake_verbs.Wire:
     return fake_verbs.install(monkeypatch, (1, 2))
 
 
-def engines(limit_s: float = 5.0) -> tuple[Mlx5Umr, Mlx5Umr]:
+def engines() -> tuple[Mlx5Umr, Mlx5Umr]:
     """Two ranks with an adapter each, connected."""
     found = tuple(
-        Mlx5Umr(rank, mlx5.open_adapter(rank), lambda: Waiter(limit_s, crowded=True))
+        Mlx5Umr(rank, mlx5.open_adapter(rank), lambda: Waiter(60.0, crowded=True))
         for rank in (0, 1)
     )
     invited = [engine.invite([1 - rank]) for rank, engine in enumerate(found)]
@@ -242,8 +242,10 @@ def test_a_failed_write_names_the_peer(wire: Any) -> None:
 
 def test_a_peer_that_takes_nothing_is_named(wire: fake_verbs.Wire) -> None:
     sent, received, _ = filled((VECTOR, VECTOR))
-    ends = Ends(engines(limit_s=0.2), (VECTOR, VECTOR), (sent, received))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
     wire.is_held = True
+    for engine in ends.engines:
+        engine._waiter = lambda: Waiter(0.2, crowded=True)
     with pytest.raises(ExchangeTimeoutError, match="rank 0 has waited for rank 1 to take what was"):
         ends.move()
 

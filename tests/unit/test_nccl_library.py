@@ -138,10 +138,11 @@ def test_an_abort_waits_for_the_thread_that_looks(monkeypatch: pytest.MonkeyPatc
     ranks = nccl_of_one(monkeypatch, failure=failure, abort=lambda comm: aborted.set())
     watch: Any = SimpleNamespace(limit_s=1.0, look=lambda: None)
     ranks.watch(watch)
-    assert asked.wait(30)
+    assert asked.wait(120)
     ranks.fail("for a test")
     answers.set()
-    assert aborted.wait(30) and is_early == [False]
+    # The thread has looked more than once where this one was slow.
+    assert aborted.wait(120) and is_early and not any(is_early)
 
 
 class TestWatch:

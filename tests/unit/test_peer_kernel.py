@@ -19,7 +19,7 @@ from halox.paths.messages import Message, Part
 from halox.paths.peer import endpoints as peer_endpoints
 from halox.paths.peer import table as peer_plan
 from halox.paths.peer.table import Kind
-from tests.support import full, require, trials
+from tests.support import becomes, full, require, trials
 from tests.unit.cpu_peer import (
     ORDERS,
     Array,
@@ -424,7 +424,8 @@ class TestWaiting:
         blocks = np.arange(ranks[0].launch.blocks)[:: -1 if order == "backward" else 1]
         with ThreadPoolExecutor() as pool:
             others = [pool.submit(ranks[i].run, np.arange(ranks[i].launch.blocks)) for i in (1, 3)]
-            time.sleep(0.2)  # on a busy machine the others begin within the limit
+            assert becomes(lambda: all((ranks[i].begun_chunks == 4).all() for i in (1, 3)))
+            time.sleep(0.2)  # in which they send what they have begun
             ranks[0].limit(1.0)
             start = time.monotonic()
             ranks[0].run(blocks)

@@ -98,7 +98,31 @@ def test_slices_and_projections(
     assert (frame.what, " ".join(frame.dims)) == (what, dims)
     assert frame.where == "run.zarr, step 7, time 0.25"
     assert limits == pytest.approx((expected.min(), expected.max()))
-    assert path == saved.with_name("run.png")
+    field = words.split()[1] if words.startswith("--field") else "c"
+    assert path == saved.with_name(f"run.zarr.{field}.png")
+
+
+def test_no_picture_overwrites_that_of_another_field_or_checkpoint(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run", "run.zarr"):
+        shutil.copytree(saved, tmp_path / name)
+    np.save(tmp_path / "run.npy", U)
+    before = {path.name for path in tmp_path.iterdir()}
+    drawn = {
+        "run.zarr": "run.zarr.c.png",
+        "run.zarr --field u": "run.zarr.u.png",
+        "run --field u": "run.u.png",
+        "run.npy": "run.npy.png",
+        "run.zarr run --field u": "run.zarr.u.gif",
+        "run.npy run.npy": "run.npy.gif",
+    }
+    for words, picture in drawn.items():
+        checkpoints = [str(tmp_path / word) for word in words.split() if word.startswith("run")]
+        options = [word for word in words.split() if not word.startswith("run")]
+        assert main(["view", *checkpoints, *options]) == 0
+        assert capsys.readouterr().out.startswith(f"{tmp_path / picture}: ")
+    assert {path.name for path in tmp_path.iterdir()} == before | {*drawn.values()}
 
 
 def test_compressed_chunks(tmp_path: Path, drawn: list[Any]) -> None:
@@ -167,7 +191,7 @@ def test_logarithmic_colours(saved: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "u.npy", 10.0 ** np.array([[-9, -1, 0, 1], [-9, 2, 3, 3]]).repeat(9, 0))
     for words, decades in (("", 4), ("--range 1e-3 1e3", 6)):
         assert main(["view", str(tmp_path / "u.npy"), "--log", *words.split()]) == 0
-        pixels = image.imread(tmp_path / "u.png")[..., :3]
+        pixels = image.imread(tmp_path / "u.npy.png")[..., :3]
         for power in (-9, -1, 0, 1, 2, 3):
             share = max(0, 1 - (3 - power) / decades)
             colour = np.array(colormaps["viridis"](share)[:3])
@@ -195,7 +219,7 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             tmp_path / "a.zarr", u=grid.scatter(np.repeat([[1.0], [3.0]], 20, 0) + np.zeros(30))
         )
     edit(tmp_path / "a.zarr", halox_proc_shape=[2, 1], halox_blocks=[20, 20, 30])
-    picture = tmp_path / "a.png"
+    picture = tmp_path / "a.zarr.u.png"
     for words in ([], ["--blocks", "--cmap", "magma"], ["--slice", "y=3", "--blocks"]):
         picture.unlink(missing_ok=True)
         assert main(["view", str(tmp_path / "a.zarr"), *words]) == 0
@@ -235,8 +259,8 @@ def test_an_animation_has_a_frame_a_checkpoint_and_one_range(
         names.append(str(tmp_path / f"u{step}.npy"))
         np.save(names[-1], step * U[0])
     assert main(["view", *names]) == 0
-    assert f"{tmp_path / 'u0.gif'}: 3 frame(s), u0, from" in capsys.readouterr().out
-    with Image.open(tmp_path / "u0.gif") as found:
+    assert f"{tmp_path / 'u0.npy.gif'}: 3 frame(s), u0, from" in capsys.readouterr().out
+    with Image.open(tmp_path / "u0.npy.gif") as found:
         assert (found.n_frames, found.format) == (3, "GIF")
         frames = []
         for number in range(3):
@@ -390,7 +414,7 @@ def test_npy_needs_no_zarr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     np.save(tmp_path / "point.npy", [2.0])
     assert main(["view", str(tmp_path / "point.npy")]) == 0
     blue = np.array([31, 119, 180]) / 255
-    pixels = image.imread(tmp_path / "point.png")[..., :3]
+    pixels = image.imread(tmp_path / "point.npy.png")[..., :3]
     assert (abs(pixels - blue).max(-1) < 0.01).sum() > 5  # the point is there
 
 
