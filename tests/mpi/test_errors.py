@@ -411,6 +411,16 @@ TABLE: Table = {
         FieldError,
         "value: 300 cannot be held by dtype uint8",
     ),
+    "a complex value in a real field": (
+        using("full", 1 + 2j),
+        FieldError,
+        r"value: \(1\+2j\) cannot be held by dtype float64 \(it has an imaginary part\)",
+    ),
+    "a value that the dtype of another field cannot hold": (
+        lambda c: _full_like(c, 1j),
+        FieldError,
+        r"value: 1j cannot be held by dtype float32 \(it has an imaginary part\)",
+    ),
     "a value that does not broadcast": (
         using("full", [1] * 5),
         FieldError,
@@ -552,6 +562,11 @@ def _corners(comm: World) -> None:
 def _accumulate_bool(comm: World) -> None:
     with grid(comm) as g:
         g.accumulate(g.zeros("?"))
+
+
+def _full_like(comm: World, value: object) -> None:
+    with grid(comm) as g:
+        g.full_like(g.zeros("f4"), value)
 
 
 def _minimum_of_complex(comm: World) -> None:
