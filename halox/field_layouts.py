@@ -1,8 +1,8 @@
 """Layouts of a grid's fields: declared, or read from an array's shape.
 
 A shape is read as that of a field with the grid's halo. Where it is none, or could be several, and one declared layout
-alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout. Parity is
-never read from a shape, which even and odd fields share.
+alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout. If several
+have it, the error names the declaration of each. Parity is never read from a shape, which even and odd fields share.
 
 A field is its memory: address, shape, strides and dtype. A layout that is declared holds for every array which
 describes the same field, for as long as the array that owns the memory lives: which views of it are alive, and on
@@ -15,7 +15,13 @@ import weakref
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Protocol
 
-from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
+from halox.decomposition import (
+    Decomposition,
+    FieldLayout,
+    FieldSpec,
+    infer_spec,
+    ways_to_declare,
+)
 from halox.decomposition.normalise import Halo
 from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import Described, describe, owner
@@ -196,7 +202,7 @@ class FieldLayouts:
         return layout
 
     def _inferred(self, shape: tuple[int, ...]) -> FieldLayout:
-        """Read a shape: as the grid's halo has it, or as the one declared layout that gives it."""
+        """Read a shape: as the grid's halo has it, or as the one declared layout that has it."""
         try:
             return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
         except FieldError:
@@ -206,7 +212,13 @@ class FieldLayouts:
                     f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "
                     "grid.declare(array, parity=..., ...), or allocate with grid.zeros_like"
                 ) from None
-            if len(known) != 1:
+            if len(known) > 1:
+                ways = ways_to_declare((layout.spec for layout in known), self._halo)
+                raise FieldError(
+                    f"array: shape {shape} is that of {len(known)} layouts of this grid's fields; tell which with "
+                    f"{ways}, or allocate with grid.zeros_like"
+                ) from None
+            if not known:
                 raise
             return known[0]
 

@@ -303,6 +303,11 @@ TABLE: Table = {
         FieldError,
         "the rank's cells without their halo: give the field itself",
     ),
+    "an array whose shape several layouts have": (
+        lambda c: _sum_of_several_layouts(c),
+        FieldError,
+        r"is that of 2 layouts of this grid's fields; tell which with grid\.declare\(array, ",
+    ),
     "a shape in place of a dtype": (
         with_field(lambda g: g.zeros(g.grid_shape)),
         FieldError,
@@ -562,6 +567,13 @@ def _corners(comm: World) -> None:
 def _accumulate_bool(comm: World) -> None:
     with grid(comm) as g:
         g.accumulate(g.zeros("?"))
+
+
+def _sum_of_several_layouts(comm: World) -> None:
+    with grid(comm) as g:
+        w, v = g.ones(halo=((2, 1), (1, 1))), g.ones(halo=((1, 2), (1, 1)))
+        assert w.shape == v.shape
+        g.sum(2 * w)
 
 
 def _full_like(comm: World, value: object) -> None:
