@@ -142,6 +142,18 @@ class FieldLayouts:
         """Whether an array is a field that the grid made, or that was declared; ``found`` describes it."""
         return _field(found) in self._declared or self.is_own(array)
 
+    def declared(self, array: object) -> FieldLayout | None:
+        """Return the layout with which a field was made or declared; None for any other object."""
+        try:
+            entry = self._declared.get(_field(describe(array)))
+        except FieldError:  # no array of NumPy or CuPy
+            return None
+        return None if entry is None else entry[1]
+
+    def of_shape(self, shape: tuple[int, ...]) -> list[FieldLayout]:
+        """Return the layouts made or declared that arrays of this shape may have."""
+        return [layout for layout in self._known.values() if layout.padded_shape == shape]
+
     def key(self, arrays: Sequence[object]) -> Hashable:
         """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
         return tuple(map(self._key, arrays))
@@ -206,7 +218,7 @@ class FieldLayouts:
         try:
             return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
         except FieldError:
-            known = [layout for layout in self._known.values() if layout.padded_shape == shape]
+            known = self.of_shape(shape)
             if any(layout.spec.parity is not None for layout in known):
                 raise FieldError(
                     f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "
