@@ -510,7 +510,8 @@ class DatasetFields:
         ----------
         grid : Grid
         *names : str
-            Variables; by default all that have the grid's axes.
+            Variables; by default all that have the grid's axes. Coordinates, and variables of fewer dimensions than the
+            grid, such as a time or a profile, are no fields, and are left alone.
         dims : sequence of str, optional
             Names of the grid axes; see `dataarray`.
         corners : bool, optional
@@ -519,7 +520,8 @@ class DatasetFields:
         Raises
         ------
         FieldError
-            If a variable does not have the grid's axes, or has no halo; on all ranks.
+            If no variable has the grid's axes, a variable named does not have them, or one of as many dimensions as the
+            grid; or if a variable has no halo; on all ranks.
 
         Notes
         -----
@@ -556,7 +558,8 @@ class DatasetFields:
         Raises
         ------
         FieldError
-            If no variable has the grid's axes; or if a variable can be the whole field or a block with halo, and no
+            If no variable has the grid's axes, or one of as many dimensions as the grid lacks some, as for `exchange`;
+            or if a variable can be the whole field or a block with halo, and no
             variable that shares a dimension with it tells.
         MismatchError
             If variables or coordinates differ between ranks.
@@ -565,7 +568,8 @@ class DatasetFields:
         -----
         Collective, with errors as of `Grid.from_dataarray`, which reads each variable, and `Grid.save`. Stores the
         variables with the grid's axes, their coordinates along these, and the attributes of all of them and of the
-        dataset, those of rank 0; no halos, nor the coordinates of halo cells.
+        dataset, those of rank 0; no halos, nor the coordinates of halo cells. Variables of fewer dimensions than the
+        grid are not stored.
         """
         _check_grid(grid)
         world: World = grid._world
@@ -616,7 +620,10 @@ class DatasetFields:
         return (axes, readings), _Told(offers, coords)
 
     def _names(self, axes: Sequence[str]) -> list[str]:
-        """Return the names of the variables that have all grid axes, sorted; raises `FieldError` if none has."""
+        """Return the names of the variables that have all grid axes, sorted.
+
+        Raises `FieldError` if none has, or one lacks some that has enough dimensions to be meant for a field.
+        """
         variables = self._dataset.data_vars
         names: list[Any] = [k for k, v in variables.items() if len(_found(v, axes)) == len(axes)]
         for name in names:
@@ -628,30 +635,36 @@ class DatasetFields:
                 f"no variable of the dataset has the grid axes {_listed(axes)} ({told or 'it has none'}); name the "
                 "grid axes by dims="
             )
-        return sorted(names)
+        names.sort()
+        for name, variable in variables.items():
+            if name not in names and variable.ndim >= len(axes):
+                raise FieldError(
+                    f"variable {name!r} has the dimensions {_listed(variable.dims)}, and the grid {_listed(axes)}; "
+                    f"rename its dimensions, or leave it out, as in dataset[{names}]"
+                )
+        return names
 
     def _fields(self, grid: Fields, names: Sequence[str], dims: Sequence[str] | None) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
         axes, found = axis_names(dims, len(grid.grid_shape)), []
-        for name in sorted(names or map(str, self._dataset.data_vars)):
-            if name not in self._dataset.variables:
+        for name in sorted(names, key=str) or self._names(axes):
+            if not isinstance(name, str) or name not in self._dataset.variables:
                 raise FieldError(
                     f"the dataset has no variable {shown(name)}; it has {_listed(self._dataset.data_vars)}"
                 )
             variable = self._dataset[name].variable
             its = _found(variable, axes)
-            if len(its) == len(axes):
-                array = variable.transpose(*_order(variable.dims, its)).data
-                try:
-                    grid.layout(array)
-                except FieldError as error:
-                    raise FieldError(
-                        f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"
-                    ) from error
-                found.append(array)
-            elif names:
+            if len(its) < len(axes):
                 raise FieldError(
                     f"variable {name!r} has the dimensions {_listed(variable.dims)}, and the grid {_listed(axes)}; "
                     "name the grid axes by dims="
                 )
+            array = variable.transpose(*_order(variable.dims, its)).data
+            try:
+                grid.layout(array)
+            except FieldError as error:
+                raise FieldError(
+                    f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"
+                ) from error
+            found.append(array)
         return found

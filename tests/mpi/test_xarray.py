@@ -186,6 +186,30 @@ def test_some_variables_only(grid: halox.Grid) -> None:
     assert np.all(v[0, 1:-1] > 0) and np.all(u[0] == 0)
 
 
+def test_variables_that_are_no_fields_are_left_alone(grid: halox.Grid, tmp_path: Path) -> None:
+    u = grid.zeros()
+    grid.interior(u)[...] = 1
+    dims = ("lon", "lat")
+    dataset = xr.Dataset(
+        {
+            "u": grid.dataarray(u, halo=True, dims=dims),
+            "time": 0.5,
+            "profile": ("lat", np.full(u.shape[1], 7.0)),
+            "names": ("station", ["a", "b"]),
+        }
+    ).assign_coords(height=(dims, np.full(u.shape, 3.0)))
+    before = dataset.copy(deep=True)
+    dataset.halox.exchange(grid, dims=dims)
+    assert np.all(u[:, 1:-1] == 1)
+    for name in ("time", "profile", "names", "height"):
+        assert dataset[name].identical(before[name])
+    pytest.importorskip("zarr")
+    path = grid.comm.bcast(tmp_path) / "run.zarr"
+    dataset.halox.to_zarr(path, grid, dims=dims)
+    with xr.open_zarr(path, chunks=None) as found:
+        assert set(found.data_vars) == {"u"} and np.all(found.u == 1)
+
+
 @pytest.mark.parametrize("halo", [False, True])
 def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: Path) -> None:
     pytest.importorskip("zarr")
@@ -391,7 +415,7 @@ def labelled(**options: Any) -> Any:
     return call
 
 
-def exchanged(make_dataset: Any, *names: str) -> Any:
+def exchanged(make_dataset: Any, *names: Any) -> Any:
     def call(comm: MPI.Intracomm) -> None:
         with make(comm) as grid:
             make_dataset(grid).halox.exchange(grid, *names)
@@ -409,6 +433,10 @@ def written(make_dataset: Any) -> Any:
 
 def of_shape(*shape: int, dtype: str = "f8", dims: tuple[str, ...] = ("x", "y")) -> Any:
     return xr.DataArray(np.zeros(shape, dtype), dims=dims)
+
+
+def geographic(grid: halox.Grid) -> Any:
+    return xr.Dataset({"u": grid.dataarray(grid.zeros(), halo=True, dims=("lon", "lat"))})
 
 
 BAD: Table = {
@@ -499,6 +527,26 @@ BAD: Table = {
         exchanged(lambda grid: xr.Dataset({"u": ("x", np.zeros(7))}), "u"),
         FieldError,
         "variable 'u' has the dimensions x, and the grid x, y",
+    ),
+    "a dataset exchanged without a variable on the grid": (
+        exchanged(lambda grid: geographic(grid).assign(time=0.5)),
+        FieldError,
+        r"no variable of the dataset has the grid axes x, y \(u: lon, lat; time: none\); name the grid axes by dims=",
+    ),
+    "a dataset exchanged with a variable on other axes": (
+        exchanged(lambda grid: geographic(grid).assign(v=grid.dataarray(grid.zeros(), halo=True))),
+        FieldError,
+        r"variable 'u' has the dimensions lon, lat, and the grid x, y; .* as in dataset\[\['v'\]\]",
+    ),
+    "a dataset written with a variable on other axes": (
+        written(lambda grid: geographic(grid).assign(v=grid.dataarray(grid.zeros(), halo=True))),
+        FieldError,
+        r"variable 'u' has the dimensions lon, lat, and the grid x, y; .* as in dataset\[\['v'\]\]",
+    ),
+    "names of variables in a list": (
+        exchanged(lambda grid: xr.Dataset({"u": of_shape(*SHAPE)}), ["u"]),
+        FieldError,
+        r"the dataset has no variable \['u'\]; it has u",
     ),
     "a variable that a dataset lacks": (
         exchanged(lambda grid: xr.Dataset({"u": of_shape(*SHAPE)}), "v"),
