@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from halox.decomposition import (
+    PARITIES,
     Decomposition,
     FieldLayout,
     FieldSpec,
@@ -220,9 +222,14 @@ class FieldLayouts:
         except FieldError:
             known = self.of_shape(shape)
             if any(layout.spec.parity is not None for layout in known):
+                both = dict.fromkeys(
+                    replace(one.spec, parity=parity)
+                    for one in known
+                    for parity in (PARITIES if one.spec.parity else (None,))
+                )
                 raise FieldError(
                     f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "
-                    "grid.declare(array, parity=..., ...), or allocate with grid.zeros_like"
+                    f"{ways_to_declare(both, self._halo)}, or allocate with grid.zeros_like"
                 ) from None
             if len(known) > 1:
                 ways = ways_to_declare((layout.spec for layout in known), self._halo)

@@ -108,7 +108,8 @@ def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
         ) from error
     if is_fortran:
         raise CheckpointError(
-            f"{path}: expected an array in C order, found Fortran order; write it by np.save of np.ascontiguousarray"
+            f"{path}: expected an array in C order, found Fortran order; write it by "
+            "np.save(path, np.ascontiguousarray(array))"
         )
     if dtype.hasobject:
         raise CheckpointError(

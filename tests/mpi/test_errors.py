@@ -404,6 +404,11 @@ TABLE: Table = {
         MismatchError,
         r"rank 0 has float64, .*halo=.* rank 1 has float64, .*halo=",
     ),
+    "a whole array that can be read in two ways": (
+        lambda c: using("scatter", np.ones(2 * (4 * c.size, 6)))(c),
+        FieldError,
+        r"can be read in 2 ways; tell which with grid\.scatter\(whole, 0, components=",
+    ),
     "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "one dtype and layout"),
     "a gather to unlike roots >1": (gather_to_unlike_roots, MismatchError, "one root on all"),
     "a gather to a rank that is none": (
