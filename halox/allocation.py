@@ -116,15 +116,19 @@ class GridAllocation:
         Parameters
         ----------
         value : scalar or array
-            Converted to the dtype as by `numpy.full`, but for integers, which must be in its range. An array is
-            broadcast to the field's shape on each rank, halo included.
-        dtype, **layout
+            Converted to the dtype as by `numpy.full`: floats are rounded, and become integers by cutting off their
+            fraction. An array is broadcast to the field's shape on each rank, halo included, from the last axis on: one
+            number a component in front of a 2d grid has the shape ``(components, 1, 1)``.
+        dtype : dtype
+            "f8" by default, whatever the value is, so that it is the same on all ranks.
+        **layout
             The same as for `zeros`.
 
         Raises
         ------
         FieldError
-            On all ranks, also if the dtype cannot hold the value, or its shape does not broadcast.
+            On all ranks, also if the dtype cannot hold the value: an imaginary part, a number out of its range, NaN
+            for integers, a longer text, a mask; or if the value's shape does not broadcast.
         """
         return self._new(dtype, layout, "full", value)
 

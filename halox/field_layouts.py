@@ -1,8 +1,8 @@
 """Layouts of a grid's fields: declared, or read from an array's shape.
 
 A shape is read as that of a field with the grid's halo. Where it is none, or could be several, and one declared layout
-alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout. Parity is
-never read from a shape, which even and odd fields share.
+alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout. If several
+have it, the error names the declaration of each. Parity is never read from a shape, which even and odd fields share.
 
 A field is its memory: address, shape, strides and dtype. A layout that is declared holds for every array which
 describes the same field, for as long as the array that owns the memory lives: which views of it are alive, and on
@@ -13,9 +13,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
+from halox.decomposition import (
+    PARITIES,
+    Decomposition,
+    FieldLayout,
+    FieldSpec,
+    infer_spec,
+    ways_to_declare,
+)
 from halox.decomposition.normalise import Halo
 from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import Described, describe, owner
@@ -136,6 +144,18 @@ class FieldLayouts:
         """Whether an array is a field that the grid made, or that was declared; ``found`` describes it."""
         return _field(found) in self._declared or self.is_own(array)
 
+    def declared(self, array: object) -> FieldLayout | None:
+        """Return the layout with which a field was made or declared; None for any other object."""
+        try:
+            entry = self._declared.get(_field(describe(array)))
+        except FieldError:  # no array of NumPy or CuPy
+            return None
+        return None if entry is None else entry[1]
+
+    def of_shape(self, shape: tuple[int, ...]) -> list[FieldLayout]:
+        """Return the layouts made or declared that arrays of this shape may have."""
+        return [layout for layout in self._known.values() if layout.padded_shape == shape]
+
     def key(self, arrays: Sequence[object]) -> Hashable:
         """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
         return tuple(map(self._key, arrays))
@@ -196,17 +216,28 @@ class FieldLayouts:
         return layout
 
     def _inferred(self, shape: tuple[int, ...]) -> FieldLayout:
-        """Read a shape: as the grid's halo has it, or as the one declared layout that gives it."""
+        """Read a shape: as the grid's halo has it, or as the one declared layout that has it."""
         try:
             return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
         except FieldError:
-            known = [layout for layout in self._known.values() if layout.padded_shape == shape]
+            known = self.of_shape(shape)
             if any(layout.spec.parity is not None for layout in known):
+                both = dict.fromkeys(
+                    replace(one.spec, parity=parity)
+                    for one in known
+                    for parity in (PARITIES if one.spec.parity else (None,))
+                )
                 raise FieldError(
                     f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "
-                    "grid.declare(array, parity=..., ...), or allocate with grid.zeros_like"
+                    f"{ways_to_declare(both, self._halo)}, or allocate with grid.zeros_like"
                 ) from None
-            if len(known) != 1:
+            if len(known) > 1:
+                ways = ways_to_declare((layout.spec for layout in known), self._halo)
+                raise FieldError(
+                    f"array: shape {shape} is that of {len(known)} layouts of this grid's fields; tell which with "
+                    f"{ways}, or allocate with grid.zeros_like"
+                ) from None
+            if not known:
                 raise
             return known[0]
 

@@ -100,10 +100,21 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
         ) from error
     if found.subdtype is not None:
         raise FieldError(
-            f"dtype {found} has axes of its own; give dtype {found.base} and components_after={found.shape}"
+            f"dtype {found} has axes of its own; give dtype={dtype_text(found.base)}, components_after={found.shape}"
         )
     if found.hasobject or found.itemsize == 0:
         raise FieldError(
             f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype"
         )
     return found
+
+
+def dtype_text(dtype: DType) -> str:
+    """Return a dtype as Python code.
+
+    Examples
+    --------
+    >>> dtype_text(np.dtype("f4")), dtype_text(np.dtype([("a", "f8")]))
+    ("'float32'", "[('a', '<f8')]")
+    """
+    return repr(str(dtype)) if dtype.names is None else str(dtype)

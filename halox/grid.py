@@ -301,9 +301,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         """Make a field of an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
         labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
-        return labelled.from_dataarray(
-            self._world, self, array, layout_of=self._layouts.of, make=self._add, dims=dims
-        )
+        return labelled.from_dataarray(self, array, dims=dims)
 
     # Exchanges
 

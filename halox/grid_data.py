@@ -28,7 +28,7 @@ from halox.decomposition import Decomposition, FieldLayout
 from halox.dimension_names import FACE
 from halox.errors import FieldError, MismatchError
 from halox.field_layouts import FieldLayouts
-from halox.field_options import FieldOptions
+from halox.field_options import FieldOptions, dtype_text
 from halox.gathering import gather
 from halox.runtime.arrays import Array, DType, check_elements_apart
 from halox.runtime.call_guard import one_thread
@@ -378,7 +378,10 @@ class GridData:
                             f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like "
                             "the one saved, or let load make it"
                         )
-                return {} if into else components_of(shape, self.grid_shape, str(path))
+                if into:
+                    return {}
+                call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(dtype)}, {{}}))"
+                return components_of(shape, self.grid_shape, str(path), call)
 
             layout = guarded(self._world, options, f"reading {path}", LOADING)
             if into:

@@ -13,7 +13,7 @@ from typing import Any
 
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError
-from halox.field_options import FieldOptions
+from halox.field_options import FieldOptions, dtype_text
 from halox.gathering import UNDER_WAY, blocks_of, parts_of, root_of, rounds
 from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe
 from halox.runtime.gpu.cuda import is_device_array
@@ -69,7 +69,10 @@ def scatter(
         array = _checked(whole, chosen)
         components: FieldOptions = {}
         if target.layout is None:
-            components = components_of(tuple(array.shape), layout_of(None).global_shape, "whole")
+            call = f"grid.scatter(whole, {chosen}, {{}})"
+            components = components_of(
+                tuple(array.shape), layout_of(None).global_shape, "whole", call
+            )
         elif array.shape != target.layout.global_shape:
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {shown(target.layout.global_shape)} of "
@@ -102,8 +105,13 @@ def _checked(whole: object, root: int) -> Array:
     return to_host(whole) if is_device_array(whole) else as_ndarray(whole, "whole")
 
 
-def components_of(shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str) -> FieldOptions:
-    """Return the component axes that a whole array has beside the grid's; `FieldError` names the array."""
+def components_of(
+    shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str, call: str
+) -> FieldOptions:
+    """Return the component axes that a whole array has beside the grid's.
+
+    Raises `FieldError`, which names the array and the remedy: ``call`` has "{}" in place of the options of a field.
+    """
     ndim = len(grid_shape)
     starts = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == grid_shape]
     if len(starts) == 1:
@@ -112,13 +120,15 @@ def components_of(shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str
             "components_after": shape[starts[0] + ndim :],
         }
     if starts:
-        why = f"can be read in {len(starts)} ways; say components= or components_after="
+        options = [f"components={shape[:n]}, components_after={shape[n + ndim :]}" for n in starts]
+        why = f"can be read in {len(starts)} ways; tell which with {', or '.join(map(call.format, options))}"
     else:
         why = (
             f"does not hold the grid's {grid_shape}, with component axes in front or behind; give all cells, without "
-            "halo, and say staggered= or parity= where the field is so"
+            f"halo, and tell the layout of a field that is staggered or of one parity, as with "
+            f"{call.format('staggered=0')}"
         )
-    raise FieldError(f"{name}: shape {shape} {why}, or give the field that is to be filled")
+    raise FieldError(f"{name}: shape {shape} {why}")
 
 
 def _compare(offers: list[_Offer]) -> None:
@@ -140,7 +150,7 @@ def _compare(offers: list[_Offer]) -> None:
         if other.out is not None and other.out != told.dtype:
             raise MismatchError(
                 f"scatter needs one dtype: out has {other.out} on rank {rank}, and whole {told.dtype} on rank "
-                f"{told.root}; convert one of them, as by whole.astype({str(other.out)!r})"
+                f"{told.root}; convert one of them, as by whole.astype({dtype_text(other.out)})"
             )
 
 

@@ -6,7 +6,7 @@ Importing this module gives every `xarray.Dataset` the accessor ``halox``, see `
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, axis_names, with_faces
 from halox.errors import FieldError, HaloxError, MismatchError, MissingPackageError
+from halox.field_layouts import FieldLayouts
 from halox.field_options import fixed_dtype
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
@@ -50,6 +51,14 @@ class Fields(Protocol):
     @property
     def _world(self) -> World:
         """The ranks."""
+
+    @property
+    def _layouts(self) -> FieldLayouts:
+        """Layouts of the fields."""
+
+    @property
+    def _add(self) -> Callable[..., Any]:
+        """Allocate a field; collective."""
 
     def layout(self, field: object) -> FieldLayout:
         """Return where the cells of a field lie."""
@@ -188,33 +197,27 @@ def _beyond(values: Array, count: int) -> Array:
     """Return coordinates before the first one, the nearest first: at the same distance, repeated if there is none."""
     if count == 0 or len(values) == 1 or values.dtype.kind not in "iufcmM":
         return np.repeat(values[:1], count)
-    steps = np.arange(1, count + 1)
-    found: Array = values[0] - steps * (values[1] - values[0])
+    steps, (first, second) = np.arange(1, count + 1), values[:2]
+    if values.dtype.kind in "iu":  # they may go below what their dtype holds
+        first, second = int(first), int(second)
+    found: Array = first - steps * (second - first)
     return found
 
 
 # To fields
 
 
-def from_dataarray(
-    world: World,
-    grid: Fields,
-    array: object,
-    *,
-    layout_of: Callable[[FieldSpec], FieldLayout],
-    make: Callable[..., Any],
-    dims: Sequence[str] | None = None,
-) -> Any:
-    """Make a field with the values of a labelled array.
-
-    ``grid.from_dataarray(array, dims=None)`` gives the other arguments.
+def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = None) -> Any:
+    """Make a field with the values of a labelled array; `Grid.from_dataarray` calls it.
 
     Parameters
     ----------
+    grid : Grid
     array : xarray.DataArray
-        On every rank the whole field, of which each takes its part, or that rank's cells, with the grid's halo or
-        without. Axes may be in any order; "x_face" in place of "x" is a staggered axis, and others are components.
-        Where values are read on demand, as from a file, only the part needed is loaded.
+        On every rank the whole field, of which each takes its part, or that rank's cells, with a halo or without. A
+        halo is the grid's, or that of the field that the array is a view of. Axes may be in any order; "x_face" in
+        place of "x" is a staggered axis, and others are components. Where values are read on demand, as from a file,
+        only the part needed is loaded.
     dims : sequence of str, optional
         Names of the grid axes; ("x", "y", "z", "t") by default.
 
@@ -226,7 +229,8 @@ def from_dataarray(
     Raises
     ------
     FieldError
-        If it is no DataArray, a grid axis is missing, or its extents fit neither the whole field nor the rank's.
+        If it is no DataArray, a grid axis is missing, or its extents fit neither the whole field nor the rank's; or
+        both the whole field and the rank's cells with halo, and it is no view of a field.
     MismatchError
         If the arrays of the ranks differ in dtype or layout, or only some are the whole field.
     MissingPackageError
@@ -238,14 +242,21 @@ def from_dataarray(
     """
 
     def reading() -> tuple[Reading, Offer]:
-        found = read(grid, array, layout_of, dims)
+        found = read(grid, array, dims)
         return found, found.offer
 
-    found, offers = world.prepare(reading, _CALL)
-    kind = agreed(offers)
-    dtype = found.offer.dtype
-    field = make(lambda: (found.layout, dtype), "zeros", None, dtype)
-    world.guarded(lambda: found.fill(field, kind), _CALL)
+    found, offers = grid._world.prepare(reading, _CALL)
+    kinds = agreed(offers)
+    if _is_open(kinds):
+        raise FieldError(f"the array {found.choices}")
+    return make_field(grid, found, kinds[0])
+
+
+def make_field(grid: Fields, reading: Reading, kind: str) -> Any:
+    """Make a field of a labelled array, and fill it; collective."""
+    dtype = reading.offer.dtype
+    field = grid._add(lambda: (reading.layout, dtype), "zeros", None, dtype)
+    grid._world.guarded(lambda: reading.fill(field, kind), _CALL)
     return field
 
 
@@ -266,13 +277,33 @@ class Reading:
     layout: FieldLayout
     offer: Offer
 
+    @property
+    def dims(self) -> tuple[Hashable, ...]:
+        """Names of the dimensions along the grid axes."""
+        before = len(self.layout.spec.components_before)
+        return self.array.dims[before : before + self.layout.spec.ndim]
+
+    @property
+    def choices(self) -> str:
+        """Text about an array that may be the whole field, or this rank's cells with halo."""
+        inside = self.layout.interior[len(self.layout.spec.components_before) :]
+        ways = [
+            ", ".join(
+                f"{d}=slice({cut.start}, {cut.stop})"
+                for d, cut in zip(self.dims, cuts, strict=False)
+            )
+            for cuts in (self.layout.owned, inside)
+        ]
+        return (
+            f"has the shape of {WHOLE} and of {HALO}; give the cells of this rank alone: array.isel({ways[0]}) of the "
+            f"whole field, array.isel({ways[1]}) of cells with halo"
+        )
+
     def fill(self, field: Any, kind: str) -> None:
         """Set the cells of a field of the same layout; local."""
         layout, array = self.layout, self.array
         if kind == WHOLE:
-            before = len(layout.spec.components_before)
-            names = array.dims[before : before + layout.spec.ndim]
-            array = array.isel(dict(zip(names, layout.owned, strict=True)))
+            array = array.isel(dict(zip(self.dims, layout.owned, strict=True)))
         data = array.data  # loads what is read on demand
         target = field if kind == HALO else field[layout.interior]
         if is_device_array(target):
@@ -280,35 +311,40 @@ class Reading:
         else:
             target[...] = to_host(data)
 
+    def own_part(self, values: Array, axis: int, kind: str) -> tuple[int, Array]:
+        """Return the coordinates along a grid axis without a halo, and the first one's place in the whole grid."""
+        owned, stored = self.layout.owned[axis], self.layout.stored[axis]
+        if kind == WHOLE:
+            return 0, values
+        if kind == HALO:
+            values = values[owned.start - stored.start :][: owned.stop - owned.start]
+        return owned.start, values
 
-def agreed(offers: Sequence[Offer]) -> str:
-    """Return what the arrays of all ranks are; raises `MismatchError` or `FieldError` on all alike."""
-    first = offers[0]
+
+def agreed(offers: Sequence[Offer], name: str | None = None) -> tuple[str, ...]:
+    """Return what the arrays of all ranks can be; raises `MismatchError` on all alike, which names the variable."""
+    first, arrays = offers[0], "the arrays" + ("" if name is None else f" of variable {name!r}")
     for rank, other in enumerate(offers):
-        for name in ("layout", "dtype"):
-            mine, theirs = getattr(first, name), getattr(other, name)
+        for which in ("layout", "dtype"):
+            mine, theirs = getattr(first, which), getattr(other, which)
             if mine != theirs:
                 raise MismatchError(
-                    f"the arrays need one {name} on all ranks: rank 0 gave {mine}, rank {rank} {theirs}; give "
+                    f"{arrays} need one {which} on all ranks: rank 0 gave {mine}, rank {rank} {theirs}; give "
                     "the same on all ranks"
                 )
-    common = [kind for kind in first.kinds if all(kind in other.kinds for other in offers)]
+    common = tuple(kind for kind in first.kinds if all(kind in other.kinds for other in offers))
     if not common:
         told = "; ".join(f"rank {rank} gave {other.kinds[0]}" for rank, other in enumerate(offers))
-        raise MismatchError(f"the arrays are not alike: {told}; give the same kind on all ranks")
-    if WHOLE in common and HALO in common and BLOCK not in common:
-        raise FieldError(
-            f"the array has the shape of {WHOLE} and of {HALO}; give the latter without halo, cut off by isel"
-        )
-    return common[0]
+        raise MismatchError(f"{arrays} are not alike: {told}; give the same kind on all ranks")
+    return common
 
 
-def read(
-    grid: Fields,
-    array: object,
-    layout_of: Callable[[FieldSpec], FieldLayout],
-    dims: Sequence[str] | None,
-) -> Reading:
+def _is_open(kinds: Sequence[str]) -> bool:
+    """Whether an array may be the whole field, and a block with a halo that must be cut off."""
+    return WHOLE in kinds and HALO in kinds and BLOCK not in kinds
+
+
+def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
     """Recognise the axes of a labelled array; parameters and errors as of `from_dataarray`. Local."""
     if not isinstance(array, xarray.DataArray):
         raise FieldError(
@@ -330,7 +366,8 @@ def read(
         turned.shape[behind:],
         tuple(name.endswith(FACE) for name in found),
     )
-    layout = layout_of(spec)
+    dtype = fixed_dtype(array.dtype)
+    layout = grid._layouts.of(spec)
     owned = tuple(cut.stop - cut.start for cut in layout.owned)
     shapes = {
         WHOLE: layout.global_shape,
@@ -338,12 +375,38 @@ def read(
         HALO: layout.padded_shape,
     }
     kinds = tuple(kind for kind, shape in shapes.items() if turned.shape == shape)
+    halo = _halo_of_field(grid, turned, spec, any_array=not kinds)
+    if halo is not None:
+        spec, kinds = replace(spec, halo=halo), (HALO,)
+        layout = grid._layouts.of(spec)
     if not kinds:
         raise FieldError(
             f"the array has the extents {turned.shape} along {_listed(turned.dims)}; expected "
             + ", or ".join(f"{shape} for {kind}" for kind, shape in shapes.items())
         )
-    return Reading(turned, layout, Offer(spec, fixed_dtype(array.dtype), kinds))
+    return Reading(turned, layout, Offer(spec, dtype, kinds))
+
+
+def _halo_of_field(
+    grid: Fields, array: xarray.DataArray, spec: FieldSpec, *, any_array: bool
+) -> Halo | None:
+    """Return the halo of the field that an array is, None if it is no field, or one without halo.
+
+    With ``any_array``, return for any other array the one halo of the grid's fields that gives its shape: it may be a
+    result of arithmetic.
+    """
+
+    def is_like(one: FieldSpec) -> bool:
+        return replace(spec, halo=one.halo, offsets=one.offsets) == one and any(map(any, one.halo))
+
+    specs = [one.spec for one in grid._layouts.of_shape(array.shape) if is_like(one.spec)]
+    if not specs:
+        return None  # values that are read on demand are not loaded
+    declared = grid._layouts.declared(array.data)
+    if declared is not None:
+        return declared.spec.halo if is_like(declared.spec) else None
+    halos = {one.halo for one in specs}
+    return halos.pop() if any_array and len(halos) == 1 else None
 
 
 def _found(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -> list[str]:
@@ -373,22 +436,41 @@ def _listed(names: Iterable[Hashable]) -> str:
 class _Told(NamedTuple):
     """Variables of a dataset and their coordinates: by axis a variable that has it, and the number of the axis."""
 
-    names: tuple[str, ...]
+    offers: dict[str, Offer]
     coords: dict[str, tuple[str, int]]
 
 
 def _told(told: _Told) -> str:
-    return f"the variables {_listed(told.names)} with coordinates {_listed(told.coords)}"
+    return f"the variables {_listed(told.offers)} with coordinates {_listed(told.coords)}"
 
 
-def _own_part(values: Array, layout: FieldLayout, axis: int) -> tuple[int, Array]:
-    """Return coordinates along an axis without those of a halo, and the first one's place in the whole grid."""
-    owned, stored = layout.owned[axis], layout.stored[axis]
-    if len(values) == layout.global_shape[len(layout.spec.components_before) + axis]:
-        return 0, values
-    if len(values) == stored.stop - stored.start:
-        values = values[owned.start - stored.start :][: owned.stop - owned.start]
-    return owned.start, values
+def _kinds(
+    readings: Mapping[str, Reading], common: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
+    """Return what each variable of a dataset is, of all that it can be; raises `FieldError` on all ranks alike.
+
+    Along a dimension all variables have a halo, or none: a variable tells of others that share its dimensions.
+    """
+    found: dict[str, str] = {}
+    first: dict[Hashable, str] = {}  # a variable that has the dimension
+    for name in sorted(common, key=lambda name: _is_open(common[name])):
+        kinds, reading = common[name], readings[name]
+        widths = zip(reading.dims, reading.layout.spec.halo, strict=True)
+        dims = [dim for dim, sides in widths if any(sides)]
+        others = [first[dim] for dim in dims if dim in first]
+        if _is_open(kinds):
+            if not others:
+                raise FieldError(f"variable {name!r} {reading.choices}")
+            kinds = (HALO,) if found[others[0]] == HALO else (WHOLE,)
+        found[name] = kinds[0]
+        for other in others:
+            if (found[other] == HALO) != (found[name] == HALO):
+                raise FieldError(
+                    f"variables {other!r} and {name!r} share a dimension, and one is {found[other]}, the other "
+                    f"{found[name]}; give both with halo, or both without"
+                )
+        first = dict.fromkeys(dims, name) | first
+    return found
 
 
 def _joined(parts: Sequence[tuple[int, Array]]) -> Array:
@@ -428,7 +510,8 @@ class DatasetFields:
         ----------
         grid : Grid
         *names : str
-            Variables; by default all that have the grid's axes.
+            Variables; by default all that have the grid's axes. Coordinates, and variables of fewer dimensions than the
+            grid, such as a time or a profile, are no fields, and are left alone.
         dims : sequence of str, optional
             Names of the grid axes; see `dataarray`.
         corners : bool, optional
@@ -437,7 +520,8 @@ class DatasetFields:
         Raises
         ------
         FieldError
-            If a variable does not have the grid's axes, or has no halo; on all ranks.
+            If no variable has the grid's axes, a variable named does not have them, or one of as many dimensions as the
+            grid; or if a variable has no halo; on all ranks.
 
         Notes
         -----
@@ -474,7 +558,9 @@ class DatasetFields:
         Raises
         ------
         FieldError
-            If no variable has the grid's axes.
+            If no variable has the grid's axes, or one of as many dimensions as the grid lacks some, as for `exchange`;
+            or if a variable can be the whole field or a block with halo, and no
+            variable that shares a dimension with it tells.
         MismatchError
             If variables or coordinates differ between ranks.
 
@@ -482,21 +568,25 @@ class DatasetFields:
         -----
         Collective, with errors as of `Grid.from_dataarray`, which reads each variable, and `Grid.save`. Stores the
         variables with the grid's axes, their coordinates along these, and the attributes of all of them and of the
-        dataset, those of rank 0; no halos.
+        dataset, those of rank 0; no halos, nor the coordinates of halo cells. Variables of fewer dimensions than the
+        grid are not stored.
         """
         _check_grid(grid)
         world: World = grid._world
         world.begin(_WRITING)
-        (axes, names), told = world.prepare(lambda: self._written(grid, dims), _WRITING)
+        (axes, readings), told = world.prepare(lambda: self._written(grid, dims), _WRITING)
         for rank, other in enumerate(told):
-            if other != told[0]:
+            if list(other.offers) != list(told[0].offers) or other.coords != told[0].coords:
                 raise MismatchError(
                     f"the datasets differ between ranks: rank 0 has {_told(told[0])}, rank {rank} {_told(other)}; give "
                     "the same variables and coordinates on all ranks"
                 )
-        fields = {name: grid.from_dataarray(self._dataset[name], dims=axes) for name in names}
+        kinds = _kinds(
+            readings, {name: agreed([one.offers[name] for one in told], name) for name in readings}
+        )
+        fields = {name: make_field(grid, one, kinds[name]) for name, one in readings.items()}
         found = {
-            axis: _own_part(self._dataset[axis].values, grid.layout(fields[name]), number)
+            axis: readings[name].own_part(self._dataset[axis].values, number, kinds[name])
             for axis, (name, number) in told[0].coords.items()
         }
         parts = world.gather(found, _WRITING)
@@ -513,53 +603,68 @@ class DatasetFields:
 
     def _written(
         self, grid: Fields, dims: Sequence[str] | None
-    ) -> tuple[tuple[tuple[str, ...], list[str]], _Told]:
-        """Return the names of the grid axes and of the variables that have them all, and what ranks must share."""
+    ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _Told]:
+        """Return the names of the grid axes and the variables that have them all, and what ranks must share."""
         axes, dataset = axis_names(dims, len(grid.grid_shape)), self._dataset
-        names: list[Any] = [
-            name
-            for name, variable in dataset.data_vars.items()
-            if len(_found(variable, axes)) == len(axes)
-        ]
+        readings: dict[str, Reading] = {}
+        coords: dict[str, tuple[str, int]] = {}
+        for name in self._names(axes):
+            try:
+                readings[name] = read(grid, dataset[name], axes)
+            except FieldError as error:
+                raise FieldError(f"variable {name!r}: {error}") from error
+            for number, axis in enumerate(readings[name].dims):
+                if axis in dataset.coords:
+                    coords.setdefault(str(axis), (name, number))
+        offers = {name: one.offer for name, one in readings.items()}
+        return (axes, readings), _Told(offers, coords)
+
+    def _names(self, axes: Sequence[str]) -> list[str]:
+        """Return the names of the variables that have all grid axes, sorted.
+
+        Raises `FieldError` if none has, or one lacks some that has enough dimensions to be meant for a field.
+        """
+        variables = self._dataset.data_vars
+        names: list[Any] = [k for k, v in variables.items() if len(_found(v, axes)) == len(axes)]
         for name in names:
             if not isinstance(name, str):
                 raise FieldError(f"variable {shown(name)} has a name that is no str; rename it")
         if not names:
-            told = "; ".join(f"{k}: {_listed(v.dims)}" for k, v in dataset.data_vars.items())
+            told = "; ".join(f"{k}: {_listed(v.dims)}" for k, v in variables.items())
             raise FieldError(
                 f"no variable of the dataset has the grid axes {_listed(axes)} ({told or 'it has none'}); name the "
                 "grid axes by dims="
             )
         names.sort()
-        coords: dict[str, tuple[str, int]] = {}
-        for name in names:
-            for number, axis in enumerate(_found(dataset[name], axes)):
-                if axis in dataset.coords:
-                    coords.setdefault(axis, (name, number))
-        return (axes, names), _Told(tuple(names), coords)
+        for name, variable in variables.items():
+            if name not in names and variable.ndim >= len(axes):
+                raise FieldError(
+                    f"variable {name!r} has the dimensions {_listed(variable.dims)}, and the grid {_listed(axes)}; "
+                    f"rename its dimensions, or leave it out, as in dataset[{names}]"
+                )
+        return names
 
     def _fields(self, grid: Fields, names: Sequence[str], dims: Sequence[str] | None) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
         axes, found = axis_names(dims, len(grid.grid_shape)), []
-        for name in sorted(names or map(str, self._dataset.data_vars)):
-            if name not in self._dataset.variables:
+        for name in sorted(names, key=str) or self._names(axes):
+            if not isinstance(name, str) or name not in self._dataset.variables:
                 raise FieldError(
                     f"the dataset has no variable {shown(name)}; it has {_listed(self._dataset.data_vars)}"
                 )
             variable = self._dataset[name].variable
             its = _found(variable, axes)
-            if len(its) == len(axes):
-                array = variable.transpose(*_order(variable.dims, its)).data
-                try:
-                    grid.layout(array)
-                except FieldError as error:
-                    raise FieldError(
-                        f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"
-                    ) from error
-                found.append(array)
-            elif names:
+            if len(its) < len(axes):
                 raise FieldError(
                     f"variable {name!r} has the dimensions {_listed(variable.dims)}, and the grid {_listed(axes)}; "
                     "name the grid axes by dims="
                 )
+            array = variable.transpose(*_order(variable.dims, its)).data
+            try:
+                grid.layout(array)
+            except FieldError as error:
+                raise FieldError(
+                    f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"
+                ) from error
+            found.append(array)
         return found

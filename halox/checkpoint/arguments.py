@@ -17,6 +17,7 @@ from halox.decomposition import FieldLayout
 from halox.dimension_names import axis_names
 from halox.errors import CheckpointError, FieldError
 from halox.field_layouts import FieldLayouts
+from halox.field_options import OPTIONS
 from halox.runtime.arrays import Array, Described, check_elements_apart
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown
@@ -89,7 +90,10 @@ def fields_of(
         try:
             described, layout = layouts.read(field)
         except FieldError as error:
-            raise FieldError(f"{name}: {error}") from error
+            remedy = ""
+            if written and name in OPTIONS:
+                remedy = f"; give a field with this layout to be filled, as in u=grid.zeros({name}={shown(field)})"
+            raise FieldError(f"{name}: {error}{remedy}") from error
         if written and not described.writable:
             raise FieldError(f"{name}: the array is read-only; give one that can be written")
         if written:

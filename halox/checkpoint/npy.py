@@ -113,7 +113,8 @@ def header_of(name: Path, path: Path) -> Header:
         ) from error
     if is_fortran:
         raise CheckpointError(
-            f"{path}: expected an array in C order, found Fortran order; write it by np.save of np.ascontiguousarray"
+            f"{path}: expected an array in C order, found Fortran order; write it by "
+            "np.save(path, np.ascontiguousarray(array))"
         )
     if dtype.hasobject:
         raise CheckpointError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from halox.decomposition.axis_layout import Box
 from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
-from halox.decomposition.fields import FieldLayout, FieldSpec, Region, infer_spec
+from halox.decomposition.fields import FieldLayout, FieldSpec, Region, infer_spec, ways_to_declare
 from halox.decomposition.normalise import Halo, normalise_halo
 from halox.decomposition.parity import PARITIES, Parity
 from halox.decomposition.partition import AxisPartition
@@ -47,4 +47,5 @@ __all__ = [
     "normalise_halo",
     "overlaps",
     "place",
+    "ways_to_declare",
 ]

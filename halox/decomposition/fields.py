@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -114,6 +114,27 @@ class FieldSpec:
     def digest(self) -> str:
         """Fingerprint of 16 hexadecimal digits, equal for equal specs in every process."""
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
+
+    def declaration(self, halo: Halo) -> str:
+        """Return the call that declares an array such a field, of a grid with a halo.
+
+        Examples
+        --------
+        >>> FieldSpec(((2, 2), (2, 2)), (3,), staggered=(True, False)).declaration(((1, 1), (1, 1)))
+        'grid.declare(array, components=(3,), staggered=(0,), halo=2)'
+        """
+        widths = {width for sides in self.halo for width in sides}
+        options = {
+            "components": self.components_before,
+            "components_after": self.components_after,
+            "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
+            "parity": self.parity,
+            "offsets": self.offsets,
+        }
+        told = [f"{name}={value!r}" for name, value in options.items() if value]
+        if self.halo != halo:
+            told.append(f"halo={widths.pop() if len(widths) == 1 else self.halo}")
+        return f"grid.declare({', '.join(['array', *told])})"
 
     def __str__(self) -> str:
         """Return the options that describe such a field."""
@@ -470,25 +491,32 @@ def infer_spec(
     if len(readings) == 1:
         return readings[0]
     expected = f"rank {rank} with halo={halo} has padded_shape={plain}"
-    if not readings:
-        problem = f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind"
-        own = decomposition.rank_shape(rank)
-        if any(shape[n : n + len(own)] == own for n in range(len(shape))):
-            raise FieldError(
-                f"{problem}; these are the rank's cells without their halo: give the field itself, no slice of it and "
-                "not grid.interior(field), or tell with grid.declare(array, halo=0) if it has none"
-            )
+    if readings:
         raise FieldError(
-            f"{problem}; allocate with grid.zeros, or tell with grid.declare(array, components=..., "
-            "staggered=..., halo=...) if it is staggered or has another halo"
+            f"array: shape {shape} can be read in {len(readings)} ways ({expected}); tell which with "
+            f"{ways_to_declare(readings, halo)}"
         )
-    choices = "; or ".join(_describe(reading) for reading in readings)
+    problem = (
+        f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind"
+    )
+    own = decomposition.rank_shape(rank)
+    bare = tuple((0, 0) for _ in own)
+    without = [
+        FieldSpec(bare, shape[:first], shape[first + len(own) :])
+        for first in range(len(shape) - len(own) + 1)
+        if shape[first : first + len(own)] == own and 0 not in shape
+    ]
+    if without:
+        raise FieldError(
+            f"{problem}; these are the rank's cells without their halo: give the field itself, no slice of it and "
+            f"not grid.interior(field), or tell with {ways_to_declare(without, halo)} if it has none"
+        )
     raise FieldError(
-        f"array: shape {shape} can be read in {len(readings)} ways: {choices}; {expected}; "
-        "tell with grid.declare(array, components=...)"
+        f"{problem}; allocate with grid.zeros, or tell with grid.declare(array, components=..., "
+        "staggered=..., halo=...) if it is staggered or has another halo"
     )
 
 
-def _describe(spec: FieldSpec) -> str:
-    places = ((spec.components_before, "before"), (spec.components_after, "after"))
-    return " and ".join(f"components {extents} {place}" for extents, place in places if extents)
+def ways_to_declare(specs: Iterable[FieldSpec], halo: Halo) -> str:
+    """Return the calls that declare an array one of some fields, of a grid with a halo."""
+    return ", or ".join(spec.declaration(halo) for spec in specs)

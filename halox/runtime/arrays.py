@@ -195,7 +195,10 @@ def scalar_array(value: object, dtype: DType) -> Array:
     try:
         both_whole = kind.kind in "iu" and dtype.kind in "iu"
         if both_whole or np.can_cast(kind, dtype, "same_kind"):
-            return np.asarray(value, dtype)
+            with np.errstate(over="ignore"):
+                found = np.asarray(value, dtype)
+            if kind == dtype or np.isfinite(found) or not np.isfinite(value):  # type: ignore[call-overload]
+                return found
     except OverflowError:
         pass
     raise FieldError(f"array: {shown(value)} is no value of dtype {dtype}; convert it first")

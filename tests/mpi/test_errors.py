@@ -303,6 +303,11 @@ TABLE: Table = {
         FieldError,
         "the rank's cells without their halo: give the field itself",
     ),
+    "an array whose shape several layouts have": (
+        lambda c: _sum_of_several_layouts(c),
+        FieldError,
+        r"is that of 2 layouts of this grid's fields; tell which with grid\.declare\(array, ",
+    ),
     "a shape in place of a dtype": (
         with_field(lambda g: g.zeros(g.grid_shape)),
         FieldError,
@@ -399,6 +404,11 @@ TABLE: Table = {
         MismatchError,
         r"rank 0 has float64, .*halo=.* rank 1 has float64, .*halo=",
     ),
+    "a whole array that can be read in two ways": (
+        lambda c: using("scatter", np.ones(2 * (4 * c.size, 6)))(c),
+        FieldError,
+        r"can be read in 2 ways; tell which with grid\.scatter\(whole, 0, components=",
+    ),
     "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "one dtype and layout"),
     "a gather to unlike roots >1": (gather_to_unlike_roots, MismatchError, "one root on all"),
     "a gather to a rank that is none": (
@@ -410,6 +420,16 @@ TABLE: Table = {
         using("full", 300, "u1"),
         FieldError,
         "value: 300 cannot be held by dtype uint8",
+    ),
+    "a complex value in a real field": (
+        using("full", 1 + 2j),
+        FieldError,
+        r"value: \(1\+2j\) cannot be held by dtype float64 \(it has an imaginary part\)",
+    ),
+    "a value that the dtype of another field cannot hold": (
+        lambda c: _full_like(c, 1j),
+        FieldError,
+        r"value: 1j cannot be held by dtype float32 \(it has an imaginary part\)",
     ),
     "a value that does not broadcast": (
         using("full", [1] * 5),
@@ -552,6 +572,18 @@ def _corners(comm: World) -> None:
 def _accumulate_bool(comm: World) -> None:
     with grid(comm) as g:
         g.accumulate(g.zeros("?"))
+
+
+def _sum_of_several_layouts(comm: World) -> None:
+    with grid(comm) as g:
+        w, v = g.ones(halo=((2, 1), (1, 1))), g.ones(halo=((1, 2), (1, 1)))
+        assert w.shape == v.shape
+        g.sum(2 * w)
+
+
+def _full_like(comm: World, value: object) -> None:
+    with grid(comm) as g:
+        g.full_like(g.zeros("f4"), value)
 
 
 def _minimum_of_complex(comm: World) -> None:

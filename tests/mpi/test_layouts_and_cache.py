@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -65,6 +66,36 @@ def test_an_array_of_ones_own_is_staggered_only_if_declared(grid: halox.Grid, co
     fill(grid, u, 1, 2)
     grid.exchange(u)
     assert agree(bool((u[:, 3] == rows(grid, 1, 2)).all()), comm)
+
+
+LAYOUTS: dict[str, list[dict[str, Any]]] = {
+    "halos": [{"halo": ((2, 1), (1, 1))}, {"halo": ((1, 2), (1, 1))}],
+    "a stencil's reach": [{"halo": 2}, {"halo": 2, "offsets": 1}, {"halo": 2, "offsets": (1, 2)}],
+    "staggering": [{"staggered": 1}, {"halo": ((1, 1), (1, 2))}, {"halo": ((1, 1), (2, 1))}],
+    "components": [{"components": (6, 8)}, {"components_after": (6, 8)}],
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_an_array_of_several_layouts_is_declared_as_the_error_tells(
+    case: str, grid: halox.Grid
+) -> None:
+    fields = [grid.zeros(**options) for options in LAYOUTS[case]]
+    for u in fields:
+        grid.interior(u)[...] = 1 + np.arange(grid.interior(u).size).reshape(grid.interior(u).shape)
+    assert len({u.shape for u in fields}) == 1
+    for number, u in enumerate(fields):
+        array = 2 * u
+        for call in (grid.sum, grid.exchange, grid.gather):
+            with pytest.raises(FieldError, match="tell which with") as caught:
+                call(array)
+        text = str(caught.value).split(";")[1]
+        assert "does not fit" not in str(caught.value)
+        ways = re.findall(r"grid\.declare\(array, .*?\)(?=, or grid|, or allocate|$|\n)", text)
+        assert len(ways) == len(fields)
+        assert eval(ways[number]) is array
+        assert grid.layout(array) is grid.layout(u)
+        assert grid.sum(array) == 2 * grid.sum(u)
 
 
 @pytest.mark.ranks(2, 3, 4)

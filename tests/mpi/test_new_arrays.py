@@ -398,7 +398,7 @@ def test_ambiguous_results_are_refused_with_the_remedy(comm: World) -> None:
             g.exchange(u + 1)
         g.zeros(components_after=n)
         for call in (g.layout, g.exchange):
-            with pytest.raises(FieldError, match=r"2 ways: .*grid\.declare"):
+            with pytest.raises(FieldError, match=r"2 layouts .*grid\.declare"):
                 call(u + 1)
         g.exchange(g.declare(v, components=n))
 

@@ -145,7 +145,7 @@ def test_fields_that_no_machine_holds(
 
 
 def test_dtypes_with_axes(grid: halox.Grid) -> None:
-    text = r"dtype \('<f8', \(3,\)\) has axes of its own; give dtype float64 and components_after=\(3,\)"
+    text = r"dtype \('<f8', \(3,\)\) has axes of its own; give dtype='float64', components_after=\(3,\)"
     dtype = ("f8", (3,))
     raised_by_all(grid, FieldError, text, lambda: grid.zeros(dtype))
     raised_by_all(grid, FieldError, text, lambda: grid.ones(bad_on_last(grid, dtype, "f8")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,10 @@ def test_coordinates_continue_in_the_halo(grid: halox.Grid) -> None:
     assert np.allclose(np.diff(block.x), 0.25)
     names = np.array(list("abcdef"))
     assert set(grid.dataarray(u, halo=True, coords={"y": names}).y.values) <= set(names)
+    for dtype in ("u1", "i1", "u8"):
+        numbers = np.arange(SHAPE[1], dtype=dtype)
+        found = grid.dataarray(u, halo=True, coords={"y": numbers}).y
+        assert np.array_equal(found, np.arange(cut.start, cut.stop))
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4", "c16", "i2", ">f8", "?"])
@@ -181,6 +186,30 @@ def test_some_variables_only(grid: halox.Grid) -> None:
     assert np.all(v[0, 1:-1] > 0) and np.all(u[0] == 0)
 
 
+def test_variables_that_are_no_fields_are_left_alone(grid: halox.Grid, tmp_path: Path) -> None:
+    u = grid.zeros()
+    grid.interior(u)[...] = 1
+    dims = ("lon", "lat")
+    dataset = xr.Dataset(
+        {
+            "u": grid.dataarray(u, halo=True, dims=dims),
+            "time": 0.5,
+            "profile": ("lat", np.full(u.shape[1], 7.0)),
+            "names": ("station", ["a", "b"]),
+        }
+    ).assign_coords(height=(dims, np.full(u.shape, 3.0)))
+    before = dataset.copy(deep=True)
+    dataset.halox.exchange(grid, dims=dims)
+    assert np.all(u[:, 1:-1] == 1)
+    for name in ("time", "profile", "names", "height"):
+        assert dataset[name].identical(before[name])
+    pytest.importorskip("zarr")
+    path = grid.comm.bcast(tmp_path) / "run.zarr"
+    dataset.halox.to_zarr(path, grid, dims=dims)
+    with xr.open_zarr(path, chunks=None) as found:
+        assert set(found.data_vars) == {"u"} and np.all(found.u == 1)
+
+
 @pytest.mark.parametrize("halo", [False, True])
 def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: Path) -> None:
     pytest.importorskip("zarr")
@@ -211,6 +240,122 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
     with xr.open_zarr(path.with_name("again.zarr"), chunks=None) as found:
         assert np.array_equal(found.w, values["w"]) and found.attrs["step"] == 7
         assert found.u.attrs["units"] == "m/s" and np.array_equal(found.x, X)
+
+
+Case = tuple[tuple[int, ...], Any, bool]
+
+CASES: list[Case] = [
+    *(((n,), halo, is_) for n in (4, 5, 6, 7, 8) for halo in (1, 2) for is_ in (True, False)),
+    ((8, 6), 2, False),
+    ((8, 6), ((2, 2), (0, 0)), True),
+    ((8, 8), 2, True),
+    ((5, 8), ((1, 1), (0, 2)), False),
+    ((3, 9), ((1, 0), (3, 3)), False),
+]
+
+
+def fields_of(case: Case, comm: MPI.Intracomm) -> Iterator[tuple[halox.Grid, Any, Any, Any]]:
+    """Yield a grid with a field of each staggering, the whole field, and its coordinates.
+
+    Along some axes the block of some or all ranks is with its halo as long as the grid.
+    """
+    shape, halo, periodic = case
+    try:
+        grid = halox.Grid(shape, halo=halo, periodic=periodic, comm=comm, device="cpu")
+    except halox.HaloxError:  # more ranks than such a grid can have
+        return
+    with grid:
+        for staggered in ((), *range(len(shape))):
+            try:
+                u = grid.zeros("i4", staggered=staggered)
+            except halox.HaloxError:  # a halo wider than the faces of a block
+                continue
+            layout = grid.layout(u)
+            points = layout.global_shape
+            values = 10 + np.arange(np.prod(points), dtype="i4").reshape(points)
+            grid.interior(u)[...] = values[layout.owned]
+            names = grid.dataarray(u).dims
+            coords = {d: 10.0 * np.arange(n) + n for d, n in zip(names, points, strict=True)}
+            yield grid, u, values, coords
+
+
+def check_saved(dataset: Any, grid: halox.Grid, path: Path, values: Any, coords: Any) -> None:
+    """Write a dataset, and compare all that is stored."""
+    dataset.halox.to_zarr(path, grid)
+    with xr.open_zarr(path, chunks=None) as found:
+        for name in dataset.data_vars:
+            assert np.array_equal(found[name], values)
+        for d in coords:
+            assert np.array_equal(found[d], coords[d])
+    grid.comm.Barrier()
+
+
+@pytest.mark.parametrize("kind", ["whole", "block", "halo", "arithmetic"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.ranks(1, 2, 3)
+def test_coordinates_of_a_checkpoint_are_those_of_the_whole_grid(
+    case: Case, kind: str, comm: MPI.Intracomm, tmp_path: Path
+) -> None:
+    pytest.importorskip("zarr")
+    path = comm.bcast(tmp_path) / "run.zarr"
+    for grid, u, values, coords in fields_of(case, comm):
+        block = grid.dataarray(u, coords=coords, halo=kind != "block")
+        if kind == "whole":
+            block = xr.DataArray(values, coords, block.dims)
+        elif kind == "arithmetic":
+            block = 1 * block
+        dataset = xr.Dataset({"u": block})
+        alike = comm.allgather(block.shape == values.shape == u.shape)
+        if kind in ("whole", "arithmetic") and all(alike):
+            with pytest.raises(
+                FieldError, match="has the shape of the whole field and of"
+            ) as error:
+                dataset.halox.to_zarr(path, grid)
+            # The remedy of either kind, as code.
+            own, inside = re.findall(r"array(\.isel\([^;]*?\)\)) of", str(error.value))
+            array = eval(f"dataset{own if kind == 'whole' else inside}")
+            check_saved(array, grid, path, values, coords)
+            dataset["v"] = grid.dataarray(u, coords=coords, halo=True)
+            if kind == "arithmetic":  # the field tells of the other
+                check_saved(dataset, grid, path, values, coords)
+        else:
+            check_saved(dataset, grid, path, values, coords)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.ranks(1, 2, 3)
+def test_fields_with_another_halo_become_a_checkpoint(
+    case: Case, comm: MPI.Intracomm, tmp_path: Path
+) -> None:
+    pytest.importorskip("zarr")
+    path = comm.bcast(tmp_path) / "run.zarr"
+    for grid, u, values, coords in fields_of(case, comm):
+        layout = grid.layout(u)
+        axes = [axis for axis, is_so in enumerate(layout.spec.staggered) if is_so]
+        v = grid.zeros("i4", staggered=axes, halo=((1, 0),) * len(values.shape))
+        grid.interior(v)[...] = values[layout.owned]
+        block = grid.dataarray(v, coords=coords, halo=True)
+        check_saved(xr.Dataset({"v": block}), grid, path, values, coords)
+        again = grid.from_dataarray(block)
+        assert np.array_equal(again, v) and grid.layout(again) is grid.layout(v)
+
+
+@pytest.mark.ranks(2)
+def test_variables_with_and_without_halo_along_one_dimension(
+    comm: MPI.Intracomm, tmp_path: Path
+) -> None:
+    path = comm.bcast(tmp_path) / "run.zarr"
+    options: dict[str, Any] = {"comm": comm, "device": "cpu", "proc_shape": (2, 1)}
+    with halox.Grid((8, 6), halo=2, **options) as grid:
+        u = grid.dataarray(grid.zeros(), halo=True)
+        w = xr.DataArray(np.zeros((8, 7)), dims=("x", "y_face"))
+        dataset = xr.Dataset({"u": u.drop_vars("x"), "w": w})
+        with pytest.raises(
+            FieldError, match=r"'u' and 'w' share a dimension.*; give both with halo"
+        ):
+            dataset.halox.to_zarr(path, grid)
+        with pytest.raises(FieldError, match="variable 'v': the array has the extents"):
+            xr.Dataset({"v": (("x", "y"), np.zeros((3, 3)))}).halox.to_zarr(path, grid)
 
 
 @pytest.mark.parametrize("package", ["scipy", "netCDF4", "h5netcdf"])
@@ -270,7 +415,7 @@ def labelled(**options: Any) -> Any:
     return call
 
 
-def exchanged(make_dataset: Any, *names: str) -> Any:
+def exchanged(make_dataset: Any, *names: Any) -> Any:
     def call(comm: MPI.Intracomm) -> None:
         with make(comm) as grid:
             make_dataset(grid).halox.exchange(grid, *names)
@@ -288,6 +433,10 @@ def written(make_dataset: Any) -> Any:
 
 def of_shape(*shape: int, dtype: str = "f8", dims: tuple[str, ...] = ("x", "y")) -> Any:
     return xr.DataArray(np.zeros(shape, dtype), dims=dims)
+
+
+def geographic(grid: halox.Grid) -> Any:
+    return xr.Dataset({"u": grid.dataarray(grid.zeros(), halo=True, dims=("lon", "lat"))})
 
 
 BAD: Table = {
@@ -378,6 +527,26 @@ BAD: Table = {
         exchanged(lambda grid: xr.Dataset({"u": ("x", np.zeros(7))}), "u"),
         FieldError,
         "variable 'u' has the dimensions x, and the grid x, y",
+    ),
+    "a dataset exchanged without a variable on the grid": (
+        exchanged(lambda grid: geographic(grid).assign(time=0.5)),
+        FieldError,
+        r"no variable of the dataset has the grid axes x, y \(u: lon, lat; time: none\); name the grid axes by dims=",
+    ),
+    "a dataset exchanged with a variable on other axes": (
+        exchanged(lambda grid: geographic(grid).assign(v=grid.dataarray(grid.zeros(), halo=True))),
+        FieldError,
+        r"variable 'u' has the dimensions lon, lat, and the grid x, y; .* as in dataset\[\['v'\]\]",
+    ),
+    "a dataset written with a variable on other axes": (
+        written(lambda grid: geographic(grid).assign(v=grid.dataarray(grid.zeros(), halo=True))),
+        FieldError,
+        r"variable 'u' has the dimensions lon, lat, and the grid x, y; .* as in dataset\[\['v'\]\]",
+    ),
+    "names of variables in a list": (
+        exchanged(lambda grid: xr.Dataset({"u": of_shape(*SHAPE)}), ["u"]),
+        FieldError,
+        r"the dataset has no variable \['u'\]; it has u",
     ),
     "a variable that a dataset lacks": (
         exchanged(lambda grid: xr.Dataset({"u": of_shape(*SHAPE)}), "v"),

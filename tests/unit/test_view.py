@@ -305,7 +305,7 @@ def test_all_checkpoints_of_an_animation_show_the_field_of_the_first(
         ("text.npy", "text.npy is no .npy file"),
         (
             "fortran.npy",
-            "expected an array in C order, found Fortran order; write it by np.save of",
+            "expected an array in C order, found Fortran order; write it by np.save(path, ",
         ),
         ("objects.npy", "expected elements of fixed size, found Python objects; convert them"),
         ("none.npy", "has an array of shape (0, 3), without cells"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from halox.errors import DeviceError, FieldError
+from halox.runtime.casting import cast
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu import cuda
 from halox.values import shortened, shown
@@ -107,31 +108,37 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
     """
     given = to_host(value) if cuda.is_device_array(value, "value") else value
     try:
-        if isinstance(given, tuple) and dtype.names is not None:
-            found = np.array(given, dtype)
-        else:
-            given = np.asarray(given)
-            found = np.zeros(given.shape, dtype)
-            if dtype.kind in "iu" and given.dtype.kind in "iuf":
-                limits = np.iinfo(dtype)
-                if not np.all((given >= limits.min) & (given <= limits.max)):
-                    raise OverflowError(f"{dtype} holds {limits.min} to {limits.max}")
-            np.copyto(found, given, casting="unsafe")
+        found = cast(given, dtype)
     except MemoryError:
         raise
     except Exception as error:  # NumPy's of several kinds, and what an object raises
         why = shortened(str(error))
         raise FieldError(
             f"value: {shown(value)} cannot be held by dtype {dtype} ({why}); give another value, or dtype="
+            f"{_wider(given, dtype)}"
         ) from error
     try:
         np.broadcast_to(found, shape)
     except ValueError:
+        remedy = "or an array of the field's own shape"
+        axes = len(shape) - found.ndim
+        if found.shape == shape[: found.ndim]:
+            remedy += (
+                f", or of one number a component numpy.reshape(value, {found.shape + (1,) * axes})"
+            )
         raise FieldError(
-            f"value: its shape {found.shape} does not broadcast to the field's {shape}; give one number, or an array "
-            "of the field's own shape"
+            f"value: its shape {found.shape} does not broadcast to the field's {shape}; give one number, {remedy}"
         ) from None
     return found
+
+
+def _wider(value: object, dtype: DType) -> str:
+    """Return the name of a dtype that holds a number and those of another dtype; empty if none is known."""
+    try:
+        found = np.result_type(np.asarray(value).dtype, dtype)
+    except Exception:  # of an object, or of dtypes that have none in common
+        return ""
+    return repr(str(found)) if found.kind in "iufc" and found != dtype else ""
 
 
 def fill(array: Field, value: Array | None) -> None:

@@ -1,0 +1,120 @@
+"""Casts of values to the dtype of a field: NumPy's, except where something would be lost."""
+
+from __future__ import annotations
+
+import warnings
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.errors import FieldError
+from halox.runtime.arrays import scalar_array
+from halox.runtime.gpu.devices import fill_value
+
+PAIR = [("a", "u1"), ("b", "f4", 2)]
+
+LOST: list[tuple[Any, Any, str]] = [
+    (1 + 2j, "f8", "imaginary part"),
+    (np.complex64(1j), "f4", "imaginary part"),
+    ([1, 2j], "i4", "imaginary part"),
+    (np.array([np.complex128(1j)], object), "f8", "imaginary part"),
+    (1j, "m8[s]", "imaginary part"),
+    (1e300, "f4", "float32 holds up to"),
+    (70000, "f2", "float16 holds up to"),
+    (10**30, "f2", "float16 holds up to"),
+    ("1e300", "f4", "float32 holds up to"),
+    (1e300j, "c8", "complex64 holds up to"),
+    (np.array([np.int64(300)], object), "u1", "uint8 holds 0 to 255"),
+    (2.0**63, "i8", "int64 holds"),
+    (2.0**64, "u8", "uint64 holds"),
+    (-1, "u8", "uint64 holds"),
+    (np.nan, "i4", "int32 holds"),
+    ([1.0, np.inf], "i4", "int32 holds"),
+    (np.datetime64("2020-01-01"), "i1", "int8 holds"),
+    (np.datetime64("NaT"), "i8", "NaT is no number"),
+    (np.datetime64("NaT"), "f8", "NaT is no number"),
+    (np.datetime64("3000-01-01"), "M8[ns]", "beyond the range"),
+    (1e300, "M8[s]", "beyond the range"),
+    ("abc", "S2", "cut off"),
+    ("abc", "U2", "cut off"),
+    (b"abcd", "V3", "cut off"),
+    (300, "S2", "cut off"),
+    (np.ma.masked, "f8", "masked array"),
+    (np.ma.array([1.0], mask=[True]), "f8", "masked array"),
+    (np.array((1.0,), [("a", "f8")]), "f8", "fields"),
+    (300, PAIR, "uint8 holds"),
+    ((300, 1), PAIR, "uint8 holds"),
+    ((1, (2, 1e300)), PAIR, "float32 holds up to"),
+    ((1, np.complex128(1j)), PAIR, "imaginary part"),
+    (np.array((300, 1.0), [("c", "i8"), ("d", "f8")]), PAIR, "uint8 holds"),
+    ((1, 2, 3), PAIR, "3 fields, the dtype 2"),
+]
+
+
+@pytest.mark.parametrize(("value", "dtype", "why"), LOST, ids=str)
+def test_nothing_is_lost_in_silence(value: Any, dtype: Any, why: str) -> None:
+    with pytest.raises(FieldError, match=rf"(?s)value: .* cannot be held by dtype .*{why}"):
+        fill_value(value, np.dtype(dtype), (2,))
+
+
+KEPT: list[tuple[Any, Any, Any]] = [
+    (1 + 0j, "f8", 1.0),
+    (1.0, "f4", 1.0),
+    (0.1, "f4", np.float32(0.1)),
+    (np.inf, "f4", np.inf),
+    (complex(np.inf, 1), "c8", complex(np.inf, 1)),
+    ("inf", "f4", np.inf),
+    ("3", "u1", 3),
+    (2.7, "i4", 2),
+    (255.5, "u1", 255),
+    (2**63, "u8", 2**63),
+    (-(2.0**63), "i8", -(2**63)),
+    (Fraction(1, 4), "f8", 0.25),
+    (10**30, "f8", 1e30),
+    (2j, "?", True),
+    (True, "f4", 1.0),
+    ("ab", "S2", b"ab"),
+    (7, "U1", "7"),
+    (np.datetime64("2020-01-01T12"), "M8[D]", np.datetime64("2020-01-01")),
+    (np.datetime64("2020-01-01"), "f8", 18262.0),
+]
+
+
+@pytest.mark.parametrize(("value", "dtype", "expected"), KEPT, ids=str)
+def test_other_values_are_cast_as_by_numpy(value: Any, dtype: str, expected: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fill_value(value, np.dtype(dtype), (2,))
+    assert found.dtype == dtype and found[()] == expected
+
+
+def test_fields_of_a_structured_dtype() -> None:
+    expected = np.array((1, (2.0, 3.0)), PAIR)[()]
+    for value in ((1, (2, 3)), np.array((1, (2.0, 3.0)), [("c", "i8"), ("d", "f8", 2)])):
+        assert repr(fill_value(value, np.dtype(PAIR), (2,))[()]) == repr(expected)
+    both = fill_value([7, 8], np.dtype(PAIR), (2,))
+    assert both["a"].tolist() == [7, 8] and both["b"].tolist() == [[7, 7], [8, 8]]
+    assert fill_value((1, 2), np.dtype(PAIR), (2,))["b"].tolist() == [2.0, 2.0]
+
+
+def test_a_scalar_to_be_reduced_keeps_its_range() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert scalar_array(0.5, np.dtype("f4")) == np.float32(0.5)
+        assert np.isinf(scalar_array(float("inf"), np.dtype("f4")))
+        for value, dtype in ((1e300, "f4"), (1e300j, "c8"), (1j, "f4"), (300, "u1")):
+            with pytest.raises(FieldError, match="is no value of dtype"):
+                scalar_array(value, np.dtype(dtype))
+
+
+def test_a_dtype_that_holds_the_value_is_named() -> None:
+    for value, dtype, remedy in ((1j, "f4", "complex128"), (300, "u1", "int64")):
+        with pytest.raises(FieldError, match=f"give another value, or dtype='{remedy}'$"):
+            fill_value(value, np.dtype(dtype), (2,))
+
+
+def test_the_shape_of_one_number_a_component_is_named() -> None:
+    with pytest.raises(FieldError, match=r"numpy.reshape\(value, \(3, 1, 1\)\)$"):
+        fill_value([1, 2, 3], np.dtype("f8"), (3, 6, 8))
