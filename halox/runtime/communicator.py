@@ -193,13 +193,10 @@ class Communicator:
 
     def check(self) -> None:
         """Raise `StateError` after a failed call, since the ranks may be in different places."""
-        watch = self.watch
-        if not watch.failed and watch.first[ANY_FAILED]:
-            watch.fail(f"a call has failed on rank {watch.find_failed(())}")
-        if watch.failed:
+        if self.watch.failed:
             raise StateError(
                 f"an earlier call has failed on rank {self.rank}, and the ranks may be out of step; make a new grid "
-                f"(or exchange, or allreduce) to go on. The error was: {watch.failed}"
+                f"(or exchange, or allreduce) to go on. The error was: {self.watch.failed}"
             )
 
     def call_tag(self, kind: int) -> int:
@@ -279,7 +276,7 @@ class Communicator:
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
         if self._first[ANY_FAILED]:  # the record of such a rank may be of an earlier call
-            self.check()
+            self.watch.look_for_failed(())
         return slot
 
     def _wait_for(self, blocks: Sequence[Block], n: int, doing: str) -> None:

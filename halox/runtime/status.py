@@ -243,6 +243,16 @@ class CallWatch:
                 return rank
         return None
 
+    def look_for_failed(self, ranks: Sequence[int]) -> None:
+        """Raise `ExchangeTimeoutError` if a call has failed on one of some ranks, by default of all."""
+        rank = self.find_failed(ranks)
+        if rank is not None:
+            why = f"rank {self.rank} has waited in {word_text(self.word)} for rank {rank}, where a call has failed"
+            self.fail(why)
+            raise ExchangeTimeoutError(
+                f"{why}; make a new grid (or exchange, or allreduce) on all ranks to go on"
+            )
+
     # Waits
 
     def publish(self, *, waits: bool) -> None:
@@ -259,13 +269,7 @@ class CallWatch:
             self._find_ended(ranks)
         if waited_s > self.note_after_s and len(self.blocks) < self._comm.size:
             self._exchange_notes(ranks)
-        failed = self.find_failed(ranks)
-        if failed is not None:
-            why = f"rank {self.rank} has waited in {word_text(self.word)} for rank {failed}, where a call has failed"
-            self.fail(why)
-            raise ExchangeTimeoutError(
-                f"{why}; make a new grid (or exchange, or allreduce) on all ranks to go on"
-            )
+        self.look_for_failed(ranks)
         if waited_s > _NOTICE_S and not self._is_told:
             self._tell(ranks, waited_s)
 

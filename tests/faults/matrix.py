@@ -129,11 +129,12 @@ def check(row: Row, told: Told) -> None:
         if call.may_return and saw["outcome"] == "returned":
             continue
         assert saw["outcome"] == "ExchangeTimeoutError", told
-        if row.fault != "killed":  # which others may notice at once
+        is_told = "where a call has failed" in saw["text"]
+        if row.fault != "killed" and not is_told:  # others notice a killed rank at once
             assert saw["waited_s"] > LIMIT_S - _EARLY_S, told
             assert f"{LIMIT_S:g} s (HALOX_TIMEOUT)" in saw["text"], told
-        # A call later, one of several others may have given up before.
-        gone = r"\d+" if saw.get("later") and len(others) > 1 else last
+        # One of several others may have given up before.
+        gone = r"\d+" if (saw.get("later") or is_told) and len(others) > 1 else last
         assert re.search(rf"\branks? \[?(\d+, )*{gone}\b", saw["text"]), told
         words = f"{call.words}|{call.again_words}" if saw.get("later") else call.words
         assert re.search(words, saw["text"]), f"{words!r} names the call: {told}"

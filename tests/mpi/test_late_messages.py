@@ -31,7 +31,7 @@ LIMIT_S = 0.3
 _STOPPED_S = 2.5 * LIMIT_S
 _SHAPE = (12, 10, 4)
 _STAGES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""How far the last rank comes, of the functions of halox that it enters in a call."""
+"""Place of the fault, as a fraction of the functions of halox that a call enters."""
 
 
 class Story:

@@ -14,8 +14,6 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox import gathering, scattering
-from halox.checkpoint import moving
 from halox.collectives.device import nccl_reduction
 from halox.errors import (
     DeviceError,
@@ -24,8 +22,8 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.paths import base
-from halox.runtime import world
+from halox.runtime import communicator, status
+from halox.runtime.communicator import CELLS, HANDSHAKE
 from halox.runtime.gpu import streams
 from halox.runtime.nccl_ranks import NcclRanks
 from tests.mpi.conftest import agree
@@ -307,14 +305,15 @@ def test_a_rank_without_memory(
 @pytest.mark.usually(1)
 def test_messages_of_different_kinds_have_different_tags() -> None:
     """A note that nobody has looked for stays, while other calls receive by their tags."""
-    tags = [
-        world._HANDSHAKE_TAG,
-        gathering._TAG,
-        scattering._TAG,
-        moving._TAG,
-        nccl_reduction._NOTE_TAG,
-    ]
-    assert len(set(tags)) == len(tags) and max(tags) < base._FIRST_TAG
+    notes = [status._NOTE_TAG, nccl_reduction._NOTE_TAG]
+    ranks: Any = SimpleNamespace(watch=SimpleNamespace(number=0))
+    calls: set[int] = set()
+    for ranks.watch.number in range(10_000):
+        tags = {communicator.Communicator.call_tag(ranks, kind) for kind in (HANDSHAKE, CELLS)}
+        assert len(tags) == 2
+        calls |= tags
+    assert len(set(notes)) == 2 and max(notes) < min(calls)
+    assert max(calls) < communicator.FIRST_PLAN_TAG < 32767 // 2, "MPI's smallest bound of tags"
 
 
 @pytest.mark.ranks(2)

@@ -227,6 +227,7 @@ def test_a_failed_exchange_leaves_no_memory(comm: MPI.Intracomm) -> None:
         block = around.arena.allocate(1000)
         assert (block is not None) == (world.node_size > 1)
         assert around.arena.segments == (block is not None)
+        comm.Barrier()
         around.close_after(error)
         is_common = type(error) is HaloxError
         assert world.closed == is_common and bool(world.failed) != is_common

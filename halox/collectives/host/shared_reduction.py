@@ -136,18 +136,12 @@ class SharedReduction:
         self._mine = [slot[world.node_rank] for slot in self._slots]
         self._slot = 0
         self._waiter = world.waiter()
-        self._under_way = False
 
     def reduce(self, moves: Moves | None, error: Exception | None) -> None:
         """Combine, or raise on all ranks.
 
         Collective over the world, which must be of one node if a rank may have an error. Blocks, but for moves.
         """
-        if self._under_way:
-            raise ExchangeTimeoutError(
-                f"an earlier call of this allreduce did not end on rank {self._world.rank}, which has "
-                "waited for another rank or raised an error of its own; make another one"
-            )
         slot = self._slot
         if error is None:
             assert moves is not None
@@ -157,9 +151,7 @@ class SharedReduction:
                 moves.wait()
             except Exception as caught:
                 error = caught
-        self._under_way = True
         if not self._meet(error is None):
-            self._under_way = False
             self._world.agree(error, _DOING)
         assert moves is not None
         if self._is_small:
@@ -168,7 +160,6 @@ class SharedReduction:
             self._slot = (slot + 1) % _SLOTS
         else:
             self._in_parts(moves)
-        self._under_way = False
 
     def _in_parts(self, moves: Moves) -> None:
         elements, longest = self._elements, self._longest
