@@ -75,7 +75,7 @@ def box_of(
     strides_bytes: tuple[int, ...],
     offset: int,
 ) -> Datatype:
-    """Nested strides, outermost first, of any sign, with the bounds that nested hvectors would have."""
+    """Items at nested strides (outermost first, any sign), with the bounds of nested hvectors."""
     items, bounds, layout = prod(subsizes), old.bounds, old.layout
     if not items or _is_void(old):
         return nothing(written, old)

@@ -69,7 +69,7 @@ class Datatype:
     signature: Signature
     """The sequence of primitive types, comparable in constant time."""
     kept: dict[int, Any]
-    """Plans that packers have made for a number of items."""
+    """Plans of the host packer, by number of items."""
 
     def __init__(
         self,

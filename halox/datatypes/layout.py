@@ -330,7 +330,7 @@ class _Irregular(Layout):
 
     @property
     def most_blocks(self) -> int:
-        """Number of blocks before merging; of the strided form if there is one."""
+        """Number of blocks of the strided form; without one, number of blocks before merging."""
         return self._count_blocks() if self.strided is None else self.strided.n_blocks
 
     def parts(self, limit: int) -> tuple[Part, ...] | None:
@@ -421,8 +421,8 @@ class Indexed(_Irregular):
 
     The layout has a strided form only if its part has one, because repetition does not make an
     irregular sequence of blocks regular. In a regular sequence the step changes only at multiples
-    of one run length. If the step changed so in the repeated sequence, it would change so in every
-    copy, and the part would be regular.
+    of one run length. If the repeated sequence had this property, every copy would have it, too,
+    and the part would be regular.
     """
 
     def __init__(
