@@ -82,7 +82,7 @@ class StridedBlocks(Layout):
 
     Notes
     -----
-    :meth:`canonical` makes the canonical form, and `Datatype.strided` always has it. In the
+    :meth:`canonical` makes the canonical form, and ``Datatype.strided`` always has it. In the
     canonical form no count is 1, the innermost stride differs from ``block_bytes``, and no level
     continues the next level (``strides[i] == counts[i+1] * strides[i+1]``). The canonical form of a
     layout without bytes is ``StridedBlocks(0, (), (), 0)``.

@@ -7,9 +7,9 @@ A rank stores these points along an axis, in this order::
 
 A staggered field has one more point than cells. The part that owns cell ``i`` also owns point ``i``.
 The last part owns the point after the last cell. On a periodic axis the point after the last cell
-*is* point 0. Every part stores one point more than it has cells. In every part that does not own
-this extra point, the high halo is one point wider than the requested halo, and the first point of
-the high halo is the first point of the next part::
+*is* point 0. Without its halo, every part stores one point more than it has cells. All parts except
+the last part of a non-periodic axis do not own this extra point. Their high halo is one point wider
+than the requested halo, and its first point is the first point of the next part::
 
     cells            0   1   2 | 3   4   5
     points         0   1   2   3   4   5   6

@@ -116,9 +116,9 @@ class Decomposition:
     def neighbours(self, rank: int, corners: bool = True) -> tuple[Neighbour, ...]:
         """Neighbours of ``rank``, in lexicographic order of their directions.
 
-        There are at most ``3**ndim - 1`` neighbours, or ``2 * ndim`` without ``corners``, which include edges. The
-        same rank appears once for each of its directions. A rank is its own neighbour along a periodic axis that is
-        not divided.
+        There are at most ``3**ndim - 1`` neighbours. Without ``corners``, corners and edges are left out, and there
+        are at most ``2 * ndim`` neighbours. The same rank appears once for each of its directions. A rank is its own
+        neighbour along a periodic axis that is not divided.
 
         Examples
         --------

@@ -345,7 +345,7 @@ class FieldLayout:
 
         Notes
         -----
-        Not collective; touches no device. Meaningful only where ``check_widths`` passes.
+        Not collective; touches no device. Meaningful only if ``check_widths`` passes.
         """
         sent = [axis.sent() for axis in self._cells]
         received = [axis.received() for axis in self._cells]
@@ -371,8 +371,9 @@ class FieldLayout:
                      e . . e           2 . . 2
                      c e e c           2 1 1 2
 
-        A slab of this rank also covers the halos of previous divided axes that have neighbours on both sides. The
-        neighbours fill these halos later. The slab's blocks are then a constant stride apart.
+        A slab that this rank exchanges with itself also covers the halos of previous divided axes, if these have
+        neighbours on both sides. The neighbours fill these halos later. With them, the slab's blocks are a constant
+        stride apart.
 
         Returns
         -------
@@ -382,7 +383,7 @@ class FieldLayout:
 
         Notes
         -----
-        Not collective; touches no device. Meaningful only where ``check_widths`` passes, and for a field without
+        Not collective; touches no device. Meaningful only if ``check_widths`` passes, and for a field without
         ``offsets``.
         """
         sent = [axis.sent() for axis in self._cells]
