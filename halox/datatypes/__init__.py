@@ -1,8 +1,9 @@
 """Datatypes: descriptions of the bytes of memory that make up a message.
 
-The constructors carry MPI's names, argument orders and rules. A datatype knows its canonical
-layout (strided blocks where possible, else a block list), its bounds and its type signature, and
-converts from and to the datatypes of mpi4py. Nothing here needs MPI, a GPU or an array.
+The constructors have MPI's names, argument orders and rules. A datatype knows its canonical
+layout (strided blocks if possible, else a block list), its bounds and its type signature. It
+converts to and from mpi4py datatypes. Only these conversions need MPI; nothing here needs a GPU
+or an array.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Primitive operations behind the constructors, on datatypes and checked arguments.
 
-Each derives size, bounds, layout and signature of the new type from those of the old ones. ``written``
-is the constructor call as the user wrote it: its name and arguments, kept for messages and for MPI.
+Each operation derives the new type's size, bounds, layout and signature from the old types. ``written`` is the
+user's constructor call: its name and arguments, kept for messages and for MPI.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def indexed_of(
     if not items or _is_void(old):
         return nothing(written, old)
     bounds = _indexed_bounds(old, lengths, displacements).padded()
-    check_reach(written[0], items * old.size, bounds)  # before any sum in 64 bits
+    check_reach(written[0], items * old.size, bounds)  # before NumPy adds in 64 bits
     layout = old.layout.indexed(displacements, lengths, old.extent) if old.size else EMPTY
     return _items_of(written, old, items, bounds, layout)
 
@@ -56,14 +56,14 @@ def struct_of(
         for length, displacement, old in entries
     )
     size = sum(length * old.size for length, _, old in entries)
-    check_reach(written[0], size, bounds)  # before any sum in 64 bits
+    check_reach(written[0], size, bounds)  # before NumPy adds in 64 bits
     signature = Signature.concatenated(old.signature * length for length, _, old in entries)
     layout = _struct_layout(entries)
     return Datatype(*written, types, size, bounds.padded(), layout, signature)
 
 
 def resized_of(written: Written, old: Datatype, lb: int, extent: int) -> Datatype:
-    """Set the bounds explicitly; the bytes stay."""
+    """Set the bounds explicitly; the bytes touched do not change."""
     bounds = old.bounds.resized(lb, extent)
     return Datatype(*written, (old,), old.size, bounds, old.layout, old.signature)
 
@@ -75,7 +75,7 @@ def box_of(
     strides_bytes: tuple[int, ...],
     offset: int,
 ) -> Datatype:
-    """Nested strides, outermost first, of any sign; bounds as of nested hvectors."""
+    """Items at nested strides (outermost first, any sign), with the bounds of nested hvectors."""
     items, bounds, layout = prod(subsizes), old.bounds, old.layout
     if not items or _is_void(old):
         return nothing(written, old)
@@ -94,7 +94,7 @@ def box_of(
             layout.offset + offset, counts, strides, layout.block_bytes
         )
     else:
-        check_reach(written[0], items * old.size, around, offset)  # before any sum in 64 bits
+        check_reach(written[0], items * old.size, around, offset)  # before NumPy adds in 64 bits
         for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
             layout = layout.repeated(count, stride)
         layout = layout.shifted(offset)
@@ -102,7 +102,7 @@ def box_of(
 
 
 def nothing(written: Written, old: Datatype) -> Datatype:
-    """Describe no items at all."""
+    """Datatype without items."""
     return Datatype(*written, (old,), 0, Bounds(), EMPTY, Signature())
 
 
@@ -114,7 +114,7 @@ def _items_of(
 
 
 def _is_void(old: Datatype) -> bool:
-    """Whether a type has neither bytes nor explicit bounds, so that copies of it have none."""
+    """Whether a type has neither bytes nor explicit bounds; its copies then have neither, too."""
     return not old.size and not old.bounds.marked
 
 
@@ -123,7 +123,8 @@ def _indexed_bounds(old: Datatype, lengths: Int64Array, displacements: Int64Arra
     first, behind = displacements[used], lengths[used] - 1
     reach = max(abs(int(first.min())), abs(int(first.max())))
     if reach + int(behind.max()) * abs(old.extent) > LARGEST:
-        first, behind = first.astype(object), behind.astype(object)  # Python's integers
+        # Python's integers do not overflow.
+        first, behind = first.astype(object), behind.astype(object)
     last = first + behind * old.extent
     return old.bounds.over(
         min(int(first.min()), int(last.min())), max(int(first.max()), int(last.max()))
@@ -131,7 +132,7 @@ def _indexed_bounds(old: Datatype, lengths: Int64Array, displacements: Int64Arra
 
 
 def _struct_layout(entries: list[tuple[int, int, Datatype]]) -> Layout:
-    """Layout of a struct: one block list where every entry is contiguous, else a chain."""
+    """Layout of a struct: one block list if every entry is contiguous, else a chain of layouts."""
     parts = [
         old.layout.repeated(length, old.extent).shifted(displacement)
         for length, displacement, old in entries

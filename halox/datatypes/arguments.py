@@ -1,4 +1,4 @@
-"""Checks of constructor arguments, integers and lists of integers; all raise `DatatypeError`."""
+"""Checks of constructor arguments: integers and lists of integers. All checks raise `DatatypeError`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Int64Array = npt.NDArray[np.int64]
 """One-dimensional int64 array: displacements, lengths, offsets."""
 
 IntegerList = Sequence[int] | npt.NDArray[np.integer]
-"""List of integers, as an argument of the constructors."""
+"""List of integers that a constructor accepts."""
 
 
 def integer(name: str, value: object) -> int:
-    """Python int of an integer argument of any sign; bools and more than 64 bits raise."""
+    """Python int of an integer argument of any sign; raises for bools and for more than 64 bits."""
     number = as_int(value)
     if number is None:
         raise DatatypeError(f"{name} must be an integer, got {shown(value)}")
@@ -28,7 +28,7 @@ def integer(name: str, value: object) -> int:
 
 
 def count_of(name: str, value: object) -> int:
-    """Python int of an argument that counts something; less than 0 raises."""
+    """Python int of a count; raises for a negative number."""
     number = integer(name, value)
     if number < 0:
         raise DatatypeError(f"{name} must be 0 or more, got {number}")
@@ -36,7 +36,7 @@ def count_of(name: str, value: object) -> int:
 
 
 def integer_tuple(name: str, values: object) -> tuple[int, ...]:
-    """Tuple of Python ints, for the short lists that have one entry an axis."""
+    """Tuple of Python ints, for short lists with one entry per axis."""
     are_ints = type(values) is tuple and set(map(type, values)) == {int}
     if are_ints and max(values) <= LARGEST and min(values) >= -LARGEST:  # type: ignore[call-overload]
         return values  # type: ignore[return-value]
@@ -73,7 +73,7 @@ def count_array(name: str, values: object) -> Int64Array:
 
 
 def same_lengths(**lists: Sized) -> None:
-    """Raise unless lists that go together have one length."""
+    """Raise unless all lists have the same length."""
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
         given = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -93,7 +93,7 @@ def scaled(name: str, values: Int64Array, factor: int) -> Int64Array:
 
 
 def total(values: Int64Array) -> int:
-    """Sum of counts, exact however large they are."""
+    """Sum of counts, exact even beyond 64 bits."""
     if values.size and int(values.max()) > LARGEST // values.size:
         return sum(values.tolist())
     return int(values.sum())

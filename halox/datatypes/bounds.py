@@ -13,16 +13,17 @@ from halox.values import LARGEST
 class Bounds:
     """Bounds of a datatype in bytes, by the rules of MPI.
 
-    As in the MPI standard (datatype constructors, "lower-bound and upper-bound markers"): bounds that were set
-    explicitly, by ``resized`` or ``subarray``, here or in a part, outrank those of parts without, and are never padded;
-    where no bound is explicit, the extent is rounded up to a multiple of the alignment.
+    The rules are in the MPI standard (datatype constructors, "lower-bound and upper-bound markers"). ``resized`` and
+    ``subarray`` set bounds explicitly. If some parts of a datatype have explicit bounds, these parts alone determine
+    the bounds of the datatype, and the extent is never padded. If no part has explicit bounds, the extent is rounded up
+    to a multiple of the alignment.
     """
 
     lb: int = 0
-    ub: int = 0  # the extent is the difference of the two and may be negative
-    true_lb: int = 0  # first byte touched, 0 where none is
-    true_ub: int = 0  # one past the last byte touched, 0 where none is
-    alignment: int = 1  # largest of the primitives
+    ub: int = 0  # The extent is ub - lb and may be negative.
+    true_lb: int = 0  # first byte touched; 0 if no byte is touched
+    true_ub: int = 0  # one past the last byte touched; 0 if no byte is touched
+    alignment: int = 1  # largest alignment of the primitives
     marked: bool = False  # whether the bounds are explicit
     empty: bool = True  # whether no byte is touched
 
@@ -32,12 +33,12 @@ class Bounds:
         return self.ub - self.lb
 
     def repeated(self, count: int, stride: int) -> Bounds:
-        """Bounds of ``count >= 1`` copies, ``stride`` bytes apart; the extent is not yet padded."""
+        """Bounds of ``count >= 1`` copies, ``stride`` bytes apart, before padding."""
         last = (count - 1) * stride
         return self.over(min(0, last), max(0, last))
 
     def over(self, first: int, last: int) -> Bounds:
-        """Bounds of copies whose lowest displacement is ``first`` and highest is ``last``."""
+        """Bounds of several copies, with displacements from ``first`` to ``last``."""
         true = (0, 0) if self.empty else (self.true_lb + first, self.true_ub + last)
         return Bounds(
             self.lb + first, self.ub + last, *true, self.alignment, self.marked, self.empty
@@ -49,12 +50,12 @@ class Bounds:
         return replace(self, ub=self.ub + padding) if padding else self
 
     def resized(self, lb: int, extent: int) -> Bounds:
-        """Set the bounds explicitly; the bytes stay."""
+        """Set the bounds explicitly; the bytes touched do not change."""
         return Bounds(lb, lb + extent, self.true_lb, self.true_ub, self.alignment, True, self.empty)
 
     @staticmethod
     def union(parts: Iterable[Bounds]) -> Bounds:
-        """Bounds of several parts side by side; the extent is not yet padded."""
+        """Bounds of several parts together, before padding."""
         given = list(parts)
         if not given:
             return Bounds()
@@ -73,9 +74,9 @@ class Bounds:
 
 
 def check_reach(what: str, size: int, bounds: Bounds, *displacements: int) -> None:
-    """Refuse a type whose bounds, size, or further numbers in bytes leave 64 bits.
+    """Raise `DatatypeError` if the size, a bound or a displacement in bytes exceeds a signed 64-bit integer.
 
-    Python's integers do not wrap, NumPy's do: whatever passes here can be laid out in int64.
+    NumPy's integers wrap around, Python's do not. After this check, layouts can be computed in int64.
     """
     true_extent = bounds.true_ub - bounds.true_lb
     places = (bounds.lb, bounds.ub, bounds.true_lb, bounds.true_ub, *displacements)

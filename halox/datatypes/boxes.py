@@ -1,4 +1,4 @@
-"""Boxes of arrays: subarrays of contiguous arrays, slabs of arrays of any strides."""
+"""Boxes of arrays: subarrays of contiguous arrays, slabs of arrays with any strides."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def subarray(
     old: TypeLike,
     order: Literal["C", "F"] = "C",
 ) -> Datatype:
-    """Box of a contiguous array; the extent is that of the whole array.
+    """Box of a contiguous array; the datatype has the extent of the whole array.
 
     Parameters
     ----------
     sizes, subsizes : sequence of int, length ndim
-        Shape of the array and of the box.
+        Shape of the array, and shape of the box.
     starts : sequence of int, length ndim
         Index of the box's first element.
     old : Datatype or dtype-like
@@ -79,22 +79,22 @@ def slab(
     subsizes: Sequence[int],
     dtype: TypeLike,
 ) -> Datatype:
-    """Box of an array of any strides.
+    """Box of an array with any strides.
 
     Parameters
     ----------
     shape, strides : sequence of int, length ndim
-        Shape and byte strides of the array, as NumPy states them; strides of any sign.
+        Shape and byte strides of the array, as in NumPy; strides of any sign.
     starts, subsizes : sequence of int, length ndim
-        Index of the box's first element, and its shape; a subsize of 0 means no bytes.
+        Index of the box's first element, and the box's shape; with a subsize of 0 the box has no bytes.
     dtype : Datatype or dtype-like
         The element type.
 
     Returns
     -------
     Datatype
-        Displacements are relative to the array's element ``[0, ..., 0]``; elements are in C
-        order of their indices whatever the strides.
+        Displacements are relative to the array's element ``[0, ..., 0]``. Elements are in C order of
+        their indices, regardless of the strides.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def slab(
 
 
 def contiguous_strides(shape: tuple[int, ...], extent: int, order: str = "C") -> tuple[int, ...]:
-    """Return the byte strides of a contiguous array with elements of that extent."""
+    """Return the byte strides of a contiguous array with elements of ``extent`` bytes."""
     steps = []
     for size in shape if order == "F" else shape[::-1]:
         steps.append(extent)

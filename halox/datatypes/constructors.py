@@ -1,8 +1,8 @@
-"""Datatype constructors, by MPI's names and in MPI's argument orders.
+"""Datatype constructors, with MPI's names and argument orders.
 
-The old type is the last argument, a datatype or anything ``numpy.dtype`` takes; for ``resized`` alone
-it is the first, as in MPI. None of them is collective, and none touches memory or a device. ``subarray``
-is in :mod:`halox.datatypes.boxes`.
+The last argument is the old type: a datatype, or an argument of ``numpy.dtype``. In ``resized`` the old type
+is the first argument, as in MPI. The constructors are not collective and touch no memory and no device.
+``subarray`` is in :mod:`halox.datatypes.boxes`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def primitive(dtype: TypeLike) -> Datatype:
     Raises
     ------
     DatatypeError
-        If the dtype has fields or a shape, or elements of no fixed size.
+        If the dtype has fields or a shape, or its elements have no fixed size.
 
     Examples
     --------
@@ -76,14 +76,14 @@ def contiguous(count: int, old: TypeLike) -> Datatype:
 
 
 def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype:
-    """Equal blocks at equal distances, counted in items of the old type.
+    """Equal blocks at equal distances, in items of the old type.
 
     Parameters
     ----------
     count : int
         Number of blocks.
     blocklength : int
-        Items a block.
+        Items per block.
     stride : int
         Items from the start of one block to the start of the next; any sign.
     old : Datatype or dtype-like
@@ -107,9 +107,9 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
 
 
 def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> Datatype:
-    """Equal blocks at equal distances, counted in bytes.
+    """Equal blocks at equal distances, in bytes.
 
-    Parameters and errors are those of `vector`, but for the distance.
+    Parameters and errors are the same as for `vector`, except that the distance is in bytes.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> D
 
 
 def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike) -> Datatype:
-    """Blocks of any lengths at any displacements, counted in items of the old type.
+    """Blocks of any lengths at any displacements, in items of the old type.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike
 def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
     """Blocks of any lengths at any displacements in bytes.
 
-    Parameters and errors are those of `indexed`, but for the displacements.
+    Parameters and errors are the same as for `indexed`, except that the displacements are in bytes.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: Ty
 
 
 def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -> Datatype:
-    """Blocks of one length at any displacements, counted in items of the old type.
+    """Blocks of one length at any displacements, in items of the old type.
 
     Parameters
     ----------
@@ -210,7 +210,8 @@ def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -
 def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
     """Blocks of one length at any displacements in bytes.
 
-    Parameters and errors are those of `indexed_block`, but for the displacements.
+    Parameters and errors are the same as for `indexed_block`, except that the displacements are in
+    bytes.
 
     Parameters
     ----------
@@ -231,7 +232,7 @@ def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeL
 def struct(
     blocklengths: IntegerList, byte_displacements: IntegerList, types: Sequence[TypeLike]
 ) -> Datatype:
-    """Blocks of unlike types at any displacements in bytes.
+    """Blocks of different types at any displacements in bytes.
 
     Parameters
     ----------
@@ -249,9 +250,9 @@ def struct(
 
     Notes
     -----
-    As in MPI, the extent is rounded up to the largest alignment of the primitives, unless a part
-    was resized: explicit bounds outrank all others and are not rounded. A structured NumPy dtype
-    counts as resized.
+    As in MPI, the extent is rounded up to a multiple of the largest alignment of the primitives.
+    If a part has explicit bounds, the parts with explicit bounds determine the bounds instead, and
+    the extent is not rounded. A structured NumPy dtype has explicit bounds.
 
     Examples
     --------
@@ -269,7 +270,7 @@ def struct(
 
 
 def resized(old: TypeLike, lb: int, extent: int) -> Datatype:
-    """Give a type another lower bound and extent; the bytes stay.
+    """Datatype with another lower bound and extent; the bytes touched do not change.
 
     Parameters
     ----------

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class Datatype:
     """Description of the bytes that make up one item of a message, as in MPI.
 
-    Made by the constructors of :mod:`halox.datatypes`, not directly. Immutable, and independent of
-    any array: displacements are relative to whatever buffer the datatype is used on.
+    Use the constructors of :mod:`halox.datatypes` to make one. A datatype is immutable and
+    independent of arrays: displacements are relative to the buffer of the call that uses it.
 
     Notes
     -----
-    Two datatypes are equal if they touch the same bytes in the same order, with the same bounds
-    and the same primitives, no matter how they were built.
+    Two datatypes are equal if they touch the same bytes in the same order and have the same bounds
+    and the same primitives. It does not matter which constructors made them.
 
     Examples
     --------
@@ -57,19 +57,19 @@ class Datatype:
     constructor: str
     """Name of the constructor that made this datatype, such as ``"vector"``."""
     arguments: tuple[Any, ...]
-    """The constructor's arguments, old types left out."""
+    """The constructor's arguments without the old types."""
     olds: tuple[Datatype, ...]
-    """The old types this datatype is made of; empty for a primitive."""
+    """The old types, that is, the constructor's datatype arguments; empty for a primitive."""
     size: int
     """Bytes of data in one item."""
     bounds: Bounds
-    """All bounds together."""
+    """Bounds, true bounds and alignment."""
     layout: Layout
-    """Blocks of one item."""
+    """Blocks of one item, in order."""
     signature: Signature
     """The sequence of primitive types, comparable in constant time."""
     kept: dict[int, Any]
-    """Plans that packers have made for a number of items."""
+    """Plans of the host packer, by number of items."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Datatype:
         self.kept = {}
 
     def __reduce__(self) -> tuple[type[Datatype], tuple[object, ...]]:
-        """Pickle and copy without plans of packers."""
+        """Pickle and copy the datatype without the packers' plans."""
         parts = (self.constructor, self.arguments, self.olds, self.size)
         return Datatype, (*parts, self.bounds, self.layout, self.signature)
 
@@ -123,7 +123,7 @@ class Datatype:
 
     @property
     def true_extent(self) -> int:
-        """Bytes from the first one touched to the last."""
+        """Bytes from the first byte touched to the last, both included."""
         return self.bounds.true_ub - self.bounds.true_lb
 
     @property
@@ -133,7 +133,7 @@ class Datatype:
 
     @property
     def uniform(self) -> np.dtype | None:
-        """The dtype of the primitives if all are alike, else None."""
+        """The primitives' dtype if all primitives are equal, else None."""
         return self.signature.uniform
 
     @property
@@ -142,8 +142,8 @@ class Datatype:
 
         Notes
         -----
-        Immediate for whatever is built of contiguous types, vectors and subarrays. For an indexed
-        type or a struct the first access walks its blocks once.
+        Immediate for nested contiguous types, vectors and subarrays. For an indexed type or a
+        struct, the first access walks the blocks once.
         """
         return self.layout.strided
 
@@ -158,7 +158,7 @@ class Datatype:
         Raises
         ------
         DatatypeError
-            If ``count`` is not an integer, or negative, or the items reach over 2**63 bytes.
+            If ``count`` is not an integer, or negative, or the items span 2**63 bytes or more.
         """
         if type(count) is not int or count < 0:
             count = count_of("count", count)
@@ -175,7 +175,7 @@ class Datatype:
         Raises
         ------
         DatatypeError
-            If that is 2**63 bytes or more.
+            If the items span 2**63 bytes or more.
         """
         if not count or not self.size:
             return 0, 0
@@ -189,8 +189,8 @@ class Datatype:
     def blocks(self, count: int = 1) -> BlockList:
         """Block list of ``count`` consecutive items.
 
-        In the order of the typemap; a block that begins at the end of the one before is joined to
-        it.
+        The blocks are in the order of the typemap. A block that begins at the end of the previous
+        block is merged with it.
 
         Parameters
         ----------
@@ -217,9 +217,9 @@ class Datatype:
         return self.items(count).block_list()
 
     def overlaps(self, count: int = 1) -> bool:
-        """Whether ``count`` consecutive items touch some byte twice.
+        """Whether ``count`` consecutive items touch a byte twice.
 
-        MPI forbids such a type for receiving; sending it is allowed.
+        MPI allows overlapping items in sends, but not in receives.
 
         Raises
         ------
@@ -233,12 +233,12 @@ class Datatype:
         return layout.block_list().overlaps
 
     def same_layout(self, other: Datatype) -> bool:
-        """Whether one item of either touches the same bytes in the same order.
+        """Whether one item of each datatype touches the same bytes in the same order.
 
         Raises
         ------
         DatatypeError
-            If ``other`` is no datatype.
+            If ``other`` is not a datatype.
         """
         if not isinstance(other, Datatype):
             raise DatatypeError(f"other must be a Datatype, got {shown(other)}")
@@ -247,12 +247,12 @@ class Datatype:
         )
 
     def to_mpi(self) -> MPI.Datatype:
-        """Make the same datatype for mpi4py.
+        """Make an equivalent mpi4py datatype.
 
         Returns
         -------
         mpi4py.MPI.Datatype
-            Committed; the caller frees it.
+            Committed. The caller must free it.
 
         Raises
         ------
@@ -261,13 +261,13 @@ class Datatype:
 
         Notes
         -----
-        Not collective. Primitives that MPI has no type for (strings, datetimes, other byte orders,
-        ``f2`` in most builds) travel as bytes, and :func:`from_mpi` reads them back as such.
+        Not collective. A primitive without an MPI type (strings, datetimes, other byte orders,
+        ``f2`` in most builds) becomes bytes, and :func:`from_mpi` reads it back as bytes.
         """
         return self._handle().Commit()
 
     def _handle(self) -> MPI.Datatype:
-        """Make mpi4py's datatype, not committed."""
+        """Make the mpi4py datatype without committing it."""
         if self.constructor == "primitive":
             return primitive_handle(self.arguments[0])
         olds = [old._handle() for old in self.olds]
@@ -280,7 +280,7 @@ class Datatype:
         return with_bounds(made, self.lb, self.extent)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both mean the same bytes, bounds and primitives."""
+        """Whether both datatypes have the same bytes, bounds and primitives."""
         if not isinstance(other, Datatype):
             return NotImplemented
         return (
@@ -299,7 +299,7 @@ class Datatype:
         return f"<Datatype {self.describe()}: {self.size} bytes, extent {self.extent}>"
 
     def describe(self) -> str:
-        """Short text: the constructor and its arguments, long lists cut."""
+        """Short text with the constructor and its arguments; long lists are shortened."""
         if self.constructor == "primitive":
             return str(self.signature).removesuffix(" x 1")
         arguments = [_short(argument) for argument in self.arguments]
@@ -308,14 +308,14 @@ class Datatype:
         elif self.constructor == "resized":
             arguments.insert(0, self.olds[0].describe())
         else:
-            # Only the order of a subarray follows the old type.
+            # The old type is the last argument, except that a subarray's order follows it.
             at = 3 if self.constructor == "subarray" else len(arguments)
             arguments.insert(at, self.olds[0].describe())
         return f"{self.constructor}({', '.join(arguments)})"
 
 
 def _short(argument: object) -> str:
-    """Text of one argument, lists cut after three entries."""
+    """Text of one argument; lists are cut after three entries."""
     if isinstance(argument, (np.ndarray, list)):
         head = ", ".join(str(entry) for entry in argument[:3])
         return f"[{head}, ... {len(argument)} in all]" if len(argument) > 3 else f"[{head}]"

@@ -1,9 +1,9 @@
 """Layouts of datatypes: strided blocks, block lists, and the tree between them.
 
-A layout is the typemap without the types: blocks of bytes in order. Nested equal strides reduce to
-one :class:`StridedBlocks`, whose form is unique: layouts that touch the same bytes in the same order
-have equal forms, however they were built. Irregular layouts keep a tree of the nodes below, which is
-expanded into a :class:`BlockList` on demand.
+A layout is a typemap without the types: blocks of bytes in order. A layout with regular strides reduces to
+one :class:`StridedBlocks` in canonical form. The canonical form is unique: layouts that touch the same bytes
+in the same order have equal forms. An irregular layout is a tree of `Listed`, `Chained` and `Indexed` nodes,
+and expands into a :class:`BlockList` on demand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Layout(ABC):
 
     @abstractmethod
     def block_list(self) -> BlockList:
-        """List the blocks, merged."""
+        """List the blocks, adjacent ones merged."""
 
     @abstractmethod
     def repeated(self, count: int, stride: int) -> Layout:
@@ -42,14 +42,14 @@ class Layout(ABC):
     @property
     @abstractmethod
     def most_blocks(self) -> int:
-        """Number of blocks before neighbours are merged, found without listing them."""
+        """Number of blocks before merging, computed without listing the blocks."""
 
     @abstractmethod
     def parts(self, limit: int) -> tuple[Part, ...] | None:
         """Strided parts that together hold every byte once; None if there are more than ``limit``."""
 
     def shifted(self, offset: int) -> Layout:
-        """Move the layout ``offset`` bytes further on."""
+        """Shift the layout by ``offset`` bytes."""
         return Indexed(self, _one(offset), _one(1), 0) if offset else self
 
     def indexed(self, displacements: Int64Array, lengths: Int64Array, stride: int) -> Layout:
@@ -57,7 +57,7 @@ class Layout(ABC):
         return Indexed(self, displacements, lengths, stride)
 
     def same_as(self, other: Layout) -> bool:
-        """Whether both touch the same bytes in the same order."""
+        """Whether both layouts touch the same bytes in the same order."""
         mine, theirs = self.strided, other.strided
         if mine is not None or theirs is not None:
             return mine == theirs
@@ -69,23 +69,23 @@ class StridedBlocks(Layout):
     """Equal blocks at nested equal strides.
 
     The block with index ``(i, j, ...)`` starts at byte
-    ``offset + i * strides[0] + j * strides[1] + ...``, the last index running fastest.
+    ``offset + i * strides[0] + j * strides[1] + ...``. The last index runs fastest.
 
     Parameters
     ----------
     offset : int
         Byte displacement of the first block.
     counts, strides : tuple of int
-        Number of steps and bytes a step, outermost level first.
+        Number of blocks and bytes between blocks per level, outermost level first.
     block_bytes : int
-        Contiguous bytes a block.
+        Contiguous bytes per block.
 
     Notes
     -----
-    In the canonical form, which :meth:`canonical` makes and every datatype hands out, no count is
-    1, the innermost stride differs from ``block_bytes``, and no level continues the next one
-    (``strides[i] == counts[i+1] * strides[i+1]``). No bytes at all is
-    ``StridedBlocks(0, (), (), 0)``.
+    :meth:`canonical` makes the canonical form, and ``Datatype.strided`` always has it. In the
+    canonical form no count is 1, the innermost stride differs from ``block_bytes``, and no level
+    continues the next level (``strides[i] == counts[i+1] * strides[i+1]``). The canonical form of a
+    layout without bytes is ``StridedBlocks(0, (), (), 0)``.
 
     Examples
     --------
@@ -99,14 +99,14 @@ class StridedBlocks(Layout):
     block_bytes: int
 
     def __reduce__(self) -> tuple[type[StridedBlocks], tuple[object, ...]]:
-        """Pickle the fields alone: plans send many."""
+        """Pickle the fields alone, because plans send many layouts."""
         return StridedBlocks, (self.offset, self.counts, self.strides, self.block_bytes)
 
     @staticmethod
     def canonical(
         offset: int, counts: Iterable[int], strides: Iterable[int], block_bytes: int
     ) -> StridedBlocks:
-        """Reduce nested strides, outermost first, to the unique form."""
+        """Reduce nested strides, outermost first, to the canonical form."""
         levels: list[tuple[int, int]] = []  # innermost first
         for count, stride in zip(reversed((*counts,)), reversed((*strides,)), strict=True):
             if count == 1:
@@ -137,7 +137,7 @@ class StridedBlocks(Layout):
 
     @property
     def strided(self) -> StridedBlocks:
-        """Itself."""
+        """The layout itself."""
         return self
 
     @property
@@ -147,20 +147,20 @@ class StridedBlocks(Layout):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Half-open range from the first byte touched to the last."""
+        """Half-open range of the bytes touched: the first byte, and one past the last."""
         reach = [(n - 1) * stride for n, stride in zip(self.counts, self.strides, strict=True)]
         low = self.offset + sum(r for r in reach if r < 0)
         return low, self.offset + sum(r for r in reach if r > 0) + self.block_bytes
 
     def parts(self, limit: int) -> tuple[Part, ...] | None:
-        """Return itself as the one part, or none where there are no bytes."""
+        """Return this layout as a single part, or no part if it has no bytes."""
         if not self.nbytes:
             return ()
         return (Part(self, StridedBlocks(0, (), (), self.nbytes)),) if limit else None
 
     @property
     def overlaps(self) -> bool:
-        """Whether some byte may be touched twice; a False is certain."""
+        """Whether a byte may be touched twice; False means that no byte is."""
         reach = self.block_bytes
         levels = sorted(
             zip(self.strides, self.counts, strict=True), key=lambda level: abs(level[0])
@@ -188,7 +188,7 @@ class StridedBlocks(Layout):
         )
 
     def shifted(self, offset: int) -> StridedBlocks:
-        """Move the blocks ``offset`` bytes further on."""
+        """Shift the blocks by ``offset`` bytes."""
         if not self.block_bytes:
             return self
         return StridedBlocks(self.offset + offset, self.counts, self.strides, self.block_bytes)
@@ -200,7 +200,7 @@ class StridedBlocks(Layout):
         return Indexed(self, displacements, lengths, stride)
 
     def offsets(self) -> Int64Array:
-        """Byte displacement of every block, in order (not merged with its neighbours)."""
+        """Byte displacement of every block, in order; adjacent blocks are not merged."""
         _check_listable(self.n_blocks)
         starts = np.array([self.offset] if self.block_bytes else [], dtype=np.int64)
         for count, stride in zip(self.counts, self.strides, strict=True):
@@ -208,7 +208,7 @@ class StridedBlocks(Layout):
         return starts
 
     def block_list(self) -> BlockList:
-        """List the blocks, merged."""
+        """List the blocks, adjacent ones merged."""
         starts = self.offsets()
         return BlockList(starts, np.full(starts.size, self.block_bytes, dtype=np.int64)).merged()
 
@@ -218,17 +218,17 @@ EMPTY = StridedBlocks(0, (), (), 0)
 
 
 class Part(NamedTuple):
-    """Strided blocks in memory, and the places of the same bytes among all packed ones."""
+    """Strided blocks in memory, and the positions of the same bytes in the packed data."""
 
     memory: StridedBlocks
     packed: StridedBlocks
 
     def repeated(self, count: int, stride: int, nbytes: int) -> Part:
-        """``count`` copies, ``stride`` bytes apart in memory and ``nbytes`` packed."""
+        """``count`` copies, ``stride`` bytes apart in memory and ``nbytes`` apart in the packed data."""
         return Part(self.memory.repeated(count, stride), self.packed.repeated(count, nbytes))
 
     def shifted(self, offset: int, packed: int) -> Part:
-        """Move both sides further on."""
+        """Shift the memory side by ``offset`` bytes and the packed side by ``packed`` bytes."""
         return Part(self.memory.shifted(offset), self.packed.shifted(packed))
 
 
@@ -266,7 +266,7 @@ class BlockList:
 
     @property
     def overlaps(self) -> bool:
-        """Whether some byte is touched twice."""
+        """Whether a byte is touched twice."""
         order = np.argsort(self.offsets, kind="stable")
         starts, lengths = self.offsets[order], self.lengths[order]
         return bool((starts[:-1] + lengths[:-1] > starts[1:]).any())
@@ -278,7 +278,7 @@ class BlockList:
         )
 
     def merged(self) -> BlockList:
-        """Drop empty blocks, and join those that begin where the one before ends."""
+        """Drop empty blocks, and merge consecutive blocks that are adjacent in memory."""
         offsets, lengths = self.offsets, self.lengths
         if not lengths.all():
             offsets, lengths = offsets[lengths != 0], lengths[lengths != 0]
@@ -289,11 +289,11 @@ class BlockList:
         return BlockList(offsets, lengths)
 
     def shifted(self, offset: int) -> BlockList:
-        """Move the blocks ``offset`` bytes further on."""
+        """Shift the blocks by ``offset`` bytes."""
         return BlockList(self.offsets + offset, self.lengths) if offset else self
 
     def at(self, displacements: Int64Array) -> BlockList:
-        """Copy the list to each displacement, one after another, and merge."""
+        """Repeat the list at each displacement, in order, and merge."""
         _check_listable(displacements.size * self.offsets.size)
         offsets = _outer_sum(displacements, self.offsets)
         return BlockList(offsets, np.tile(self.lengths, displacements.size)).merged()
@@ -303,9 +303,10 @@ class BlockList:
 
         Notes
         -----
-        Where one row of blocks ends exactly at the next one's beginning, as do the first and the
-        last column of an array, merging has joined these two blocks: the first length is then the
-        block's, the others are one or two of it, and the joined ones are taken apart again.
+        If the last block of a row ends where the next row begins, merging has joined the two
+        blocks. The first and the last column of an array, for example, are adjacent in memory. The
+        first block then has the length of one block, and every other block has once or twice this
+        length. The method splits the joined blocks again.
         """
         if not self.n_blocks:
             return EMPTY
@@ -320,7 +321,7 @@ class BlockList:
 
 
 class _Irregular(Layout):
-    """Base of the layouts whose strided form, if any, takes work to find; it is found once."""
+    """Base class of the irregular layouts, which search for a strided form once and keep the result."""
 
     @cached_property
     def strided(self) -> StridedBlocks | None:
@@ -329,7 +330,7 @@ class _Irregular(Layout):
 
     @property
     def most_blocks(self) -> int:
-        """Number of blocks before neighbours are merged, found without listing them."""
+        """Number of blocks of the strided form; without one, number of blocks before merging."""
         return self._count_blocks() if self.strided is None else self.strided.n_blocks
 
     def parts(self, limit: int) -> tuple[Part, ...] | None:
@@ -340,7 +341,7 @@ class _Irregular(Layout):
         return None if found is None or len(found) > limit else found
 
     def block_list(self) -> BlockList:
-        """List the blocks, merged; kept after the first call."""
+        """List the blocks, adjacent ones merged; kept after the first call."""
         return self._blocks
 
     def repeated(self, count: int, stride: int) -> Layout:
@@ -350,18 +351,18 @@ class _Irregular(Layout):
     @property
     @abstractmethod
     def _blocks(self) -> BlockList:
-        """The blocks, merged; kept."""
+        """The merged blocks, kept after the first use."""
 
     @abstractmethod
     def _count_blocks(self) -> int: ...
 
     @abstractmethod
     def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
-        """Parts of a layout that is not strided as a whole; may exceed the limit by a few."""
+        """Parts of a layout without a strided form; None, or more than ``limit`` parts, if there are too many."""
 
 
 class Listed(_Irregular):
-    """Blocks given one by one."""
+    """Blocks given as a list."""
 
     def __init__(self, given: BlockList) -> None:
         self.given = given
@@ -416,11 +417,12 @@ class Chained(_Irregular):
 
 
 class Indexed(_Irregular):
-    """Copies of a layout, ``lengths[i]`` of them from each displacement on.
+    """Copies of a layout: ``lengths[i]`` copies, ``stride`` bytes apart, from ``displacements[i]`` on.
 
-    An irregular sequence of blocks does not become regular by being repeated: the first change of
-    step inside the copies would fall on multiples of one run length in every copy, which makes the
-    part itself regular. So the strided form follows from the part's.
+    The layout has a strided form only if its part has one, because repetition does not make an
+    irregular sequence of blocks regular. In a regular sequence the step changes only at multiples
+    of one run length. If the repeated sequence had this property, every copy would have it, too,
+    and the part would be regular.
     """
 
     def __init__(
@@ -476,11 +478,11 @@ class Indexed(_Irregular):
 
 
 MOST_LISTED = 1 << 32
-"""Most blocks that are listed one by one, which takes 16 bytes or more for each."""
+"""Largest number of blocks to list; each takes 16 bytes or more."""
 
 
 def _check_listable(n_blocks: int) -> None:
-    """Refuse a list of blocks that no memory holds."""
+    """Raise `DatatypeError` for a list of blocks that is too large for memory."""
     if n_blocks > MOST_LISTED:
         raise DatatypeError(
             f"the datatype has {n_blocks} blocks, too many to list one by one; use smaller counts, or "
@@ -505,7 +507,7 @@ def spread(starts: Int64Array, counts: Int64Array, stride: int) -> Int64Array:
 
 
 def _regular_levels(offsets: Int64Array) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Find counts and strides, outermost first, that generate ``offsets``, or None."""
+    """Find counts and strides, outermost first, that generate ``offsets``; None if there are no such counts."""
     counts: list[int] = []
     strides: list[int] = []
     while offsets.size > 1:

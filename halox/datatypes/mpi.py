@@ -1,4 +1,4 @@
-"""Datatypes from those of mpi4py, which is imported on demand."""
+"""Conversion of mpi4py datatypes; mpi4py is imported on demand."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 
 def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
-    """Datatype of halox for one made with mpi4py.
+    """Convert an mpi4py datatype to a halox datatype.
 
     Parameters
     ----------
     mpi_datatype : mpi4py.MPI.Datatype
-        Predefined or derived; need not be committed, and is neither kept nor freed.
+        Predefined or derived. It need not be committed. halox neither keeps nor frees it.
 
     Returns
     -------
     Datatype
-        The same layout, bounds and signature.
+        Has the same layout, bounds and signature.
 
     Raises
     ------
     DatatypeError
-        If it is the null datatype, or contains a type without counterpart here (distributed
+        If it is the null datatype, or contains a type without a halox equivalent (distributed
         arrays, Fortran's parametrised types without a NumPy equivalent).
     MissingPackageError
         If mpi4py is not installed.
 
     Notes
     -----
-    Not collective. Bounds are the ones that MPI reports, also where an implementation departs from
-    the standard's rules.
+    Not collective. The bounds are taken from MPI, even if the MPI implementation deviates from the
+    standard's rules.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def _from_mpi(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
 
 
 def _rebuilt(name: str, given: dict[str, Any], olds: list[Datatype]) -> Datatype:
-    """Call the constructor of that name with the arguments that mpi4py decoded."""
+    """Call a constructor by name, with the arguments that mpi4py decoded."""
     if name == "STRUCT":
         return make.struct(given["blocklengths"], given["displacements"], olds)
     if name == "RESIZED":
@@ -117,13 +117,13 @@ _CONSTRUCTORS: dict[str, tuple[Callable[..., Datatype], tuple[str, ...]]] = {
     "HINDEXED_BLOCK": (make.hindexed_block, ("blocklength", "displacements")),
     "SUBARRAY": (_subarray, ("sizes", "subsizes", "starts", "order")),
 }
-"""By MPI's combiner, the constructor and mpi4py's names of its arguments; the old type comes last."""
+"""Constructor of each MPI combiner, and mpi4py's names of its arguments; the old type is the last argument."""
 
 _COMBINERS = ("STRUCT", "RESIZED", *_CONSTRUCTORS)
 
 
 def _from_named(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
-    # The types of MINLOC and MAXLOC are structs without saying so.
+    # The types of MINLOC and MAXLOC are structs, but MPI does not report them as structs.
     pairs = {
         "FLOAT_INT": ("f", "i"),
         "DOUBLE_INT": ("d", "i"),

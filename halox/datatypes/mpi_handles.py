@@ -1,4 +1,4 @@
-"""Handles of mpi4py's datatypes, made constructor by constructor."""
+"""Construction of mpi4py datatypes, one halox constructor at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mpi4py() -> ModuleType:
 
 
 def primitive_handle(dtype: np.dtype) -> MPI.Datatype:
-    """MPI's type of one element; bytes where MPI has none, as for half precision."""
+    """MPI type of one element; bytes if MPI has no such type, for example for half precision."""
     mpi = mpi4py()
     made: MPI.Datatype
     if dtype.isnative and dtype.kind in "biufc":
@@ -42,9 +42,9 @@ def primitive_handle(dtype: np.dtype) -> MPI.Datatype:
 def derived_handle(
     constructor: str, arguments: tuple[object, ...], olds: list[MPI.Datatype], old_extent: int
 ) -> MPI.Datatype:
-    """Call the MPI constructor of that name.
+    """Call an MPI constructor by name.
 
-    ``old_extent`` is the extent of the first of ``olds`` as halox counts it.
+    ``old_extent`` is the extent that halox computes for ``olds[0]``.
     """
     mpi = mpi4py()
     given: list[Any] = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
@@ -71,7 +71,7 @@ def derived_handle(
 def _hvector(count: int, blocklength: int, stride: int, old: MPI.Datatype) -> MPI.Datatype:
     if stride != -1:
         return old.Create_hvector(count, blocklength, stride)
-    # Open MPI up to 5.0 reads a stride of -1 byte as "one extent of the old type".
+    # Open MPI up to 5.0 takes a stride of -1 byte to mean one extent of the old type.
     row = old.Create_contiguous(blocklength)
     made = row.Create_hindexed_block(1, list(range(0, -count, -1)))
     row.Free()
@@ -91,10 +91,10 @@ def _slab(
 
 
 def with_bounds(made: MPI.Datatype, lb: int, extent: int) -> MPI.Datatype:
-    """Give a type these bounds, if it has others.
+    """Set the bounds of an MPI type; if they change, the original type is freed.
 
-    Implementations differ in rare extents (padding, explicit bounds of parts), and bytes that stand
-    for a primitive have another alignment.
+    MPI implementations compute different extents in rare cases (padding, explicit bounds of parts).
+    Bytes that replace a primitive also have another alignment than the primitive.
     """
     if made.Get_extent() == (lb, extent):
         return made

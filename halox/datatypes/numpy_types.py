@@ -16,14 +16,14 @@ from halox.errors import DatatypeError
 from halox.values import shortened, shown
 
 TypeLike = Datatype | npt.DTypeLike
-"""A datatype, or anything ``numpy.dtype`` takes."""
+"""A datatype, or an argument of ``numpy.dtype``."""
 
 
 def as_datatype(old: Any) -> Datatype:
-    """Datatype itself, or the one of anything that ``numpy.dtype`` takes.
+    """Datatype of a NumPy dtype; a datatype is returned unchanged.
 
-    A structured dtype becomes the struct of its fields, resized to its item size: padding between
-    fields does not move. A dtype with a shape becomes that many contiguous elements.
+    A structured dtype becomes a struct of its fields, resized to the dtype's item size. Padding
+    between fields is not part of the message. A dtype with a shape becomes contiguous elements.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ def as_datatype(old: Any) -> Datatype:
     Raises
     ------
     DatatypeError
-        If NumPy knows no such dtype, or its elements have no fixed size in the array's memory
-        (objects, variable-length strings, strings of unstated length).
+        If ``numpy.dtype`` rejects the argument, or the elements have no fixed size in the array's
+        memory (objects, variable-length strings, strings without a stated length).
 
     Examples
     --------
@@ -50,9 +50,9 @@ def as_datatype(old: Any) -> Datatype:
         raise DatatypeError("a datatype or dtype is needed, got None")
     try:
         dtype = np.dtype(old)
-    except Exception as error:  # NumPy's of several kinds, and an object's own
+    except Exception as error:  # NumPy raises several types; an object may raise any type
         is_mpi = type(old).__module__.startswith("mpi4py")
-        # The text of an object of MPI has its address, which differs between ranks.
+        # The text of an mpi4py object contains its address, which differs between ranks.
         got = "one of mpi4py" if is_mpi else shown(old)
         remedy = "convert it by halox.datatypes.from_mpi" if is_mpi else shortened(str(error))
         raise DatatypeError(

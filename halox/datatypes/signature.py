@@ -1,8 +1,9 @@
 """Type signatures: the sequence of primitives in a datatype, comparable in constant time.
 
-Two ranks may describe a message by different datatypes as long as both list the same
-primitives in the same order. A message can hold billions of them, so the sequence is not kept:
-a signature is its length and a polynomial hash, both computed from those of its parts.
+Two ranks may describe a message by different datatypes if both datatypes list the same
+primitives in the same order. A message can hold billions of primitives, so a signature does not
+store the sequence. It stores the sequence's length and a polynomial hash, both computed from the
+signatures of the datatype's parts.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from functools import lru_cache
 import numpy as np
 
 _PRIME = 2**127 - 1
-_HEAD = 3  # runs kept for the text
+_HEAD = 3  # number of first runs to keep, for messages
 
 
 def _number(text: str) -> int:
-    # Stable between processes and versions of Python, unlike hash().
+    # Unlike hash(), equal in all processes and versions of Python.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()) % _PRIME
 
 
@@ -29,11 +30,11 @@ _SERIES = pow(_BASE - 1, -1, _PRIME)  # 1 + b + ... + b**(n-1) is (b**n - 1) tim
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Digest of a sequence of primitive types, enough to compare it and to print it.
+    """Digest of a sequence of primitive types, for comparing and printing sequences.
 
-    Two signatures are equal if their sequences are (a false match of two unlike
-    sequences has a chance of about their length in 2**127). Small, picklable, and equal between
-    processes, so that ranks can exchange them.
+    Equal sequences have equal signatures. Two different sequences of length n have equal
+    signatures with a probability of about n / 2**127. A signature is small, picklable, and the same
+    in every process, so that ranks can exchange signatures.
 
     Parameters
     ----------
@@ -42,19 +43,19 @@ class Signature:
     digest : int
         Polynomial hash of the sequence, modulo 2**127 - 1.
     n_runs : int
-        Number of maximal runs of one primitive.
+        Number of maximal runs of equal primitives.
     head : tuple of (str, int)
         The first runs (at most three): NumPy type string, repetitions.
     last : str
-        Type string of the last primitive; empty if there is none.
+        Type string of the last primitive; empty for an empty sequence.
     power : int
-        The hash's base to the power ``elements``; kept to save time.
+        The hash's base to the power ``elements``; stored to save time.
 
     Notes
     -----
-    With ``P`` the prime and ``b`` the base, the sequence ``s[0] .. s[n-1]`` has the digest
-    ``sum(h(s[i]) * b**(n-1-i)) mod P``, so the digest of ``x + y`` is
-    ``digest(x) * b**len(y) + digest(y)``, and repetition takes O(log count) steps by doubling.
+    Let ``P`` be the prime and ``b`` the base. The sequence ``s[0] .. s[n-1]`` has the digest
+    ``sum(h(s[i]) * b**(n-1-i)) mod P``. So the digest of ``x + y`` is
+    ``digest(x) * b**len(y) + digest(y)``, and repetition by doubling takes O(log count) steps.
 
     Examples
     --------
@@ -89,12 +90,12 @@ class Signature:
         return whole
 
     def __reduce__(self) -> tuple[type[Signature], tuple[object, ...]]:
-        """Pickle the fields alone: plans send many."""
+        """Pickle the fields alone, because plans send many signatures."""
         fields = (self.elements, self.digest, self.n_runs, self.head, self.last, self.power)
         return Signature, fields
 
     def __add__(self, other: Signature) -> Signature:
-        """Signature of this sequence followed by the other."""
+        """Signature of this sequence followed by another."""
         if not self.elements:
             return other
         if not other.elements:
@@ -115,7 +116,7 @@ class Signature:
             return self
         if (
             self.n_runs == 1 and count > 0
-        ):  # a geometric series: the common case, and worth being fast
+        ):  # The digest is a geometric series. This case is common, so it should be fast.
             elements = self.elements * count
             power = pow(_BASE, elements, _PRIME)
             digest = Signature.of(self.last).digest * (power - 1) * _SERIES % _PRIME
@@ -140,11 +141,11 @@ class Signature:
 
     @property
     def uniform(self) -> np.dtype | None:
-        """The primitive's dtype if all primitives are alike, else None."""
+        """The primitives' dtype if all primitives are equal, else None."""
         return np.dtype(self.last) if self.n_runs == 1 else None
 
     def __str__(self) -> str:
-        """Short text: the first runs, such as ``f8 x 4096``."""
+        """Short text with the first runs, for example ``f8 x 4096``."""
         if not self.elements:
             return "empty"
         text = ", ".join(f"{_readable(code)} x {count}" for code, count in self.head)

@@ -1,7 +1,8 @@
-"""Decomposition of a grid among ranks, in integers only: no arrays, no communicator, no device.
+"""Decomposition of a grid among ranks, computed with integers: no arrays, no communicator, no device.
 
-``decompose`` divides a grid; ``FieldLayout`` is the layout of a field in a rank's array, with the boxes
-that an exchange moves; ``overlaps`` are the boxes that pass between two divisions.
+``decompose`` divides a grid among ranks. ``FieldLayout`` describes a field in a rank's array, with the
+boxes that an exchange sends and receives. ``overlaps`` finds the boxes to send from one decomposition of a
+grid to another.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""One axis of a field in a rank's array, and the intervals that an exchange moves.
+"""One axis of a field in a rank's array, and the intervals that an exchange sends and receives.
 
-Along one axis a rank stores, in this order::
+A rank stores these points along an axis, in this order::
 
     |  low halo  |          owned points          |   high halo   |
     0            low                              low + points    stored
 
-A staggered field has one more point than cells. Point ``i`` belongs to the part that owns cell
-``i``, and the point past the last cell to the last part (on a periodic axis that point *is*
-point 0). Every part stores one point more than it has cells, so in all parts but that last one
-the high halo is one wider than asked, and its first point is the next part's first one::
+A staggered field has one more point than cells. The part that owns cell ``i`` also owns point ``i``.
+The last part owns the point after the last cell. On a periodic axis the point after the last cell
+*is* point 0. Without its halo, every part stores one point more than it has cells. All parts except
+the last part of a non-periodic axis do not own this extra point. Their high halo is one point wider
+than the requested halo, and its first point is the first point of the next part::
 
     cells            0   1   2 | 3   4   5
     points         0   1   2   3   4   5   6
@@ -25,7 +26,7 @@ from halox.decomposition.partition import AxisPartition
 
 
 class Interval(NamedTuple):
-    """Start and extent along one axis."""
+    """First index and extent along one axis."""
 
     start: int
     size: int
@@ -35,7 +36,7 @@ class Interval(NamedTuple):
 class Box:
     """Box of an array: first index, extent and step along every axis.
 
-    ``steps`` is None where every step is 1, as in all fields but those of one parity.
+    ``steps`` is None if every step is 1. Only fields of one parity have other steps.
     """
 
     starts: tuple[int, ...]
@@ -59,8 +60,8 @@ class AxisLayout(NamedTuple):
     low: int
     points: int
     high: int
-    moved_low: int  # of the low halo, next to the owned points: exchanged
-    moved_high: int  # the same of the high halo, of a part that has one above it
+    moved_low: int  # exchanged points of the low halo, next to the owned points
+    moved_high: int  # exchanged points of the high halo, if there is a part above
 
     @classmethod
     def of(
@@ -71,7 +72,7 @@ class AxisLayout(NamedTuple):
         staggered: bool,
         offsets: tuple[int, ...],
     ) -> AxisLayout:
-        """Return the axis of the array of one part."""
+        """Return the layout of one part's array along the axis."""
         start, stop = axis.owned_points(part, staggered)
         low, high = halo
         moved_low, moved_high = (min(width, max(offsets, default=width)) for width in halo)
@@ -86,11 +87,11 @@ class AxisLayout(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Points that the array has along the axis."""
+        """Points of the array along the axis."""
         return self.low + self.points + self.high
 
     def sent(self) -> tuple[Interval, ...]:
-        """Return intervals sent in direction 0, +1, -1, so that the direction is the index."""
+        """Return the intervals sent in the directions 0, +1 and -1; the direction is the index."""
         end = self.low + self.points
         return (
             Interval(self.low, self.points),
@@ -99,7 +100,7 @@ class AxisLayout(NamedTuple):
         )
 
     def received(self) -> tuple[Interval, ...]:
-        """Return intervals received from direction 0, +1, -1."""
+        """Return the intervals received from the directions 0, +1 and -1; the direction is the index."""
         end = self.low + self.points
         return (
             Interval(self.low, self.points),
@@ -108,6 +109,10 @@ class AxisLayout(NamedTuple):
         )
 
     def in_pairs(self) -> AxisLayout:
-        """Return the axis in pairs of cells, of blocks that begin and end at even ones; no layout to exchange by."""
-        low, high = (self.low + 1) // 2, (self.high + 1) // 2  # of cells counted from an even one
+        """Return the axis in pairs of cells, for a block that begins and ends at even cells.
+
+        The result has the array's shape, but not the intervals of an exchange.
+        """
+        # The owned cells begin at an even cell, so an odd halo width cuts a pair, which is stored whole.
+        low, high = (self.low + 1) // 2, (self.high + 1) // 2
         return AxisLayout(self.start // 2, low, self.points // 2, high, low, high)

@@ -25,7 +25,7 @@ from halox.errors import DecompositionError
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Rank that touches this one, and its direction (-1, 0, +1 per axis)."""
+    """Neighbouring rank, and its direction (-1, 0 or +1 per axis)."""
 
     direction: tuple[int, ...]
     rank: int
@@ -33,9 +33,9 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Grid cut along each axis, with one rank on every block; equal on all ranks.
+    """Grid cut along each axis into blocks, with one rank per block; equal on all ranks.
 
-    Raises `DecompositionError` if the placement is for another process grid than the axes.
+    Raises `DecompositionError` if the process grid of ``placement`` differs from the parts of ``axes``.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class Decomposition:
     placement: Placement  # ranks of the blocks
 
     def __post_init__(self) -> None:
-        """Refuse a placement for another process grid."""
+        """Raise `DecompositionError` for a placement on another process grid."""
         if self.placement.proc_shape != self.proc_shape:
             raise DecompositionError(
                 f"placement: expected one for proc_shape={self.proc_shape}, as the axes are cut, "
@@ -74,7 +74,7 @@ class Decomposition:
 
     @property
     def periodic(self) -> tuple[bool, ...]:
-        """Per axis, whether it is periodic."""
+        """Whether each axis is periodic."""
         return tuple(axis.periodic for axis in self.axes)
 
     @property
@@ -83,7 +83,7 @@ class Decomposition:
         return math.prod(self.proc_shape)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of ``rank`` in the process grid; raises `DecompositionError` if there is no such rank."""
+        """Coordinates of ``rank`` in the process grid; raises `DecompositionError` if ``rank`` is out of range."""
         if not 0 <= rank < self.ranks:
             raise DecompositionError(f"rank: expected 0 <= rank < {self.ranks}, got {rank}")
         return self.placement.coords[rank]
@@ -105,7 +105,7 @@ class Decomposition:
         return self.placement.rank_of[index]
 
     def owned(self, rank: int) -> tuple[tuple[int, int], ...]:
-        """Half-open global range of the cells that ``rank`` owns, per axis."""
+        """Half-open global range of cells that ``rank`` owns, per axis."""
         coords = self.coords_of(rank)
         return tuple(axis.owned(part) for axis, part in zip(self.axes, coords, strict=True))
 
@@ -114,11 +114,11 @@ class Decomposition:
         return tuple(stop - start for start, stop in self.owned(rank))
 
     def neighbours(self, rank: int, corners: bool = True) -> tuple[Neighbour, ...]:
-        """Neighbours of ``rank``, one for each direction in which there is one.
+        """Neighbours of ``rank``, in lexicographic order of their directions.
 
-        At most ``3**ndim - 1`` (without ``corners``, edges included, ``2 * ndim``), in lexicographic order of
-        the directions. A rank appears once for each of its directions, and lists itself along a periodic axis of
-        one rank.
+        There are at most ``3**ndim - 1`` neighbours. Without ``corners``, corners and edges are left out, and there
+        are at most ``2 * ndim`` neighbours. The same rank appears once for each of its directions. A rank is its own
+        neighbour along a periodic axis that is not divided.
 
         Examples
         --------
@@ -137,7 +137,7 @@ class Decomposition:
 
 @cache
 def directions(ndim: int, corners: bool = True) -> tuple[tuple[int, ...], ...]:
-    """Directions in which a block can have a neighbour, in lexicographic order.
+    """Directions of a block's possible neighbours, in lexicographic order.
 
     Examples
     --------
@@ -162,10 +162,12 @@ def decompose(
 ) -> Decomposition:
     """Divide a grid among ranks: process grid, cuts and placement in one call.
 
-    Arguments are those of `halox.Grid`; given ``nodes``, the node of each rank, ranks are placed so that
-    little crosses between nodes, unless they have a ``placement`` already. Raises `DecompositionError` if an
-    argument is malformed, or if no process grid, or not the one given, fits ranks, grid and halo; with ``checkerboard``
-    also if an extent is odd, or a block begins at an odd cell along the last axis.
+    The arguments are documented at `halox.Grid`. ``nodes`` has the node of each rank: ranks are then placed so that
+    few bytes cross between nodes. A given ``placement`` takes precedence over ``nodes``.
+
+    Raises `DecompositionError` if an argument is malformed, or if no process grid that agrees with ``proc_shape`` fits
+    the ranks, the grid and the halo. With ``checkerboard``, also raises `DecompositionError` if an extent is odd, or a
+    block along the last axis begins at an odd cell.
 
     Examples
     --------
@@ -195,7 +197,7 @@ def decompose(
         check_checkerboard(axes)
     if placement is not None or nodes is None:
         return divided
-    # What matters is the proportion of the faces: counted for one field of 8 bytes a cell.
+    # Only the ratio between the faces matters, so one field of 8 bytes per cell is enough.
     block = [max(axis.sizes) for axis in axes]
     face_bytes = [
         8 * sum(width) * math.prod(block) // cells

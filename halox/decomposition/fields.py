@@ -1,4 +1,4 @@
-"""Layout of a field in each rank's array, and the boxes that an exchange moves."""
+"""Layout of a field in each rank's array, and the boxes that an exchange sends and receives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halox.tables import html_facts
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """Properties of a field beside its grid: halo, component axes, staggering, parity, reach of its stencil.
+    """Properties of a field that the grid does not determine: halo, component axes, staggering, parity, offsets.
 
     Parameters
     ----------
@@ -27,19 +27,19 @@ class FieldSpec:
     components_before, components_after : tuple of int
         Extents of the array's axes before and after the grid axes.
     staggered : tuple of bool
-        Per grid axis, whether the field has one more point along it; empty for none.
+        Per grid axis, whether the field has one more point along it. Empty if the field is not staggered.
     parity : {"even", "odd"}, optional
-        The cells that the field has, of a checkerboard; all cells by default.
+        Parity of the field's cells on a checkerboard; all cells by default.
     offsets : tuple of int
-        Distances along the axes at which a stencil reads the field: then exchanges move what these reach, and no
-        corners. Empty for whole halos.
+        Distances along the axes at which a stencil reads the field. Exchanges then update the halo up to the largest
+        distance, without corners. Empty for whole halos.
 
     Raises
     ------
     DecompositionError
         If a halo width is negative, ``halo`` does not hold pairs, a component axis has an extent of less
-        than one, ``staggered`` does not have one entry per grid axis, the field is staggered and of one parity,
-        there is no such parity, or an offset is less than one or reaches beyond the halo.
+        than one, ``staggered`` does not have one entry per grid axis, the field is staggered and has a parity,
+        ``parity`` is not valid, or an offset is less than one or larger than a halo width that is not 0.
     """
 
     halo: Halo
@@ -50,7 +50,7 @@ class FieldSpec:
     offsets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Fill in ``staggered``; refuse what no field can have."""
+        """Fill in ``staggered`` and check all properties."""
         if any(len(sides) != 2 or min(sides) < 0 for sides in self.halo):
             raise DecompositionError(
                 f"halo: expected (low, high) per grid axis, 0 or more, got {self.halo}; "
@@ -103,7 +103,7 @@ class FieldSpec:
         subsizes: tuple[int, ...],
         steps: tuple[int, ...] | None = None,
     ) -> Box:
-        """Box of the grid axes, component axes in full."""
+        """Box with the given extents along the grid axes and the whole component axes."""
         before, after = self.components_before, self.components_after
         if steps is not None:
             steps = (1,) * len(before) + steps + (1,) * len(after)
@@ -112,11 +112,11 @@ class FieldSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of 16 hexadecimal digits, equal for equal specs in every process."""
+        """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
 
     def declaration(self, halo: Halo) -> str:
-        """Return the call that declares an array such a field, of a grid with a halo.
+        """Return the text of a call that declares an array with these properties; ``halo`` is the grid's halo.
 
         Examples
         --------
@@ -137,7 +137,7 @@ class FieldSpec:
         return f"grid.declare({', '.join(['array', *told])})"
 
     def __str__(self) -> str:
-        """Return the options that describe such a field."""
+        """Return the properties as text."""
         text = (
             f"components={self.components_before}, components_after={self.components_after}, "
             f"staggered={self.staggered}, halo={self.halo}"
@@ -151,15 +151,16 @@ class FieldSpec:
 class Region:
     """Boxes exchanged with the neighbour in one direction.
 
-    What is sent, owned points that the neighbour keeps in its halo, matches the neighbour's ``recv`` of the opposite
-    direction, also where the same peer has several directions. A field of one parity may have several regions a
-    direction; those that are sent match those that the neighbour receives, in their order.
+    ``send`` holds owned points, ``recv`` holds halo points. The points of ``send`` are the points of the neighbour's
+    ``recv`` in the opposite direction, even if the same peer is the neighbour in several directions. A field of one
+    parity may have several regions per direction. The sender and the receiver then list these regions in the same
+    order.
     """
 
     direction: tuple[int, ...]  # -1, 0 or +1 per grid axis
     peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
-    send: Box | None  # None where the width is 0
-    recv: Box | None  # halo that the neighbour fills; None likewise
+    send: Box | None  # owned points; None if no points are sent
+    recv: Box | None  # halo points; None if no points are received
 
 
 @dataclass(frozen=True)
@@ -173,17 +174,17 @@ class FieldLayout:
     rank : int
         The array's rank.
     spec : FieldSpec
-        Halo, component axes and staggering; the same on all ranks.
+        Properties of the field; the same on all ranks.
 
     Raises
     ------
     DecompositionError
-        If ``spec`` is for another number of grid axes, or there is no such rank; for a field of one parity, if an
-        extent is odd, or a block of the last axis begins at an odd cell.
+        If ``spec`` is for another number of grid axes, or ``rank`` is out of range. For a field of one parity, also if
+        an extent is odd, or a block along the last axis begins at an odd cell.
 
     Notes
     -----
-    Halo widths are checked by ``check_widths``, alike on every rank.
+    The constructor does not check the halo widths. ``check_widths`` does, with the same result on every rank.
 
     Examples
     --------
@@ -203,7 +204,7 @@ class FieldLayout:
     spec: FieldSpec
 
     def __post_init__(self) -> None:
-        """Refuse a spec for another number of axes, and ranks that do not exist."""
+        """Check the number of axes, the rank and, for a field of one parity, the cuts of the grid."""
         if self.spec.ndim != self.decomposition.ndim:
             raise DecompositionError(
                 f"spec: expected halo widths for {self.decomposition.ndim} grid axes "
@@ -214,7 +215,7 @@ class FieldLayout:
             check_checkerboard(self.decomposition.axes)
 
     def __repr__(self) -> str:
-        """Return the shape of the rank's array, and the properties of its axes."""
+        """Return text with the shape of the rank's array and the properties of its axes."""
         facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
         return f"<halox field layout: {facts}>"
 
@@ -246,7 +247,7 @@ class FieldLayout:
 
     @cached_property
     def _cells(self) -> tuple[AxisLayout, ...]:
-        """Axes of the grid, whatever the field's parity."""
+        """Grid axes of the array, in cells even for a field of one parity."""
         decomposition, spec = self.decomposition, self.spec
         coords = decomposition.coords_of(self.rank)
         found = zip(decomposition.axes, coords, spec.halo, spec.staggered, strict=True)
@@ -254,7 +255,7 @@ class FieldLayout:
 
     @cached_property
     def _axes(self) -> tuple[AxisLayout, ...]:
-        """Axes of the array."""
+        """Grid axes of the array as stored; for one parity the last axis is in pairs."""
         *others, last = self._cells
         return (*others, last if self.spec.parity is None else last.in_pairs())
 
@@ -265,9 +266,10 @@ class FieldLayout:
 
     @cached_property
     def is_flat_somewhere(self) -> bool:
-        """Whether an axis of the array has one point on some ranks, and more on others.
+        """Whether a grid axis of the array has one point on some ranks, and more points on other ranks.
 
-        Arrays of different orders in memory have the same strides on the former, and differ on the latter.
+        On ranks with one point, arrays in C and in Fortran order may have the same strides. On ranks with more points
+        the strides differ.
         """
         spec, axes = self.spec, self.decomposition.axes
         for index, (axis, halo, staggered) in enumerate(
@@ -287,13 +289,13 @@ class FieldLayout:
     def origin(self) -> tuple[int, ...]:
         """Global index of the array's first point, per grid axis; negative in a low halo.
 
-        Along the last axis of a field of one parity, this and `owned` count pairs of cells.
+        Along the last axis of a field of one parity, `origin` and `owned` count pairs of cells.
         """
         return tuple(axis.start - axis.low for axis in self._axes)
 
     @cached_property
     def interior(self) -> tuple[slice, ...]:
-        """Index of the owned points in the array, component axes in full."""
+        """Index of the owned points in the array, with the whole component axes."""
         grid = tuple(slice(axis.low, axis.low + axis.points) for axis in self._axes)
         before, after = self.spec.components_before, self.spec.components_after
         return (slice(None),) * len(before) + grid + (slice(None),) * len(after)
@@ -319,7 +321,7 @@ class FieldLayout:
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Shape of the whole field: points of the grid, in pairs along the last axis for one parity; components."""
+        """Shape of the whole field, component axes included; for one parity the last grid axis counts pairs."""
         axes = zip(self.decomposition.axes, self.spec.staggered, strict=True)
         *others, last = [axis.points(staggered) for axis, staggered in axes]
         return self._with_components((*others, last if self.spec.parity is None else last // 2))
@@ -327,23 +329,23 @@ class FieldLayout:
     def regions(self, corners: bool = True) -> tuple[Region, ...]:
         """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
 
-        Along an axis on which the direction is 0, boxes cover the owned points; so every halo point is
-        filled by the rank that owns it, corners by the diagonal neighbour, in any order of the messages.
+        If the direction along an axis is 0, the box covers the owned points along this axis. So the owner of
+        a halo point fills it, the diagonal neighbour fills a corner, and the messages may arrive in any order.
 
         Parameters
         ----------
         corners : bool
-            With edges and corners, or faces only; a field with ``offsets`` has faces only.
+            Whether to include edges and corners. A field with ``offsets`` has faces only.
 
         Returns
         -------
         tuple of Region
-            In the order of ``Decomposition.neighbours``; also those with nothing to move. A field of one parity has
-            several in directions along the last axis, whose faces are irregular.
+            In the order of ``Decomposition.neighbours``. Regions without points are included. A field of one parity may
+            have several regions in a direction along the last axis, because faces that cut pairs are irregular.
 
         Notes
         -----
-        Not collective; touches no device. Meaningful only where ``check_widths`` passes.
+        Not collective; touches no device. Meaningful only if ``check_widths`` passes.
         """
         sent = [axis.sent() for axis in self._cells]
         received = [axis.received() for axis in self._cells]
@@ -359,26 +361,29 @@ class FieldLayout:
     def slabs(self) -> tuple[Region, ...]:
         """Boxes of an exchange with edges and corners, in fewer pieces that must be moved in this order.
 
-        First come the faces of the axes along which this rank is its own neighbour, one axis after the other; each
-        covers the halos of the axes before it, which hold their values by then, and so do the boxes of all other
-        neighbours. Of 26 regions in three dimensions 6 are left, unless two axes or all are divided::
+        The first slabs are the faces of the axes along which this rank is its own neighbour, one axis after another.
+        Each slab covers the halos of the previous axes, which are already filled. The slabs of all other neighbours
+        follow, and they cover these halos, too. In three dimensions 6 slabs replace 26 regions if at most one axis is
+        divided::
 
             regions  c e e c    slabs  2 1 1 2    1: the first axis
                      e . . e           2 . . 2    2: the second axis, corners included
                      e . . e           2 . . 2
                      c e e c           2 1 1 2
 
-        They also cover the halos of divided axes before it, if there are neighbours on both sides, who fill them later:
-        so blocks are a constant stride apart.
+        A slab that this rank exchanges with itself also covers the halos of previous divided axes, if these have
+        neighbours on both sides. The neighbours fill these halos later. With them, the slab's blocks are a constant
+        stride apart.
 
         Returns
         -------
         tuple of Region
-            Those between ranks come last. They match the neighbours', as all ranks are alone along the same axes.
+            The regions exchanged with other ranks are last. They match the neighbours' regions, because an axis is
+            undivided on all ranks or on no rank.
 
         Notes
         -----
-        Not collective; touches no device. Meaningful only where ``check_widths`` passes, and for a field without
+        Not collective; touches no device. Meaningful only if ``check_widths`` passes, and for a field without
         ``offsets``.
         """
         sent = [axis.sent() for axis in self._cells]
@@ -387,7 +392,7 @@ class FieldLayout:
         found = self.decomposition.neighbours(self.rank)
         alone = [axis.parts == 1 and axis.periodic for axis in self.decomposition.axes]
         faces = {at.direction for at in found if sum(map(abs, at.direction)) == 1}
-        # Along axes with neighbours on both sides, the whole halo is filled.
+        # If an axis has neighbours on both sides, a slab may cover its whole halo.
         inner = [
             all(tuple(side * (n == axis) for n in range(len(alone))) in faces for side in (-1, 1))
             and (alone[axis] or self.spec.parity is None)
@@ -418,8 +423,8 @@ class FieldLayout:
     def check_widths(self) -> None:
         """Raise `DecompositionError` for a halo that is wider than the neighbours' blocks.
 
-        Looks at all ranks' blocks, so that all ranks raise or none. The error names the axis, the rank, its
-        block, the width asked and the width allowed.
+        The check covers the blocks of all ranks, so either all ranks raise, or no rank does. The error names the axis,
+        the limiting rank, the size of its block, the requested width and the allowed width.
         """
         spec, decomposition = self.spec, self.decomposition
         for index, axis in enumerate(decomposition.axes):
@@ -446,7 +451,7 @@ class FieldLayout:
     def _boxes(
         self, intervals: Sequence[tuple[Interval, ...]], direction: tuple[int, ...]
     ) -> list[Box | None]:
-        """Return the boxes of the array that hold a box of cells; only None if it has none."""
+        """Return the boxes of the array that hold a box of cells; ``[None]`` if the box is empty."""
         starts, subsizes = zip(
             *[along[side] for along, side in zip(intervals, direction, strict=True)], strict=True
         )
@@ -466,12 +471,13 @@ class FieldLayout:
 def infer_spec(
     decomposition: Decomposition, rank: int, shape: Sequence[int], halo: Halo
 ) -> FieldSpec:
-    """Infer from an array's shape alone which of its axes are the grid's.
+    """Infer from an array's shape which of its axes are grid axes.
 
-    An array may have component axes before or after the grid axes. It is never read as staggered, since
-    an array of the wrong shape could then pass for one. Raises `FieldError`, with the shapes expected,
-    unless exactly one reading fits. With blocks of different sizes one rank may raise alone, or read its
-    shape differently: a caller that continues collectively compares outcomes first.
+    An array may have component axes before or after the grid axes. The result is never staggered; otherwise
+    an array of a wrong shape could pass for a staggered field. Raises `FieldError`, with the expected shape,
+    unless exactly one choice of the grid axes fits. If the ranks have blocks of different sizes, one rank
+    alone may raise, or the ranks may infer different axes. A caller must compare the results of all ranks
+    before it continues collectively.
 
     Examples
     --------
@@ -518,5 +524,5 @@ def infer_spec(
 
 
 def ways_to_declare(specs: Iterable[FieldSpec], halo: Halo) -> str:
-    """Return the calls that declare an array one of some fields, of a grid with a halo."""
+    """Return the text of calls that declare an array with each of some specs; ``halo`` is the grid's halo."""
     return ", or ".join(spec.declaration(halo) for spec in specs)

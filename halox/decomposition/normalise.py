@@ -1,8 +1,8 @@
-"""Arguments for halos, periodicity and shapes, normalised to one form each.
+"""Normalisation of arguments for halos, periodicity and shapes.
 
-Every function takes the forms of the public API, returns plain tuples of Python integers or
-booleans, and raises ``DecompositionError`` naming the argument, the value given, the values allowed
-and the remedy.
+Every function accepts the forms that the public API allows and returns plain Python integers and
+booleans, in tuples. A wrong argument raises ``DecompositionError``. The error names the argument, the
+given value, the allowed values and the remedy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Halo: TypeAlias = tuple[tuple[int, int], ...]
 """Normalised halo widths: ``(low, high)`` per grid axis."""
 
 HaloLike: TypeAlias = int | Sequence[int | Sequence[int]]
-"""Halo as users write it: one width, one per axis, or ``(low, high)`` per axis."""
+"""Halo as users write it: one width, one width per axis, or ``(low, high)`` per axis."""
 
 MAX_AXES = 4
 
@@ -25,9 +25,9 @@ MAX_AXES = 4
 def normalise_halo(halo: object, ndim: int) -> Halo:
     """Halo widths in cells as ``(low, high)`` per grid axis.
 
-    ``halo`` is one width for every side, or one entry per axis, each a width for both sides or a pair
-    ``(low, high)``. With two axes a flat ``(a, b)`` means one width per axis. ``True`` and ``False`` are no
-    widths.
+    ``halo`` is one width for every side, or one entry per axis: a width for both sides, or a pair
+    ``(low, high)``. With two axes a flat ``(a, b)`` means one width per axis. ``True`` and ``False`` are not
+    accepted as widths.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
 
 
 def normalise_periodic(periodic: object, ndim: int) -> tuple[bool, ...]:
-    """Periodicity as one boolean per grid axis, from one for all or one per axis.
+    """Periodicity as one boolean per grid axis; ``periodic`` is one boolean, or one per axis.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def normalise_periodic(periodic: object, ndim: int) -> tuple[bool, ...]:
 
 
 def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
-    """Shape of the global grid, one to four positive integers; an integer alone is one axis.
+    """Shape of the global grid, one to four positive integers; a plain integer is a grid with one axis.
 
     Examples
     --------
@@ -103,9 +103,9 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
 
 
 def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | None:
-    """Process grid with 0 for each axis left free, or None where all axes are.
+    """Process grid with 0 for each axis that halox may choose, or None if halox may choose all axes.
 
-    ``None`` or 0 stands for an axis that halox may choose; an integer alone is allowed with one axis.
+    ``None`` or 0 is an axis that halox may choose. With one axis, a plain integer is allowed.
     ``choose_proc_shape`` compares the product with the number of ranks.
 
     Examples
@@ -135,7 +135,7 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
 def normalise_blocks(
     blocks: object, grid_shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """Cells of each part, per grid axis; None for an axis that is to be cut evenly.
+    """Cells of each part, per grid axis; None for an axis to be cut evenly.
 
     Examples
     --------

@@ -1,17 +1,18 @@
 """Checkerboards: the cells of one parity of a grid, stored in pairs along the last axis.
 
-A cell is even or odd as the sum of its global coordinates is. Of the cells ``2 k`` and ``2 k + 1`` of a pair along the
-last axis, one is of a given parity, and the array holds it at index ``k``; which one depends on the row, the cell's
-other coordinates. So a range of cells that cuts pairs in two holds one cell more of every second row::
+The parity of a cell is the parity of the sum of its global coordinates. The cells ``2 k`` and ``2 k + 1`` along the
+last axis are a pair. One cell of each pair has a given parity, and a field of this parity stores the cell at index
+``k``. The other coordinates are the cell's row, and the row determines whether the first or the second cell is stored.
+So if a range of cells cuts a pair in two, only every second row has a cell of this pair in the range::
 
     cells of the last axis   -4  -3  -2  -1 |  0   1   2   3
     row 0, even cells         E   .   E   . |  E   .   E   .       a low halo of 3 cells:  1 cell
     row 1, even cells         .   E   .   E |  .   E   .   E                               2 cells
     index in pairs           -2  -2  -1  -1 |  0   0   1   1
 
-Rows of one parity are boxes of every second index along each of the other axes. Blocks begin and end at even cells
-along the last axis, so that what a rank owns is a box; extents are even, so that parity alternates across the ends of
-periodic axes too.
+Rows of one parity are boxes with a step of two along each of the other axes. Blocks begin and end at even cells along
+the last axis, so the cells that a rank owns are a box. All extents are even, so the parity also alternates across the
+ends of periodic axes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from halox.errors import DecompositionError
 Parity = Literal["even", "odd"]
 
 PARITIES: tuple[Parity, ...] = ("even", "odd")
-"""Parities, each at the remainder by two of the sum of a cell's coordinates."""
+"""Parities; the index is the sum of a cell's coordinates modulo 2."""
 
 
 def check_extents_even(grid_shape: tuple[int, ...]) -> None:
@@ -44,7 +45,7 @@ def check_extents_even(grid_shape: tuple[int, ...]) -> None:
 def check_checkerboard(axes: Sequence[AxisPartition]) -> None:
     """Raise `DecompositionError` unless all extents are even, and blocks along the last axis begin at even cells.
 
-    Alike on all ranks.
+    Either all ranks raise, or no rank does.
     """
     check_extents_even(tuple(axis.cells for axis in axes))
     last = axes[-1]
@@ -58,12 +59,12 @@ def check_checkerboard(axes: Sequence[AxisPartition]) -> None:
 
 
 def parity_boxes(parity: Parity, starts: Sequence[int], subsizes: Sequence[int]) -> Iterator[Box]:
-    """Yield boxes that hold each cell of one parity in a box of cells once.
+    """Yield boxes that together hold every cell of one parity in a box of cells once.
 
-    Their indices are global, along the last axis those of pairs.
-    The first one holds what all rows have, unless that is nothing; the others hold one more cell of every second row.
-    Their order and shapes depend on ``starts`` modulo 2 only, so that both ends of a message order them alike.
-    ``starts`` are the global coordinates of the box's first cell, ``subsizes`` its cells along every axis.
+    ``starts`` are the global coordinates of the given box's first cell, ``subsizes`` its cells along every axis. The
+    yielded boxes have global indices; along the last axis the indices count pairs. The first yielded box holds the
+    pairs that all rows have, if there are any. Each further box holds one more cell of every second row. The order and
+    the shapes depend on ``subsizes`` and on ``starts`` modulo 2, so sender and receiver have the same order.
 
     Examples
     --------
@@ -77,7 +78,7 @@ def parity_boxes(parity: Parity, starts: Sequence[int], subsizes: Sequence[int])
     if 0 in subsizes:
         return
     end, wanted = first + cells, PARITIES.index(parity)
-    # Of rows that hold the first cells of pairs, and of rows that hold the second.
+    # Pairs in rows that store the first cell of each pair, and in rows that store the second cell.
     ranges = [(-((rest - first) // 2), -((rest - end) // 2)) for rest in (0, 1)]
     if not outer:
         begin, stop = ranges[wanted]

@@ -1,4 +1,4 @@
-"""One axis cut into parts: ranges of cells, and widths of halo that the parts can fill."""
+"""One axis cut into parts: ranges of cells, and the halo widths that the parts can fill."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from halox.errors import DecompositionError
 def owned_range(n: int, parts: int, part: int) -> tuple[int, int]:
     """Half-open range of cells that one of ``parts`` parts owns along an axis of ``n`` cells.
 
-    The first ``n % parts`` parts own one extra cell. Raises `DecompositionError` if ``n < parts``, naming the
-    largest usable ``parts``, or if there is no such part.
+    The first ``n % parts`` parts own one extra cell. Raises `DecompositionError` if ``n < parts`` (the error names
+    the largest usable ``parts``), or if ``part`` is out of range.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def owned_range(n: int, parts: int, part: int) -> tuple[int, int]:
 
 
 class WidthLimit(NamedTuple):
-    """Widest halo that can be filled on a side, and the part that limits it."""
+    """Widest halo that the neighbours can fill on a side, and the part that limits the width."""
 
     width: int
     part: int
@@ -41,8 +41,8 @@ class WidthLimit(NamedTuple):
 class AxisPartition:
     """One axis of the grid, cut into consecutive parts.
 
-    Part ``p`` owns cells ``bounds[p]`` to ``bounds[p + 1] - 1``; bounds that do not rise from 0 to ``cells``
-    raise `DecompositionError`. On a periodic axis the last cell is followed by the first.
+    Part ``p`` owns cells ``bounds[p]`` to ``bounds[p + 1] - 1``. Bounds that do not rise from 0 to ``cells``
+    raise `DecompositionError`. On a periodic axis the first cell follows the last.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class AxisPartition:
     periodic: bool
 
     def __post_init__(self) -> None:
-        """Refuse bounds that are no partition of the axis."""
+        """Raise `DecompositionError` for bounds that do not partition the axis."""
         ends_fit = len(self.bounds) >= 2 and (self.bounds[0], self.bounds[-1]) == (0, self.cells)
         if not ends_fit or min(self.sizes) < 1:
             raise DecompositionError(
@@ -68,9 +68,10 @@ class AxisPartition:
 
     @classmethod
     def even(cls, cells: int, parts: int, periodic: bool, unit: int = 1) -> AxisPartition:
-        """Cut into parts of equal size, the first ``cells % parts`` one cell larger.
+        """Cut into equal parts; the first ``cells % parts`` parts are one cell larger.
 
-        With a ``unit`` that divides ``cells``, it stays whole: the first parts are larger by one unit.
+        ``unit``, which must divide ``cells``, is a number of cells that stay in one part. The first parts are then
+        larger by one unit.
         """
         units = cells // unit
         _check_parts(units, parts)
@@ -109,14 +110,14 @@ class AxisPartition:
         return self.bounds[part], self.bounds[part + 1]
 
     def closes(self, part: int) -> bool:
-        """Whether ``part`` ends an axis that is not periodic, where a staggered field has its extra point."""
+        """Whether ``part`` is the last part of a non-periodic axis and so owns a staggered field's extra point."""
         return not self.periodic and part == self.parts - 1
 
     def points(self, staggered: bool) -> int:
         """Distinct points of a field along the axis.
 
-        A staggered field has one more point than cells; on a periodic axis that point is the
-        first one again.
+        A staggered field has one more point than cells. On a periodic axis the extra point is the
+        first point again and does not count.
         """
         return self.cells + (staggered and not self.periodic)
 
@@ -133,10 +134,11 @@ class AxisPartition:
         return start, stop + (staggered and self.closes(part))
 
     def width_limits(self, staggered: bool = False) -> tuple[WidthLimit | None, WidthLimit | None]:
-        """Widest low and high halo for which every neighbour owns enough points.
+        """Widest low and high halo that every neighbour has enough points to fill.
 
-        None on an axis along which nothing is exchanged. The parts of a staggered field store the first
-        point of the next part as well, which leaves one point less for the halo.
+        Both are None if the axis has a single part and is not periodic, because nothing is then exchanged.
+        A part of a staggered field also stores the first point of the next part, so the next part has one
+        point less for the high halo.
 
         Examples
         --------
@@ -148,7 +150,7 @@ class AxisPartition:
         """
         if self.parts == 1 and not self.periodic:
             return None, None
-        # A low halo is filled by the part below, a high halo by the part above.
+        # The part below fills a low halo, and the part above fills a high halo.
         first, last = (0, self.parts) if self.periodic else (1, self.parts - 1)
         low = min(zip(self.sizes[:last], range(last), strict=True))
         high_sizes = list(self.sizes[first:])

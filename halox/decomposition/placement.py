@@ -1,16 +1,20 @@
-"""Placement of ranks on blocks: ranks of one node take blocks that touch.
+"""Placement of ranks on blocks: ranks of one node get adjacent blocks.
 
-The family searched: ranks in their own order, or node by node, on the blocks in the order of
-any permutation of the process grid's axes; node by node on the blocks in the order of a snake,
-that turns at the end of each row (for nodes that no box fits); and, node by node, on the blocks
-tile by tile, the tiles being boxes of as many blocks as a node has ranks::
+The search tries these placements:
+
+- Ranks in their own order, or node by node, on the blocks in the order of any permutation of the
+  process grid's axes.
+- Ranks node by node along a snake through the blocks, which turns at the end of each row. It suits
+  nodes whose ranks do not fill a box.
+- Ranks node by node, on the blocks tile by tile. A tile is a box with as many blocks as a node has
+  ranks::
 
     8 ranks, 2 nodes (a, b), proc_shape (2, 4), rank order      tiles of (2, 2)
 
         a a a a                                                 a a b b
         b b b b                                                 a a b b
 
-Here rank order sends 4 faces between nodes, tiles send 2 (on an axis that is not periodic).
+Here 4 faces are between nodes in rank order, and 2 with tiles (if no axis is periodic).
 """
 
 from __future__ import annotations
@@ -31,25 +35,25 @@ _Blocks: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Placement:
-    """Ranks of the blocks of the process grid."""
+    """Assignment of ranks to the blocks of the process grid."""
 
     proc_shape: tuple[int, ...]
     coords: tuple[tuple[int, ...], ...]  # block of each rank
-    rank_of: tuple[int, ...]  # of each block, blocks in C order of their coordinates
-    method: str  # order in which ranks were laid out, in words
+    rank_of: tuple[int, ...]  # rank of each block, blocks in C order of their coordinates
+    method: str  # name of the placement, for messages
     nodes: int
     bytes_between_nodes: int  # through all faces between blocks of different nodes
-    bytes_between_nodes_by_rank_order: int  # the same, had ranks taken the blocks in C order
+    bytes_between_nodes_by_rank_order: int  # the same for ranks on the blocks in C order
 
     @classmethod
     def by_rank(cls, proc_shape: Sequence[int]) -> Placement:
-        """Ranks on the blocks in C order, all on one node."""
+        """Place the ranks on the blocks in C order, all on one node."""
         shape = tuple(proc_shape)
         coords = tuple(product(*map(range, shape)))
         return cls(shape, coords, tuple(range(len(coords))), _RANK_ORDER, 1, 0, 0)
 
     def summary(self) -> str:
-        """One sentence on the nodes, the order and the bytes saved.
+        """One sentence with the nodes, the placement and the bytes saved.
 
         Examples
         --------
@@ -84,11 +88,11 @@ def place(
 ) -> Placement:
     """Put ranks on blocks so that few bytes cross between nodes.
 
-    ``axis_bytes`` are the bytes that two ranks exchange through a face normal to each axis, ``nodes`` the
-    node of each rank: any integers, equal for ranks of one node. Returns the best of the family that the
-    module describes, rank order if nothing beats it; equal on all ranks for equal arguments. Edges and
-    corners are not counted; two ranks along a periodic axis share two faces. Raises `DecompositionError`
-    if a sequence does not have one entry per rank, or per axis.
+    ``axis_bytes`` are the bytes that two ranks exchange through a face normal to each axis. ``nodes`` has the
+    node of each rank: any integers, equal for ranks of one node. Returns the best of the placements that the
+    module docstring lists, or rank order if no other placement is better. Equal arguments give equal results
+    on all ranks. Edges and corners are not counted. Two ranks along a periodic axis share two faces. Raises
+    `DecompositionError` if ``nodes`` does not have one entry per rank, or another sequence one entry per axis.
     """
     shape = tuple(proc_shape)
     for name, entries, expected in (
@@ -124,9 +128,9 @@ def place(
 
 
 def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str, _Blocks]]:
-    """Candidate layouts: a description, and the rank of each block. Rank order first."""
+    """Yield candidate placements, rank order first: a description, and the rank of each block."""
     in_order = np.arange(node_of.size)
-    # Stable: nodes in the order of their numbers, the ranks of a node in their own.
+    # The stable sort keeps the ranks of a node in their order.
     by_node = np.argsort(node_of, kind="stable")
     c_order = tuple(range(len(shape)))
     orders = list(permutations(c_order))
@@ -135,7 +139,7 @@ def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str,
     for size in dict.fromkeys([*counts, math.gcd(*counts)]):
         for tile in _boxes(shape, size):
             method = f"in tiles of {'x'.join(map(str, tile))} blocks"
-            # Where nodes are equal, which node has which tile makes no difference.
+            # If all nodes have equally many ranks, the order of the tiles does not matter.
             for axes in orders if len(counts) > 1 else [c_order]:
                 yield method, _fill(shape, tile, axes, by_node)
     for ranks, words in ((in_order, _RANK_ORDER), (by_node, "node by node")):
@@ -147,7 +151,7 @@ def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str,
 
 
 def _boxes(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
-    """Boxes of ``size`` blocks that tile the process grid."""
+    """Yield the boxes of ``size`` blocks that tile the process grid."""
     if not shape:
         if size == 1:
             yield ()
@@ -161,7 +165,7 @@ def _boxes(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
 def _fill(
     shape: tuple[int, ...], tile: tuple[int, ...], axes: Sequence[int], ranks: _Blocks
 ) -> _Blocks:
-    """Rank of each block, ranks laid tile by tile, in C order of the permuted axes."""
+    """Rank of each block, for ranks placed tile by tile in C order of the permuted axes."""
     ndim = len(shape)
     tiles = [cells // extent for cells, extent in zip(shape, tile, strict=True)]
     laid = ranks.reshape([tiles[a] for a in axes] + [tile[a] for a in axes])
@@ -171,7 +175,7 @@ def _fill(
 
 
 def _snake(shape: tuple[int, ...]) -> _Blocks:
-    """Position of each block on a path from neighbour to neighbour through all of them."""
+    """Position of each block on a path through all blocks; consecutive blocks on the path are neighbours."""
     if not shape:
         return np.zeros((), dtype=np.int64)
     row = _snake(shape[1:])
@@ -180,7 +184,7 @@ def _snake(shape: tuple[int, ...]) -> _Blocks:
 
 
 def _bytes_between(nodes: _Blocks, periodic: Sequence[bool], axis_bytes: Sequence[int]) -> int:
-    """Bytes through all faces whose two sides are on different nodes."""
+    """Bytes through all faces between blocks on different nodes."""
     total = 0
     for axis, (wraps, face) in enumerate(zip(periodic, axis_bytes, strict=True)):
         crossing = np.diff(nodes, axis=axis, append=nodes.take([0], axis)) != 0

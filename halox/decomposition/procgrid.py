@@ -1,13 +1,14 @@
-"""Process grid: the numbers of ranks along each axis that minimise the cells sent.
+"""Process grid: the number of ranks along each axis, chosen to minimise the cells sent.
 
-A rank whose block has ``n`` cells along an axis fills ``w`` halo cells along it for the parts
-below and above. Over all directions, corners included, it sends ``prod(n + w) - prod(n)``
-cells. Those that it sends to itself, along periodic axes of one rank, are copies and no
-messages: ``prod(n + w where one rank, n elsewhere) - prod(n)``. The rest,
+A rank has a block of ``n`` cells along an axis and fills ``w`` halo cells along this axis for the
+parts below and above. Over all directions, corners included, the rank fills
+``prod(n + w) - prod(n)`` cells. Along a periodic axis with one rank, it fills its own halo with
+local copies, without messages. These copies have ``prod(n + w where one rank, n elsewhere) - prod(n)``
+cells. The rank therefore sends
 
-    prod(n + w) - prod(n + w where one rank, n elsewhere),
+    prod(n + w) - prod(n + w where one rank, n elsewhere)
 
-is minimised for the rank that sends most.
+cells to other ranks. The process grid minimises this number for the rank that sends most.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError
 
-# How many workable process grids an error suggests.
+# Number of workable process grids that an error suggests.
 _SUGGESTIONS = 3
 
 
@@ -38,11 +39,14 @@ def choose_proc_shape(
 ) -> tuple[int, ...]:
     """Ranks per axis that minimise the cells that the busiest rank sends to other ranks.
 
-    They multiply up to ``ranks``, agree with those ``given``, 0 for each axis left free, and every block is at least as
-    wide as the halos that it fills. Ties go to fewer cells copied within a rank, then to more ranks along the outermost
-    axes, whose faces are the longest runs of memory. A halo of 0 everywhere counts as 1 when process grids are
-    compared: fields may bring halos of their own. ``units`` are the cells per axis that stay in one block. Raises
-    `DecompositionError`, which lists workable process grids, or workable numbers of ranks, if nothing fits.
+    The product is ``ranks``. ``given`` has the ranks of each axis, and 0 for an axis to choose. Every block must be at
+    least as wide as the halos that it fills. Of equal process grids, the grid with fewer cells copied within a rank is
+    chosen, then the grid with more ranks along the outermost axes, because the faces of these axes have the longest
+    contiguous runs of memory. If all halo widths are 0, process grids are compared for a width of 1, because a field
+    may have its own halo. ``units`` are the cells per axis that stay in one block.
+
+    Raises `DecompositionError` if no process grid fits. The error lists workable process grids, or workable numbers
+    of ranks.
 
     Examples
     --------
@@ -54,7 +58,7 @@ def choose_proc_shape(
 
     fewest = [1 if axis.blocks is None else len(axis.blocks) for axis in axes]
     obstacle = next(filter(None, map(_Axis.obstacle, axes, fewest)), None)
-    if obstacle:  # The widest blocks that there can be are too narrow, whatever the ranks.
+    if obstacle:  # Even the widest possible blocks are too narrow for the halo.
         raise DecompositionError(f"halo={halo}: {obstacle}; use a narrower halo")
     best = min(_workable(axes, ranks, given), key=lambda procs: _cost(axes, procs), default=None)
     if best is None:
@@ -63,7 +67,7 @@ def choose_proc_shape(
 
 
 def counted_halo(halo: Halo) -> Halo:
-    """Halo widths by which decompositions are compared: 1 everywhere if all are 0."""
+    """Halo widths for comparing decompositions: 1 everywhere if all widths are 0."""
     return halo if any(map(any, halo)) else ((1, 1),) * len(halo)
 
 
@@ -71,13 +75,13 @@ class _Load(NamedTuple):
     """Load of a part along one axis."""
 
     owned: int
-    reached: int  # owned cells and the halo cells that they fill, on this rank and others
-    local: int  # owned cells and the halo cells that they fill on this rank
+    reached: int  # owned cells, and all halo cells that the part fills
+    local: int  # owned cells, and the halo cells that the part fills on its own rank
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """One grid axis, to be cut evenly into any number of parts of whole units, or into ``blocks``."""
+    """One grid axis, to be cut into ``blocks``, or evenly into any number of parts of whole units."""
 
     index: int
     cells: int
@@ -88,13 +92,13 @@ class _Axis:
     unit: int = 1
 
     def cut(self, parts: int) -> AxisPartition:
-        """Cut into ``parts``."""
+        """Cut the axis into ``parts`` parts."""
         if self.blocks is not None:
             return AxisPartition.from_blocks(self.blocks, self.periodic)
         return AxisPartition.even(self.cells, parts, self.periodic, self.unit)
 
     def fitting(self, parts: int) -> tuple[int, int]:
-        """Return the widths asked for, limited to those that ``parts`` can fill."""
+        """Return the requested halo widths, reduced to widths that ``parts`` parts can fill."""
         limits = self.cut(parts).width_limits()
         low, high = (
             width if limit is None else min(width, limit.width)
@@ -103,9 +107,9 @@ class _Axis:
         return low, high
 
     def obstacle(self, parts: int, step: int | None = None) -> str | None:
-        """Reason against cutting into ``parts``, or None.
+        """Reason why the axis cannot be cut into ``parts`` parts, or None.
 
-        ``step`` is the distance between the ranks of two parts, where that is known.
+        ``step`` is the difference of the ranks of consecutive parts, if known.
         """
         cells = f"{self.cells} cell{'s' * (self.cells > 1)}"
         if self.blocks is not None and parts != len(self.blocks):
@@ -131,7 +135,7 @@ class _Axis:
 
 @lru_cache(maxsize=4096)
 def _fits(axis: _Axis, parts: int) -> bool:
-    """Whether the axis can be cut into ``parts``."""
+    """Whether the axis can be cut into ``parts`` parts."""
     even, units = axis.blocks is None, axis.cells // axis.unit // parts
     if even and units * axis.unit >= max(1, *axis.halo):
         return True
@@ -142,11 +146,12 @@ def _fits(axis: _Axis, parts: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _loads(axis: _Axis, parts: int) -> tuple[_Load, ...]:
-    """List the loads of the parts, less those that another part exceeds in every respect."""
+    """List the loads of the parts, without loads that another load exceeds or equals in both cells and halo width."""
     low, high = axis.counted
     found = set()
     for part, size in enumerate(axis.cut(parts).sizes):
-        is_below = axis.periodic or part < parts - 1  # it fills the low halo of the part above
+        # A part fills the low halo of the part above it, and the high halo of the part below it.
+        is_below = axis.periodic or part < parts - 1
         is_above = axis.periodic or part > 0
         found.add((size, low * is_below + high * is_above))
     return tuple(
@@ -159,7 +164,7 @@ def _loads(axis: _Axis, parts: int) -> tuple[_Load, ...]:
 def _workable(
     axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
-    """Every process grid for ``ranks`` that agrees with ``given`` and can be used."""
+    """Yield every usable process grid for ``ranks`` that agrees with ``given``."""
     if not axes:
         if ranks == 1:
             yield ()
@@ -173,7 +178,7 @@ def _workable(
 
 
 def _cost(axes: Sequence[_Axis], procs: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-    """Cost to minimise: cells the busiest rank sends, cells copied, then inner cuts."""
+    """Cost to minimise: most cells that a rank sends, then most cells copied within a rank, then cuts of inner axes."""
     sent = copied = 0
     for loads in product(*(_loads(axis, parts) for axis, parts in zip(axes, procs, strict=True))):
         local = math.prod(load.local for load in loads)
@@ -210,7 +215,7 @@ def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
 
 
 def _narrower_halo(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str | None:
-    """Nearest halo to the one asked for that would do; None if the halo is not the obstacle."""
+    """Widest workable halo, not wider than the requested halo; None if the halo is not the obstacle."""
     bare = [replace(axis, halo=(0, 0)) for axis in axes]
     found = []
     for procs in _workable(bare, ranks, given):
@@ -241,7 +246,7 @@ def _distance(procs: tuple[int, ...], given: tuple[int, ...]) -> int:
 
 
 def _near(axes: Sequence[_Axis], ranks: int, step: int) -> int | None:
-    """Next workable number of ranks below or above; None above twice as many."""
+    """Next workable number of ranks below or above ``ranks``; None if no number up to about twice ``ranks`` works."""
     free = (0,) * len(axes)
     fixed = math.prod(len(axis.blocks) for axis in axes if axis.blocks is not None)
     most = 2 * max(ranks, fixed)

@@ -1,7 +1,7 @@
-"""Overlaps of two divisions of one grid: every rank's share of every other's cells.
+"""Overlaps of two decompositions of one grid: the cells that two ranks have in common.
 
-Both divisions cut each axis into consecutive parts, so that the cells of a rank in one and of a peer in the other
-meet in one box, or not at all::
+Both decompositions cut each axis into consecutive parts. So the cells of a rank in ``a`` and the cells of a peer in
+``b`` have one box in common, or nothing::
 
     a: rows                    b: columns                 from a's rank 1 to b's ranks
     +-----------------+        +-----+-----+-----+        +-----+-----+-----+
@@ -12,8 +12,8 @@ meet in one box, or not at all::
     |        2        |        |     |     |     |        |     .     .     |
     +-----------------+        +-----+-----+-----+        +-----+-----+-----+
 
-The axes of the second may stand in another order. `axes` always gives, for each axis of one grid, the axis of the
-other that is the same.
+The second grid may have its axes in another order. ``axes`` always maps each axis of one grid to the same axis of the
+other grid.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from halox.values import as_int, as_list, shown
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Cells that this rank owns in one division and ``peer``, possibly itself, in the other.
+    """Cells that this rank owns in one decomposition and ``peer`` in another; ``peer`` may be this rank.
 
-    ``box``, never empty, is their place in this rank's array, component axes in full.
+    ``box`` is their place in this rank's array, with the whole component axes. It is never empty.
     """
 
     peer: int
@@ -41,9 +41,9 @@ class Overlap:
 
 
 def normalise_axes(axes: object, ndim: int) -> tuple[int, ...]:
-    """Return an order of axes as a tuple; the natural order for None.
+    """Return an order of axes as a tuple; None means the natural order.
 
-    Raises `DecompositionError` if it is no permutation of ``range(ndim)``.
+    Raises `DecompositionError` unless ``axes`` is a permutation of ``range(ndim)``.
 
     Examples
     --------
@@ -63,12 +63,12 @@ def normalise_axes(axes: object, ndim: int) -> tuple[int, ...]:
 
 
 def inverse_axes(axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the order that undoes an order of axes."""
+    """Return the inverse of an order of axes."""
     return tuple(sorted(range(len(axes)), key=lambda k: axes[k]))
 
 
 def check_same_grid(a: Decomposition, b: Decomposition, axes: Sequence[int]) -> None:
-    """Raise `DecompositionError` unless axis ``k`` of ``b`` has the cells of axis ``axes[k]`` of ``a``."""
+    """Raise `DecompositionError` unless axis ``k`` of ``b`` has as many cells as axis ``axes[k]`` of ``a``."""
     wanted = tuple(a.grid_shape[axis] for axis in axes)
     if b.grid_shape != wanted:
         order = "" if tuple(axes) == tuple(range(a.ndim)) else f" in the order axes={tuple(axes)}"
@@ -79,10 +79,10 @@ def check_same_grid(a: Decomposition, b: Decomposition, axes: Sequence[int]) -> 
 
 
 def check_same_field(a: FieldLayout, b: FieldLayout, axes: Sequence[int]) -> None:
-    """Raise `FieldError` unless two arrays of a rank, one in either decomposition, can hold the same field.
+    """Raise `FieldError` unless two arrays of a rank, one per decomposition, can hold the same field.
 
-    The component axes may stand before the grid axes in one and after them in the other, in the same
-    order. Axis ``k`` of ``b`` is axis ``axes[k]`` of ``a``.
+    Both arrays must have the same component axes in the same order, but the component axes may be before the grid
+    axes in one array and after the grid axes in the other. Axis ``k`` of ``b`` is axis ``axes[k]`` of ``a``.
     """
     first, second = a.spec, b.spec
     for name, spec in (("u", first), ("v", second)):
@@ -111,11 +111,12 @@ def check_same_field(a: FieldLayout, b: FieldLayout, axes: Sequence[int]) -> Non
 
 
 def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> tuple[Overlap, ...]:
-    """Boxes of a rank's array that the ranks own in another decomposition of the same grid.
+    """Boxes of a rank's array that each rank owns in another decomposition of the same grid.
 
-    Together they are the interior, and no two have a cell in common; halos belong to none. Axis ``i`` of the
-    layout's decomposition is axis ``axes[i]`` of ``other``. In ascending order of the peer, without peers
-    that share no cell; the time grows with their number, not with that of ranks.
+    The boxes are disjoint. Together they make up the interior of the array, without its halo. Axis ``i`` of
+    ``layout``'s decomposition is axis ``axes[i]`` of ``other``. The overlaps are in ascending order of the peers,
+    and peers without common cells are left out. The time grows with the number of overlaps, not with the number of
+    ranks.
 
     Examples
     --------
@@ -127,7 +128,8 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
     [(0, (1, 0), (2, 2)), (1, (1, 2), (2, 2)), (2, (1, 4), (2, 2))]
     """
     spec = layout.spec
-    parts: list[list[tuple[int, int, int]]] = []  # per own axis: part of the other, start, size
+    # Per axis of the layout: parts of the same axis of `other`, each with start and size in the array.
+    parts: list[list[tuple[int, int, int]]] = []
     for i, (owned, first) in enumerate(zip(layout.owned, layout.origin, strict=True)):
         axis = other.axes[axes[i]]
         shared = []
@@ -151,9 +153,9 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
 
 
 def common_axes(spec: FieldSpec, axes: Sequence[int]) -> tuple[int, ...]:
-    """Axes of an array of a transpose in an order common to both: components, then ``grid_a``'s.
+    """Axes of one array of a transpose in an order that both arrays share: component axes, then grid axes.
 
-    ``axes`` are the grid axes of this array, in the order of ``grid_a``.
+    The grid axes are in the order of ``grid_a``: axis ``i`` of ``grid_a`` is grid axis ``axes[i]`` of this array.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""Packers: strategies that move what a datatype describes."""
+"""Packers: strategies that pack and unpack the bytes that a datatype describes."""

@@ -1,6 +1,6 @@
-"""Bounds of datatypes whose displacements are addresses, as with MPI_BOTTOM.
+"""Bounds check of datatypes whose displacements are addresses, as with MPI_BOTTOM.
 
-No array bounds such a type: the allocation of every byte is looked up.
+There is no array to check against, so the check looks up the allocation of every byte.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def check_absolute(datatype: Datatype, count: int, device: int) -> None:
-    """Raise `FieldError` if items of a datatype at address 0 touch other memory than one GPU's.
+    """Raise `FieldError` if items of a datatype at address 0 touch a byte outside the memory of GPU ``device``.
 
-    The error names the range of addresses and the memory there. Each allocation is looked up once, not each block. A
-    block may run on from one allocation into the next one where they are neighbours: two blocks that were given apart
-    may have been joined there, and no byte is out of bounds.
+    Managed memory is allowed. The error names the range of addresses and the kind of memory there. Each allocation is
+    looked up once, however many blocks it holds. A block may continue from one allocation into an adjacent allocation:
+    merging may have joined two blocks there, and every byte is still inside an allocation.
     """
     layout = datatype.items(count)
     low, high = datatype.reach(count)
@@ -36,7 +36,7 @@ def check_absolute(datatype: Datatype, count: int, device: int) -> None:
         )
 
     def end_of_allocation(address: int) -> int:
-        """End of the GPU's allocation that holds an address, 0 if none does."""
+        """End of the GPU's allocation that holds an address; 0 if the address is in no such allocation."""
         kind, found = memory.memory_kind(address), memory.memory_range(address)
         usable = kind.kind == "managed" or (kind.kind == "device" and kind.device == device)
         return sum(found) if usable and found is not None else 0
@@ -52,14 +52,14 @@ def check_absolute(datatype: Datatype, count: int, device: int) -> None:
         if not end:
             touched = f"datatype: bytes [{position:#x}, {int(ends[at]):#x}) of its items"
             raise FieldError(f"{touched} are in {_described(memory.memory_kind(position), device)}")
-        # Blocks that end inside this allocation are done; one that goes on is looked up again.
+        # Skip the blocks that end inside this allocation. Look up a block that continues at the allocation's end.
         at, position = int(np.searchsorted(ends, end, side="right")), end
 
 
 def _intervals(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Ranges of addresses, sorted; those that touch or overlap are joined."""
+    """Sort ranges of addresses, and merge ranges that touch or overlap."""
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1]))

@@ -1,14 +1,14 @@
 """Permuting copies in host memory, tile by tile.
 
-NumPy copies along the axis that is contiguous in the target. Where the source is contiguous along another axis, each
-element is in a cache line of its own, and a line that holds further elements is fetched again for each of them once
-too many others have come in between::
+NumPy copies along the axis that is contiguous in the target. If the source is contiguous along another axis,
+consecutive elements are in different cache lines of the source. A cache line is then evicted before its other elements
+are copied, and each of these elements fetches the line again::
 
     target, along a row:     a0 b0 c0 d0 ...            source, line by line:  [a0 a1 a2 a3] ... [b0 b1 b2 b3] ...
 
-A tile has long runs in the source and in the target, and fits the second-level cache. Its runs are first copied side
-by side into a buffer, then turned from there: rows of a source that are a power of two bytes apart share few sets of
-the cache, the rows of the buffer do not.
+A tile has long runs in the source and in the target, and fits the second-level cache. Each tile is copied twice: first
+its runs to a buffer, then, permuted, from the buffer to the target. Source rows that are a power of two bytes apart map
+to few sets of the cache. The rows of the buffer map to different sets.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ Move = tuple[Array, Array]
 """Target and source of a copy: two views of one shape."""
 
 SMALL_BYTES = 1 << 16
-"""Smaller copies are made in one piece: both sides fit the second-level cache."""
+"""Smaller copies are not tiled, because both sides fit the second-level cache."""
 
-_LARGE_BYTES = 20 << 20  # copies from here on come from memory, which is read fastest in long runs
-# Of a tile, the larger of the two, up to twice as much.
+_LARGE_BYTES = 20 << 20  # larger copies read from memory, which is fastest in long runs
+# Size of a tile: the larger of the two limits; a tile may be up to twice as large.
 _TILE_BYTES, _TILE_ELEMENTS = 1 << 17, 1 << 15
 _PADDED_BYTES = 1 << 8
-_LARGEST_ELEMENT = 16  # larger ones use most of a cache line at once
+_LARGEST_ELEMENT = 16  # larger elements use most of a cache line at once
 _LINE_BYTES = 64
-_FIRST_LINES, _FIRST_SETS = 512, 64  # of a cache of 32 KiB, 8 lines a set
-# Of a cache of 512 KiB, and of one of addresses where each line is in a page of its own.
+# Lines and sets of a first-level cache of 32 KiB, with 8 lines per set.
+_FIRST_LINES, _FIRST_SETS = 512, 64
+# Lines that stay in a second-level cache of 512 KiB, and in the TLB if each line is in another page.
 _MOST_LINES = 2048
 
 
 def copy_all(moves: Sequence[Move]) -> None:
-    """Make some copies, in turn."""
+    """Perform copies, one after another."""
     for target, source in moves:
-        target[...] = source  # `np.copyto` takes 0.15 us longer to begin
+        target[...] = source  # `np.copyto` takes 0.15 us longer to start
 
 
 @lru_cache(maxsize=1024)
@@ -52,11 +53,12 @@ def tile_of(
     target_strides: tuple[int, ...],
     source_strides: tuple[int, ...],
 ) -> tuple[int, ...] | None:
-    """Choose the tiles of a copy between two views of one shape: elements of a tile along each axis.
+    """Choose the shape of the tiles for a copy between two views of one shape.
 
-    The last tiles of an axis may have fewer. None if one plain copy is as fast: both views are contiguous along one
-    axis, the copy is small, elements are large, or cache lines of the source stay in the cache until they are used up.
-    The limits are of common x86 cores (docs/performance/log.md).
+    The last tile along an axis may be smaller. None if one plain copy is as fast: both views have the smallest stride
+    along the same axis, the copy is small, the elements are large, or the source's cache lines stay in the cache until
+    all their elements are copied. Also None if the target may overlap itself. The limits were measured on common x86
+    cores (docs/performance/log.md).
 
     Examples
     --------
@@ -77,13 +79,13 @@ def tile_of(
     if first == along_target[0] or abs(source_strides[first]) >= _LINE_BYTES:
         return None
     if _overlaps(shape, itemsize, target_strides, along_target):
-        return None  # the last of several values must win
+        return None  # Of several values for one byte, the last must win.
     before = along_target[: along_target.index(first)]
     if size < _LARGE_BYTES and _stays_cached(shape, itemsize, source_strides, before):
         return None
     tile = [1] * len(shape)
     tile_bytes = max(_TILE_BYTES, _TILE_ELEMENTS * itemsize)
-    run_bytes = 1 << (tile_bytes * itemsize).bit_length() // 2  # a square of elements
+    run_bytes = 1 << (tile_bytes * itemsize).bit_length() // 2  # for a square tile
     for order in (along_source, along_target):
         run = itemsize
         for axis in order:
@@ -93,14 +95,14 @@ def tile_of(
     for axis in along_target:
         spare = tile_bytes // (itemsize * prod(tile))
         tile[axis] = min(shape[axis], tile[axis] * max(spare, 1))
-    # Tiles of one axis are alike, but for the last, and up to half as long again.
+    # Divide each axis evenly: tiles have equal extents, except the last one, and are at most half as long again.
     return tuple([-(-n // max(round(n / most), 1)) for n, most in zip(shape, tile, strict=True)])
 
 
 def _overlaps(
     shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...], ascending: list[int]
 ) -> bool:
-    """Return whether a view may touch a byte twice; ``ascending`` are its axes by their strides."""
+    """Return whether a view may touch a byte twice; ``ascending`` has its axes in ascending order of the strides."""
     reach = itemsize
     for axis in ascending:
         if abs(strides[axis]) < reach:
@@ -112,10 +114,10 @@ def _overlaps(
 def _stays_cached(
     shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...], axes: list[int]
 ) -> bool:
-    """Return whether the cache lines that a walk along some axes of the source touches stay near until it comes back.
+    """Return whether a walk along some axes of the source leaves its cache lines in the cache for the next walk.
 
-    They do in the first-level cache as far as its sets allow, and where rows fall into different sets in the second
-    one, from which elements of 8 bytes and more come as fast as they are stored.
+    The lines stay in the first-level cache if its sets have room for them. They stay in the second-level cache if the
+    rows map to different sets. Elements of 8 bytes and more are read from there as fast as they are stored.
     """
     lines = prod(
         -(-shape[axis] * min(abs(strides[axis]), _LINE_BYTES) // _LINE_BYTES) for axis in axes
@@ -128,14 +130,17 @@ def _stays_cached(
 
 
 def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Move]:
-    """Make the copies, to be made in turn, that together copy one view to another; they share a buffer."""
+    """Yield the copies that together copy one view to another, tile by tile.
+
+    The copies share a buffer, so they must be performed in order.
+    """
     shape, itemsize = target.shape, target.itemsize
     by_target = sorted(range(target.ndim), key=lambda axis: -abs(target.strides[axis]))
     buffer_strides, nbytes = [0] * target.ndim, itemsize
     for axis in sorted(by_target, key=lambda axis: abs(source.strides[axis])):
         buffer_strides[axis] = nbytes
         nbytes *= tile[axis]
-        if nbytes >= _PADDED_BYTES:  # an odd number of lines, so that rows fall into different sets
+        if nbytes >= _PADDED_BYTES:  # an odd number of lines, so that rows map to different sets
             nbytes = (-(-nbytes // _LINE_BYTES) | 1) * _LINE_BYTES
     buffer = np.empty(nbytes, np.uint8).data
     for starts in product(*(range(0, shape[axis], tile[axis]) for axis in by_target)):
@@ -149,9 +154,9 @@ def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Mo
 
 
 def blocked(moves: Sequence[Move]) -> list[Move]:
-    """Replace the permuting copies among some by those of their tiles, to be made in turn.
+    """Replace each permuting copy with the copies of its tiles, to be performed in order.
 
-    Those whose two views may share memory stay, and so does the care that NumPy takes.
+    A copy whose views may share memory is not replaced, because NumPy then handles the overlap.
     """
     made: list[Move] = []
     for target, source in moves:

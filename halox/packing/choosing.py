@@ -18,15 +18,15 @@ METHODS = ("auto", "strided", "workunits", "traversal", "copy_engine")
 """Values of ``method`` on a GPU."""
 
 LISTED_BLOCKS = 1 << 24
-"""Most blocks of one item that are listed one by one, 16 bytes each; beyond, the tree is traversed."""
+"""Largest number of blocks of one item to list, with 16 bytes per block; with more blocks, the tree is traversed."""
 
 DMA_BLOCK_BYTES = 1 << 16
 DMA_BYTES = 1 << 20
-"""Blocks of host-bound copies from which the copy engine is 5 % faster than stores by a kernel."""
+"""Mean block size and total size from which, for copies to the host, the copy engine is 5 % faster than a kernel."""
 
 
 class Choice(NamedTuple):
-    """A packer's name and why it was chosen; ``print`` shows both."""
+    """Name of a packer, and the reason for the choice; ``print`` shows both."""
 
     method: str
     """Name of the packer."""
@@ -39,13 +39,13 @@ class Choice(NamedTuple):
         return f"{self.method}: {self.reason}"
 
     def _repr_html_(self) -> str:
-        """Return both for a notebook."""
+        """Return the method and the reason as HTML, for notebooks."""
         return html_facts("halox.Choice", self._asdict())
 
 
 @cache
 def packers() -> dict[str, type[DevicePacker]]:
-    """Return the packers by name, imported at the first use of an array on a GPU."""
+    """Return the GPU packers by name; the first call imports them."""
     from halox.packing.copy_engine import CopyEnginePacker
     from halox.packing.strided import StridedPacker
     from halox.packing.traversal import TraversalPacker
@@ -56,7 +56,7 @@ def packers() -> dict[str, type[DevicePacker]]:
 
 
 def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:
-    """Choose the packer for some items, whose packed bytes are in host memory or on a GPU."""
+    """Choose the packer for some items; ``to_host`` says that the packed bytes are in host memory."""
     nbytes = datatype.size * count
     parts = paired(0, datatype, count, 0)
     if parts is not None:
@@ -86,7 +86,7 @@ def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:
 
 
 def check_method(method: object) -> None:
-    """Raise `DatatypeError` unless this is the name of a method for arrays on a GPU."""
+    """Raise `DatatypeError` unless ``method`` is the name of a method for arrays on a GPU."""
     if not isinstance(method, str) or method not in METHODS:
         raise DatatypeError(f"method: got {shown(method)}, must be one of {', '.join(METHODS)}")
 
@@ -96,8 +96,8 @@ def device_packer(
 ) -> DevicePacker:
     """Make a packer by its name.
 
-    Raises `DatatypeError` if there is no such method, or it cannot take the type, and `DeviceError` if
-    ``max_blocks``, the most thread blocks of a launch, is less than 1.
+    ``max_blocks`` limits the thread blocks of a launch. Raises `DatatypeError` if ``method`` is unknown or
+    cannot pack the datatype, and `DeviceError` if ``max_blocks`` is less than 1.
     """
     check_method(method)
     if method == "auto":

@@ -1,7 +1,7 @@
-"""Fewest copies of the CUDA driver that move blocks of one list to those of another: boxes, and a batch of the rest.
+"""Copies from one list of blocks to another with few CUDA driver calls: 2D and 3D copies of boxes, and one batch.
 
-Blocks are given pairwise, as addresses on both sides and lengths. Runs of them that are alike and equally far apart, on
-both sides, are the rows of a box, and runs of alike boxes its slices.
+Blocks are given in pairs: two addresses and a length. Consecutive blocks of equal length, at equal distances on both
+sides, are the rows of a box. Consecutive equal boxes at equal distances are the slices of a larger box.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
 Int64Array = npt.NDArray[np.int64]
 
 MOST_BOXES = 64
-"""Boxes of a plan; each is a call of some microseconds of host time. Of more, all blocks go in a batch."""
+"""Largest number of boxes of a plan. Each box is a driver call of some microseconds.
+
+If a plan needed more boxes, all its blocks are copied in one batch instead.
+"""
 
 _MOST_ROWS = 1 << 14
 
 
 class Box(NamedTuple):
-    """One copy of ``depth`` slices of ``height`` rows of ``width`` bytes; steps in bytes from each to the next.
+    """One copy of ``depth`` slices of ``height`` rows of ``width`` bytes.
 
-    ``source`` and ``target`` are addresses, or offsets from those of a launch.
+    ``*_pitch`` and ``*_slice`` are the bytes from one row, or slice, to the next. ``source`` and ``target`` are
+    addresses, or offsets from the addresses of a launch.
     """
 
     source: int
@@ -39,15 +43,15 @@ class Box(NamedTuple):
     area: int = 0
 
     def turned(self) -> Box:
-        """Return the copy back."""
+        """Return the reverse copy, from target to source."""
         steps = self.target_pitch, self.source_pitch, self.target_slice, self.source_slice
         return Box(self.target, self.source, *self[2:5], *steps, self.area)
 
 
 class Blocks(NamedTuple):
-    """Copies of contiguous bytes, pairwise: addresses on both sides, lengths and areas, shape (n,) each.
+    """Copies of contiguous bytes: source and target addresses, lengths and areas, each of shape (n,).
 
-    An area is a pair of allocations; the driver refuses a box that reaches from one to another.
+    An area numbers a pair of allocations. The driver rejects a box that spans several allocations on a side.
     """
 
     source: Int64Array
@@ -57,13 +61,13 @@ class Blocks(NamedTuple):
 
 
 Side = tuple[Int64Array, Int64Array, Int64Array]
-"""Blocks of one side: addresses, lengths, and the number of the allocation of each."""
+"""Blocks of one side: address, length, and allocation number of each block."""
 
 
 def common_blocks(source: Side, target: Side) -> Blocks:
-    """Cut two lists of blocks, of as many bytes, where either begins a block.
+    """Cut two lists of blocks with equally many bytes so that their blocks match.
 
-    Blocks that follow one another on both sides are joined.
+    Blocks that are consecutive on both sides are merged.
 
     Examples
     --------
@@ -91,7 +95,10 @@ def common_blocks(source: Side, target: Side) -> Blocks:
 
 
 def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[Box], Blocks]:
-    """Return boxes for the blocks that form some, and the others; no boxes if there would be more than ``most``."""
+    """Return boxes, and the blocks that are not in a box; no boxes if there would be more than ``most``.
+
+    A single block that is left is returned as a box of one row.
+    """
     rows = _rows(blocks)
     boxes = [] if rows is None else _slices(rows)
     alone = [box for box in boxes if box.height == 1]
@@ -105,12 +112,12 @@ def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[Box], Blocks]
 
 
 def _rows(blocks: Blocks) -> list[Box] | None:
-    """Join blocks to boxes of one slice; None if they are too many to be looked at one by one."""
+    """Join blocks to boxes of one slice; None if there are too many boxes to process one by one."""
     source, target, lengths, areas = blocks
     steps = np.diff(source), np.diff(target)
     fits = (lengths[1:] == lengths[:-1]) & (lengths[:-1] <= np.minimum(*steps))
     fits &= (np.maximum(*steps) <= MAX_PITCH) & (areas[1:] == areas[:-1])
-    # Step k is another than step k - 1, or is none of a box.
+    # Indices k for which step k + 1 differs from step k, or cannot be a step within a box.
     changes = np.flatnonzero(
         ~fits[1:] | (steps[0][1:] != steps[0][:-1]) | (steps[1][1:] != steps[1][:-1])
     )
@@ -132,7 +139,7 @@ def _rows(blocks: Blocks) -> list[Box] | None:
 
 
 def _slices(rows: list[Box]) -> list[Box]:
-    """Join boxes of one slice to boxes of several."""
+    """Join boxes of one slice to boxes of several slices."""
     found: list[Box] = []
     for box in rows:
         last = found[-1] if found else None
@@ -159,7 +166,7 @@ def _slices(rows: list[Box]) -> list[Box]:
 
 
 class PreparedCopies:
-    """Copies from one list of blocks to another, as work of a stream, by so many driver ``calls``; prepared once."""
+    """Prepared copies from one list of blocks to another; ``calls`` is the number of driver calls per launch."""
 
     def __init__(self, blocks: Blocks, device: int) -> None:
         boxes, rest = boxes_of(blocks)
@@ -170,7 +177,7 @@ class PreparedCopies:
         self.calls = len(self._boxes) + (self._batch is not None)
 
     def launch(self, stream: int) -> None:
-        """Copy; threads may not call at once."""
+        """Enqueue the copies on a stream; not thread-safe."""
         for target, source, copy in self._boxes:
             copy.launch(target, source, stream)
         if self._batch is not None:

@@ -1,10 +1,11 @@
-"""Packer on the copies of the CUDA driver, 2D, 3D and batched; it launches no kernel.
+"""Packer that uses the CUDA driver's 2D, 3D and batched copies and launches no kernel.
 
 :func:`plan` finds the fewest copies that pack a datatype. One copy moves a box: slices of rows of
-bytes, at one pitch on each side, slices a whole number of rows apart. Of the nested strides of a type
-(:mod:`halox.packing.refine`) any level can be the rows whose strides on both sides are at least a row's
-width, and any other one the slices whose strides are multiples of the rows'. The remaining levels
-cost a copy for each of their steps; blocks that fit no box are copied by a batch of contiguous copies.
+bytes. The rows have one pitch on each side, and the slices are a whole number of rows apart. A datatype
+has levels of nested strides (:mod:`halox.packing.refine`). A level can be the rows of a box if its
+strides on both sides are at least the width of a row. Another level can be the slices if its strides are
+multiples of the strides of the rows. Every other level multiplies the number of copies by its steps.
+Blocks that do not fit a box are copied by a batch of contiguous copies.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
 MOST_RUNS = 65536
-"""Contiguous copies of a plan."""
+"""Largest number of contiguous copies of a plan."""
 
 _MOST_PARTS = 1024
-"""Most strided parts of an irregular type that are searched for boxes."""
+"""Largest number of strided parts of an irregular type to search for boxes."""
 
 
 class CopyEnginePacker(DevicePacker):
-    """Packs by 2D and 3D copies of the driver, and by batches of contiguous ones.
+    """Packs with 2D and 3D copies of the driver, and with batches of contiguous copies.
 
-    Meant for long rows, for packing into page-locked host memory and for GPUs that are busy otherwise:
-    copies between GPUs and to or from the host take no SM. For copies within one GPU that is the
-    driver's choice. A row is moved as a unit, however short: blocks of a few bytes take many times as
-    long as with a kernel. ``max_blocks`` has no effect. A type that takes more than 64 copies of rows
-    and more than 65 536 contiguous ones raises `DatatypeError`. One pack or unpack takes so many ``calls``
-    of the driver; a batch counts as one.
+    This packer suits long rows, packing into page-locked host memory, and GPUs that are busy with other
+    work: copies between GPUs and to or from the host use no SM. For copies within one GPU the driver
+    decides whether to use SMs. Each row is moved separately, so blocks of a few bytes take many times as
+    long as with a kernel. ``max_blocks`` has no effect. A datatype that needs more than 64 copies of boxes
+    and more than 65 536 contiguous copies raises `DatatypeError`. ``calls`` is the number of driver calls
+    per pack or unpack; a batch counts as one call.
     """
 
     method: ClassVar[str] = "copy_engine"
@@ -72,7 +73,7 @@ class CopyEnginePacker(DevicePacker):
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return how many copies it would take if that is too many, else None."""
+        """Return a reason with the number of copies if that number is too large, else None."""
         try:
             plan(datatype, count)
         except DatatypeError as error:
@@ -100,20 +101,20 @@ class CopyEnginePacker(DevicePacker):
 
 @dataclass(frozen=True)
 class Plan:
-    """Copies that pack a datatype, and, reversed, unpack it.
+    """Copies that pack a datatype; the reverse copies unpack it.
 
-    The three arrays of shape (n,) are the contiguous copies: displacements from the two addresses,
-    and bytes.
+    The three arrays of shape (n,) hold the contiguous copies: displacements from the two addresses,
+    and sizes in bytes.
     """
 
-    boxes: tuple[Box, ...]  # from the array's address to the packed one
+    boxes: tuple[Box, ...]  # from the array's address to the packed address
     array_offsets: npt.NDArray[np.int64]
     packed_offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
 
 
 class _Cut(NamedTuple):
-    """A loop nest: the levels of its boxes (rows, then slices), and those left to unroll."""
+    """A loop nest: the levels of its boxes (rows, then slices), and the remaining levels, to unroll."""
 
     piece: Piece
     taken: tuple[Level, ...]
@@ -121,7 +122,7 @@ class _Cut(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Number of boxes, or where no level fits one, of contiguous copies."""
+        """Number of boxes, or of contiguous copies if no level can be the rows of a box."""
         return prod(level.steps for level in self.unrolled)
 
 
@@ -134,8 +135,8 @@ def plan(
 ) -> Plan:
     """Plan the copies that pack items of a datatype.
 
-    Boxes where that takes at most ``most_boxes`` copies, else contiguous copies only. Raises
-    `DatatypeError` if that takes more than ``most_runs``; says how many.
+    The plan has boxes if there are at most ``most_boxes``, else contiguous copies only. Raises
+    `DatatypeError`, which tells the number of blocks, for more than ``most_runs`` contiguous copies.
     """
     layout = datatype.items(count)
     parts = layout.parts(_MOST_PARTS)
@@ -147,7 +148,8 @@ def plan(
         runs = sum(cut.copies for cut in cuts if not cut.taken)
         if 0 < boxes <= most_boxes and runs <= most_runs:
             return _plan(cuts)
-        # Counted without a list, which can be long; a lower bound, as neighbours in memory may be packed apart.
+        # Counted without listing the blocks. The sum is a lower bound, because blocks that are adjacent in memory may
+        # not be adjacent in packed order.
         n_blocks = sum(part.memory.n_blocks for part in parts)
     if n_blocks <= most_runs:
         blocks = layout.block_list()
@@ -161,7 +163,7 @@ def plan(
 
 
 def _cut(piece: Piece) -> _Cut:
-    """Choose the levels of boxes so that the fewest copies are left; of equals, the innermost."""
+    """Choose the levels of boxes for the fewest copies; among equal choices, the innermost levels."""
     levels = piece.levels[-2::-1]
     choices = [
         choice
@@ -202,7 +204,7 @@ def _plan(cuts: list[_Cut]) -> Plan:
 
 
 def _starts(cut: _Cut) -> Iterator[tuple[int, int]]:
-    """Offsets of every copy on both sides."""
+    """Yield the offsets of every copy on both sides."""
     for index in product(*(range(level.steps) for level in cut.unrolled)):
         steps = list(zip(index, cut.unrolled, strict=True))
         yield (

@@ -1,4 +1,4 @@
-"""Launches that move the parts of messages on a GPU: pack, unpack, add, and copy between arrays."""
+"""GPU launches for the parts of messages: pack, unpack, add, and copy between arrays."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
 Endpoint = tuple[Described, "Datatype", int]
-"""An array on the GPU, and a datatype with its count at the array's first element."""
+"""An array on the GPU, and a datatype and a count; displacements are relative to the array's first element."""
 
 Move = tuple[Endpoint, int]
 """An endpoint, and the address of its packed bytes."""
 
 FragmentedMove = tuple[Endpoint, int, Sequence[int]]
-"""An endpoint, the address of its packed bytes, and the ends of its share of each fragment, counted
-from there."""
+"""An endpoint, the address of its packed bytes, and the end of its share of each fragment, as an offset
+from this address."""
 
 _Irregular = tuple["Datatype", int, int, int]
 _Addition = tuple[Sequence[Copy], np.dtype[np.generic]]
@@ -37,17 +37,17 @@ _MOST_ADDED_PARTS = 1 << 20
 
 
 class Launches:
-    """Several launches in order on one stream, and the memory that they need."""
+    """Several launches, in order on one stream, and the memory that they need."""
 
     def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
         self._parts = tuple(parts)
         self._keep = tuple(keep)
         only = self._parts[0] if len(self._parts) == 1 else None
         self.at: Callable[[int, int, int], None] | None = getattr(only, "at", None)
-        """The same as :meth:`launch` for a stream given by its address, where one launch is all."""
+        """:meth:`launch` with a stream's address; None unless there is exactly one launch that supports this."""
 
     def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue all of them; see :class:`~halox.packing.device_packer.Launchable`."""
+        """Enqueue all launches; see :class:`~halox.packing.device_packer.Launchable`."""
         pointer = stream_pointer(stream)
         for part in self._parts:
             part.launch(pointer, source, target)
@@ -59,10 +59,10 @@ def launch_pack(
     mark: Mark | None = None,
     pairs: Sequence[tuple[Endpoint, Endpoint]] = (),
 ) -> Launches:
-    """Return one launch that packs all strided endpoints, and one for the irregular ones.
+    """Return one launch that packs all strided endpoints, and one launch that packs all irregular endpoints.
 
-    The first leaves a ``mark`` as it starts, and copies from the first endpoint of each of some pairs to the second,
-    both strided as a whole.
+    The first launch leaves ``mark`` when it starts. It also copies the first endpoint of each pair in ``pairs`` to the
+    second endpoint. Both endpoints of a pair must have a strided form.
     """
     between = [Copy(a, b) for one, other in pairs if (a := _whole(one)) and (b := _whole(other))]
     assert len(between) == len(pairs)
@@ -70,9 +70,9 @@ def launch_pack(
 
 
 def launch_unpack(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
-    """Return one launch that unpacks all strided endpoints, and one for the irregular ones.
+    """Return one launch that unpacks all strided endpoints, and one launch that unpacks all irregular endpoints.
 
-    The first leaves a ``mark`` as it starts.
+    The first launch leaves ``mark`` when it starts.
     """
     return _moving(moves, device, unpack=True, mark=mark)
 
@@ -80,9 +80,9 @@ def launch_unpack(moves: Sequence[Move], device: int, mark: Mark | None = None) 
 def fragment_launches(
     moves: Sequence[FragmentedMove], fragments: int, device: int, *, unpack: bool
 ) -> list[Launches]:
-    """Return for each fragment what :func:`launch_pack` or :func:`launch_unpack` returns for all.
+    """Return launches like :func:`launch_pack` or :func:`launch_unpack`, separately for each fragment.
 
-    Each move has as many ends as there are fragments. Uploads tables and waits for that.
+    Each move has one end per fragment. Uploads tables and waits for the uploads.
     """
     copies: list[list[Copy]] = [[] for _ in range(fragments)]
     irregular: list[list[_Irregular]] = [[] for _ in range(fragments)]
@@ -100,7 +100,7 @@ def fragment_launches(
 
 
 def launch_add(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
-    """Return launches that add packed elements to endpoints in order, each in its dtype, after leaving a ``mark``."""
+    """Return launches that leave ``mark`` and then add packed elements to endpoints, in order and in their dtypes."""
     made = _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
     return made if mark is None else Launches([MarkLaunch(mark, device), made])
 
@@ -108,9 +108,10 @@ def launch_add(moves: Sequence[Move], device: int, mark: Mark | None = None) -> 
 def launch_between(
     pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
 ) -> Launchable:
-    """Return launches that copy, or add, from the first endpoint of each pair to the second.
+    """Return launches that copy or add the first endpoint of each pair to the second endpoint.
 
-    Strided types move in one launch; others go through a packed buffer, whose address is not to be shifted.
+    One launch copies all pairs of strided datatypes. Other pairs are packed into a buffer and unpacked from it. The
+    addresses of launches with such a buffer must not be shifted.
     """
     copies: list[Copy] = []
     additions: list[_Addition] = []
@@ -157,7 +158,7 @@ def launch_zeros(endpoints: Sequence[Endpoint], device: int) -> Launches:
 
 
 def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:
-    """Dtype in which an endpoint's elements are added."""
+    """Dtype of an endpoint's elements, for additions; raises `DatatypeError` if the elements have several dtypes."""
     _, datatype, _ = endpoint
     if datatype.uniform is None:
         raise DatatypeError(
@@ -211,7 +212,7 @@ def _launches(
 
 
 def _whole(endpoint: Endpoint) -> Side | None:
-    """Return an endpoint as strided blocks, if it is regular as a whole."""
+    """Return an endpoint as strided blocks; None if its items have no strided form."""
     found, datatype, count = endpoint
     strided = datatype.items(count).strided
     return None if strided is None else Side(found.pointer, strided)
@@ -238,7 +239,7 @@ def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
 
 
 def _joined(copies: Sequence[Copy]) -> list[Copy]:
-    """Join neighbouring copies of one shape at equal steps, as long lists often have them.
+    """Join consecutive copies of one shape at equal steps, which are common in long lists.
 
     The joined copies move the same bytes in the same order.
     """
@@ -258,18 +259,18 @@ def _joined(copies: Sequence[Copy]) -> list[Copy]:
 
 
 def _shape(copy: Copy) -> list[Side]:
-    """Both sides less their offsets."""
+    """Both sides without their offsets."""
     return [Side(side.pointer, side.strided.shifted(-side.strided.offset)) for side in copy]
 
 
 def _step(first: Copy, second: Copy) -> list[int]:
-    """Bytes from one copy to another on both sides."""
+    """Bytes from one copy to another, on both sides."""
     pairs = zip(first, second, strict=True)
     return [b.strided.offset - a.strided.offset for a, b in pairs]
 
 
 def _one(series: list[Copy]) -> Copy:
-    """Return one copy for several at equal steps."""
+    """Return one copy equivalent to several copies at equal steps."""
     steps = _step(*series[:2]) if len(series) > 1 else [0, 0]
     sides = zip(series[0], steps, strict=True)
     return Copy(*(Side(s.pointer, s.strided.repeated(len(series), step)) for s, step in sides))

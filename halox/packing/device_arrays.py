@@ -1,4 +1,4 @@
-"""Arrays of any library on a GPU: address, allocation, and checks of both."""
+"""GPU arrays of any library: address and allocation, and checks of both."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """An array's first element and the bytes around it that belong to its allocation.
+    """Address of an array, and the addresses that a datatype on the array may touch.
 
-    ``pointer`` is the address of element [0, ..., 0]; ``low`` and ``high`` are the half-open range of
-    addresses that may be touched. ``name`` is the caller's name of the array, for errors.
+    ``pointer`` is the address of element [0, ..., 0]. Addresses from ``low`` to ``high``, excluded, may be
+    touched. ``name`` is the caller's name of the array, for errors.
     """
 
     name: str
@@ -53,16 +53,17 @@ class DeviceArray:
 
 
 def device_array(array: object, name: str, *, writable: bool = False) -> DeviceArray:
-    """Describe an array on a GPU, of CuPy or of a library that offers its memory.
+    """Describe a GPU array of CuPy, or of a library with DLPack or ``__cuda_array_interface__``.
 
-    A CuPy array may be touched anywhere in its allocation, others between their own first and last
-    byte. Raises `FieldError` if it is no device array, or is ``writable`` and read-only.
+    A datatype may touch the whole allocation of a CuPy array, but only the bytes between the first and the
+    last byte of another library's array. Raises `FieldError` if ``array`` is not a device array, or if
+    ``writable`` is True and the array is read-only.
 
     Notes
     -----
-    Later work of CuPy's current stream on the array's GPU is ordered after pending work of another
-    library on the array, as far as that library says; not while the stream is being captured, whose
-    graph cannot hold work of other streams.
+    If another library reports pending work on its array, CuPy's current stream on the array's GPU waits
+    for this work. It does not wait while it is being captured, because a graph cannot contain work of
+    other streams.
     """
     cupy()
     if is_cupy_array(array):
@@ -100,12 +101,12 @@ def _read_only(name: str) -> FieldError:
 def packed_bytes(
     array: object, name: str, nbytes: int, device: int, *, writable: bool = False
 ) -> int:
-    """Address, for a GPU, of a packed buffer of at least ``nbytes`` bytes.
+    """Device address of a packed buffer of at least ``nbytes`` bytes, for GPU ``device``.
 
-    The buffer is in the GPU's memory, in that of another GPU that it can reach, or in page-locked host
-    memory. Raises `FieldError` if it is not a contiguous one-dimensional uint8 array of that size, is
-    ``writable`` and read-only, or is in other host memory; `DeviceError` if it is on a GPU that this
-    one cannot reach.
+    The buffer is in the memory of the GPU, in the memory of a GPU with peer access, or in page-locked host
+    memory. Raises `FieldError` if the buffer is not a contiguous one-dimensional uint8 array, is too small,
+    is in pageable host memory, or is read-only and ``writable`` is True. Raises `DeviceError` if the buffer
+    is on a GPU without peer access.
     """
     array = as_ndarray(array, name)
     if isinstance(array, np.ndarray):
@@ -149,7 +150,7 @@ def _pinned_bytes(array: npt.NDArray[np.generic], name: str, nbytes: int, writab
 
 @cache
 def reach(device: int, other: int, name: str = "array") -> None:
-    """Let a GPU use another one's memory; raises `DeviceError` if the two are not connected for that."""
+    """Enable peer access from GPU ``device`` to GPU ``other``; raises `DeviceError` if that is impossible."""
     runtime = cupy().cuda.runtime
     if not runtime.deviceCanAccessPeer(device, other):
         raise DeviceError(
@@ -165,7 +166,7 @@ def reach(device: int, other: int, name: str = "array") -> None:
 
 
 def _wait_for_producer(array: Any, name: str, device: int) -> None:
-    """Order CuPy's current stream on a GPU after another library's work on an array there."""
+    """Make CuPy's current stream on a GPU wait for another library's work on an array there."""
     cuda = cupy().cuda
     with cuda.Device(device):
         stream = int(cuda.get_current_stream().ptr)
@@ -174,8 +175,7 @@ def _wait_for_producer(array: Any, name: str, device: int) -> None:
         if hasattr(type(array), "__dlpack__"):
             dlpack.shown(array, name, stream)
             return
-        # The interface's numbers 1 and 2 are the legacy and the per-thread default stream, as
-        # CUDA's are.
+        # 1 and 2 are the legacy and the per-thread default stream, in the interface and in CUDA.
         made_on = array.__cuda_array_interface__.get("stream")
         if made_on is not None and int(made_on) != stream:
             event = cuda.Event(disable_timing=True)

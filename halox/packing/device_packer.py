@@ -1,4 +1,4 @@
-"""Base of the packers on a GPU, and the kernel launches that they prepare."""
+"""Base class of the GPU packers, and preparation of their kernel launches."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
 
 
 StreamLike = Stream | int | None
-"""A stream, its address, or None for CuPy's current one."""
+"""A stream, its address, or None for CuPy's current stream."""
 
 
 class Launchable(Protocol):
-    """Work that can be enqueued on a stream, again and again."""
+    """Work that can be enqueued on a stream any number of times."""
 
     def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue it on a stream of the current device, CuPy's current one by default; does not block.
+        """Enqueue the work on a stream of the current device, by default CuPy's current stream; does not block.
 
-        Addresses read and addresses written may be shifted, modulo 2**64, by multiples of the longest word, 16 bytes.
+        ``source`` is added to all addresses read, and ``target`` to all addresses written, modulo 2**64. Both must be
+        multiples of 16 bytes, the longest word.
         """
 
 
 class DevicePacker(ABC):
     """Packs and unpacks ``count`` items, one extent apart, of one datatype on one GPU.
 
-    The constructor raises `DatatypeError`, with the reason, if the packer cannot take the type, and
-    `DeviceError` if there is no GPU or ``max_blocks``, the most thread blocks of a launch, is less than
-    1. The first call may compile, build and upload tables, and block; later calls only launch, so
-    that they can be captured into a graph.
+    ``max_blocks`` limits the thread blocks of a launch. The constructor raises `DatatypeError`, with the
+    reason, if the packer cannot pack the datatype. It raises `DeviceError` if there is no GPU or
+    ``max_blocks`` is less than 1. The first call may compile a kernel, build and upload tables, and block.
+    Later calls only launch and can be captured into a graph.
     """
 
     method: ClassVar[str]
-    """Name of the strategy, as in ``halox.pack(..., method=...)``."""
+    """Name of the packer, as in ``halox.pack(..., method=...)``."""
 
     def __init__(
         self, datatype: Datatype, count: int, device: int, max_blocks: int | None = None
@@ -57,16 +58,16 @@ class DevicePacker(ABC):
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return a short reason why this packer cannot take the items, or None if it can."""
+        """Return a short reason why the packer cannot pack the items, or None if it can."""
         return None
 
     @abstractmethod
     def pack(self, array: int, packed: int, stream: int) -> None:
         """Copy the bytes that the items describe to contiguous memory.
 
-        Displacements count from the address ``array``; at ``packed`` are ``nbytes`` bytes of this GPU's memory, a
-        peer's, or mapped host memory; ``stream`` is the address of a stream of the GPU, which must be the calling
-        thread's current device.
+        Displacements are relative to the address ``array``. ``packed`` is the address of ``nbytes`` bytes in the memory
+        of this GPU or of a peer, or in mapped host memory. ``stream`` is the address of a stream of this GPU, and this
+        GPU must be the calling thread's current device.
         """
 
     @abstractmethod
@@ -85,10 +86,11 @@ def table_launch(
     shared_bytes: int = 0,
     more: Sequence[Parameter] = (),
 ) -> PreparedLaunch:
-    """Prepare a kernel of this room: its parameters are two addresses, a table, 32-bit numbers, and ``more`` of ctypes.
+    """Prepare a launch of a packing kernel.
 
-    ``shape`` is blocks and threads. The addresses are 0 until :meth:`PreparedLaunch.launch_at` sets
-    them; memory that the table points to is the caller's to keep alive.
+    The kernel's parameters are two addresses, ``table``, the 32-bit ``numbers``, and the ctypes values ``more``.
+    ``shape`` is the number of blocks, and of threads per block. The addresses are 0 until
+    :meth:`PreparedLaunch.launch_at` sets them. The caller must keep memory alive that the table points to.
     """
     parameters = (
         ctypes.c_uint64(0),

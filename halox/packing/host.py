@@ -1,4 +1,7 @@
-"""Packing in host memory with NumPy, or by MPI what NumPy walks badly; the oracle for every other packer."""
+"""Packing in host memory with NumPy, or with MPI for layouts that NumPy copies slowly.
+
+The tests compare every other packer with this one.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,20 @@ _BYTE = np.dtype(np.uint8)
 
 
 class HostPacker:
-    """Copies the bytes that a datatype describes out of a NumPy array, and back.
+    """Packs the bytes that a datatype describes from an array in host memory, and unpacks them.
 
-    Checked and planned once; :meth:`pack` and :meth:`unpack` then only copy. The array, of any dtype and strides, or a
-    view, may be another library's that offers DLPack. Displacements count from its first element ``[0, ..., 0]`` and
-    may leave the view, but not the memory of the array it is a view of. Holds a reference to it, if it is not borrowed.
+    The constructor checks the arguments and plans the copies; :meth:`pack` and :meth:`unpack` then only copy. ``array``
+    is a NumPy array with any dtype and strides, or an array of another library that supports DLPack. Displacements are
+    relative to the array's first element ``[0, ..., 0]``. If the array is a view, displacements may leave the view, but
+    not the memory of its base array. The packer keeps a reference to an array, but not to the owner of a `HostArray`.
 
-    ``nbytes`` are the bytes of packed data.
+    ``nbytes`` is the number of packed bytes.
 
     Raises
     ------
     FieldError
-        If ``array`` is not a plain NumPy array, or the datatype reaches beyond its memory.
+        If ``array`` is not in host memory, is masked or holds Python objects, or if the datatype reaches beyond its
+        memory.
     DatatypeError
         If ``count`` is not an integer, or negative.
 
@@ -60,42 +65,54 @@ class HostPacker:
         self._layout = host_layout(datatype, count)
 
     def pack(self, out: Bytes) -> None:
-        """Copy the described bytes into a contiguous uint8 array, in the datatype's order; the rest of it stays.
+        """Copy the described bytes, in the datatype's order, to the first ``nbytes`` bytes of ``out``.
 
         Raises
         ------
         FieldError
-            If ``out`` is not such an array, or too short.
+            If ``out`` is not a contiguous, writable uint8 array, or too short.
         """
         out = self._checked("out", out, written=True)
         self._layout.move(self._memory, out, False)
 
     def unpack(self, packed: Bytes) -> None:
-        """Copy packed bytes to the places of the datatype; errors as of `pack`, or if the target is read-only."""
+        """Copy packed bytes to the places of the datatype.
+
+        Raises
+        ------
+        FieldError
+            If ``packed`` is not a contiguous uint8 array, or too short; or if the packer's array is read-only.
+        """
         source = self._checked("packed", packed, written=False)
         self._check_target()
         self._layout.move(self._memory, source, True)
 
     def overlaps(self) -> bool:
-        """Whether the items touch some byte twice."""
+        """Whether the items touch a byte twice."""
         return self._layout.overlaps(self._datatype, self._count)
 
     def packing(self, out: Bytes) -> Call:
-        """Return a call that packs into a buffer, prepared to be made many times; errors as of `pack`, here."""
+        """Return a prepared call that packs into ``out`` each time.
+
+        `packing` raises the errors of :meth:`pack`; the returned call does not check again.
+        """
         out = self._checked("out", out, written=True)
         return self._layout.copier(self._memory, lasting=True)(out, False)
 
     def unpacking(self, packed: Bytes) -> Call:
-        """Return a call that unpacks a buffer, prepared to be made many times; errors as of `unpack`, here."""
+        """Return a prepared call that unpacks ``packed`` each time.
+
+        `unpacking` raises the errors of :meth:`unpack`; the returned call does not check again.
+        """
         source = self._checked("packed", packed, written=False)
         self._check_target()
         return self._layout.copier(self._memory, lasting=True)(source, True)
 
     def adding(self, packed: Bytes) -> Call:
-        """Return a call that adds the values of a buffer to those at the places of the datatype, in order.
+        """Return a prepared call that adds the values of ``packed``, in order, to the values of the array.
 
-        Prepared to be made many times. Errors as of `unpack`, here, and `DatatypeError` if the primitives are not all
-        of one integer, floating or complex type.
+        `adding` raises the errors of :meth:`unpack`, and `DatatypeError` unless all primitives have the same integer,
+        floating or complex type. The returned call does not check again.
         """
         source = self._checked("packed", packed, written=False)
         self._check_target()
@@ -104,7 +121,7 @@ class HostPacker:
         return partial(self._adder.add, source)
 
     def _checked(self, name: str, buffer: Bytes, *, written: bool) -> Bytes:
-        """Cut a packed buffer to the bytes used, if it is fit for its use."""
+        """Check a packed buffer, and cut it to ``nbytes`` bytes."""
         if not isinstance(buffer, np.ndarray):
             buffer = as_ndarray(buffer, name)
         if not isinstance(buffer, np.ndarray) or buffer.dtype != _BYTE or buffer.ndim != 1:
@@ -128,7 +145,7 @@ class HostPacker:
 
 
 class _Adder:
-    """Typed accumulation into the described places."""
+    """Addition of values, as elements of one dtype, at the places of a datatype."""
 
     def __init__(self, memory: Bytes, first: int, datatype: Datatype, count: int) -> None:
         dtype = datatype.uniform
@@ -149,8 +166,8 @@ class _Adder:
             self._view = np.ndarray(shape, dtype, memory.data, offset - first, strides)
             return
         blocks = layout.block_list().shifted(-first)
-        # Elements may start at any byte: index an array of elements that overlap each other, at
-        # the finest step that occurs.
+        # An element may start at any byte. So index an array of overlapping elements, which are the
+        # greatest common step of all offsets apart.
         step = gcd(dtype.itemsize, int(np.gcd.reduce(blocks.offsets)))
         places = (memory.size - dtype.itemsize) // step + 1
         self._places = np.ndarray((places,), dtype, memory, strides=(step,))
@@ -170,7 +187,7 @@ class _Adder:
 
 
 def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
-    """Bytes ``first`` to ``stop`` of memory, counted from an array's first element."""
+    """Bytes ``first`` to ``stop`` of memory, relative to an array's first element."""
     if isinstance(array, HostArray):
         check_inside(array.reach, first, stop)
         return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
@@ -183,7 +200,7 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
     ):
         try:
             return np.frombuffer(array, np.uint8, stop - first, first)
-        except (TypeError, ValueError):  # of a dtype without buffers
+        except (TypeError, ValueError):  # a dtype without buffer support
             pass
     found, root = borrow(array), as_ndarray(array)
     check_inside(found.reach, first, stop)
@@ -194,7 +211,7 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
 
 
 def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:
-    """Raise `FieldError` if bytes, counted from an array's first element, are outside its memory."""
+    """Raise `FieldError` if bytes, relative to an array's first element, are outside its memory."""
     if first < reach[0] or stop > reach[1]:
         raise FieldError(
             f"the datatype touches bytes {first} to {stop} from the array's first element, but "

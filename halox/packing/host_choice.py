@@ -1,4 +1,4 @@
-"""Choice of a copier for host memory by layout; what is found out about items is kept with their datatype."""
+"""Choice of a copier for host memory by layout; the datatype keeps the result."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ from halox.packing.host_copiers import (
 from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, MpiType, Speeds, by_mpi
 from halox.packing.host_views import block_view
 
-# From this mean block length on, one slice copy a block beats an index entry a word.
+# Mean block length from which one slice copy per block is faster than one index entry per word.
 _LONG_BLOCK = 4096
-# NumPy copies elements of these sizes without a call each, and blocks of this length at the speed of memory.
+# NumPy copies elements of these sizes in a loop, and calls a function for each element of another size.
 _NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
+# Block length from which NumPy copies at memory speed in spite of the function calls.
 _WIDE_BLOCK = 96
-# A copy by NumPy takes some 300 ns beside its blocks, as MPI's does.
+# Fewest blocks for MPI. With fewer blocks, the fixed cost of a copy, some 300 ns with NumPy and with MPI, dominates.
 _FEW_BLOCKS = 8
-# Nanoseconds of a copy through an index or by slices from which on the choice matters; of one slice copy.
+# Time of a NumPy copy below which the choice does not matter, in nanoseconds.
 _LEAST_NS = 300.0
+# Time of one slice copy, in nanoseconds.
 _SLICE_NS = 100.0
 _BYTES_A_NS = 16
-# Unpacking through an index takes up to twice the time of packing, by MPI about the same.
+# Unpacking through an index takes up to twice as long as packing. With MPI both take about the same time.
 _BOTH_WAYS = 1.3
-# Share of NumPy's time at which MPI is taken.
+# MPI is chosen if it takes less than this share of NumPy's time.
 _MARGIN = 0.9
-# Making an MPI datatype takes the time of some calls: whoever packs once makes none until it has been needed so often.
+# Making an MPI datatype takes as long as several calls. Single calls of `pack` make one only after this many uses.
 _MANY_USES = 8
-# Numbers of items for which a datatype keeps layouts.
+# Largest number of layouts that a datatype keeps, each for another number of items.
 _MOST_KEPT = 16
 
 
 class HostLayout:
-    """Items of a datatype in host memory, whatever the array.
+    """Layout of a datatype's items in host memory, independent of the array.
 
-    ``first`` is the displacement of the first byte touched, where the memory of the copiers begins, and ``span`` the
-    bytes up to the last; regular blocks are ``strided``, relative to the first byte. No reference to the datatype,
-    which keeps this.
+    ``first`` is the displacement of the first byte touched, and ``span`` is the number of bytes from the first byte to
+    the last. The memory passed to copiers begins at ``first``. ``strided`` holds regular blocks, relative to ``first``,
+    or None. The layout has no reference to the datatype, because the datatype keeps the layout.
     """
 
     def __init__(self, datatype: Datatype, count: int) -> None:
@@ -74,10 +76,10 @@ class HostLayout:
         self._is_simple = is_even and self._nbytes < SMALL_BYTES
         self._uses = 0
         self._type: MpiType | None = None
-        self._stays = is_even  # with NumPy
+        self._stays = is_even  # whether the choice of NumPy is final
 
     def move(self, memory: Bytes, packed: Bytes, unpack: bool) -> None:
-        """Pack some memory into a buffer, or unpack that, once."""
+        """Pack ``memory`` into ``packed``, or unpack ``packed`` into ``memory``, once."""
         if not self._is_simple:
             self.copier(memory, lasting=False)(packed, unpack)()
             return
@@ -90,13 +92,13 @@ class HostLayout:
             outside[...] = inside
 
     def overlaps(self, datatype: Datatype, count: int) -> bool:
-        """Whether these items touch some byte twice."""
+        """Whether the items touch a byte twice."""
         if self._overlaps is None:
             self._overlaps = datatype.overlaps(count)
         return self._overlaps
 
     def copier(self, memory: Bytes, *, lasting: bool) -> Copier:
-        """Return the copier for some memory; a ``lasting`` one is worth preparations."""
+        """Return the copier for some memory; ``lasting`` means that the copier will be used many times."""
         self._uses += 1
         is_worth_it = (lasting or self._uses > _MANY_USES) and not self._stays
         if is_worth_it and memory.ctypes.data % self.word == 0:
@@ -107,11 +109,11 @@ class HostLayout:
 
     @property
     def prefers_mpi(self) -> bool:
-        """Whether MPI packs these items, in memory that suits it."""
+        """Whether MPI packs these items, if the memory is aligned."""
         return self._mpi_type() is not None
 
     def by_numpy(self, memory: Bytes) -> Copier:
-        """Return NumPy's copier."""
+        """Return the copier that uses NumPy."""
         blocks = self._blocks
         if blocks is None:
             if self.strided is not None and not self.strided.counts:
@@ -128,7 +130,7 @@ class HostLayout:
         return partial(gathered, words_of(memory, self.word), self._index)
 
     def _mpi_type(self) -> MpiType | None:
-        """Return MPI's datatype if MPI is the better choice; it is kept."""
+        """Return an MPI datatype if MPI is the better choice, else None; the datatype is kept."""
         if self._type is None:
             mpi = None if self._stays else host_mpi.usable_mpi()
             if mpi is None:
@@ -151,7 +153,7 @@ class HostLayout:
 
 
 def regular_pays(form: StridedBlocks, measured: Speeds) -> bool:
-    """Whether NumPy calls a function for each of many short blocks, and MPI is faster."""
+    """Whether MPI is faster than NumPy for regular blocks: NumPy calls a function for each of many short blocks."""
     if not _is_odd(form) or form.n_blocks < _FEW_BLOCKS:
         return False
     shape, dtype, _, strides = block_view(form)
@@ -161,22 +163,23 @@ def regular_pays(form: StridedBlocks, measured: Speeds) -> bool:
 
 
 def _is_odd(form: StridedBlocks) -> bool:
-    """Whether NumPy has no loop for blocks of this size; strides are positive."""
+    """Whether NumPy has no loop for blocks of this size, and all strides are positive."""
     odd = form.block_bytes < _WIDE_BLOCK and form.block_bytes not in _NUMPY_ELEMENTS
     return odd and bool(form.counts) and min(form.strides) > 0
 
 
 def listed_pays(blocks: BlockList, word: int, measured: Speeds) -> bool:
-    """Whether MPI goes through a list of blocks faster than NumPy through words, or through slices."""
+    """Whether MPI copies a list of blocks faster than NumPy copies words through an index, or slices."""
     n, nbytes = blocks.n_blocks, blocks.nbytes
     if n > MOST_LISTED:
         return False
-    # The bytes of long blocks take the same time by either, those of short blocks are in NumPy's time a word.
+    # NumPy and MPI copy the bytes of long blocks equally fast, so these bytes do not count. For short blocks, NumPy's
+    # time per word includes the bytes.
     is_long = _is_long(blocks)
     numpy_ns = n * _SLICE_NS if is_long else nbytes // word * measured.word * _BOTH_WAYS
     if numpy_ns < _LEAST_NS:
         return False
-    # Blocks of one length, one step apart, are one loop of MPI's.
+    # MPI copies consecutive blocks of one length at equal steps in one loop.
     changed = np.diff(blocks.offsets, 2) != 0
     loops = 1 + int(np.count_nonzero(changed | (np.diff(blocks.lengths[1:]) != 0)))
     mpi_ns = loops * measured.listed + (n - loops) * min(measured.regular, measured.listed)
@@ -190,7 +193,7 @@ def _is_long(blocks: BlockList) -> bool:
 
 
 def host_layout(datatype: Datatype, count: int) -> HostLayout:
-    """Return items of a datatype in host memory; kept with the datatype."""
+    """Return the layout of ``count`` items of a datatype in host memory; the datatype keeps it."""
     kept = datatype.kept
     found: HostLayout | None = kept.get(count)
     if found is None:

@@ -1,4 +1,4 @@
-"""Copies between host memory and packed bytes, by NumPy."""
+"""Copies between host memory and packed bytes, with NumPy."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ Bytes = npt.NDArray[np.uint8]
 
 Call = Callable[[], object]
 
-# Words of index kept between calls (32 MiB); longer indices are made piece by piece each time.
+# Most index entries kept between calls (32 MiB); each call builds a longer index piece by piece.
 _KEPT_INDEX = 1 << 22
 
 
 Copier = Callable[[Bytes, bool], Call]
-"""Returns the call that packs some memory into a buffer, or with True unpacks that; buffers are checked and fit."""
+"""Function of a packed buffer and a flag. It returns a call that packs memory into the buffer, or with True unpacks it.
+
+The buffer has been checked and has the right size.
+"""
 
 
 def strided(view: Array, packed: Bytes, unpack: bool) -> Call:
-    """Regular blocks: one strided copy, or one a tile where the packed order is another than that in memory."""
+    """Regular blocks: one strided copy, or one copy per tile if memory and packed bytes have different axis orders."""
     other = packed.view(view.dtype).reshape(view.shape)
     moves = blocked([(view, other) if unpack else (other, view)])
-    if len(moves) == 1:  # `np.copyto` takes 0.15 us longer to begin
+    if len(moves) == 1:  # `np.copyto` takes 0.15 us longer to start
         return partial(setitem, moves[0][0], ..., moves[0][1])
     return partial(copy_all, moves)
 
 
 def places_of(blocks: BlockList) -> list[tuple[slice, slice]]:
-    """Return each block's place in memory, and the one among packed bytes."""
+    """Return each block's slice of the memory and its slice of the packed bytes."""
     stops = np.cumsum(blocks.lengths)
     return [
         (slice(start, start + length), slice(stop - length, stop))
@@ -53,7 +56,7 @@ _WHOLE = slice(None)
 def sliced(
     memory: Bytes, places: Sequence[tuple[slice, slice]], packed: Bytes, unpack: bool
 ) -> Call:
-    """Long blocks of any kind, or one: one slice copy a block."""
+    """Long blocks at any displacements, or a single block: one slice copy per block."""
     mine, other = memory.data, packed.data
     moves = [
         (mine[place], other[there]) if unpack else (other[there], mine[place])
@@ -73,18 +76,18 @@ def words_of(memory: Bytes, word: int) -> Array:
     """View memory as words, for `gathered`."""
     whole = memory[: memory.size // word * word]
     words = whole.view(f"u{word}")
-    # Opaque words have no alignment: NumPy would copy the whole of unaligned memory first.
+    # NumPy would first copy all of an unaligned array. Words of a void dtype need no alignment.
     return words if words.flags.aligned else whole.view(f"V{word}")
 
 
 def gathered(words: Array, index: Index, packed: Bytes, unpack: bool) -> Call:
-    """Short blocks of any kind: gather and scatter words through an index."""
+    """Short blocks at any displacements: gather or scatter words through an index."""
     buffer, kept = packed.view(words.dtype), index.kept()
     if kept is None:
         return partial(_unpack_parts if unpack else _pack_parts, words, index, buffer)
     if unpack:
         return partial(setitem, words, kept, buffer)
-    # Indices are in range by construction; "clip" spares NumPy a checked copy.
+    # Indices are in range by construction; "clip" avoids NumPy's buffered copy for checks.
     return partial(words.take, kept, None, buffer, "clip")
 
 
@@ -110,13 +113,13 @@ class Index:
         self._kept: Int64Array | None = None
 
     def kept(self) -> Int64Array | None:
-        """All places at once, made at the first use; None if they are too many to keep."""
+        """All places, computed at the first use and kept; None if there are too many."""
         if self._kept is None and self._total <= _KEPT_INDEX:
             self._kept = self._between(0, self._total)
         return self._kept
 
     def parts(self) -> Iterator[tuple[slice, Int64Array]]:
-        """Slices of the packed elements, each with the places of its elements."""
+        """Yield slices of the packed elements, each with the places of its elements in memory."""
         kept, total = self.kept(), self._total
         if kept is not None:
             yield slice(0, total), kept

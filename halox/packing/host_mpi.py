@@ -1,11 +1,12 @@
-"""Packing of host memory by ``MPI_Pack`` and ``MPI_Unpack``, where MPI is there and loops faster than NumPy.
+"""Packing of host memory with ``MPI_Pack`` and ``MPI_Unpack``, if MPI is in use and faster than NumPy.
 
-NumPy copies elements of 1, 2, 4, 8 and 16 bytes as fast as memory allows, others by a call each, and finds what
-is irregular through an index entry a word. MPI's loops take a block of any few words, and long blocks from a list.
+NumPy copies elements of 1, 2, 4, 8 and 16 bytes at memory speed. It calls a function for each element of another size,
+and needs an index entry per word for irregular blocks. MPI has fast loops for short blocks of any number of words, and
+for lists of blocks.
 
-The MPI datatype is made from the canonical layout, in words and relative to the first byte: flat, without negative
-displacements, empty parts or bounds inside, of which implementations make different things (Open MPI 5.0 reads a
-stride of -1 byte as another one, MPICH 5.0 packs other bytes where an extent inside is not positive).
+The MPI datatype is made from the canonical layout, in words and relative to the first byte. It is flat and has no
+negative displacements, no empty parts and no inner bounds, because MPI implementations disagree about these. Open MPI
+5.0 misreads a stride of -1 byte. MPICH 5.0 packs other bytes if an inner extent is not positive.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 MOST_BYTES = (1 << 31) - 1
-"""Most packed bytes: MPI counts them in an int."""
+"""Largest number of packed bytes, because MPI counts them in an int."""
 
 MOST_LISTED = 1 << 20
-"""Most blocks of a list that MPI is given; implementations keep 32 bytes and more for each."""
+"""Longest list of blocks to pass to MPI; implementations keep 32 bytes or more per block."""
 
 _TRIALS = 9
 _BLOCKS = 512
 _WORDS_A_BLOCK = 3
 SHORT_BLOCK = 4 * _WORDS_A_BLOCK
-"""Bytes of a block whose times are measured."""
+"""Bytes of the blocks in the measurement."""
 
 
 def usable_mpi() -> ModuleType | None:
-    """Return ``mpi4py.MPI`` if it is in use and any thread may call it, else None; it is never imported here."""
+    """Return ``mpi4py.MPI`` if it is initialized and any thread may call it, else None; never imports it."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
@@ -50,17 +51,17 @@ def usable_mpi() -> ModuleType | None:
 
 
 class Speeds(NamedTuple):
-    """Measured nanoseconds: MPI's for a block of three 4-byte words, NumPy's for the same or for one word."""
+    """Measured times in nanoseconds: per block of three 4-byte words, or per word."""
 
-    regular: float  # MPI, a block at equal strides
-    listed: float  # MPI, one of a list
-    element: float  # NumPy, such a block as one element
-    word: float  # NumPy, a word through an index
+    regular: float  # MPI, per block at equal strides
+    listed: float  # MPI, per block of a list
+    element: float  # NumPy, per block as one element
+    word: float  # NumPy, per word through an index
 
 
 @cache
 def speeds(mpi: ModuleType) -> Speeds | None:
-    """Measure, once a process and in some 100 us, what decides between NumPy and MPI; None if MPI packs other bytes."""
+    """Measure NumPy's and MPI's speed, once per process and in some 100 us; None if MPI packs wrong bytes."""
     rng = np.random.default_rng(0)
     element = np.dtype(f"V{SHORT_BLOCK}")
     memory = rng.integers(0, 256, 2 * _BLOCKS * element.itemsize, np.uint8)
@@ -108,9 +109,9 @@ def _free_all() -> None:
 class MpiType:
     """A committed MPI datatype of a layout, freed with this object or before MPI is finalized.
 
-    The layout is relative to the first of the ``span`` bytes of the memory, and its strides are positive; ``word``, 1,
-    2, 4 or 8, divides all displacements, strides and lengths. The ``handle`` may be used while this ``is_alive``;
-    ``calls`` are those that use it.
+    The layout is relative to the first byte of a memory of ``span`` bytes, and its strides are positive. ``word`` is 1,
+    2, 4 or 8 and divides all displacements, strides and lengths. The ``handle`` is valid while ``is_alive`` is True.
+    ``calls`` holds the prepared calls that use the handle.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class MpiType:
         _living.add(self)
 
     def free(self) -> None:
-        """Free the handle; harmless when repeated. Calls that were prepared with it go on by other means."""
+        """Free the handle, and switch the prepared calls to NumPy; may be called again."""
         self.is_alive = False
         for call in list(self.calls):
             call.switch()
@@ -164,19 +165,22 @@ def _listed(words: MPI.Datatype, word: int, blocks: BlockList) -> MPI.Datatype:
 
 
 class _Prepared(partial[object]):
-    """A call of MPI, without a function of Python's around it, that becomes another call when MPI is finalized."""
+    """A prepared MPI call that becomes another call when MPI is finalized.
+
+    Because it is a partial, the call runs without an enclosing Python function.
+    """
 
     other: Callable[[], Call]
 
     def switch(self) -> None:
-        """Prepare the other call and make it from now on."""
+        """Prepare the ``other`` call and replace the MPI call with it."""
         self.__setstate__((self.other(), (), {}, {}))  # type: ignore[attr-defined]
 
 
 def by_mpi(
     memory: Bytes, datatype: MpiType, other: Callable[[], Copier], packed: Bytes, unpack: bool
 ) -> Call:
-    """Copy by MPI; by another copier once MPI has been finalized."""
+    """Copy with MPI, or with another copier after MPI is finalized."""
     mpi, handle = datatype.mpi, datatype.handle
     inside, outside, comm = mpi.buffer(memory), mpi.buffer(packed), mpi.COMM_SELF
     if unpack:

@@ -11,13 +11,14 @@ from halox.datatypes import StridedBlocks
 from halox.packing.refine import Copy, Side, single_piece
 from halox.runtime.arrays import DType
 
-# One NumPy element a block: no inner loop, and often one axis in all, along which NumPy does not look for overlaps.
+# With one NumPy element per block there is no inner loop. The view often has a single axis, and NumPy then does not
+# search for overlaps.
 _LARGEST_ELEMENT = 1 << 16
 _WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class View(NamedTuple):
-    """A strided view of memory, as `numpy.ndarray` makes it: relative to an array's first element."""
+    """Arguments of `numpy.ndarray` for a strided view; the offset is relative to an array's first element."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -26,9 +27,10 @@ class View(NamedTuple):
 
 
 def block_view(blocks: StridedBlocks) -> View:
-    """View regular blocks: one element a block, or long blocks as words.
+    """View regular blocks with one element per block; long blocks are viewed as words.
 
-    Where blocks in two rows interleave, NumPy copies views of several axes by way of a buffer, those of one axis not.
+    If the blocks of two rows interleave, NumPy copies a view with several axes through a buffer. It copies a view with
+    one axis directly.
     """
     block = blocks.block_bytes
     if block in _WORDS:
@@ -44,17 +46,17 @@ def block_view(blocks: StridedBlocks) -> View:
 
 
 def element_view(blocks: StridedBlocks, dtype: DType) -> View:
-    """View regular blocks as elements of a dtype whose size divides theirs."""
+    """View regular blocks as elements of a dtype; the dtype's size must divide the block size."""
     size = dtype.itemsize
     shape, strides = (*blocks.counts, blocks.block_bytes // size), (*blocks.strides, size)
     return View(shape, dtype, blocks.offset, strides)
 
 
 def common_views(target: StridedBlocks, source: StridedBlocks) -> tuple[View, View] | None:
-    """View regular blocks of two layouts so that both views have one shape and dtype.
+    """View regular blocks of two layouts with the same shape and dtype.
 
-    None if no such views hold all bytes in their order: blocks of different lengths meet, there are no bytes, or
-    more in one layout.
+    None if there are no such views with all bytes in order: the block lengths do not match, the layouts have no bytes,
+    or one layout has more bytes.
     """
     if target.nbytes != source.nbytes:
         return None

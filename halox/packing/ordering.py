@@ -1,7 +1,7 @@
-"""Order of additions: those that overlap are dealt into rounds, a launch each.
+"""Order of additions: overlapping additions are put into different rounds, with one launch per round.
 
-Two thread blocks of a launch that add into one byte would lose an update. Targets within a round are
-disjoint, and overlapping additions keep the order in which they were given.
+If two thread blocks of a launch added to the same bytes, an update would be lost. So the targets within a
+round are disjoint. Overlapping additions keep the given order.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from halox.runtime.arrays import HostMemory
 from halox.runtime.dlpack import Shown
 
 MAX_ROUNDS = 4096
-"""Most launches of one addition."""
+"""Largest number of launches of one addition."""
 
-# For NumPy's exact overlap search, some milliseconds.
+# Limit of NumPy's exact overlap search; reaching it takes some milliseconds.
 _SEARCH_STEPS = 100_000
 
 
 def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
-    """Deal copies into rounds whose targets are disjoint.
+    """Divide copies into rounds with disjoint targets.
 
-    A copy stands in a later round than every earlier copy that its target overlaps; one whose own
-    target visits a byte more than once is cut into parts that do not. Raises `DatatypeError` beyond
-    4096 rounds. Takes time in proportion to the square of the number of copies, in NumPy, plus an
-    exact test for each pair whose byte ranges meet.
+    If the targets of two copies overlap, the later copy is in a later round. If the target of a copy
+    visits a byte more than once, the copy is cut into parts that visit each byte once. Raises
+    `DatatypeError` for more than 4096 rounds. The time grows with the square of the number of copies,
+    in NumPy operations, and each pair with intersecting byte ranges takes an exact overlap test.
     """
     parts = [part for copy in copies for part in _without_self_overlap(copy)]
     views = [_view(part.target) for part in parts]
@@ -38,7 +38,7 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
     turn = np.zeros(len(parts), dtype=np.int64)
     for i, view in enumerate(views):
         meeting = np.flatnonzero((low[:i] < high[i]) & (low[i] < high[:i]))
-        # Latest rounds first: the first true overlap decides.
+        # With the latest rounds first, the first true overlap decides.
         for j in meeting[np.argsort(-turn[meeting], kind="stable")]:
             if turn[j] < turn[i]:
                 break
@@ -54,7 +54,7 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
 
 
 def _view(side: Side) -> np.ndarray:
-    """Make an array that has a side's addresses, for arithmetic only: it must not be read."""
+    """Make an array with the addresses of a side, for address arithmetic only; it must not be read."""
     blocks = side.strided
     shape, strides = (*blocks.counts, blocks.block_bytes), (*blocks.strides, 1)
     at = side.pointer + blocks.offset
@@ -69,7 +69,7 @@ def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def _without_self_overlap(copy: Copy) -> list[Copy]:
-    """Return the copy, or if its target may visit bytes twice, parts in order that do not."""
+    """Return the copy; if its target may visit a byte twice, return parts, in order, that visit each byte once."""
     if not copy.target.strided.block_bytes:
         return []
     if not copy.target.strided.overlaps:

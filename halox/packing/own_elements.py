@@ -1,9 +1,9 @@
-"""Check that a datatype on a view of an array touches the view's own elements alone.
+"""Check that a datatype on a view of an array touches only the view's own elements.
 
-Displacements of a datatype count bytes of memory, as in MPI. In an array without gaps that is the
-same as counting elements. In a view with gaps, ``A[:, 1]``, four consecutive items are one element of
-the view and three of other columns; so there a datatype may touch the view's elements only, and
-each of its blocks only elements that follow each other in memory and index::
+Displacements of a datatype are in bytes of memory, as in MPI. In an array without gaps, consecutive
+items are consecutive elements. In a view with gaps, ``A[:, 1]``, four consecutive items are one element
+of the view and three elements of other columns. A datatype on such a view may therefore touch only the
+view's elements, and each block only elements that are consecutive in memory and in their index::
 
     A  .  #  .  .  .  #  .  .  .  #  .  .     # A[:, 1], an axis of stride 4
           ^--------                           contiguous(3): refused
@@ -31,25 +31,25 @@ Int64 = npt.NDArray[np.int64]
 class _Elements:
     """Bytes of an array's elements, as runs that start at nested strides."""
 
-    run: int  # bytes of a run of elements that follow each other in memory and along an axis
+    run: int  # bytes of a run: elements that are consecutive in memory and along an axis
     axes: tuple[tuple[int, int], ...]  # number and positive distance of the runs, largest first
-    first: int  # byte of the array's first element, counted from its lowest one
-    dense: bool  # whether they are one run of memory, each of them once
+    first: int  # offset of the array's first element from its lowest byte
+    dense: bool  # whether the elements are one run of memory and do not overlap
 
     @property
     def reach(self) -> int:
-        """Bytes from the lowest one to the highest."""
+        """Bytes from the lowest byte to the highest, both included."""
         return self.run + sum((n - 1) * step for n, step in self.axes)
 
     def hold(self, offsets: Int64, lengths: Int64 | int) -> bool:
-        """Whether each block is in one run."""
+        """Whether every block is within one run."""
         rest = offsets + self.first
         for n, step in self.axes:
             rest = rest - np.clip(rest // step, 0, n - 1) * step
         return bool(((rest >= 0) & (rest + lengths <= self.run)).all())
 
     def hold_box(self, blocks: StridedBlocks) -> bool:
-        """Whether strided blocks are in runs; a False is not certain, and no block is listed."""
+        """Whether strided blocks are within runs, without listing them; a result of False may be wrong."""
         low, rest = [], blocks.offset + self.first
         for n, step in self.axes:
             low.append(min(max(rest // step, 0), n - 1))
@@ -69,7 +69,7 @@ class _Elements:
 
 @lru_cache(maxsize=256)
 def _elements(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> _Elements:
-    """Sort an array's axes into its runs and their distances."""
+    """Find the runs of an array's elements, and their numbers and distances, from its shape and strides."""
     run = itemsize
     axes: list[tuple[int, int]] = []
     along = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1 and stride]
@@ -96,9 +96,9 @@ def check_own_elements(
 ) -> None:
     """Raise `FieldError` for a datatype that touches memory between the elements of a view.
 
-    ``name`` is the array's, for the error, which says how to describe its elements; strides are in
-    bytes. Where the elements are one run of memory, in any order of the axes, every datatype passes:
-    displacements are MPI's, and may leave the array. Touches no device.
+    ``name`` is the array's name, for the error. The error says how to describe the view's elements.
+    ``strides`` are in bytes. If the elements are one run of memory, in any order of the axes, every
+    datatype passes. Its displacements may then leave the array, as in MPI. Touches no device.
     """
     elements = _elements(shape, strides, itemsize)
     if elements.dense or 0 in shape:

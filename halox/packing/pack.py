@@ -35,24 +35,25 @@ def pack(
     Parameters
     ----------
     source : ndarray, device array or BOTTOM
-        Array of NumPy or CuPy, or of any library that offers DLPack or
-        ``__cuda_array_interface__``, such as PyTorch, Numba and JAX. Displacements count bytes of
-        memory from its first element. In a view with memory between its elements (``A[:, 1]``) the
-        items may touch its own elements only. :data:`halox.BOTTOM` if displacements are addresses in
-        the current GPU's memory.
+        NumPy array, CuPy array, or array of a library that supports DLPack or
+        ``__cuda_array_interface__``, for example PyTorch, Numba and JAX. Displacements are in bytes
+        from the array's first element. If the array is a view with memory between its elements
+        (``A[:, 1]``), the items may touch only the view's elements. Pass :data:`halox.BOTTOM` if
+        displacements are addresses in the current GPU's memory.
     datatype : Datatype or dtype-like
         Bytes to copy.
     count : int
         Number of consecutive items.
     out : array of uint8, shape (n,), contiguous, optional
-        Receives the bytes; made, in the memory of ``source``, if not given. From a GPU it may be in
-        that GPU's memory, in that of a GPU it can reach, or a NumPy array in page-locked host
-        memory, which the GPU then writes by itself.
+        Receives the bytes. By default a new array, in host memory or on the GPU like ``source``. For
+        a source on a GPU, ``out`` may be in the memory of this GPU, in the memory of a GPU with peer
+        access, or a NumPy array in page-locked host memory, which the GPU writes directly.
     method : {"auto", "strided", "workunits", "traversal", "copy_engine", "host"}
-        Packer: chosen by layout, size and destination (see :func:`packing_method`), or by name.
-        ``"host"`` is for NumPy arrays, the others are for GPUs.
+        Packer. ``"auto"`` chooses by layout, size and destination (see :func:`packing_method`).
+        ``"host"`` is for NumPy arrays; all other packers are for GPUs.
     max_blocks : int, optional
-        Most thread blocks of a GPU kernel, to leave multiprocessors to others; no limit by default.
+        Largest number of thread blocks of a GPU kernel, to leave multiprocessors to other kernels.
+        No limit by default.
 
     Returns
     -------
@@ -62,20 +63,21 @@ def pack(
     Raises
     ------
     FieldError
-        If ``source`` is neither kind of array, or the datatype reaches beyond its memory.
-        If ``source`` is a view with memory between its elements, and the datatype touches that.
-        If ``out`` is too small, not contiguous, read-only, not of bytes, or in memory that the GPU
-        cannot write.
+        If ``source`` is not an array, or the datatype reaches beyond the array's memory.
+        If ``source`` is a view, and the datatype touches memory between its elements.
+        If ``out`` is too small, not contiguous, read-only, not of dtype uint8, or in memory that the
+        GPU cannot write.
     DatatypeError
         If ``count`` is not an integer, or negative.
-        If the method does not exist or cannot take the datatype.
+        If the method does not exist or cannot pack the datatype.
     DeviceError
         If there is no GPU, or ``max_blocks`` is less than 1.
 
     Notes
     -----
-    Not collective. On host memory it blocks; on a device it is ordered with the current stream. The
-    first call with a datatype prepares it, later ones only launch and may be captured into a graph.
+    Not collective. In host memory the call blocks. On a GPU the call enqueues work on the current
+    stream. The first call with a datatype prepares a packer. Later calls only launch it and may be
+    captured into a graph.
 
     Examples
     --------
@@ -83,7 +85,7 @@ def pack(
     >>> pack(np.arange(6, dtype="i2"), vector(3, 1, 2, "i2")).view("i2")
     array([0, 2, 4], dtype=int16)
 
-    A view's elements by its own strides, in C order:
+    The elements of a view, in C order, by the view's strides:
 
     >>> from halox.datatypes import slab
     >>> column = np.arange(6, dtype="i2").reshape(3, 2)[:, 1]
@@ -113,11 +115,11 @@ def unpack(
     Parameters
     ----------
     packed : array of uint8, shape (n,), contiguous, n >= count * datatype.size
-        Bytes in the datatype's order, in memory as ``out`` of :func:`pack`.
+        Bytes in the datatype's order, in the same kinds of memory as ``out`` of :func:`pack`.
     datatype : Datatype or dtype-like
         Places of the bytes. It may not touch a byte twice.
     target : ndarray, device array or BOTTOM
-        As ``source`` of :func:`pack`; written in place.
+        Like ``source`` of :func:`pack`; written in place.
     count : int
         Number of consecutive items.
     method, max_blocks
@@ -126,15 +128,14 @@ def unpack(
     Raises
     ------
     FieldError
-        If ``target`` is neither kind of array, or the datatype reaches beyond its memory, or it is
-        read-only.
-        If ``target`` is a view with memory between its elements, and the datatype touches that.
-        If ``packed`` is too small, not contiguous, not of bytes, or in memory that the GPU cannot
-        read.
+        If ``target`` is not an array or is read-only, or the datatype reaches beyond its memory.
+        If ``target`` is a view, and the datatype touches memory between its elements.
+        If ``packed`` is too small, not contiguous, not of dtype uint8, or in memory that the GPU
+        cannot read.
     DatatypeError
         If ``count`` is not an integer, or negative.
         If the items touch a byte twice.
-        If the method does not exist or cannot take the datatype.
+        If the method does not exist or cannot pack the datatype.
     DeviceError
         If there is no GPU, or ``max_blocks`` is less than 1.
 
@@ -173,12 +174,12 @@ def packing_method(
     Returns
     -------
     Choice
-        With the names ``method`` and ``reason``; ``print`` shows both.
+        Named tuple of ``method`` and ``reason``; ``print`` shows both.
 
     Raises
     ------
     FieldError
-        If ``source`` is no array.
+        If ``source`` is not an array.
     DatatypeError
         If ``count`` is not an integer, or negative.
 

@@ -1,7 +1,8 @@
 """Packing and unpacking of arrays on a GPU: checks, the choice of a packer, and caches of both.
 
-A time loop packs the same few datatypes, most often in the same arrays. Packers and checks are cached
-by datatype and count, the last arrays that passed the checks by identity; a later call only launches.
+A time loop packs a few datatypes, usually in the same arrays. Packers and checks are cached by datatype
+and count. The last arrays that passed the checks are cached by identity. A call with cached arrays only
+launches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Move = Callable[[int, int, int], None]
 
 
 class _Bottom:
-    """In place of an array, for datatypes whose displacements are addresses, as MPI_BOTTOM is."""
+    """Placeholder for an array if a datatype's displacements are addresses, like MPI_BOTTOM."""
 
     def __repr__(self) -> str:
         return "BOTTOM"
@@ -42,11 +43,11 @@ class _Bottom:
 BOTTOM = _Bottom()
 
 KEPT_CALLS = 256
-"""Most datatypes, with count and method, whose packers are kept; the oldest go first."""
+"""Largest number of calls (datatype, count, method, max_blocks) with cached packers; the oldest is dropped first."""
 
 
 class _Checked(NamedTuple):
-    """Two arrays that have passed all checks, and the packer's method with their addresses."""
+    """Two arrays that have passed all checks, their addresses, and the packer's method."""
 
     one: ref[object]  # weak: the cache must not keep arrays alive
     other: ref[object]
@@ -56,7 +57,7 @@ class _Checked(NamedTuple):
     device: int
 
     def same(self, one: object, other: object) -> bool:
-        """Whether these are the arrays, and their GPU is the current one."""
+        """Whether these are the cached arrays, and their GPU is the current device."""
         return (
             self.one() is one is not None
             and self.other() is other is not None
@@ -65,10 +66,10 @@ class _Checked(NamedTuple):
 
 
 class _Call:
-    """Checks and packers of some items and a method, cached."""
+    """Cached checks and packers for a datatype, a count and a method."""
 
     def __init__(self, datatype: Datatype, count: int, method: str, max_blocks: int | None) -> None:
-        self.datatype = datatype  # kept alive, so that its id stays its own
+        self.datatype = datatype  # keeps the datatype alive, because the cache's key has its id
         self.count = count
         self.method = method
         self.max_blocks = max_blocks
@@ -82,7 +83,7 @@ class _Call:
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
     def packer(self, device: int, to_host: bool) -> DevicePacker:
-        """Packer on a GPU for packed bytes in host memory or on a GPU."""
+        """Packer on a GPU; ``to_host`` says that the packed bytes are in host memory."""
         found = self._packers.get((device, to_host))
         if found is None:
             method = self.method
@@ -93,7 +94,7 @@ class _Call:
         return found
 
     def array(self, array: object, name: str, *, writable: bool = False) -> tuple[int, int]:
-        """Address and GPU of an array, after a check that the items touch its own bytes alone."""
+        """Address and GPU of an array, after a check that the items touch only its own bytes."""
         if type(array) is self.ndarray:
             if not array.flags.forc:
                 self._check_view(name, array.shape, array.strides, array.itemsize)
@@ -121,7 +122,7 @@ class _Call:
             self._view = view
 
     def packed(self, array: object, name: str, device: int, *, writable: bool = False) -> int:
-        """Address of a packed buffer that is large enough."""
+        """Address of a packed buffer, after a check of its size, dtype and memory."""
         if (
             type(array) is self.ndarray
             and array.dtype.char == "B"
@@ -134,7 +135,7 @@ class _Call:
         return packed_bytes(array, name, self.nbytes, device, writable=writable)
 
     def checked(self, one: object, other: object, move: Move, *rest: int) -> _Checked | None:
-        """Record for two arrays that keep their address for life: CuPy's own."""
+        """Cache entry for two CuPy arrays, which never change their addresses; None for other arrays."""
         if type(one) is self.ndarray and type(other) is self.ndarray:
             return _Checked(ref(one), ref(other), move, *rest)
         return None
@@ -157,7 +158,7 @@ def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -
     key = (id(datatype), count, method, max_blocks)
     try:
         found = _calls.get(key)
-    except Exception:  # an argument without a hash, or one that raises anything
+    except Exception:  # an argument is not hashable, or its hash raises any exception
         check_method(method)
         check_max_blocks(max_blocks)
         raise
@@ -234,7 +235,7 @@ def _current_stream() -> int:
 
 
 def overlapping(datatype: Datatype, count: int) -> DatatypeError:
-    """Error for items that touch a byte twice and would be written."""
+    """Return the error for items that touch a byte twice, which must not be unpacked."""
     return DatatypeError(
         f"{count} item(s) of {datatype!r} touch some byte twice, so that they cannot be received "
         "into; give a datatype whose blocks do not overlap"

@@ -1,9 +1,8 @@
 """Strided copies between two layouts: refined to common levels, cut at packed byte ranges.
 
-A :class:`Copy` names bytes twice, by a source and by a target, each as strided blocks of its own.
-A loop can walk both at once only where both have the same counts; :func:`pieces` finds the few
-loops that do it. :func:`cut_parts` cuts the packing of a large message into fragments.
-No GPU is touched here.
+A :class:`Copy` has a source and a target, and each side has its own strided blocks. One loop nest can walk
+both sides only if both have the same counts. :func:`pieces` finds a few loop nests that together perform the
+copy. :func:`cut_parts` cuts the packing of a large message into fragments. This module does not use a GPU.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
 
 
 MAX_PARTS = 64
-"""Most strided parts of a type that is moved as such; a type of more is moved by a list of blocks."""
+"""Largest number of strided parts that a datatype is packed as; with more parts, a list of blocks is used."""
 
 
 class Side(NamedTuple):
-    """One side of a copy: strided blocks whose offset counts from an address."""
+    """One side of a copy: strided blocks, and the address that their offset is relative to."""
 
     pointer: int
     strided: StridedBlocks
 
 
 class Copy(NamedTuple):
-    """Bytes to move from one side to the other; both sides have equally many, in packed order."""
+    """Copy of the source's bytes to the target, in packed order; both sides have equally many bytes."""
 
     source: Side
     target: Side
@@ -49,7 +48,7 @@ class Level(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A loop nest over bytes, outermost level first, from one address to another."""
+    """A loop nest that copies bytes from one address to another; outermost level first."""
 
     source: int
     target: int
@@ -69,7 +68,7 @@ class Run:
         return prod(count for count, _ in self.levels)
 
     def range(self, start: int, nbytes: int) -> Iterator[Run]:
-        """Bytes ``[start, start + nbytes)`` in packed order, as few runs as levels demand."""
+        """Yield bytes ``[start, start + nbytes)``, in packed order, as few runs."""
         if nbytes == 0:
             return
         if nbytes == self.nbytes:
@@ -103,8 +102,8 @@ def paired(
 ) -> list[tuple[Side, Side]] | None:
     """Pair the strided parts of some items with their places in packed memory.
 
-    Displacement 0 is at address ``pointer``, the first packed byte at ``packed``. The pairs, array side
-    first, hold all bytes once. None if the items have more than ``limit`` parts.
+    Displacement 0 is at address ``pointer``, and the first packed byte is at ``packed``. The pairs, array
+    side first, together hold every byte once. None if the items have more than ``limit`` parts.
     """
     parts = datatype.items(count).parts(limit)
     if parts is None:
@@ -115,10 +114,11 @@ def paired(
 def pieces(copy: Copy) -> list[Piece]:
     """Loop nests that together perform a copy.
 
-    The last level of each walks single bytes, both strides 1; other counts are above 1, and
-    neighbouring levels are merged where both sides allow it. One piece where the two sides' levels
-    fit together, as for a pack, an unpack and boxes of equal shape; more where blocks of different
-    lengths meet, at worst one a block. Raises `DatatypeError` if the sides differ in bytes.
+    The last level of each nest walks single bytes; both its strides are 1. All other counts are above 1.
+    Adjacent levels are merged if both sides allow it. There is one piece if the levels of the two sides are
+    compatible, for example for a pack, an unpack, and boxes of equal shape. There are more pieces if blocks
+    of different lengths meet, in the worst case one per block. Raises `DatatypeError` if the sides have
+    different numbers of bytes.
     """
     source, target = _runs_of(copy)
     if copy.source.strided.nbytes == 0:
@@ -130,7 +130,7 @@ def pieces(copy: Copy) -> list[Piece]:
 
 
 def single_piece(copy: Copy) -> Piece | None:
-    """Return the loop nest that performs a copy, None if it takes several, or the copy has no bytes."""
+    """Return the loop nest that performs a copy; None if the copy needs several loop nests or has no bytes."""
     source, target = _runs_of(copy)
     if not source.nbytes:
         return None
@@ -145,7 +145,7 @@ def single_piece(copy: Copy) -> Piece | None:
 
 
 def _runs_of(copy: Copy) -> tuple[Run, Run]:
-    """Both sides as runs, after a check that they are of equal size."""
+    """Both sides as runs, after a check that they have equally many bytes."""
     given, wanted = (side.strided.nbytes for side in copy)
     if given != wanted:
         raise DatatypeError(
@@ -165,7 +165,7 @@ def _refine(
     source: Run, target: Run, outer: tuple[Level, ...]
 ) -> Iterator[tuple[Run, Run, tuple[Level, ...]]]:
     """Peel levels off two runs of equal size, outermost first."""
-    if not source.levels:  # then the target has none left either: a single byte
+    if not source.levels:  # The target has no levels either: both sides are a single byte.
         yield source, target, outer
         return
     peeled = _peeled(source, target)
@@ -175,8 +175,8 @@ def _refine(
         return
     (n_source, s_stride), *s_inner = source.levels
     (n_target, t_stride), *t_inner = target.levels
-    # The outermost counts have no common factor: no level fits both. The side with fewer, larger
-    # items falls apart into them, the other into the ranges that match.
+    # The outermost counts have no common factor, so there is no common level. Split the side with
+    # fewer, larger items into these items, and the other side into the matching ranges.
     sources, targets = [source], [target]
     if n_source < n_target:
         sources = [Run(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
@@ -187,7 +187,7 @@ def _refine(
 
 
 def _peeled(source: Run, target: Run) -> tuple[Run, Run, Level] | None:
-    """Take the largest common level off the outside of two runs; None if their outermost counts have no factor."""
+    """Peel the largest common outer level off two runs; None if their outermost counts have no common factor."""
     (n_source, s_stride), *s_inner = source.levels
     (n_target, t_stride), *t_inner = target.levels
     common = gcd(n_source, n_target)
@@ -202,8 +202,8 @@ def _peeled(source: Run, target: Run) -> tuple[Run, Run, Level] | None:
 
 
 def _matched(sources: list[Run], targets: list[Run]) -> Iterator[tuple[Run, Run]]:
-    """Pair two sequences of runs of equally many bytes, cut at each other's ends."""
-    sources, targets = sources[::-1], targets[::-1]  # stacks: the next run is the last
+    """Pair two sequences of runs with equally many bytes; runs are cut where a run of the other sequence ends."""
+    sources, targets = sources[::-1], targets[::-1]  # stacks: the last entry is the next run
     while sources:
         source, target = sources.pop(), targets.pop()
         extra = source.nbytes - target.nbytes
@@ -218,7 +218,7 @@ def _matched(sources: list[Run], targets: list[Run]) -> Iterator[tuple[Run, Run]
 
 
 def _merged(levels: tuple[Level, ...]) -> tuple[Level, ...]:
-    """Merge neighbouring levels that are one on both sides; end in a level of single bytes."""
+    """Merge adjacent levels that are contiguous on both sides; the last level walks single bytes."""
     merged = [] if levels and levels[-1][1:] == (1, 1) else [Level(1, 1, 1)]
     for level in reversed(levels):
         if merged:
@@ -233,9 +233,9 @@ def _merged(levels: tuple[Level, ...]) -> tuple[Level, ...]:
 def cut(copy: Copy, ends: Sequence[int]) -> list[list[Copy]]:
     """Cut a copy at byte positions of its packed order.
 
-    ``ends`` are the ends of the parts, ascending, the last one at the copy's size; a part may be
-    empty. For each part the copies that move its bytes: few, as long as both sides are few nested
-    loops. Raises `DatatypeError` if the sides differ in bytes, or ``ends`` does not end at their size.
+    ``ends`` are the ends of the parts, in ascending order; the last end is the copy's size. A part may be
+    empty. Returns the copies of each part, which are few if both sides have few levels. Raises
+    `DatatypeError` if the sides have different numbers of bytes, or ``ends`` does not ascend to this number.
     """
     source, target = _runs_of(copy)
     nbytes = copy.source.strided.nbytes
@@ -268,11 +268,11 @@ def cut_parts(
 ) -> list[list[Copy]] | int:
     """Cut the packing, or unpacking, of some items at positions of their packed bytes.
 
-    Addresses as for :func:`paired`; ``ends`` are the ends of the fragments, counted from ``packed``:
-    ascending, the last one at the items' size. Fragments may be empty. Returns the copies of each
-    fragment; or, if the items are too irregular to be moved as strided copies, the number of the one
-    fragment with which all of them must be moved. A part that cannot be cut is packed for the first
-    fragment that has a byte of it, and unpacked with the last one.
+    The addresses are the same as for :func:`paired`. ``ends`` are the ends of the fragments, relative to
+    ``packed`` and in ascending order; the last end is the items' size. A fragment may be empty. Returns the
+    copies of each fragment. If the items are too irregular for strided copies, returns the number of the one
+    fragment that must move all items. A part that cannot be cut is packed with the first fragment that
+    contains one of its bytes, and unpacked with the last such fragment.
     """
     pairs = paired(pointer, datatype, count, packed)
     if pairs is None:
@@ -281,7 +281,7 @@ def cut_parts(
     for array, place in pairs:
         copy = Copy(place, array) if unpack else Copy(array, place)
         low, high = (place.pointer - packed + end for end in place.strided.span)
-        if place.strided.counts:  # scattered over the packed bytes
+        if place.strided.counts:  # The part's packed bytes are not contiguous.
             fragments[_bearer(ends, low, high, unpack)].append(copy)
             continue
         own = [min(max(end - low, 0), high - low) for end in ends]
@@ -291,5 +291,5 @@ def cut_parts(
 
 
 def _bearer(ends: Sequence[int], low: int, high: int, unpack: bool) -> int:
-    """Return the first fragment that has a byte of [low, high), or for unpacking the last one."""
+    """Return the first fragment with a byte of [low, high), or, for unpacking, the last fragment."""
     return bisect_left(ends, high) if unpack else bisect_right(ends, low)

@@ -1,6 +1,6 @@
-"""Strided copies and additions on a GPU, a kernel launch each, and the packer built on them.
+"""Strided copies and additions on a GPU, and the packer that uses them.
 
-:mod:`halox.packing.strided_plan` makes the tables; they are uploaded and launched here.
+:mod:`halox.packing.strided_plan` plans a launch and makes its table. This module uploads and launches.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _ELEMENTS = {
 
 
 class StridedPacker(DevicePacker):
-    """Packs types that consist of few strided parts; see :class:`DevicePacker`.
+    """Packs datatypes that consist of few strided parts; see :class:`DevicePacker`.
 
-    Words are as wide as the layout and the addresses of a call allow; each width is planned, and
-    its table made, when it first occurs.
+    Words are as wide as the layout and the addresses of a call allow. The packer makes the plan and the
+    table for a word width when a call first needs this width.
     """
 
     method: ClassVar[str] = "strided"
@@ -57,13 +57,13 @@ class StridedPacker(DevicePacker):
         assert pairs is not None
         self._packing = [Copy(array, packed) for array, packed in pairs]
         self._unpacking = [Copy(packed, array) for array, packed in pairs]
-        # By the lowest bits of both addresses together, which bound the words.
+        # The key is the lowest bits of both addresses, combined by OR, which limit the word width.
         self._packs: dict[int, _Launch] = {}
         self._unpacks: dict[int, _Launch] = {}
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return a short reason why this packer cannot take the items, or None if it can."""
+        """Return a short reason why the packer cannot pack the items, or None if it can."""
         if paired(0, datatype, count, 0) is None:
             return f"its blocks form more than {MAX_PARTS} regular parts"
         return None
@@ -94,13 +94,15 @@ class StridedPacker(DevicePacker):
 
 
 class StridedCopy:
-    """Strided copies, all performed by one kernel launch.
+    """Strided copies in one kernel launch.
 
-    Addresses must be valid on ``device``: of its own memory, a peer's, or mapped host memory.
-    Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. Making
-    one allocates and uploads a table if it is too large for the launch's parameters, and waits for
-    that; do it while no stream is being captured. Memory at the addresses is the caller's to keep alive.
-    The launch leaves a ``mark`` as it starts, unless there is nothing to copy.
+    All addresses must be valid on ``device``: in its own memory, in a peer's memory, or in mapped host
+    memory. Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks.
+    The launch leaves ``mark`` when it starts, unless there is nothing to copy.
+
+    If the table is too large for the launch's parameters, the constructor allocates device memory,
+    uploads the table and waits. Call the constructor while no stream is being captured. The caller must
+    keep the memory at the addresses alive.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class StridedCopy:
         """Bytes that a launch moves."""
         self._launch = _Launch("strided_copy", planned, device, mark=mark)
         self.at = self._launch.at
-        """:meth:`launch` on a stream given by its address."""
+        """:meth:`launch` with a stream's address."""
 
     def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
         """Enqueue the copies; see :class:`~halox.packing.device_packer.Launchable`."""
@@ -126,11 +128,11 @@ class StridedCopy:
 class StridedAdd:
     """Strided additions, ``target += source`` element by element.
 
-    Elements are floating point of 2, 4, 8 bytes, complex of 8, 16, or integers. Where targets overlap,
-    additions happen in the order given, in launches one after another; equal inputs give equal
-    bits. Sources must not overlap targets. Raises `DatatypeError` if elements of that dtype cannot be
-    added, addresses or strides are not aligned to them, or targets overlap so often that it would
-    take more than 4096 launches. Otherwise as :class:`StridedCopy`.
+    Elements are floating-point numbers of 2, 4 or 8 bytes, complex numbers of 8 or 16 bytes, or integers.
+    Overlapping targets are added in the given order, in consecutive launches, so equal inputs give equal
+    bits. Sources must not overlap targets. Raises `DatatypeError` if elements of ``dtype`` cannot be
+    added, if addresses or strides are not aligned to the elements, or if the targets overlap so often that
+    the additions would need more than 4096 launches. Otherwise see :class:`StridedCopy`.
     """
 
     def __init__(self, copies: Sequence[Copy], dtype: npt.DTypeLike, *, device: int) -> None:
@@ -158,7 +160,7 @@ class StridedAdd:
 
 
 def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
-    """C type and bytes of the kernel's elements for a dtype; a complex number is two of them.
+    """C type and size in bytes of the kernel's elements for a dtype; a complex number is two elements.
 
     Examples
     --------
@@ -180,7 +182,7 @@ def _nothing(stream: int, source: int, target: int) -> None:
 
 
 class _Launch:
-    """A plan with its kernel and its table, in the launch's parameters or in device memory."""
+    """A prepared kernel launch for a plan; the table is in the launch's parameters or in device memory."""
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class _Launch:
         mark: Mark | None = None,
     ) -> None:
         self.at: Callable[[int, int, int], None] = _nothing
-        """Enqueues it on a stream, the plan's addresses being relative to two others."""
+        """Function that enqueues the launch, given a stream's address and two base addresses."""
         if not planned.chunks:
             return
         table = planned.table

@@ -1,7 +1,7 @@
 """Plans for the strided kernels: the table of regions that one launch reads.
 
-No GPU is touched here. The table has the layout of the C structs in ``packing/kernels/strided_body.cu``;
-a test compares the two.
+This module does not use a GPU. The table has the layout of the C structs in
+``packing/kernels/strided_body.cu``. A test compares the two.
 """
 
 from __future__ import annotations
@@ -22,43 +22,47 @@ from halox.packing.tiles import LEAST_BYTES, MOST_ELEMENT_BYTES, Tile, tiled
 from halox.runtime.gpu.launch import check_max_blocks
 
 MAX_LEVELS = 5
-"""Levels of a region: four, and the words of a block."""
+"""Largest number of levels of a region: four, and the words of a block."""
 
 THREADS = (64, 128, 256)
-"""Threads of a block: the most that still occupy every multiprocessor."""
+"""Sizes of a thread block; the largest size that still occupies every multiprocessor is chosen."""
 
 CAPPED_THREADS = (64, 128, 256, 512, 1024)
-"""The same where the number of blocks is limited: up to all threads of a multiprocessor."""
+"""Sizes of a thread block if the number of blocks is limited, up to CUDA's limit of 1024 threads."""
 
 IN_FLIGHT = {16: 1, 8: 2, 4: 4, 2: 4, 1: 4}
-"""Words a thread loads before it stores the first, by bytes a word.
+"""Words that a thread loads before it stores the first word, by bytes per word.
 
-Short blocks of few words a thread, in the order of the addresses, keep the memory busier than
-long-lived ones with many (98 % of a copy's speed against 94 %, docs/performance/packing.md).
+Short-lived thread blocks with few words per thread, in the order of the addresses, use the memory
+better than long-lived blocks with many words per thread (98 % of a copy's speed against 94 %,
+docs/performance/packing.md).
 """
 
 CAPPED_IN_FLIGHT = 4
-"""The same where the number of blocks is limited: few threads must keep many loads in flight."""
+"""Same as IN_FLIGHT if the number of blocks is limited: few threads must then keep many loads in flight."""
 
 CAPPED_THREADS_PER_SM = 512
-"""Most threads of such a launch, by multiprocessor: more of them are slower, and half as many
-multiprocessors as there are can hold these, so that a half-busy GPU costs nothing."""
+"""Most threads per multiprocessor of a launch with a limited number of blocks.
+
+More threads are slower. Half of the GPU's multiprocessors can hold all these threads, so the launch
+loses no speed if the other half is busy.
+"""
 
 MAX_WORDS = 2**31 - 2**14
-"""Most words of a region: 32-bit indices, with room for the last steps of a loop."""
+"""Most words of a region: indices stay below 2**31, with room for the last steps of a loop."""
 
 TABLE_BYTES = 4000
 """Most bytes of a table that is a kernel parameter; larger tables are read from device memory.
 
-Reading a table from device memory costs two loads, one after the other, before the first byte
-moves: 0.35 us, a third of what packing 64 KiB takes. A launch carries 4 KiB of parameters.
+Reading a table from device memory takes two dependent loads before the first byte moves: 0.35 us, a
+third of the time to pack 64 KiB. The parameters of a launch have 4 KiB.
 """
 
 RUN_PIECE = 1024
 """Bytes of an unaligned run that the lanes of a warp move at once, as in ``strided_body.cu``."""
 
 SHORTEST_RUN = 32
-"""Bytes of a block from which it is moved as a run, where no words of 4 bytes fit."""
+"""Smallest block, in bytes, that is moved as a run if its alignment is less than 4 bytes."""
 
 LEVEL = np.dtype(
     [
@@ -74,7 +78,7 @@ LEVEL = np.dtype(
 
 @cache
 def region_dtype(levels: int) -> np.dtype[np.void]:
-    """Layout of a region with that many levels."""
+    """Layout of a region with ``levels`` levels."""
     return np.dtype(
         [
             ("source", "u8"),
@@ -91,9 +95,9 @@ def region_dtype(levels: int) -> np.dtype[np.void]:
 class Row(NamedTuple):
     """A region without its chunks: loops over words, outermost first.
 
-    In a row of runs (``word_bytes`` 0) the innermost loop is over the lanes that share a piece of a
-    run, the one around it over the pieces if there are several. In a row of tiles the two innermost
-    loops are over elements, along the axes of the tiles.
+    In a row of runs (``word_bytes`` is 0), the innermost loop is over the lanes that share a piece of a
+    run. If a run has several pieces, the next loop is over the pieces. In a row of tiles, the two
+    innermost loops are over elements, along the axes of the tiles.
     """
 
     source: int
@@ -110,7 +114,7 @@ class Row(NamedTuple):
 
     @property
     def units(self) -> int:
-        """Words or tiles: what the kernels count."""
+        """Number of words, or of tiles in a tiled region."""
         if self.tile is None:
             return self.words
         around = prod(level.steps for level in self.levels[:-2])
@@ -125,7 +129,7 @@ class Row(NamedTuple):
 
     @property
     def outer(self) -> tuple[Level, ...]:
-        """Loops over runs."""
+        """Loops over the runs of a row of runs."""
         return self.levels[: -1 if self.run_bytes <= RUN_PIECE else -2]
 
 
@@ -133,15 +137,15 @@ class Row(NamedTuple):
 class Plan:
     """Tables and shape of one launch of a strided kernel; see :func:`plan`."""
 
-    regions: npt.NDArray[np.void]  # of region_dtype
-    chunks: int  # of all regions
-    chunk_words: int  # of each chunk but the last one of a region
-    threads: int  # of a block
+    regions: npt.NDArray[np.void]  # dtype: region_dtype
+    chunks: int  # number of chunks of all regions
+    chunk_words: int  # words per chunk; the last chunk of a region may have fewer
+    threads: int  # threads per block
     blocks: int
-    word_bytes: int  # 0 if regions differ in that
-    in_flight: int  # words a thread loads before it stores the first
-    nbytes: int  # moved
-    tiled: int  # sum of the sides in tiled regions
+    word_bytes: int  # bytes per word; 0 if the kernel reads it from each region
+    in_flight: int  # words that a thread loads before it stores the first word
+    nbytes: int  # bytes moved
+    tiled: int  # sum of the different sides in tiled regions; see `sides_of`
 
     @property
     def chunk_region(self) -> npt.NDArray[np.uint32]:
@@ -152,19 +156,19 @@ class Plan:
 
     @property
     def levels(self) -> int:
-        """Levels of the regions."""
+        """Number of levels of each region."""
         return int(self.regions.dtype["level"].shape[0])
 
     @property
     def inline(self) -> int:
-        """Regions of the parameter that holds this plan's, or 0 if it needs device memory."""
-        # Few sizes, because each is compiled.
+        """Size, in regions, of the kernel parameter that holds the table; 0 if the table is in device memory."""
+        # Few sizes, because each size compiles another kernel.
         sizes = (1, 6, TABLE_BYTES // self.regions.dtype.itemsize)
         return next((size for size in sizes if len(self.regions) <= size), 0)
 
     @property
     def table(self) -> npt.NDArray[np.uint8]:
-        """Bytes that the kernel reads; in device memory the regions, then each chunk's region."""
+        """Bytes of the table: the regions and, if the table is in device memory, the region of each chunk."""
         if self.inline:
             filled = np.zeros(self.inline, self.regions.dtype)
             filled[: len(self.regions)] = self.regions
@@ -194,14 +198,16 @@ def plan(
     max_word: int = 16,
     tiles: bool = False,
 ) -> Plan:
-    """Plan one launch that performs all copies, with no chunks if there is nothing to move.
+    """Plan one launch that performs all copies; the plan has no chunks if there is nothing to move.
 
-    The words are spread over ``sms`` multiprocessors, a thread block for each chunk unless ``max_blocks``
-    limits them. Words have at most ``max_word`` bytes, for copies whose addresses are relative to ones that are
-    only known to be multiples of it; where elements of ``element_bytes`` are added, they hold whole ones. Regions
-    of more than ``max_words`` words are cut. With ``tiles``, copies between different orders of the axes go through
-    shared memory. Raises `DeviceError` if ``max_blocks`` is less than 1, and `DatatypeError` if the two sides of a
-    copy differ in bytes, or an address or a stride is not a multiple of ``element_bytes``.
+    The words are distributed over ``sms`` multiprocessors, with one thread block per chunk, unless ``max_blocks``
+    limits the blocks. Words have at most ``max_word`` bytes: the base addresses of a launch, which are added to the
+    copies' addresses, must be multiples of ``max_word``. For additions, ``element_bytes`` is the element size, and a
+    word holds whole elements. A region of more than ``max_words`` words is cut. With ``tiles``, copies between
+    different axis orders go through shared memory.
+
+    Raises `DeviceError` if ``max_blocks`` is less than 1. Raises `DatatypeError` if the two sides of a copy have
+    different numbers of bytes, or if an address or a stride is not a multiple of ``element_bytes``.
     """
     check_max_blocks(max_blocks)
     rows = [
@@ -227,7 +233,8 @@ def plan(
     units = np.array([row.units for row in rows], dtype=np.int64)
     chunks = -(-units // [1 if row.tile else chunk_words for row in rows])
     first_chunks = np.cumsum(chunks) - chunks
-    # Few kinds, because each is compiled: 1, 2, 3 or MAX_LEVELS levels; no words of 1 or 2 bytes alone, but in tiles.
+    # Few variants, because each is compiled: 1, 2, 3 or MAX_LEVELS levels. Only tiled regions have a variant for words
+    # of 1 or 2 bytes.
     most = max((len(row.levels) for row in rows), default=1)
     regions = np.zeros(len(rows), region_dtype(max(1, most) if most <= 3 else MAX_LEVELS))
     common = word_bytes.pop() if len(word_bytes) == 1 else 0
@@ -249,16 +256,17 @@ def plan(
 
 
 def most_threads(work: int, blocks: int, choices: tuple[int, ...]) -> int:
-    """Return the most threads a block with which ``work`` threads in all make that many blocks."""
+    """Return the largest thread block, of ``choices``, for which ``work`` threads make at least ``blocks`` blocks."""
     return max((t for t in choices if work >= blocks * t), default=choices[0])
 
 
 def divisor(count: int, bits: int = 32) -> tuple[int, int]:
-    """Numbers (magic, shift), ``w // count == (w * magic >> bits) >> shift`` for w < 2**(bits - 1).
+    """Numbers (magic, shift) with ``w // count == (w * magic >> bits) >> shift`` for w < 2**(bits - 1).
 
-    With ``2**(s-1) < count <= 2**s`` the multiplier ceil(2**(bits-1+s) / count) exceeds the true
-    quotient by less than 2**s / 2**(bits-1+s) of itself, too little to reach the next integer while
-    w < 2**(bits-1), and it is below 2**bits (Granlund and Montgomery 1994, section 4).
+    Let ``2**(s-1) < count <= 2**s``. The multiplier ceil(2**(bits-1+s) / count) is below 2**bits. It
+    exceeds the exact quotient by a relative error of less than 2**s / 2**(bits-1+s). For
+    w < 2**(bits-1) this error is too small to reach the next integer (Granlund and Montgomery 1994,
+    section 4).
 
     Examples
     --------
@@ -294,7 +302,7 @@ def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
 def rows_of(
     copy: Copy, element_bytes: int | None, max_words: int, max_word: int, *, tiles: bool = False
 ) -> Iterator[Row]:
-    """Yield the rows that together perform a copy; arguments as for :func:`plan`."""
+    """Yield the rows that together perform a copy; the arguments are the same as for :func:`plan`."""
     for piece in pieces(copy):
         *outer, run = piece.levels
         word = min(max_word, _word_bytes(piece.source, piece.target, piece.levels))
@@ -317,7 +325,7 @@ def rows_of(
 
 
 def _permuting(row: Row, most: int) -> Row:
-    """Return the row in tiles if its sides run along different axes; words of ``most`` bytes at once."""
+    """Return the row, tiled if its sides are contiguous along different axes; ``most`` is the largest word."""
     if not row.word_bytes:
         return row
     bits = most | row.source | row.target
@@ -326,7 +334,7 @@ def _permuting(row: Row, most: int) -> Row:
 
 
 def least_row_bytes(blocks: StridedBlocks) -> int:
-    """Bytes that packing reads, or unpacking writes, one after the other: of a block, or of a tile's row."""
+    """Fewest consecutive bytes that packing reads, or unpacking writes: of a block, or of a row of a tile."""
     if blocks.nbytes < LEAST_BYTES or blocks.block_bytes > MOST_ELEMENT_BYTES:
         return blocks.block_bytes
     copy = Copy(Side(0, blocks), contiguous_side(0, blocks.nbytes))
@@ -338,17 +346,17 @@ def least_row_bytes(blocks: StridedBlocks) -> int:
 
 
 def sides_of(rows: Iterable[Row]) -> int:
-    """Return the sum of the sides of the squares in tiled rows, each once."""
+    """Return the sum of the different sides of the squares in tiled rows."""
     return sum({row.tile.side for row in rows if row.tile})
 
 
 def _runs(piece: Piece) -> Iterator[Row]:
-    """Rows that move a piece's blocks as runs."""
+    """Yield rows that move a piece's blocks as runs."""
     *outer, run = piece.levels
     longest = 1 << 30
     for start in range(0, run.steps, longest):
         nbytes = min(longest, run.steps - start)
-        # A lane stores words of 4 bytes; two each keep the first and the last byte's share small.
+        # A lane stores words of 4 bytes. With two words per lane, the bytes at both ends take little of the time.
         lanes = min(32, 1 << (-(-nbytes // 8) - 1).bit_length())
         pieces_of = -(-nbytes // RUN_PIECE)
         counted = [Level(pieces_of, RUN_PIECE, RUN_PIECE)] if pieces_of > 1 else []
@@ -357,7 +365,7 @@ def _runs(piece: Piece) -> Iterator[Row]:
 
 
 def _word_bytes(source: int, target: int, levels: tuple[Level, ...]) -> int:
-    """Return the widest of 16, 8, 4, 2, 1 bytes that divides everything."""
+    """Return the largest of 16, 8, 4, 2, 1 that divides both addresses, all strides and the run."""
     bits = 16 | source | target | levels[-1].steps
     for level in levels[:-1]:
         bits |= level.source_stride | level.target_stride
@@ -365,7 +373,7 @@ def _word_bytes(source: int, target: int, levels: tuple[Level, ...]) -> int:
 
 
 def _limit_levels(row: Row) -> Iterator[Row]:
-    """Unroll the shortest outer levels until at most MAX_LEVELS are left."""
+    """Unroll the shortest outer levels until at most MAX_LEVELS levels are left."""
     if len(row.levels) <= MAX_LEVELS:
         yield row
         return
@@ -375,12 +383,12 @@ def _limit_levels(row: Row) -> Iterator[Row]:
 
 
 def _loops(row: Row) -> tuple[Level, ...]:
-    """Levels that may be unrolled: all but the words of a block, or all around a run."""
+    """Levels that may be unrolled: all levels except the words of a block, or the loops over runs."""
     return row.levels[:-1] if row.word_bytes else row.outer
 
 
 def _limit_words(row: Row, max_words: int) -> Iterator[Row]:
-    """Cut the outermost level until a region has at most ``max_words`` words, or is one run."""
+    """Cut the outermost level until each region has at most ``max_words`` words, or is one run."""
     if row.words <= max_words or not row.levels[: len(_loops(row)) + bool(row.word_bytes)]:
         yield row
         return
@@ -396,7 +404,7 @@ def _limit_words(row: Row, max_words: int) -> Iterator[Row]:
 
 
 def _items(row: Row, at: int) -> Iterator[Row]:
-    """Yield the rows that level ``at`` walks through."""
+    """Yield one row per step of level ``at``."""
     left = row.levels[:at] + row.levels[at + 1 :]
     for i in range(row.levels[at].steps):
         yield _item(row, row.levels[at], i, left)

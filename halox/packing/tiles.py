@@ -1,7 +1,8 @@
 """Tiles of permuting copies: their axes and shape, for ``kernels/tile_body.cu``.
 
-A copy permutes where consecutive elements of its source are far apart in its target, and the other way round. A thread
-block then loads a tile of elements in rows along the source, and stores it in rows along the target.
+In a permuting copy, consecutive elements of the source are far apart in the target, and consecutive elements of the
+target are far apart in the source. A thread block loads a tile of elements in rows along the source, and stores it in
+rows along the target.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from halox.packing.refine import Level
 MOST_ELEMENT_BYTES = 64
 """Bytes of the largest elements that are tiled.
 
-Larger ones fill sectors on both sides anyway, and so do those of more than a sector whose words are no power of two.
+Larger elements fill sectors on both sides without tiles. The same holds for elements that are larger than a sector and
+whose number of words is not a power of two.
 """
 
 LEAST_BYTES = 1 << 16
-"""Bytes of a copy from which it is tiled."""
+"""Smallest copy, in bytes, that is tiled."""
 
 LEAST_ROWS = 4
-"""Elements of the shorter axis from which it is tiled: fewer streams stay in the caches beside one another."""
+"""Fewest elements along the shorter axis of a tiled copy; fewer streams fit in the caches without tiles."""
 
 SECTOR_BYTES = 32
 
@@ -30,34 +32,32 @@ MEMORY_BYTES = 26112
 """Bytes of a tile in shared memory, as in the kernel."""
 
 ROW_ELEMENTS = ((1, 128), (4, 64), (16, 32), (24, 32), (MOST_ELEMENT_BYTES, 16))
-"""Elements of a row, by the most bytes of an element."""
+"""Pairs of the largest element in bytes and the elements of a row."""
 
 SMALL_BYTES = 1 << 23
-"""Bytes of a copy up to which tiles have half as many rows, of half the length, so that there are enough of them."""
+"""Largest copy, in bytes, whose tiles have half as many rows of half the length, so that there are enough tiles."""
 
 THREADS = 256
-"""Most threads of a block that moves tiles."""
+"""Most threads of a thread block that moves tiles."""
 
 MOST_ROW_ELEMENTS = 511
-"""Elements that the kernel's description of a row can hold."""
+"""Most elements of a row, which the kernel's description holds in 9 bits."""
 
 SIDES = {1: (4,), 2: (4, 2), 4: (4, 2), 8: (2,)}
-"""Sides of the squares that a thread turns in its registers, by the bytes of a word."""
+"""Sides of the squares that a thread transposes in its registers, by the bytes of a word; the first is preferred."""
 
 
 class Tile(NamedTuple):
     """Shape of the tiles of a region."""
 
-    along_source: (
-        int  # elements of a row along the axis in which the source's elements follow one another
-    )
-    along_target: int  # the same, of the target
-    words: int  # of an element
-    side: int = 1  # words, along either axis, of the squares that a thread loads and stores at once
+    along_source: int  # elements along the axis with the source's smallest stride
+    along_target: int  # elements along the axis with the target's smallest stride
+    words: int  # words per element
+    side: int = 1  # side, in words, of the squares that a thread loads and stores at once
 
     @property
     def threads(self) -> int:
-        """Threads of a block: for a square each, or four words."""
+        """Threads of a block: one per square, or one per four words."""
         wanted = self.area // (self.side**2 if self.side > 1 else 4)
         return min(THREADS, max(64, 1 << (wanted - 1).bit_length()))
 
@@ -73,7 +73,7 @@ class Tile(NamedTuple):
 
     @property
     def form(self) -> int:
-        """Description for the kernel."""
+        """Shape as the kernel reads it, in one number; see ``kernels/tile_body.cu``."""
         a, b = (n // self.side for n in self[:2])
         lanes = _lanes_log(a * self.words, b), _lanes_log(b * self.words, a)
         return (
@@ -89,11 +89,11 @@ class Tile(NamedTuple):
 def tiled(
     levels: Sequence[Level], word_bytes: int, alignment: int
 ) -> tuple[tuple[Level, ...], Tile] | None:
-    """Return the levels of a permuting copy in the kernel's order, and its tiles; None if it does not permute.
+    """Return the levels of a permuting copy in the kernel's order, and its tiles; None if the copy is not tiled.
 
-    ``levels`` are loops over words, outermost first, and ``alignment`` is a power of two of which the addresses of both
-    sides are multiples. The levels returned are loops over elements: first those around the tiles, then the axes along
-    the target and along the source.
+    ``levels`` are loops over words, outermost first. ``alignment`` is a power of two that divides the addresses of both
+    sides. The returned levels are loops over elements: first the loops around the tiles, then the axis along the
+    target, then the axis along the source.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def _side(levels: Sequence[Level], element: int, words: int, alignment: int) -> 
 
 
 def _shape(levels: Sequence[Level], element: int, words: int, side: int) -> Tile:
-    """Return tiles of about equal shape; longer ones where an axis is shorter than a tile."""
+    """Return a tile shape that divides both axes about evenly; if one axis is short, the other one gets longer rows."""
     along_target, along_source = (level.steps for level in levels[-2:])
     most = next(rows for most_bytes, rows in ROW_ELEMENTS if element <= most_bytes)
     if element * prod(level.steps for level in levels) <= SMALL_BYTES:
@@ -160,15 +160,16 @@ def _shape(levels: Sequence[Level], element: int, words: int, side: int) -> Tile
 
 
 def _longest(other: int, element: int) -> int:
-    """Elements of a row in a tile of ``other`` rows, with room for the gaps between rows."""
+    """Most elements of a row in a tile of ``other`` rows that fits shared memory with the padding between rows."""
     fitting = MEMORY_BYTES // ((other + 1) * max(element, 4))
     return max(1, min(MOST_ROW_ELEMENTS, fitting) - 1) // 8 * 8 or 1
 
 
 def _lanes_log(words: int, rows: int) -> int:
-    """Return the logarithm of the lanes of a row of so many words.
+    """Return the base-2 logarithm of the number of lanes for a row of ``words`` words.
 
-    All lanes of a warp at most, or a number of which none is idle; more where there are few rows.
+    With many rows, a row gets at most a warp's 32 lanes. If 8 or a larger power of two divides the words of a row, the
+    number of lanes divides them, too, so that no lane is idle. With few rows, a row gets up to 128 lanes.
     """
     all_of_them = (words - 1).bit_length()
     even = (words & -words).bit_length() - 1
@@ -177,7 +178,7 @@ def _lanes_log(words: int, rows: int) -> int:
 
 
 def _even(elements: int, most: int, aligned: int) -> int:
-    """Elements of a row, such that an axis falls into rows of about equal length."""
+    """Elements of a row that divide an axis into rows of about equal length, with at most ``most`` elements."""
     rows = -(-elements // most)
     if rows == 1:
         return elements

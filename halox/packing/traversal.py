@@ -1,7 +1,7 @@
-"""Traversal packer on a GPU: any datatype, each thread walks the tree down to its words.
+"""Traversal packer on a GPU, for any datatype: each thread walks the tree down to its words.
 
-:mod:`halox.packing.traversal_tree` simplifies the tree, :mod:`halox.packing.traversal_plan`
-serialises it; it is uploaded and launched here.
+:mod:`halox.packing.traversal_tree` simplifies the tree, and :mod:`halox.packing.traversal_plan`
+serialises it. This module uploads the tree and launches the kernel.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _ADDRESSES = 2**64 - 1
 class TraversalPacker(DevicePacker):
     """Packs any datatype by walking its tree of constructors; see :class:`DevicePacker`.
 
-    Threads find the places of their words from the words' numbers alone: by divisions for regular
-    nodes, by search over prefix sums for lists. No list of blocks is expanded, so that the tables are
-    as small as the datatype's description, whatever ``count`` is. Irregular constructors may be nested
-    64 deep.
+    A thread computes the place of a word from the word's number: by division for regular nodes, and by a
+    search over prefix sums for lists. No list of blocks is expanded, so the tables are as small as the
+    datatype's description, for any ``count``. Irregular constructors may be nested 64 deep.
 
-    A word is the largest of 16, 8, 4, 2 bytes or 1 that divides all lengths and distances of the
-    datatype and both addresses. The first call with words of one size blocks; capture a graph only
-    after a call with addresses aligned alike. Thread-safe.
+    A word has 16, 8, 4, 2 bytes or 1: the largest size that divides all lengths and distances of the
+    datatype and both addresses. The first call with a word size blocks. Capture a graph only after a call
+    with equally aligned addresses. Thread-safe.
 
     References
     ----------
@@ -55,7 +54,7 @@ class TraversalPacker(DevicePacker):
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return a short reason why this packer cannot take the items, or None if it can."""
+        """Return a short reason why the packer cannot pack the items, or None if it can."""
         depth = nesting(datatype)
         if depth > MOST_NESTED:
             return f"its constructors are nested {depth} deep, at most {MOST_NESTED} are followed"
@@ -87,7 +86,7 @@ class TraversalPacker(DevicePacker):
 
 
 class _Variant:
-    """Both launches for words of one size, and the tables they read."""
+    """Pack and unpack launches for one word size, and the tables that they read."""
 
     def __init__(self, tree: Tree, word_bytes: int, device: int, max_blocks: int | None) -> None:
         planned = plan(tree, word_bytes, sms=multiprocessors(device), max_blocks=max_blocks)

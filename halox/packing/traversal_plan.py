@@ -1,8 +1,8 @@
 """Plans for the traversal kernels: a simplified tree, serialised as records and lists.
 
-No GPU is touched here. The tree is written in preorder, one record of fixed length a node; lists are
-in the lookaside buffer (Jenkins et al. 2013, section 3.1). Layouts are those of the C structs in
-``packing/kernels/traversal.cu``; a test compares the two.
+This module does not use a GPU. The tree is written in preorder, with one record of fixed length per node.
+Lists are in the lookaside buffer (Jenkins et al. 2013, section 3.1). Records and tables have the layouts of
+the C structs in ``packing/kernels/traversal.cu``. A test compares the two.
 """
 
 from __future__ import annotations
@@ -19,36 +19,40 @@ from halox.packing.strided_plan import CAPPED_IN_FLIGHT, IN_FLIGHT, divisor, mos
 from halox.packing.traversal_tree import Branch, Gather, Regular, Repeat, Search, Tree
 
 THREADS = (64, 128, 256)
-"""Threads of a block: the most that still give every multiprocessor two blocks."""
+"""Sizes of a thread block; the largest size that still gives every multiprocessor two blocks is chosen."""
 
 CAPPED_THREADS = (128, 512, 1024)
-"""The same where the number of blocks is limited: only a block's own threads hide latencies."""
+"""Sizes of a thread block if the number of blocks is limited: only a block's own threads then hide latencies."""
 
 FEW_BLOCKS = 4
-"""Full blocks an SM up to which a launch is small, and a thread has one word: a second one costs it
-more than a second block does."""
+"""Most full blocks per SM of a small launch.
+
+In a small launch each thread moves one word, because a second word would take longer than a second block.
+"""
 
 LISTED_IN_FLIGHT = {16: 2, 8: 4, 4: 4, 2: 4, 1: 4}
-"""Words a thread loads before it stores the first, in large launches that read lists, by bytes a word:
-more than :data:`IN_FLIGHT`, because these loads depend on one another."""
+"""Words that a thread loads before it stores the first word, by bytes per word, in large launches that read lists.
+
+The numbers are at least as large as in :data:`IN_FLIGHT`, because reading lists takes dependent loads.
+"""
 
 ROUNDS_PER_COPY = 4
-"""Ratio of the bytes that a block moves to those of its own copy of the lists, in large launches."""
+"""Ratio of the bytes that a block moves to the bytes of lists that it copies, in large launches."""
 
 MAX_WORDS = 2**31 - 2**14
-"""Most words that 32-bit canonical numbers reach, with room for the last steps of a loop."""
+"""Most words for canonical numbers of 32 bits, with room for the last steps of a loop."""
 
 CHAIN_NODES = 8
-"""Records that the kernel parameter of a launch without branches holds."""
+"""Most records in the kernel parameter of a launch without branches."""
 
 INLINE_BYTES = 1024
-"""Most bytes of lists that are a kernel parameter, in launches of few blocks: one dependent load less."""
+"""Most bytes of lists in a kernel parameter, in launches of few blocks; this saves a dependent load."""
 
 COPIED_LISTS = 4096
-"""Most bytes of lists that each block copies to shared memory, to search them there."""
+"""Most bytes of lists that each block copies to shared memory and searches there."""
 
 COPIED_NODES = 16384
-"""The same for records, which every word reads several of."""
+"""Most bytes of records that each block copies to shared memory; every word reads several records."""
 
 
 class Kind(IntEnum):
@@ -64,7 +68,7 @@ class Kind(IntEnum):
 
 @cache
 def node_dtype(index_bits: int) -> np.dtype[np.void]:
-    """Layout of a record, for canonical numbers of 32 or 64 bits."""
+    """Layout of a record; ``index_bits``, 32 or 64, is the size of canonical numbers."""
     index = f"u{index_bits // 8}"
     return np.dtype(
         [
@@ -85,7 +89,7 @@ def node_dtype(index_bits: int) -> np.dtype[np.void]:
 
 @cache
 def table_dtype(index_bits: int, *, inline: bool) -> np.dtype[np.void]:
-    """Layout of the kernel parameter, with room for lists or without."""
+    """Layout of the kernel parameter; with ``inline``, it has room for lists."""
     return np.dtype(
         [
             ("image", "u8"),
@@ -104,7 +108,7 @@ def table_dtype(index_bits: int, *, inline: bool) -> np.dtype[np.void]:
 
 
 class Shape(NamedTuple):
-    """Shape of a launch: threads of a block, words of a thread at once, words of a chunk, blocks."""
+    """Shape of a launch: threads per block, words per thread in flight, words per chunk, blocks."""
 
     threads: int
     in_flight: int
@@ -117,14 +121,14 @@ class TraversalPlan:
     """Tables and shape of one launch of a traversal kernel; see :func:`plan`."""
 
     word_bytes: int
-    index_bits: int  # of canonical numbers
-    # Suffix of the kernel: "_regular" for strides alone, "_chain" for a tree without branches, both
-    # with their records as a parameter; "" for any tree.
+    index_bits: int  # size of canonical numbers
+    # Suffix of the kernel's name: "_regular" for a tree of strides, "_chain" for a tree without
+    # branches, "" for any tree. The first two have their records in a kernel parameter.
     entry: str
-    nodes: npt.NDArray[np.void]  # of node_dtype
+    nodes: npt.NDArray[np.void]  # dtype: node_dtype
     numbers: npt.NDArray[np.generic]  # lookaside: prefix sums in words, guides, child records
-    displacements: npt.NDArray[np.generic]  # lookaside: of entries, in bytes
-    words: int  # in all
+    displacements: npt.NDArray[np.generic]  # lookaside: displacements of entries, in bytes
+    words: int  # number of all words
     shape: Shape
     inline: bool  # whether the lists are a kernel parameter
 
@@ -140,7 +144,7 @@ class TraversalPlan:
 
     @cached_property
     def image(self) -> npt.NDArray[np.uint8]:
-        """Records of a branching tree, numbers and displacements, each from a multiple of 16."""
+        """Records of a branching tree, numbers and displacements; each section begins at a multiple of 16 bytes."""
         return np.concatenate([_padded(part) for part in self._sections])
 
     @property
@@ -151,14 +155,14 @@ class TraversalPlan:
             return nodes + numbers + displacements
         if nodes > COPIED_NODES:
             return 0
-        # Lists that are only gathered from are read once, from where they are.
+        # Without searches, each list entry is read once, so copying the lists does not pay.
         if numbers > COPIED_LISTS or not (self.nodes["kind"] >= Kind.SEARCH).any():
             return nodes
         lists = numbers + displacements
         return nodes + (lists if lists <= COPIED_LISTS else numbers)
 
     def table(self, image: int) -> npt.NDArray[np.void]:
-        """Return the kernel parameter for an image at a device address."""
+        """Return the kernel parameter; ``image`` is the image's device address."""
         listed = self.entry != "_regular"
         table = np.zeros((), table_dtype(self.index_bits, inline=listed))
         nodes, numbers, _ = (_padded(part).size for part in self._sections)
@@ -193,10 +197,10 @@ def plan(
 ) -> TraversalPlan:
     """Plan the launch that packs or unpacks a tree.
 
-    ``word_bytes`` divides the tree's :func:`~traversal_tree.common_word`; ``sms`` are the
-    multiprocessors over which the words are spread. ``max_blocks`` limits the thread blocks, one a
-    chunk by default. Canonical numbers have 64 bits only where 32 do not suffice, unless
-    ``index_bits`` says so; ``shape`` overrides the shape chosen here.
+    ``word_bytes`` must divide the tree's :func:`~traversal_tree.common_word`. The words are distributed
+    over ``sms`` multiprocessors, with one thread block per chunk, unless ``max_blocks`` limits the blocks.
+    Canonical numbers have 64 bits if 32 bits do not suffice; ``index_bits`` overrides this choice.
+    ``shape`` overrides the launch shape.
 
     Examples
     --------
@@ -247,7 +251,7 @@ def _shape(words: int, word_bytes: int, listed: bool, sms: int, max_blocks: int 
 
 
 def _spread(words: int, in_flight: int, blocks: int, choices: tuple[int, ...]) -> Shape:
-    """Chunks of one round of a block each, with the most threads that still make so many blocks."""
+    """Shape with one round per chunk, and the largest thread block that still makes ``blocks`` blocks."""
     work = words // in_flight
     threads = most_threads(work, blocks, choices)
     chunk_words = threads * in_flight
@@ -255,7 +259,7 @@ def _spread(words: int, in_flight: int, blocks: int, choices: tuple[int, ...]) -
 
 
 def _rounds(made: TraversalPlan, sms: int) -> Shape:
-    """Longer chunks where blocks copy lists, as long as enough blocks remain."""
+    """Shape with longer chunks if blocks copy lists, while enough blocks remain."""
     shape = made.shape
     wanted = -(-ROUNDS_PER_COPY * made.copied // (shape.chunk_words * made.word_bytes))
     possible = shape.blocks // (2 * FEW_BLOCKS * sms)
@@ -273,7 +277,7 @@ class _Lookaside:
         self._size = 0
 
     def add(self, numbers: npt.NDArray[np.int64]) -> int:
-        """Append a list; returns the number of its first entry."""
+        """Append a list, and return the index of its first entry."""
         at = self._size
         self._size += numbers.size
         self._parts.append(numbers.astype(self._parts[0].dtype))
@@ -285,7 +289,7 @@ class _Lookaside:
 
 
 class _Writer:
-    """Writes a tree in preorder: a node's child follows it, except that branches name theirs."""
+    """Writes a tree in preorder: a child follows its node, but a branch has a list of its children's records."""
 
     def __init__(self, word_bytes: int, bits: int) -> None:
         self._word_bytes = word_bytes
@@ -315,7 +319,7 @@ class _Writer:
     def _regular(self, tree: Regular) -> None:
         blocks, word = tree.blocks, self._word_bytes
         levels = list(zip(blocks.counts, blocks.strides, strict=True))
-        # Where blocks are single words, the innermost level walks words, as do long blocks.
+        # If each block is one word, the innermost level walks the words.
         leaf = levels.pop()[1] if levels and blocks.block_bytes == word else word
         below = tree.size // word
         for count, stride in levels:
@@ -324,7 +328,7 @@ class _Writer:
         self._node(Kind.LEAF, stride=leaf)
 
     def _gather(self, tree: Gather) -> None:
-        """Write displacements as short numbers of words from the least one, if they are near enough."""
+        """Write displacements in words from the smallest displacement, if these numbers fit the index type."""
         if id(tree) not in self._lists:
             least = int(tree.displacements.min())
             reach = (int(tree.displacements.max()) - least) // self._word_bytes
@@ -346,7 +350,7 @@ class _Writer:
         self.nodes[at] = self._record(Kind.BRANCH, 0, fields)
 
     def _child(self, tree: Tree) -> int:
-        """Record number of a branch's child, which several branches may share."""
+        """Record number of a branch's child; several branches may share a child."""
         if id(tree) not in self._children:
             self._children[id(tree)] = len(self.nodes)
             self.write(tree)
@@ -370,9 +374,9 @@ class _Writer:
         self.nodes.append(self._record(kind, words, fields))
 
     def _record(self, kind: Kind, words: int, fields: dict[str, int]) -> tuple[int, ...]:
-        magic, shift = divisor(words, self._bits) if words > 1 else (0, 0)  # 0: no division
+        magic, shift = divisor(words, self._bits) if words > 1 else (0, 0)  # 0 means no division
         stride = fields.get("stride", 0)
-        # Distances wrap around at 64 bits, as addresses do.
+        # Strides wrap around at 64 bits, like addresses.
         stride = (stride + (1 << 63)) % (1 << 64) - (1 << 63)
         rest = [fields.get(name, 0) for name in _LIST_FIELDS]
         return (stride, words, magic, shift, kind, *rest, 0)
@@ -383,10 +387,11 @@ _LIST_FIELDS = ("displacements", "prefix", "guide", "bucket", "children")
 
 
 def _guide(prefix: npt.NDArray[np.int64], words: int) -> tuple[npt.NDArray[np.int64], int]:
-    """For each bucket of words, and for their end, the entry that holds the first of them.
+    """Guide for searches: the entry that holds the first word of each bucket, and the bits of a bucket.
 
-    About as many buckets as entries, each 2**bits words: a search begins between the entries of its
-    bucket's first word and of the next one's, most often one or two apart.
+    A bucket has 2**bits words, and there are about as many buckets as entries. The guide has one more
+    number, for the end of the last bucket. A search starts with the entries from its bucket's number to
+    the next bucket's number, which are usually one or two entries apart.
 
     Examples
     --------

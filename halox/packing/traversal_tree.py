@@ -1,7 +1,7 @@
-"""Simplified trees of datatypes' layouts, to be walked from the root to a byte.
+"""Simplified trees of datatypes' layouts, for walks from the root to a byte.
 
-Regular subtrees become :class:`Regular` leaves, however they were built. Lists lose their empty
-entries. Equal subtrees are one object.
+Every regular subtree becomes a :class:`Regular` leaf. Empty list entries are dropped. Equal subtrees are
+one object.
 """
 
 from __future__ import annotations
@@ -28,28 +28,31 @@ if TYPE_CHECKING:
 Int64Array = npt.NDArray[np.int64]
 
 FLAT_BLOCKS = 64
-"""An irregular subtree of up to so many blocks becomes one list: one search beats several steps."""
+"""Most blocks of an irregular subtree that becomes one list; one search is faster than several steps."""
 
 MOST_BLOCKS = 1 << 20
-"""Most blocks of a subtree that is expanded to find out whether it is regular after all."""
+"""Most blocks of a subtree that is expanded to check whether it is regular."""
 
 MOST_UNITS = 2
-"""Most equal blocks into which a block of a list of unlike lengths is cut: entries of equal length are
-found by one multiplication, and the list is no longer than one to be searched."""
+"""Most equal units per block, on average, into which blocks of different lengths are cut.
+
+One multiplication finds an entry in a list of equal units. With two units per block, this list is no longer
+than a list to search, which has two numbers per block.
+"""
 
 FEW_UNITS = 4096
-"""Entries of a list that stays in a cache, up to which blocks are cut into FEW_TIMES equal ones."""
+"""Entries of a list that stays in a cache; in lists up to this size, blocks are cut into up to FEW_TIMES units."""
 
 FEW_TIMES = 16
-"""Most equal blocks of one, in lists of up to FEW_UNITS entries."""
+"""Most equal units per block, on average, in lists of up to FEW_UNITS entries."""
 
 MOST_NESTED = 64
-"""Most irregular constructors one inside the other."""
+"""Deepest nesting of irregular constructors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Regular:
-    """Equal blocks at nested equal strides, the first at 0."""
+    """Equal blocks at nested equal strides; the first block is at 0."""
 
     blocks: StridedBlocks
 
@@ -75,7 +78,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gather:
-    """A child at each displacement."""
+    """One child at each displacement."""
 
     displacements: Int64Array
     child: Tree
@@ -88,7 +91,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ending:
-    """Bytes at displacements, ``ends[i] - ends[i - 1]`` at displacement i."""
+    """Bytes at displacements; entry ``i`` has ``ends[i] - ends[i - 1]`` bytes."""
 
     displacements: Int64Array
     ends: Int64Array
@@ -108,7 +111,7 @@ class Search(_Ending):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch(_Ending):
-    """Unlike children, each at its displacement."""
+    """Different children, each at its displacement."""
 
     children: tuple[Tree, ...]
 
@@ -116,7 +119,7 @@ class Branch(_Ending):
 Tree = Regular | Repeat | Gather | Search | Branch
 
 Placed = tuple[int, Tree]
-"""A tree and the displacement of its origin; None stands for no bytes."""
+"""The displacement of a tree's origin, and the tree."""
 
 
 def simplified(
@@ -126,11 +129,11 @@ def simplified(
     flat_blocks: int = FLAT_BLOCKS,
     few_units: int = FEW_UNITS,
 ) -> Placed | None:
-    """Simplified tree of ``count`` items of a datatype, and the displacement of its origin.
+    """Displacement of the origin, and simplified tree, of ``count`` items of a datatype; None without bytes.
 
-    The datatype is nested at most :data:`MOST_NESTED` deep; None if it has no bytes. Every ``Repeat``,
-    ``Gather``, ``Search`` and ``Branch`` has two entries or more. Takes time and memory in proportion
-    to the lists of the datatype, not to its bytes.
+    The datatype must be nested at most :data:`MOST_NESTED` deep. Every ``Repeat``, ``Gather``, ``Search``
+    and ``Branch`` has two entries or more. Time and memory are proportional to the lists of the datatype,
+    not to its bytes.
 
     Examples
     --------
@@ -149,7 +152,7 @@ def simplified(
 
 
 def nesting(datatype: Datatype) -> int:
-    """Depth of irregular constructors, one inside the other.
+    """Nesting depth of a datatype's irregular constructors.
 
     Examples
     --------
@@ -206,7 +209,7 @@ def common_word(tree: Tree) -> int:
 
 
 class _Building:
-    """One simplification, with the subtrees it has made."""
+    """One simplification, with a cache of its subtrees."""
 
     def __init__(self, flat_blocks: int, few_units: int) -> None:
         self._flat_blocks, self._few_units = flat_blocks, few_units
@@ -216,14 +219,14 @@ class _Building:
         self._repeats: dict[tuple[int, int, int], Repeat] = {}
 
     def place(self, layout: Layout) -> Placed | None:
-        """Tree of a layout and the displacement of its origin; None if it has no bytes."""
+        """Displacement of the origin, and tree, of a layout; None if the layout has no bytes."""
         if id(layout) not in self._placed:
             self._placed[id(layout)] = self._place(layout)
         return self._placed[id(layout)]
 
     def _place(self, layout: Layout) -> Placed | None:
         n_blocks = self._count_blocks(layout)
-        # Finding the strided form of more blocks would cost more than reading the lists.
+        # With more blocks, the search for a strided form would take longer than reading the lists.
         if isinstance(layout, (StridedBlocks, Listed)) or n_blocks <= MOST_BLOCKS:
             strided = layout.strided
             if strided is not None:
@@ -252,14 +255,14 @@ class _Building:
         return offset, self._repeats[key]
 
     def _flat(self, blocks: BlockList) -> Placed:
-        """List of blocks of bytes."""
+        """Tree of a list of blocks."""
         byte = (0, self._leaf(StridedBlocks(0, (), (), 1)))
         return self._listed(blocks.offsets, blocks.lengths, byte, 1)
 
     def _listed(
         self, displacements: Int64Array, lengths: Int64Array, placed: Placed, extent: int
     ) -> Placed:
-        """``lengths[i]`` items, ``extent`` bytes apart, at each displacement."""
+        """Tree of ``lengths[i]`` items, ``extent`` bytes apart, at ``displacements[i]``."""
         used = lengths != 0
         displacements, lengths = displacements[used], lengths[used]
         unit, items = int(np.gcd.reduce(lengths)), int(lengths.sum())
@@ -299,7 +302,7 @@ class _Building:
         return self._leaves.setdefault(key, Regular(key))
 
     def _count_blocks(self, layout: Layout) -> int:
-        """Count the blocks of an expansion, before merging; no strided form is searched for."""
+        """Count the blocks of an expansion before merging, without a search for a strided form."""
         if id(layout) not in self._blocks:
             match layout:
                 case Listed():
@@ -315,10 +318,10 @@ class _Building:
 
 
 def _is_regular(datatype: Datatype) -> bool:
-    """Whether the strided form is known without a search."""
+    """Whether the strided form of a datatype is known without a search."""
     return isinstance(datatype.layout, StridedBlocks)
 
 
 def _any_bit(numbers: Int64Array) -> int:
-    """Bits that are set in any of the numbers; enough of them to tell the common power of two."""
+    """Low bits that are set in any of the numbers; they determine the common power of two up to 16."""
     return int(np.bitwise_or.reduce(numbers)) & 31

@@ -1,7 +1,7 @@
-"""Work-unit packer on a GPU: any datatype, as lists of equal pieces that warps process.
+"""Work-unit packer on a GPU, for any datatype: warps process lists of equal pieces.
 
-After Wu et al. 2016, section 3.2. :mod:`halox.packing.workunits_plan` converts datatypes,
-:mod:`halox.packing.workunits_lists` keeps the lists on the device; launches are made here.
+The method follows Wu et al. 2016, section 3.2. :mod:`halox.packing.workunits_plan` converts datatypes, and
+:mod:`halox.packing.workunits_lists` keeps the lists on the device. This module launches the kernels.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
 PIPELINED_BLOCKS = 1 << 15
-"""Number of blocks above which the first use converts in parts, packing one while the next is converted."""
+"""Most blocks to convert at once. With more, the first use packs a part on the GPU while it converts the next part."""
 
 
 class WorkUnitsPacker(DevicePacker):
     """Packs any datatype from a list of work units; see :class:`DevicePacker`.
 
-    ``unit_bytes`` is the longest work unit of blocks that are not alike: 512, 1024, 2048 or 4096, by
-    default according to the message's size; other numbers raise `DeviceError`. The list does not grow
-    with ``count``, and equal layouts share one. At the first use of a type of more than 32768 blocks,
-    the host converts parts of it while the GPU moves those before; from then on a call is one launch.
+    ``unit_bytes`` is the longest work unit of blocks with different lengths: 512, 1024, 2048 or 4096. The
+    default depends on the message's size. Other numbers raise `DeviceError`. The size of the list does not
+    depend on ``count``, and equal layouts share a list. The first use of a datatype with more than 32768
+    blocks is pipelined: the GPU moves a part while the host converts the next part. Every later call is one
+    launch.
     """
 
     method: ClassVar[str] = "workunits"
@@ -75,7 +76,7 @@ class WorkUnitsPacker(DevicePacker):
             launches.unpack.launch_at(stream, array, packed)
 
     def _first_use(self, unpacking: bool, array: int, packed: int, stream: int) -> _Launches | None:
-        """Prepare the launches; None if there is nothing to move, or it has been moved already."""
+        """Prepare the launches; None if there is nothing to move, or everything has been moved already."""
         if not self.nbytes:
             return None
         with self._lock:
@@ -96,7 +97,7 @@ class WorkUnitsPacker(DevicePacker):
             return None if pipelined else self._launches
 
     def _pipelined(self, unpacking: bool, array: int, packed: int, stream: int) -> UnitList:
-        """Move everything, part by part as the parts are converted, and return the whole list."""
+        """Move everything, converting and launching part by part, and return the whole list."""
         done = []  # tables of launches that may not have run yet
         made = None
         for part in pipelined_list(self.datatype, self.unit_bytes, self.device, stream):
@@ -120,7 +121,7 @@ class WorkUnitsPacker(DevicePacker):
         return _Launches(segments, None, self.device, self.max_blocks)
 
     def _at(self, rows: Rows, address: int) -> Rows:
-        """Segments of all items; with an address they name bytes of device memory, else words."""
+        """Segments of all items; ``list`` is an address if ``address`` is given, else an index of words."""
         datatype = self.datatype
         segments = repeated(rows, self.count, datatype.extent, datatype.size)
         return _addressed(segments, address) if address else segments
@@ -129,8 +130,8 @@ class WorkUnitsPacker(DevicePacker):
 class WorkUnitsCopy:
     """Packs, or unpacks, several datatypes at fixed addresses in one kernel launch.
 
-    ``parts`` are of datatype, count, address that displacements count from, and address of the packed
-    bytes. Requirements on addresses and capturing are those of
+    Each of ``parts`` has a datatype, a count, the address that displacements are relative to, and the
+    address of the packed bytes. The requirements on addresses and capturing are the same as for
     :class:`~halox.packing.strided.StridedCopy`.
     """
 
@@ -161,7 +162,7 @@ class WorkUnitsCopy:
         self._is_unpacking = unpack
 
     def _placed(self, segments: list[Rows]) -> npt.NDArray[np.uint32] | None:
-        """Point segments at their lists: in the parameter, which is returned, or on the device."""
+        """Set the segments' lists: return the words of a kernel parameter, or None for lists on the device."""
         ends = np.cumsum([units.n_words for units in self._lists])
         if fits_inline(np.concatenate(segments), int(ends[-1])):
             for made, units, end in zip(segments, self._lists, ends, strict=True):
@@ -180,7 +181,7 @@ class WorkUnitsCopy:
 
 
 class _Launches:
-    """Launches of both directions over the same segments, and the memory they read."""
+    """Pack and unpack launches over the same segments, and the memory that they read."""
 
     def __init__(
         self,

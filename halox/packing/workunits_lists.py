@@ -1,8 +1,8 @@
 """Lists of work units on a GPU, shared by equal layouts, in a least-recently-used cache.
 
-A list holds displacements only, so that it serves every array, every packed buffer and every count
-of a datatype (Wu et al. 2016, section 3.2: it is tied to the data representation alone). The cache
-keeps lists after their last user is gone.
+A list holds only displacements. It depends only on the datatype's layout (Wu et al. 2016, section 3.2), so
+one list serves every array, every packed buffer and every count. The cache keeps a list after its last user
+is gone.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from halox.datatypes import Datatype, Layout
 
 CACHE_BYTES = 64 << 20
-"""Most bytes of lists that the cache keeps on each device, beside those in use."""
+"""Most bytes of lists that the cache keeps per device; a dropped list stays alive while it is in use."""
 
-_ENTRY_BYTES = 1024  # what an entry costs beside its list, on the host
+_ENTRY_BYTES = 1024  # host memory of a cache entry without its list
 
 _digests: WeakKeyDictionary[Layout, bytes] = WeakKeyDictionary()
 
 
 class UnitList:
-    """A converted datatype: its rows of units and, once needed, its list on the device.
+    """A converted datatype: its rows of units and its list, which is uploaded when first needed.
 
-    The field ``list`` of the rows counts words of the list; ``words`` is None if the list is too large
-    for a kernel's parameter.
+    The field ``list`` of the rows is an index into the words of the list. ``words`` is None if the list is
+    too large for a kernel parameter; the constructor then uploads the list.
     """
 
     def __init__(self, units: Units, device: int, memory: DeviceBytes | None = None) -> None:
@@ -61,7 +61,7 @@ class UnitList:
         return _ENTRY_BYTES + self.rows.nbytes + on_device
 
     def address(self) -> int:
-        """Address of the list on the device; uploads a small one when first asked."""
+        """Address of the list on the device; the first call uploads a small list."""
         with self._lock:
             if self._memory is None and self.words is not None:
                 self._memory = uploaded(self.words, self._device)
@@ -70,7 +70,7 @@ class UnitList:
 
 
 class ListCache:
-    """The least recently used lists of each device, up to a number of bytes."""
+    """The most recently used lists of each device, up to ``most_bytes`` per device."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -78,7 +78,7 @@ class ListCache:
         self._lock = Lock()
 
     def get(self, device: int, key: Hashable) -> UnitList | None:
-        """Look up a list, which becomes the most recently used one; None if there is none."""
+        """Look up a list, which becomes the most recently used list; None if it is not in the cache."""
         with self._lock:
             lists = self._lists.setdefault(device, OrderedDict())
             if key in lists:
@@ -86,8 +86,8 @@ class ListCache:
             return lists.get(key)
 
     def put(self, device: int, key: Hashable, made: UnitList) -> UnitList:
-        """Keep a list and return it; if another thread was faster, return that thread's."""
-        dropped = []  # freeing device memory waits for the GPU: after the lock
+        """Keep a list and return it; if another thread stored an equal list first, return that list."""
+        dropped = []  # freed after the lock is released, because freeing device memory waits for the GPU
         with self._lock:
             lists = self._lists.setdefault(device, OrderedDict())
             kept = lists.setdefault(key, made)
@@ -113,7 +113,7 @@ cache = ListCache(CACHE_BYTES)
 
 
 def layout_key(datatype: Datatype) -> Hashable:
-    """Key that equal layouts share: a strided form, or a digest of the blocks."""
+    """Cache key, equal for equal layouts: a strided form, or a digest of the blocks."""
     strided = datatype.strided
     if strided is not None:
         return strided
@@ -129,9 +129,9 @@ def layout_key(datatype: Datatype) -> Hashable:
 
 
 def unit_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList:
-    """Return a datatype's list, converted and uploaded if no equal layout has one.
+    """Return a datatype's list; convert and upload it unless the list of an equal layout is cached.
 
-    May block; not for use while a stream is being captured.
+    May block; do not call while a stream is being captured.
     """
     key = (layout_key(datatype), unit_bytes)
     found = cache.get(device, key)
@@ -142,17 +142,17 @@ def unit_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList:
 
 
 def cached_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList | None:
-    """Return a datatype's list if an equal layout has one."""
+    """Return a datatype's list if the list of an equal layout is cached, else None."""
     return cache.get(device, (layout_key(datatype), unit_bytes))
 
 
 def pipelined_list(
     datatype: Datatype, unit_bytes: int, device: int, stream: int
 ) -> Iterator[tuple[Rows, int] | UnitList]:
-    """Convert a datatype part by part, each uploaded while the next one is converted.
+    """Convert a datatype part by part; each part is uploaded while the next part is converted.
 
-    Yields for each part its rows and the address of its list, which later work of ``stream`` may read,
-    and at last the whole list, which is now cached.
+    For each part, yields its rows and the address of its list, which later work of ``stream`` may read.
+    Finally yields the whole list, after adding it to the cache.
     """
     blocks = datatype.blocks()
     memory = DeviceBytes(4 * most_words(blocks, unit_bytes), device)

@@ -1,10 +1,11 @@
 """Work units: a datatype's blocks cut into lists of equal work for the warps of a GPU.
 
-No GPU is touched here. After Wu et al. 2016, section 3.2: :func:`converted` turns the blocks of one
-item into rows of like units (``packing/kernels/workunits.cu`` lists their forms), part by part, so
-that the GPU can work on a part while the host converts the next; :func:`repeated` makes of rows the
-segments of ``count`` items, :func:`launch_of` the tiles of one launch. The records have the layout of
-the C structs in the kernel; a test compares the two.
+This module does not use a GPU. The method follows Wu et al. 2016, section 3.2. :func:`converted` turns the
+blocks of one item into rows of similar units; ``packing/kernels/workunits.cu`` lists the forms of units.
+It works part by part, so that the GPU can move a part while the host converts the next part.
+:func:`repeated` turns the rows of one item into the segments of ``count`` items, and :func:`launch_of`
+divides the segments into the tiles of one launch. The records have the layout of the C structs in the
+kernel. A test compares the two.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ UNIT_BYTES = (512, 1024, 2048, 4096)
 """Allowed lengths of a work unit."""
 
 LISTED, REGULAR, SHORT, LONG = range(4)
-"""Forms of a segment: an index a block, blocks at equal steps, descriptors for some lanes, for a warp."""
+"""Forms of a segment: index per block, blocks at equal steps, descriptors for some lanes, descriptors for a warp."""
 
 WORDS_IN_FLIGHT = 4
-"""Words a thread loads before it stores the first, as in ``workunits.cu``."""
+"""Words that a thread loads before it stores the first word, as in ``workunits.cu``."""
 
 MAX_THREADS = 256
-"""Most threads of a block, as in ``workunits.cu``."""
+"""Most threads per block, as in ``workunits.cu``."""
 
 LISTED_SEGMENTS = 32
-"""Segments that the kernel's parameter holds; more of them are in device memory."""
+"""Most segments in the kernel parameter; with more, the segments are in device memory."""
 
 INLINE_SEGMENTS, INLINE_WORDS = 16, 512
-"""Segments, and 4-byte words of list, of the parameter that holds a small list."""
+"""Most segments, and most 4-byte words of list, in a kernel parameter that includes the list."""
 
 SEGMENT = np.dtype(
     [
@@ -61,15 +62,15 @@ SEGMENT = np.dtype(
 )
 HEADER = np.dtype([("segments", "u8"), ("n_segments", "u4"), ("tiles", "u4")])
 
-# Blocks converted at a time: about a millisecond, and few enough that the units of a part, which are sorted
-# by length, are written while their neighbours are still in the L2 cache.
+# Blocks per part. Converting a part takes about a millisecond. The units of a part are sorted by length, and
+# a part is small enough that adjacent units are written while they are in the L2 cache.
 _PART_BLOCKS = 1 << 15
 _MOST_PARTS = 64
-_MOST_RUNS = 12  # of equal blocks, each a row of its own
-_SHORT_BLOCK = 32  # bytes, on average, from which descriptors beat an index a granule
-_MOST_BYTES = 1 << 30  # of one item's blocks in a row, so that words have 31-bit numbers
-_WINDOW_BYTES = 1 << 24  # of items whose units, sorted by length, are processed together
-_THREADS_PER_SM = 1280  # that are resident: 5 blocks of 256, for their registers
+_MOST_RUNS = 12  # most runs of equal blocks that get one row each
+_SHORT_BLOCK = 32  # mean block size above which descriptors are faster than an index per granule
+_MOST_BYTES = 1 << 30  # most bytes of one item's blocks in a row, so that words have 31-bit numbers
+_WINDOW_BYTES = 1 << 24  # bytes of the items whose units, sorted by length, are processed together
+_THREADS_PER_SM = 1280  # resident threads, limited by registers: 5 blocks of 256
 
 Rows = npt.NDArray[np.void]
 Int64 = npt.NDArray[np.int64]
@@ -77,7 +78,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Units:
-    """Some blocks of one item, converted: rows, and the list that they index."""
+    """Some blocks of one item, converted to rows and a list that the rows index."""
 
     rows: Rows
     words: npt.NDArray[np.uint32]
@@ -94,10 +95,10 @@ class Launch:
 
 
 def unit_bytes_of(asked: int | None, nbytes: int) -> int:
-    """Length of work units, those asked for or by default short ones where a message has few bytes.
+    """Length of work units: ``asked``, or by default a length that grows with the size of the message.
 
-    Units of 2 KiB are the fastest from some megabytes on (docs/performance/packing.md). Raises `DeviceError` for a
-    length that is none of `UNIT_BYTES`.
+    For messages of some megabytes and more, units of 2 KiB are the fastest (docs/performance/packing.md). Raises
+    `DeviceError` unless ``asked`` is in `UNIT_BYTES`, or None.
 
     Examples
     --------
@@ -114,9 +115,9 @@ def unit_bytes_of(asked: int | None, nbytes: int) -> int:
 def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Units]:
     """Convert the blocks of one item into rows of work units, part by part.
 
-    Blocks are in packed order, none empty; ``list`` of each part's rows counts words from the part's
-    own first one. ``unit_bytes`` is the longest unit of blocks that are not alike, one of `UNIT_BYTES`. Vectorised:
-    some 10 to 100 ns a block.
+    The blocks are in packed order and not empty. ``list`` of a part's rows is relative to the part's first word.
+    ``unit_bytes``, one of `UNIT_BYTES`, is the longest unit of blocks with different lengths. The conversion is
+    vectorised and takes some 10 to 100 ns per block.
     """
     step = max(_PART_BLOCKS, -(-blocks.n_blocks // _MOST_PARTS))
     if blocks.n_blocks > step and _regular(blocks):
@@ -130,7 +131,7 @@ def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Units]:
 
 
 def most_words(blocks: BlockList, unit_bytes: int) -> int:
-    """Upper bound of the words of all parts' lists, at little cost."""
+    """Upper bound of the words of all parts' lists, computed without converting the blocks."""
     n, nbytes = blocks.n_blocks, blocks.nbytes
     if not n:
         return 0
@@ -143,13 +144,13 @@ def most_words(blocks: BlockList, unit_bytes: int) -> int:
 
 
 def _regular(blocks: BlockList) -> bool:
-    """Whether all blocks are of one length, at one distance."""
+    """Whether all blocks have the same length and the same distance."""
     steps = np.diff(blocks.offsets)
     return bool((blocks.lengths == blocks.lengths[0]).all() and (steps == steps[0]).all())
 
 
 def joined(parts: Iterable[Units]) -> Units:
-    """Join parts into one, in order."""
+    """Join several parts, in order."""
     rows, words, at = [], [], 0
     for part in parts:
         moved = part.rows.copy()
@@ -165,14 +166,14 @@ def joined(parts: Iterable[Units]) -> Units:
 def _pieces(
     offsets: Int64, lengths: Int64, packed: int, nbytes: int, unit_bytes: int
 ) -> Iterator[Units]:
-    """Choose the form of some blocks: of one length, in runs of one length, nearly so, or none of these."""
+    """Convert some blocks; the form depends on whether the lengths are equal, equal in runs, similar, or different."""
     n = lengths.size
     low, high = int(lengths.min()), int(lengths.max())
     if low == high:
         yield from _alike(offsets, low, packed, unit_bytes)
         return
     common = int(np.gcd.reduce(lengths))
-    listed = nbytes // common  # pieces, 4 bytes of list each; a descriptor takes 16
+    listed = nbytes // common  # pieces with 4 bytes of list each; a descriptor takes 16 bytes
     changes = np.flatnonzero(lengths[1:] != lengths[:-1]) + 1
     if listed > 2 * n and changes.size < _MOST_RUNS:
         for some, same in zip(np.split(offsets, changes), np.split(lengths, changes), strict=True):
@@ -188,7 +189,7 @@ def _pieces(
 
 
 def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterator[Units]:
-    """Blocks of one length."""
+    """Convert blocks of one length."""
     made = _listed(offsets, length, packed)
     if made is None:
         yield _described(offsets, np.full(offsets.size, length, dtype=np.int64), packed, unit_bytes)
@@ -197,7 +198,7 @@ def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterato
 
 
 def _listed(offsets: Int64, length: int, packed: int) -> list[Units] | None:
-    """Rows of blocks of one length, an index each; None if descriptors are faster."""
+    """Convert blocks of one length to rows with one index per block; None if descriptors are better."""
     steps = np.diff(offsets)
     regular = offsets.size == 1 or bool((steps == steps[0]).all())
     base = int(offsets[0] if regular else offsets.min())
@@ -212,14 +213,14 @@ def _listed(offsets: Int64, length: int, packed: int) -> list[Units] | None:
             return None
         index = (apart // granule).astype(np.uint32)
     word = _low_bit(16, granule, length)
-    # Words of 1 or 2 bytes are for short blocks; a run finds wider ones by its own alignment.
+    # Words of 1 or 2 bytes suit only short blocks. A descriptor's run uses wider words at its own alignment.
     if _low_bit(word, base, packed) < 4 and length > _SHORT_BLOCK:
         return None
     parts = []
     step = max(1, _MOST_BYTES // length)
     for first in range(0, offsets.size, step):
         units = min(step, offsets.size - first)
-        for start in range(0, length, _MOST_BYTES):  # once, but for blocks of more than 1 GiB
+        for start in range(0, length, _MOST_BYTES):  # one step, except for blocks above 1 GiB
             row = np.zeros(1, SEGMENT)
             row["array"] = base + start + (first * granule if regular else 0)
             row["packed"] = packed + first * length + start
@@ -237,13 +238,13 @@ def _listed(offsets: Int64, length: int, packed: int) -> list[Units] | None:
 
 
 def _described(offsets: Int64, lengths: Int64, packed: int, unit_bytes: int) -> Units:
-    """Rows of 16-byte descriptors, a row for each number of lanes."""
+    """Convert blocks to 16-byte descriptors, with one row per number of lanes."""
     offsets, lengths = _cut(offsets, lengths, unit_bytes)
     places = np.cumsum(lengths) - lengths
     base = int(offsets.min())
     offsets = offsets - base
     word = _low_bit(16, offsets, lengths)
-    # Units of odd alignment move mostly in words of 4 bytes, as runs do.
+    # Units with an alignment of less than 4 bytes move mostly in words of 4 bytes, like runs.
     lane_bytes = max(word, 4)
     classes = np.searchsorted(lane_bytes * (1 << np.arange(6)), np.arange(unit_bytes + 1))
     lanes = classes.astype(np.uint8)[lengths]
@@ -269,7 +270,7 @@ def _described(offsets: Int64, lengths: Int64, packed: int, unit_bytes: int) -> 
 
 
 def _cut(offsets: Int64, lengths: Int64, most: int) -> tuple[Int64, Int64]:
-    """Cut blocks into pieces of ``most`` bytes and one that holds the rest."""
+    """Cut each block into pieces of ``most`` bytes; its last piece has the remaining bytes."""
     counts = -(-lengths // most)
     total = int(counts.sum())
     if total == lengths.size:
@@ -294,10 +295,10 @@ def _low_bit(start: int, *numbers: int | Int64) -> int:
 
 
 def repeated(rows: Rows, items: int, extent: int, item_bytes: int) -> Rows:
-    """Segments of ``items >= 1`` items, ``extent`` bytes apart in the array, of the rows of one.
+    """Segments of ``items >= 1`` items, ``extent`` bytes apart in the array, from the rows of one item.
 
-    Items are split into windows: the indices of a segment must fit 31 bits, and units of neighbouring
-    bytes should not be processed at very different times.
+    The items are split into windows, because the indices of a segment must fit 31 bits, and units with
+    neighbouring bytes should be processed at about the same time.
     """
     if not rows.size:
         return rows
@@ -325,16 +326,17 @@ def repeated(rows: Rows, items: int, extent: int, item_bytes: int) -> Rows:
 
 
 def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Launch:
-    """Cut segments, also of several datatypes, into tiles, and choose the launch's shape.
+    """Cut segments into tiles, and choose the launch's shape.
 
-    At most ``max_blocks`` thread blocks, one for each tile by default. No tiles, no launch.
+    The segments may belong to several datatypes. By default there is one thread block per tile, and
+    ``max_blocks`` limits the blocks. Without tiles there is nothing to launch.
     """
     segments = segments.copy()
     blocks_of = segments["form"] <= REGULAR
     units = segments["units"].astype(np.int64) * segments["items"]
     word = segments["word"].astype(np.int64)
     lanes = 1 << segments["lanes_log"].astype(np.int64)
-    # Lane-steps: words, or lanes of units; a warp takes a long unit in steps of 512 bytes.
+    # Work in lane-steps: words, or lanes of units. A warp processes a long unit in steps of 512 bytes.
     long = segments["form"] == LONG
     deep = np.where(long, -(-segments["block_bytes"].astype(np.int64) // 512), 1)
     work = np.where(blocks_of, units * segments["block_bytes"] // word, units * lanes * deep)
@@ -342,12 +344,13 @@ def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Lau
     wide = total >= sms * MAX_THREADS * 8 and bool(blocks_of.any())
     threads = MAX_THREADS if wide else 128 if total >= sms * 128 else 64
     if max_blocks is not None and total > max_blocks * 128:
-        threads = MAX_THREADS  # few blocks must keep many bytes in flight
+        threads = MAX_THREADS  # Few blocks must keep many bytes in flight.
     resident = sms * _THREADS_PER_SM
     if max_blocks is not None:
         resident = min(resident, max_blocks * threads)
-    # While one step a thread covers everything, more would only leave SMs idle. Otherwise short-lived
-    # blocks in the order of the addresses are the fastest: a flight of words, a long unit a warp.
+    # If one step per resident thread covers all work, more steps per thread would leave SMs idle. Otherwise
+    # short-lived blocks in the order of the addresses are the fastest, with a few words in flight per thread
+    # or one long unit per warp.
     flight = 1 if total <= resident else WORDS_IN_FLIGHT
     words = np.where(word == 16, min(2, flight), flight)
     unit_tile = threads // lanes * np.where(long, 1, flight)
@@ -362,8 +365,8 @@ def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Lau
 def table(launch: Launch, words: npt.NDArray[np.uint32] | None, segments: int = 0) -> bytes:
     """Table parameter of a kernel.
 
-    ``words`` is the list if it is part of the parameter, None if it is in device memory, ``segments``
-    the address of the segments in device memory, 0 to put them into the parameter.
+    ``words`` is the list, to include it in the parameter, or None if the list is in device memory.
+    ``segments`` is the address of the segments in device memory, or 0 to include them in the parameter.
     """
     inline = words is not None
     room = np.zeros(INLINE_SEGMENTS if inline else LISTED_SEGMENTS, SEGMENT)
@@ -380,5 +383,5 @@ def table(launch: Launch, words: npt.NDArray[np.uint32] | None, segments: int = 
 
 
 def fits_inline(segments: Rows, n_words: int) -> bool:
-    """Whether segments and their list fit into the kernel's parameter."""
+    """Whether segments and their list fit in the kernel parameter."""
     return len(segments) <= INLINE_SEGMENTS and n_words <= INLINE_WORDS
