@@ -82,7 +82,7 @@ class FieldLayouts:
         self._caches.add(cache)
 
     def add(self, array: object, layout: FieldLayout, number: int) -> None:
-        """Record the layout and the number of a field that the grid allocated."""
+        """Record the layout of a field that the grid allocated, and its ``number`` among the grid's fields."""
         root = owner(array)
         _watch(self._owners, id(root), root, True)
         self._declare(describe(array), array, layout, number)
