@@ -1,4 +1,4 @@
-"""The one place where the version stands; packaging reads it from here without an import."""
+"""Version of halox; the build reads it from this file without importing the package."""
 
 from __future__ import annotations
 

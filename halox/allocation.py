@@ -1,4 +1,4 @@
-"""Allocation of fields in the memory from which neighbours can read and write their halos."""
+"""Allocation of fields, in memory that neighbours can read and write."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Contents = Literal["zeros", "ones", "full", "empty"]
 _ALLOCATION = "an allocation"
 
 Form = Callable[[], tuple[FieldLayout, DType]]
-"""Returns layout and dtype of a field, or raises what is wrong with their description."""
+"""Returns the layout and dtype of a field; raises an error if their description is invalid."""
 
 
 class _Description(NamedTuple):
-    """Field to be allocated; ``filling`` is an array, None for bytes of zero."""
+    """Field to allocate; ``filling`` is an array of its values, or None for zero bytes."""
 
     layout: FieldLayout
     dtype: DType
@@ -60,43 +60,43 @@ class GridAllocation:
     _read_in_place: dict[tuple[int, DType], bool]
 
     def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
-        """Allocate a field of zeros, halo included: bytes of zero, whatever the dtype.
+        """Allocate a field of zeros, halo included; all bytes are zero for every dtype.
 
         Parameters
         ----------
         dtype : dtype
-            Any dtype of fixed size; on a GPU any that CuPy holds.
+            Any fixed-size dtype; on a GPU, any dtype that CuPy supports.
         components : int or sequence of int
-            Extents of axes in front of the grid axes.
+            Extents of the component axes before the grid axes.
         components_after : int or sequence of int
-            Extents of axes behind the grid axes.
+            Extents of the component axes after the grid axes.
         staggered : int or sequence of int
             Grid axes along which the field has one more point than cells.
         halo : int, or one per axis, or (low, high) per axis
-            Widths of this field, the grid's by default.
+            Halo widths of this field; by default the halo of the grid.
         parity : {"even", "odd"}, optional
-            Only the cells whose coordinates have an even or odd sum, stored compactly along the last grid axis: the
-            cell at ``(x, ..., z)`` at index ``(x, ..., z // 2)``. Widths of halos still count cells of the grid.
+            Store only the cells with an even or odd sum of coordinates, compactly along the last grid axis: the cell
+            ``(x, ..., z)`` is at index ``(x, ..., z // 2)``. Halo widths still count cells of the grid.
         offsets : int or sequence of int, optional
-            Distances along the axes at which a stencil reads the field, in both directions. Exchanges then
-            move what is within reach, and no corners; by default the whole halo.
+            Distances along each axis at which a stencil reads the field, in both directions. Exchanges then move only
+            the halo cells that this stencil reads, and no corners. By default exchanges move the whole halo.
 
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Shape ``components + padded_shape + components_after``; of one parity, a block of ``n`` cells with the halo
-            ``(low, high)`` has ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid axis. On a CPU with
-            several ranks on the node it is in memory that they share, so that neighbours can read halos in place;
-            unless it is large and cut along its innermost axis, where packing from private memory (in huge pages) is
-            faster.
+            Shape ``components + padded_shape + components_after``. For a field of one parity, a block of ``n`` cells
+            with the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
+            axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, so that
+            neighbours can read it in place. Only a large field that is divided along its innermost axis is in private
+            memory (in huge pages), since packing from private memory is faster.
 
         Raises
         ------
         FieldError, DecompositionError
-            On all ranks, if the dtype or the layout is impossible: also if an extent of the grid is odd, or a block
-            begins at an odd cell along the last axis, for a field of one parity (see ``checkerboard`` of `Grid`).
+            If the dtype or the layout is invalid. A field of one parity needs even grid extents, and blocks that begin
+            at even cells along the last axis (see ``checkerboard`` of `Grid`). Raised on all ranks.
         HaloxError
-            On all ranks, if one of them has too little memory.
+            If a rank has too little memory. Raised on all ranks.
 
         Notes
         -----
@@ -105,7 +105,7 @@ class GridAllocation:
         return self._new(dtype, layout)
 
     def ones(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
-        """Allocate a field of ones, as `numpy.ones` has them for any dtype; see `zeros`."""
+        """Allocate a field of ones, with the value that `numpy.ones` uses for the dtype; see `zeros`."""
         return self._new(dtype, layout, "ones", 1)
 
     def full(
@@ -116,19 +116,20 @@ class GridAllocation:
         Parameters
         ----------
         value : scalar or array
-            Converted to the dtype as by `numpy.full`: floats are rounded, and become integers by cutting off their
-            fraction. An array is broadcast to the field's shape on each rank, halo included, from the last axis on: one
-            number a component in front of a 2d grid has the shape ``(components, 1, 1)``.
+            Converted to the dtype as by `numpy.full`: floats are rounded to the precision of a float dtype, and
+            truncated for an integer dtype. An array is broadcast to the field's shape on each rank, halo included, by
+            NumPy's rules. For example, one number per component of a field with a component axis before two grid axes
+            has the shape ``(components, 1, 1)``.
         dtype : dtype
-            "f8" by default, whatever the value is, so that it is the same on all ranks.
+            "f8" by default. The default does not depend on the value, so that it is the same on all ranks.
         **layout
-            The same as for `zeros`.
+            Layout options of `zeros`.
 
         Raises
         ------
         FieldError
-            On all ranks, also if the dtype cannot hold the value: an imaginary part, a number out of its range, NaN
-            for integers, a longer text, a mask; or if the value's shape does not broadcast.
+            As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
+            for integers, a longer string, a mask), or if the value's shape does not broadcast. Raised on all ranks.
         """
         return self._new(dtype, layout, "full", value)
 
@@ -137,32 +138,32 @@ class GridAllocation:
         return self._new(dtype, layout, "empty")
 
     def zeros_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
-        """Allocate a field of zeros with the layout of another one; see `zeros`.
+        """Allocate a field of zeros with the layout of another field; see `zeros`.
 
         Parameters
         ----------
         field : array
-            A field of this grid, whose components, staggering, halo, parity and offsets the new one gets.
+            A field of this grid. The new field has the same components, staggering, halo, parity and offsets.
         dtype : dtype, optional
-            That of ``field`` by default.
+            By default the dtype of ``field``.
 
         Raises
         ------
         FieldError
-            On all ranks, also if ``field`` is no field of the grid.
+            As for `zeros`. Also if ``field`` is not a field of the grid. Raised on all ranks.
         """
         return self._new_like(field, dtype, "zeros")
 
     def ones_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
-        """Allocate a field of ones with the layout of another one; see `zeros_like`."""
+        """Allocate a field of ones with the layout of another field; see `zeros_like`."""
         return self._new_like(field, dtype, "ones", 1)
 
     def full_like(self, field: object, value: object, dtype: npt.DTypeLike | None = None) -> Any:
-        """Allocate a field filled with ``value``, as of `full`, with the layout of another one; see `zeros_like`."""
+        """Allocate a field filled with ``value``, with the layout of another field; see `full` and `zeros_like`."""
         return self._new_like(field, dtype, "full", value)
 
     def empty_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
-        """Allocate a field with undefined contents and the layout of another one; see `zeros_like`."""
+        """Allocate a field with undefined contents and the layout of another field; see `zeros_like`."""
         return self._new_like(field, dtype, "empty")
 
     def _layout_of(self, options: FieldOptions) -> FieldLayout:
@@ -193,7 +194,7 @@ class GridAllocation:
 
     @one_thread
     def _add(self, form: Form, contents: Contents, value: object, dtype: object) -> Field:
-        """Allocate a field on each rank; collective: one meeting where all ranks have room for it on the host."""
+        """Allocate a field on each rank; collective. The ranks synchronize only once if all have host memory for it."""
         world, arena = self._world, self._context.arena
         on_host, room = self.device_id is None, Room()
         world.begin(contents, dtype)
@@ -228,7 +229,7 @@ class GridAllocation:
         return array
 
     def _describe(self, form: Form, contents: Contents, value: object) -> _Description:
-        """Check the description of a field, and the value that it is filled with."""
+        """Check the description and the fill value of a field."""
         layout, dtype = form()
         shape, known = layout.padded_shape, self._read_in_place.get((id(layout), dtype))
         if known is None:
@@ -243,11 +244,11 @@ class GridAllocation:
         return _Description(layout, dtype, known, contents != "empty", filling)
 
     def _allocate(self, described: _Description) -> Field:
-        """Allocate a field in this rank's own memory; local."""
+        """Allocate a field in this rank's private memory; local."""
         shape, dtype = described.layout.padded_shape, described.dtype
         try:
             if self.device_id is not None and self._world.size > 1:
-                # Neighbours can map it, so that they can store into its halo, and adapters register it whole.
+                # Neighbours can map this memory to write into the halo, and network adapters register all of it.
                 array: Field = self._context.use_device(self.device_id).array(shape, dtype)
             else:
                 array = allocate(shape, dtype, self.device_id)

@@ -8,14 +8,14 @@ from halox.errors import FieldError
 from halox.values import as_list, shown
 
 AXES = ("x", "y", "z", "t")
-"""Names of the grid axes by default."""
+"""Default names of the grid axes."""
 
 FACE = "_face"
-"""Ending of the name of an axis along which a field is staggered."""
+"""Suffix of the name of a staggered axis."""
 
 
 def axis_names(dims: object, ndim: int) -> tuple[str, ...]:
-    """Return the names of the grid axes that a user gives, or `AXES` for None; raises `FieldError`.
+    """Return the user's names of the grid axes, or `AXES` for None; raises `FieldError`.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def axis_names(dims: object, ndim: int) -> tuple[str, ...]:
 
 
 def with_faces(axes: Sequence[str], staggered: Iterable[bool]) -> list[str]:
-    """Return the names of a field's dimensions along the grid axes, of which it is staggered along some.
+    """Return the names of a field's grid dimensions: the axes, with `FACE` appended to the staggered axes.
 
     Examples
     --------

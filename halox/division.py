@@ -1,4 +1,4 @@
-"""Division of a grid among ranks: agreed upon by all of them, and described."""
+"""Collective division of a grid among ranks, and its description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAKING = "the making of a grid"
 
 @dataclass(frozen=True)
 class Division:
-    """A rank's part of a grid: ``layout`` of a plain field, its GPU, and the options of the grid's exchanges."""
+    """A rank's part of a grid: the layout of a plain field, the rank's GPU, and the options of the grid's exchanges."""
 
     decomposition: Decomposition
     layout: FieldLayout
@@ -40,7 +40,7 @@ class Division:
         return "cpu" if self.device_id is None else "gpu"
 
     def facts(self, rank: int, size: int) -> dict[str, object]:
-        """Return a rank's part by name, for a notebook."""
+        """Return the properties of a rank's part by name, for a notebook."""
         decomposition, layout = self.decomposition, self.layout
         return {
             "grid shape": decomposition.grid_shape,
@@ -89,7 +89,7 @@ def divide(
 ) -> Division:
     """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective.
 
-    ``placement`` may also be one that another grid of the library's own has led to.
+    ``placement`` may also be a `Placement`, for a grid that the library derives from another grid.
     """
 
     def build() -> Division:

@@ -1,4 +1,4 @@
-"""Every error that halox raises on purpose."""
+"""Exceptions of halox."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class FieldError(HaloxError, ValueError):
 
 
 class MismatchError(HaloxError, ValueError):
-    """Ranks that must agree do not: arguments, datatype signatures, message lists."""
+    """Ranks differ in arguments, datatype signatures or message lists that must be the same."""
 
 
 class PathError(HaloxError, ValueError):
-    """A data path was asked for that cannot be used here; the text says why."""
+    """The requested data path cannot be used; the message says why."""
 
 
 class DeviceError(HaloxError, RuntimeError):
@@ -32,7 +32,7 @@ class DeviceError(HaloxError, RuntimeError):
 
 
 class MissingPackageError(HaloxError, ImportError):
-    """An optional package is needed and not installed; the text names it."""
+    """An optional package is needed but not installed; the message names it."""
 
 
 class ClosedError(HaloxError, RuntimeError):
@@ -40,11 +40,11 @@ class ClosedError(HaloxError, RuntimeError):
 
 
 class StateError(HaloxError, RuntimeError):
-    """A call that is impossible now: ``finish`` without ``start``, in a stream capture, or beside another thread's."""
+    """A call is invalid in the current state: ``finish`` without ``start``, a stream capture, another thread's call."""
 
 
 class CheckpointError(HaloxError, OSError):
-    """A checkpoint cannot be written or read: damaged, of another grid, in use, no space; the text says which."""
+    """A checkpoint cannot be written or read: damaged, of another grid, in use, no space; the message says why."""
 
 
 class ExchangeTimeoutError(HaloxError, TimeoutError):
@@ -52,7 +52,7 @@ class ExchangeTimeoutError(HaloxError, TimeoutError):
 
 
 def as_halox_error(error: Exception, doing: str) -> HaloxError:
-    """Return an error of this package: the error itself, or one that names and is caused by it.
+    """Return the error itself if it is a `HaloxError`, else a new `HaloxError` that names the error as its cause.
 
     Examples
     --------

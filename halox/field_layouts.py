@@ -1,12 +1,13 @@
-"""Layouts of a grid's fields: declared, or read from an array's shape.
+"""Layouts of a grid's fields: declared, or inferred from an array's shape.
 
-A shape is read as that of a field with the grid's halo. Where it is none, or could be several, and one declared layout
-alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout. If several
-have it, the error names the declaration of each. Parity is never read from a shape, which even and odd fields share.
+A shape is first matched with fields that have the grid's halo. If it matches no field or several, and exactly one
+declared layout has this shape, this layout is used: results of arithmetic on declared fields have the layout of these
+fields. If several declared layouts have the shape, the error lists the declaration of each. Parity is never inferred
+from a shape, since even and odd fields have the same shape.
 
-A field is its memory: address, shape, strides and dtype. A layout that is declared holds for every array which
-describes the same field, for as long as the array that owns the memory lives: which views of it are alive, and on
-which ranks, makes no difference.
+A field is identified by its memory: address, shape, strides and dtype. A declared layout applies to every array with
+the same address, shape, strides and dtype, as long as the array that owns the memory lives. It makes no difference
+which views are alive, or on which ranks.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from halox.values import shown
 
 
 class Forgetful(Protocol):
-    """Cache of conclusions about arrays."""
+    """Cache of results about arrays."""
 
     def forget(self) -> None:
-        """Look at all arrays again at their next calls."""
+        """Discard the results; examine each array again in its next call."""
 
 
 class FieldLayouts:
     """Layouts of one rank's fields, by array and by field.
 
-    ``halo`` has the widths of fields that are not declared, ``device`` is the GPU of the fields, None for the host.
+    ``halo`` is the halo of undeclared fields; ``device`` is the GPU of the fields, None for the host.
 
-    Local. The same on all ranks only if they declare alike; plans and reductions compare the layouts found.
+    Local. The layouts are the same on all ranks only if all ranks make the same declarations; plans and reductions
+    compare them.
     """
 
     def __init__(
@@ -54,45 +56,45 @@ class FieldLayouts:
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
         self._by_array: dict[int, tuple[weakref.ref[object], object, FieldLayout]] = {}
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
-        # Arrays with memory of the fields declared, and whether the grid has made it.
+        # Arrays that own the memory of declared fields, and whether the grid allocated it.
         self._owners: dict[int, tuple[weakref.ref[object], bool]] = {}
         self._known: dict[int, FieldLayout] = {}  # by identity: `of` makes each once
         self._caches: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
     def __len__(self) -> int:
-        """Return how many arrays, declared fields and memories of these are known."""
+        """Return the number of known arrays, declared fields, and owners of their memory."""
         return len(self._by_array) + len(self._declared) + len(self._owners)
 
     @property
     def owners(self) -> Collection[int]:
-        """Identities of the arrays in whose memory fields are declared; a view."""
+        """Identities (``id``) of the arrays that own the memory of declared fields; a view."""
         return self._owners
 
     def of(self, spec: FieldSpec) -> FieldLayout:
-        """Return the layout of a spec: one object for equal ones."""
+        """Return the layout of a spec: the same object for equal specs."""
         found = self._by_spec.get(spec)
         if found is None:
             found = self._by_spec[spec] = FieldLayout(self._decomposition, self._rank, spec)
         return found
 
     def watch(self, cache: Forgetful) -> None:
-        """Let a cache of plans or calls look at its arrays again whenever a declaration changes."""
+        """Register a cache of plans or calls, which is cleared whenever a declaration changes."""
         self._caches.add(cache)
 
     def add(self, array: object, layout: FieldLayout, number: int) -> None:
-        """Keep the layout of a field in new memory, and which of the grid's fields it is."""
+        """Record the layout of a field that the grid allocated, and its ``number`` among the grid's fields."""
         root = owner(array)
         _watch(self._owners, id(root), root, True)
         self._declare(describe(array), array, layout, number)
         self._remember(array, layout)
 
     def note(self, array: object, layout: FieldLayout) -> None:
-        """Keep the layout of a new array of the library's own, which is no memory of the grid."""
+        """Record the layout of an array that the library allocated outside the grid's memory."""
         self._declare(describe(array), array, layout, 0)
         self._remember(array, layout)
 
     def declare(self, array: object, layout: FieldLayout) -> None:
-        """Keep the layout of a field, and forget what was concluded from another one; errors as of `Grid.declare`."""
+        """Record the layout of a field, and replace an earlier one; raises the errors of `Grid.declare`."""
         found = describe(array)
         self._check_place(found)
         if found.shape != layout.padded_shape:
@@ -115,57 +117,57 @@ class FieldLayouts:
     def find(self, array: object) -> FieldLayout:
         """Return the layout of an array.
 
-        Raises `FieldError` if its shape does not fit the grid, or leaves open how it is to be read, and `DeviceError`
-        if it is on another device than the grid's fields.
+        Raises `FieldError` if the shape does not fit the grid or is ambiguous, and `DeviceError` if the array is on
+        another device than the grid's fields.
         """
         entry = self._by_array.get(id(array))
-        # An array's shape can be set; some show none, and keep theirs.
+        # The shape of an array can be assigned. Arrays without a ``shape`` attribute keep their shape.
         if entry is None or entry[0]() is not array or getattr(array, "shape", None) != entry[1]:
             return self._look_up(array, describe(array, "field"))
         return entry[2]
 
     def number(self, found: Described) -> int:
-        """Return which of the grid's fields an array is, the same on all ranks; 0 if the grid did not make it."""
+        """Return an array's number among the grid's fields, the same on all ranks; 0 if it is not such a field."""
         entry = self._declared.get(_field(found))
         return 0 if entry is None else entry[2]
 
     def read(self, array: object) -> tuple[Described, FieldLayout]:
-        """Describe an array and return its layout; errors as of `find`."""
+        """Return an array's description and layout; raises the errors of `find`."""
         found = describe(array, "field")
         return found, self._look_up(array, found)
 
     def is_own(self, array: object) -> bool:
-        """Whether an array is in memory of a field that the grid made."""
+        """Whether an array uses the memory of a field that the grid allocated."""
         root = owner(array)
         entry = self._owners.get(id(root))
         return entry is not None and entry[1] and entry[0]() is root
 
     def knows(self, array: object, found: Described) -> bool:
-        """Whether an array is a field that the grid made, or that was declared; ``found`` describes it."""
+        """Whether an array is a field that the grid allocated or the user declared; ``found`` describes it."""
         return _field(found) in self._declared or self.is_own(array)
 
     def declared(self, array: object) -> FieldLayout | None:
-        """Return the layout with which a field was made or declared; None for any other object."""
+        """Return the layout of an allocated or declared field; None for any other object."""
         try:
             entry = self._declared.get(_field(describe(array)))
-        except FieldError:  # no array of NumPy or CuPy
+        except FieldError:  # not an array of NumPy or CuPy
             return None
         return None if entry is None else entry[1]
 
     def of_shape(self, shape: tuple[int, ...]) -> list[FieldLayout]:
-        """Return the layouts made or declared that arrays of this shape may have."""
+        """Return the known layouts with this shape of the array."""
         return [layout for layout in self._known.values() if layout.padded_shape == shape]
 
     def key(self, arrays: Sequence[object]) -> Hashable:
-        """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
+        """Return the cache key of a plan of some arrays; raises the errors of `find`."""
         return tuple(map(self._key, arrays))
 
     def shared_key(self, arrays: Sequence[object]) -> tuple[Hashable, list[Described]] | None:
-        """Return the same for a plan that serves other arrays of the same layouts, too, with the arrays described.
+        """Return the cache key of a plan that also serves other arrays of these layouts, and the arrays' descriptions.
 
-        None where a plan must be these arrays' own: of the grid's own fields, read-only, or of strides that only
-        some ranks can tell apart. Addresses take no part, not even their alignment: it may differ between the ranks,
-        and they must find their plans alike.
+        Return None if the arrays need a separate plan: fields of the grid, read-only arrays, and arrays with strides
+        that only some ranks can distinguish. The key excludes addresses and even their alignment. These may differ
+        between ranks, but all ranks must find the same plan.
         """
         layouts, described = [], []
         for array in arrays:
@@ -177,7 +179,7 @@ class FieldLayouts:
             layout, steps = self._layout(found), found.strides
             if layout.is_flat_somewhere:
                 return None
-            if 1 in found.shape:  # nobody takes a step along such an axis
+            if 1 in found.shape:  # the stride along an axis of length 1 is never used
                 steps = tuple([s for s, n in zip(steps, found.shape, strict=True) if n > 1])
             layouts.append((id(layout), found.dtype, steps))
             described.append(found)
@@ -216,7 +218,7 @@ class FieldLayouts:
         return layout
 
     def _inferred(self, shape: tuple[int, ...]) -> FieldLayout:
-        """Read a shape: as the grid's halo has it, or as the one declared layout that has it."""
+        """Infer a layout from a shape: with the grid's halo, or else the only declared layout with this shape."""
         try:
             return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
         except FieldError:
@@ -253,7 +255,7 @@ class FieldLayouts:
                 self._look_again()
 
     def _look_again(self) -> None:
-        """Forget all conclusions about arrays, as declarations have changed."""
+        """Discard all results about arrays, since declarations have changed."""
         self._by_array.clear()
         for cache in self._caches:
             cache.forget()
@@ -267,7 +269,7 @@ def _field(found: Described) -> Hashable:
 
 
 def _watch(table: dict[Any, Any], key: Hashable, watched: object, *found: object) -> None:
-    """Keep something in a table for as long as an object lives."""
+    """Keep an entry in a table as long as an object lives."""
 
     def forget(gone: object) -> None:
         entry = table.get(key)

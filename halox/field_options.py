@@ -16,7 +16,7 @@ from halox.values import LARGEST, as_entries, as_int, shown
 
 
 class FieldOptions(TypedDict, total=False):
-    """Options of `halox.Grid.zeros`, which describes them."""
+    """Options of `halox.Grid.zeros`; see there."""
 
     components: int | Sequence[int]
     components_after: int | Sequence[int]
@@ -30,9 +30,9 @@ OPTIONS = tuple(FieldOptions.__annotations__)
 
 
 def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
-    """Return the layout that options describe, a plain field of the grid for what is not said.
+    """Return the layout that options describe; omitted options are those of a plain field of the grid.
 
-    Raises `FieldError` if an option is unknown or malformed, `DecompositionError` if that is the halo.
+    Raises `FieldError` if an option is unknown or invalid, and `DecompositionError` if the halo is invalid.
     """
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise FieldError(f"unknown argument(s) {unknown}; a field takes {', '.join(OPTIONS)}")
@@ -90,10 +90,10 @@ def _offsets(value: object) -> tuple[int, ...]:
 
 
 def fixed_dtype(dtype: npt.DTypeLike) -> DType:
-    """Return a dtype of fixed size; `FieldError` if it holds objects, has no size, or is no dtype."""
+    """Return a fixed-size dtype; raises `FieldError` if it holds objects, has no size, or is not a dtype."""
     try:
         found: DType = np.dtype(dtype)
-    except Exception as error:  # NumPy's of several kinds, and what an object raises
+    except Exception as error:  # NumPy raises several types, an object may raise any
         hint = "; a field has the grid's shape, and the dtype comes first, as in grid.zeros('f8')"
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype that NumPy knows{hint * isinstance(dtype, int | tuple)}"

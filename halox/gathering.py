@@ -1,13 +1,12 @@
-"""Brings the cells that all ranks own together on one of them.
+"""Gather: collects the cells of all ranks on one rank.
 
-The ranks first tell one another what they have come with; so everything that one rank can see alone, or that differs
-between ranks, is raised by all before a cell moves. Then each rank sends its
-block in parts, small enough for MPI's counts and for memory beside the whole field. The root takes one part of each
-rank in turn, so that none waits long for the next::
+The ranks first exchange their arguments, so that all ranks raise an error before any cell moves. Then each rank sends
+its block in parts. The parts are small enough for MPI's counts, and need little memory beside the whole field. The root
+receives one part of each rank in turn, so that no rank waits long for its next turn::
 
     rank 1:  part 0 | part 1 | part 2
     rank 2:  part 0 | part 1 |
-    root:    1.0  2.0  1.1  2.1  1.2         into place, or through a buffer where rows of the whole are split
+    root:    1.0  2.0  1.1  2.1  1.2         in place, or through a buffer if a part is not contiguous there
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from halox.values import as_int, shown
 from halox.window import Window, opaque
 
 PART_BYTES = 8 << 20
-"""Most bytes of a part, but for a single element of more."""
+"""Maximum bytes of a part; a single element may be larger."""
 
 _ROUND_BYTES = 256 << 20
-"""Most bytes of one part of each rank, if parts of a megabyte are not more: what a rank waits for in its turn."""
+"""Maximum bytes of a turn, one part of each rank, so that ranks do not wait long; but parts have at least 1 MiB."""
 
 UNDER_WAY = 4
-"""Parts for which memory may be needed at once."""
+"""Maximum number of parts in memory at once."""
 
 _COPIED_BYTES = 4 << 20
-"""Most bytes that come from a GPU at once to where they don't lie side by side: the allocator keeps as much."""
+"""Maximum bytes of one copy from a GPU into strided host memory; the allocator keeps a buffer of this size."""
 
 _GATHER = "a gather"
 _ALIKE = "dtype and layout"
@@ -47,7 +46,7 @@ _ALIKE = "dtype and layout"
 
 @dataclass(frozen=True)
 class _Offer:
-    """A rank's arguments of a gather, which must be alike on all."""
+    """A rank's arguments of a gather, which must be the same on all ranks."""
 
     root: int
     dtype: DType
@@ -55,13 +54,13 @@ class _Offer:
 
 
 _Ready = tuple[FieldLayout, Array | None, Array | None]
-"""Layout, the rank's cells, and on the root the array for all; None for cells that are in it."""
+"""Layout, the rank's cells, and on the root the whole array. The cells are None if they are already in that array."""
 
 
 def gather(
     world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
 ) -> Array | None:
-    """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
+    """Return the whole field on rank ``root``, None on other ranks; see `Grid.gather`. Collective; blocks."""
     ready, offers = world.prepare(lambda: _prepare(world, field, layout_of, root), _GATHER)
     layout, cells, whole = ready
     chosen, dtype, _ = offers[world.rank]
@@ -72,7 +71,7 @@ def gather(
             assert cells is not None
             _send(world, opaque(cells), chosen, window)
             return None
-        # A part of each of the other ranks in turn.
+        # One part of each other rank in turn.
         targets = blocks_of(layout, whole)
         own = targets.pop(world.rank)
         for rank, target in rounds(targets, world.size):
@@ -85,9 +84,9 @@ def gather(
 def _prepare(
     world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
 ) -> tuple[_Ready, tuple[int, DType, str]]:
-    """Check what this rank can check alone, and that it has the memory.
+    """Check this rank's arguments, and allocate its memory.
 
-    To the others it tells the root, the dtype, and a digest of the spec, since a whole one is long.
+    The other ranks get the root, the dtype, and a digest of the spec, since a spec is long.
     """
     chosen, layout = root_of(world, root), layout_of(field)
     dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
@@ -104,7 +103,7 @@ def _prepare(
 
 
 def _copy_from_device(cells: Any, target: Array) -> None:
-    """Copy cells on a GPU to their places in an array on the host."""
+    """Copy cells from a GPU to a host array."""
     source = as_words(cells)
     if source.dtype != target.dtype:
         target = target.view(source.dtype).reshape(source.shape)
@@ -118,7 +117,7 @@ def _copy_from_device(cells: Any, target: Array) -> None:
 
 
 def _compare(offers: list[_Offer]) -> None:
-    """Raise if two ranks have come with different arguments."""
+    """Raise `MismatchError` if two ranks gave different arguments."""
     for rank, other in enumerate(offers):
         for name, what in (("root", "root"), ("dtype", _ALIKE), ("spec", _ALIKE)):
             mine, theirs = getattr(offers[0], name), getattr(other, name)
@@ -138,19 +137,19 @@ def root_of(world: World, root: object) -> int:
 
 
 def parts_of(cells: Array, size: int) -> Iterator[Index]:
-    """Yield the indices of the parts in which cells, on the host or a GPU, travel among so many ranks."""
+    """Yield the indices of the parts of an array, on the host or a GPU, for messages among ``size`` ranks."""
     most_bytes = min(PART_BYTES, max(_ROUND_BYTES // size, 1 << 20))
     return blocks(cells.shape, max(1, most_bytes // cells.dtype.itemsize))
 
 
 def blocks_of(layout: FieldLayout, whole: Array) -> dict[int, Array]:
-    """Return for each rank a view of the cells that it owns in the array of the whole field."""
+    """Return for each rank a view of its cells in the array of the whole field."""
     before, all_cells = (slice(None),) * len(layout.spec.components_before), opaque(whole)
     return {rank: all_cells[(*before, *owned)] for rank, owned in enumerate(layout.owned_of_ranks)}
 
 
 def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, Array]]:
-    """Yield rank and part, a part of each rank in turn, for as long as it has any."""
+    """Yield ranks and their parts, one part of each rank in turn until no part is left."""
     cuts = [parts_of(block, size) for block in blocks_by_rank.values()]
     for turn in zip_longest(*cuts):
         for rank, index in zip(blocks_by_rank, turn, strict=True):

@@ -1,8 +1,8 @@
-"""The grid: what a user declares once and calls every step.
+"""`Grid`, the main class of halox: made once, called in every step.
 
-This module is the public face of the layers below and holds no algorithm of its own: reductions are methods of
-`halox.collectives.grid_reductions`, allocations of `halox.allocation`, gathers, scatters and checkpoints of
-`halox.grid_data`; the division is made in `halox.division`.
+The class combines the lower layers and contains no algorithms. Its base classes are in
+`halox.collectives.grid_reductions` (reductions), `halox.allocation` (new fields) and `halox.grid_data` (gathers,
+scatters and checkpoints). `halox.division` divides the grid.
 """
 
 from __future__ import annotations
@@ -49,33 +49,34 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
     Parameters
     ----------
     grid_shape : int or sequence of int
-        Global number of cells per axis, halos not counted. Need not divide evenly.
+        Global number of cells per axis, without halos. It need not be a multiple of the number of ranks.
     halo : int, or one per axis, or (low, high) per axis
-        Cells of the neighbours that each rank keeps a copy of.
+        Halo widths: the number of neighbour cells per side that each rank keeps a copy of.
     periodic : bool or one per axis
-        Whether the last cell's upper neighbour is the first cell.
+        Whether the first cell is the upper neighbour of the last cell.
     proc_shape : int or sequence of int, optional
-        Ranks per axis; 0 or None for axes that halox chooses. By default it chooses all, for the fewest halo bytes.
+        Ranks per axis; halox chooses each number that is 0 or None. By default it chooses all, to minimize the halo
+        bytes.
     blocks : sequence, optional
-        Per axis None, or the number of cells of each part, where an even division is not wanted.
+        Per axis the number of cells of each block, or None for an even division.
     comm : mpi4py.MPI.Intracomm, optional
-        The ranks; ``MPI.COMM_WORLD`` by default. The grid works on a private duplicate.
+        Communicator of the ranks; ``MPI.COMM_WORLD`` by default. The grid uses a private duplicate.
     corners : bool
-        Whether exchanges fill edges and corners of the halo too.
+        Whether exchanges also fill the edges and corners of the halo.
     device : {"auto", "cpu", "gpu"}
-        Where fields live: NumPy or CuPy arrays. "auto" is "gpu" where CuPy and a GPU are found. Ranks of one
-        machine take its GPUs in turn; a rank alone takes the current one.
+        Whether fields are NumPy arrays ("cpu") or CuPy arrays ("gpu"). "auto" is "gpu" if CuPy and a GPU are found. The
+        GPUs of a node are assigned to its ranks in turn; a single rank uses the current GPU.
     placement : bool
-        Whether blocks are given to ranks so that the largest faces stay within nodes.
+        Whether blocks are assigned to ranks so that the largest faces stay within nodes.
     checkerboard : bool
-        Whether the grid is to have fields of even or odd cells: blocks then begin at even cells along the last axis,
-        and every extent must be even.
+        Whether the grid supports fields of one parity, which store only the even or odd cells. Blocks then begin at
+        even cells along the last axis, and every extent must be even.
     path : str, optional
-        The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
-        HALOX_PATH, or else the fastest.
+        The data path of all messages to other ranks; ``halox info`` lists the paths. By default the path in HALOX_PATH,
+        or else the fastest path.
     leave_sms : bool
-        Whether a GPU's multiprocessors are to be left to the caller's kernels: where no path is asked for, copy engines
-        then move messages of long blocks between fields of the grid, though a kernel might be faster.
+        Whether to leave a GPU's multiprocessors to the caller's kernels. Unless a path is requested, copy engines then
+        move messages of long blocks between fields of the grid, even if a kernel might be faster.
 
     Attributes
     ----------
@@ -84,54 +85,54 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
     size : int
         Number of ranks.
     comm : mpi4py.MPI.Intracomm
-        The private duplicate.
+        The private duplicate of the communicator.
     grid_shape : tuple of int
         Cells of the whole grid per axis.
     rank_shape : tuple of int
-        Cells that this rank owns.
+        Cells that this rank owns per axis.
     padded_shape : tuple of int
-        The same with the halo: the shape of a field on this rank.
+        ``rank_shape`` plus the halo: the shape of a field on this rank.
     proc_shape : tuple of int
         Ranks per axis.
     coords : tuple of int
-        Place of this rank in the process grid.
+        Coordinates of this rank in the process grid.
     halo : tuple of (int, int)
-        Low and high width per axis.
+        Low and high halo width per axis.
     periodic : tuple of bool
-        Per axis, whether the last cell's upper neighbour is the first cell.
+        Per axis, whether the first cell is the upper neighbour of the last cell.
     owned : tuple of slice
         Global indices of this rank's cells.
     device : {"cpu", "gpu"}
         Memory of the fields.
     device_id : int or None
-        Number of this rank's GPU.
+        Number of this rank's GPU; None on the host.
     xp : module
-        ``numpy`` or ``cupy``.
+        ``numpy`` or ``cupy``, the module of the fields' arrays.
 
     Raises
     ------
     DecompositionError
         If the grid cannot be divided as asked, or a halo is wider than a block.
     MismatchError
-        If ranks give different arguments.
+        If ranks give different arguments, or only some ranks find a GPU.
     DeviceError
-        If ``device="gpu"`` and there is none, or ranks would differ.
+        If ``device`` is invalid, or is "gpu" and a rank finds no GPU.
     PathError
-        If there is no such path; if it cannot be taken here, the exchanges say so.
+        If no path has this name. If the path cannot be used on this machine, the exchanges raise the error.
     HaloxError
-        If ``comm`` is no intracommunicator of mpi4py, or a variable of halox in the environment has no valid value.
+        If ``comm`` is not an intracommunicator of mpi4py, or an environment variable of halox has an invalid value.
     ClosedError
         If MPI has been finalized.
     ExchangeTimeoutError
-        If another rank does not come within ``HALOX_TIMEOUT`` seconds.
+        If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
     MissingPackageError
-        If there is no mpi4py or no MPI library.
+        If mpi4py or an MPI library is missing.
 
     Notes
     -----
-    Collective over ``comm``, as are `close`, the field factories, the reductions and everything that exchanges.
-    All errors are raised on all ranks or on none, but for those of reductions between GPUs (see `sum`). One thread at a
-    time: a second one is refused with a `StateError`.
+    Collective over ``comm``. `close`, the allocation of fields, the reductions and the exchanges are also collective.
+    All errors are raised on all ranks or on none, except errors of reductions between GPUs (see `sum`). Only one thread
+    at a time may call the grid; a call in a second thread raises `StateError`.
 
     Examples
     --------
@@ -207,16 +208,17 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
     # Fields
 
     def declare(self, array: Declared, **layout: Unpack[FieldOptions]) -> Declared:
-        """Tell how the axes of an array that you allocated are to be read.
+        """Declare the layout of an array that you allocated.
 
-        Needed where its shape alone leaves that open, where it is staggered or of one parity, or where its halo is not
-        the grid's.
+        Needed if the layout does not follow from the shape, if the field is staggered or of one parity, or if its halo
+        differs from the grid's halo.
 
         Parameters
         ----------
         array : numpy.ndarray or array on this rank's GPU
         **layout
-            ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets`` as of `zeros`.
+            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity`` and ``offsets`` of
+            `zeros`.
 
         Returns
         -------
@@ -226,16 +228,17 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         Raises
         ------
         FieldError
-            If the array does not have the shape that this layout gives on this rank, or is known as a field of the
-            other parity.
+            If the array's shape differs from the shape of this layout on this rank, or the array is already a field of
+            the opposite parity.
         DeviceError
-            If it is on another device than the grid's fields.
+            If the array is on another device than the grid's fields.
 
         Notes
         -----
-        Local; to be the same on all ranks. Holds for every array of the same address, shape, strides and dtype, such as
-        ``array[:]``, as long as the array that owns the memory lives; other views are read by their own shapes. An
-        array may be declared again: plans made by `plan` stay as they are, all other calls follow.
+        Local; all ranks must make the same declaration. It applies to every array of the same address, shape, strides
+        and dtype, such as ``array[:]``, as long as the array that owns the memory lives. Layouts of other views are
+        inferred from their shapes. An array may be declared again: later calls use the new layout, but plans made by
+        `plan` keep the old layout.
         """
         self._world.check_open()
         self._layouts.declare(array, self._layout_of(layout))
@@ -243,14 +246,15 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         return array
 
     def layout(self, field: object) -> FieldLayout:
-        """Return the places of a field's cells in its array and in the grid; local.
+        """Return the layout of a field: the positions of its cells in the array and in the grid; local.
 
         Returns
         -------
         FieldLayout
-            Among others ``padded_shape``, the shape of the array; ``interior``, the slices of the owned points in it;
-            ``owned``, their global indices; ``origin``, the global index of the array's first point along each axis.
-            For a field of one parity the last two count pairs of cells along the last axis.
+            Its attributes include ``padded_shape``, the shape of the array; ``interior``, the slices of the owned
+            points in the array; ``owned``, the global indices of the owned points; and ``origin``, the global index of
+            the array's first point along each axis. For a field of one parity, ``owned`` and ``origin`` count pairs of
+            cells along the last axis.
 
         Raises
         ------
@@ -260,26 +264,26 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         return self._layouts.find(field)
 
     def interior(self, field: Any) -> Any:
-        """Return a view of a field without its halo, the cells this rank owns; local, with the errors of `layout`."""
+        """Return a view of the cells that this rank owns, without the halo. Local; raises the errors of `layout`."""
         return field[self.layout(field).interior]
 
     def indices(
         self, *, halo: bool = False, parity: Literal["even", "odd"] | None = None
     ) -> tuple[Any, ...]:
-        """Return the global indices of this rank's cells, one array an axis, ready to broadcast.
+        """Return the global indices of this rank's cells, one array per axis, ready to broadcast.
 
         Parameters
         ----------
         halo : bool
-            With those of the halo, which run below 0 and beyond the grid's end.
+            Whether to include the halo cells. Their indices continue below 0 and beyond the end of the grid.
         parity : {"even", "odd"}, optional
-            Those of a field of one parity, with the grid's halo.
+            Return the indices of a field of this parity that has the grid's halo.
 
         Returns
         -------
         tuple of ndarray
-            On the grid's device; the shape is 1 along all axes but one. With a parity, the last array has the
-            shape of the field without components.
+            Arrays on the grid's device, each with length 1 along all axes except its own. With ``parity``, the last
+            array has the shape of the field without components.
         """
         with_halo = check_bool("halo", halo, FieldError)
         options: FieldOptions = {} if parity is None else {"parity": parity}
@@ -298,7 +302,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
 
     @one_thread
     def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
-        """Make a field of an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
+        """Make a field from an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
         labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
         return labelled.from_dataarray(self, array, dims=dims)
@@ -311,36 +315,36 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         Parameters
         ----------
         *fields : array
-            Made by this grid, or arrays of its padded shape on its device; any dtypes. Component axes are found from
-            the shape; staggered arrays, and those with another halo, need `declare`. All travel together, in one
-            message a neighbour.
+            Fields that this grid allocated, or arrays of its padded shape on its device; any dtypes. Component axes are
+            inferred from the shape. Staggered arrays, and arrays with another halo, need `declare`. All fields are sent
+            together, in one message per neighbour.
         corners : bool, optional
-            With edges and corners; the grid's setting by default. A field with ``offsets`` has none.
+            Whether to fill edges and corners; by default the grid's setting. Fields with ``offsets`` get no corners.
 
         Raises
         ------
         FieldError
-            If an array does not fit the grid: shape, dtype, read-only.
+            If an array does not fit the grid in shape or dtype, or is read-only.
         DeviceError
-            If it is on another device than the grid's fields.
+            If an array is on another device than the grid's fields.
         MismatchError
-            If the ranks' fields do not match, or they have made different calls.
+            If the ranks' fields do not match, or the ranks make different calls.
         PathError
-            If the path asked for (``path`` of the grid, ``HALOX_PATH``) cannot be taken; says why.
+            If the requested path (``path`` of the grid, ``HALOX_PATH``) cannot be used; the message says why.
         StateError
-            If another thread is inside a collective call of this grid; if CuPy's current stream is being captured, and
-            a plan has to be made or its path cannot be captured.
+            If another thread is inside a collective call of this grid. Also if CuPy's current stream is being captured,
+            and either the fields have no plan yet, or the plan's path does not support capture.
         ClosedError
             If the grid is closed.
         ExchangeTimeoutError
-            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
+            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
-        Collective among neighbours; the first call with new fields of the grid, or with arrays of a new layout, dtype
-        or strides, makes a plan and is collective over all ranks. New is also a NumPy array whose shape, dtype or
-        permission to be written has changed, and one that was declared otherwise since. The last 512 plans are kept.
-        Ordered with CuPy's current stream on a GPU. Halo cells outside the grid are left alone.
+        Collective among neighbours. The first call with new fields of the grid, or with arrays of a new layout, dtype
+        or strides, makes a plan and is collective over all ranks. Changing the shape, dtype or writability of a NumPy
+        array, or declaring another layout, also triggers a new plan. The last 512 plans are kept. Ordered with CuPy's
+        current stream on a GPU. Halo cells outside the grid are not changed.
         """
         key = self.corners if corners is None else as_bool(corners)
         found = self._plans.find(key, fields)
@@ -350,14 +354,14 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         plan.__call__(bound)  # plan() takes longer to find it
 
     def accumulate(self, *fields: object, corners: bool | None = None) -> None:
-        """Add halo values into the cells of their owners, and set those halos to zero: the adjoint of `exchange`.
+        """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
 
-        Parameters and errors as of `exchange`; values are added in an order that does not change between runs.
+        It has the parameters and errors of `exchange`. Values are added in an order that does not change between runs.
 
         Raises
         ------
         FieldError
-            Also if a field is not of numbers, or two of them share memory, whose halos would count twice.
+            Also if a field's dtype is not numeric, or two fields share memory, since their halos would count twice.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
         found = self._plans.find(key, fields)
@@ -368,14 +372,14 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
 
     @one_thread
     def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
-        """Make the persistent form of an exchange of these fields.
+        """Make a persistent exchange of these fields.
 
         Parameters
         ----------
         *fields, corners
             The same as for `exchange`.
         path : str, optional
-            The same as for `Grid`, for this plan.
+            The data path of this plan; by default the path of the grid.
 
         Returns
         -------
@@ -384,18 +388,19 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
 
         Notes
         -----
-        Collective. Errors as of `exchange`.
+        Collective. Raises the errors of `exchange`.
         """
         self._world.begin("plan")
         return self._plan("copy", fields, corners, keep=True, path=path)
 
     def explain(self, *fields: object) -> Report | str:
-        """Tell how the grid is divided; given fields, tell how their exchange travels.
+        """Describe the division of the grid, or, given fields, the messages and paths of their exchange.
 
         Returns
         -------
         str or Report
-            Print either. With fields it is collective the first time, as `exchange` is.
+            A text about the grid, or a report about fields; print either. With fields, the first call is collective, as
+            for `exchange`.
         """
         if not fields:
             return self._division.text(self.rank, len(set(self._world.nodes)))
@@ -445,7 +450,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
     def _make_plan(
         self, draft: Callable[[], Draft], *, keep: bool, path: str | None = None, call: str
     ) -> Plan:
-        """Make a plan on this grid's ranks that ends with the grid; `Transpose` makes its own by this too."""
+        """Make a plan on this grid's ranks that is closed with the grid; `Transpose` also calls this."""
         self._world.check_open()
         self._plans.sweep()
         self._plan_number += 1
@@ -461,8 +466,8 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
     def close(self) -> None:
         """Free plans, staging memory and communicators.
 
-        Collective, and harmless when repeated. Fields stay valid; calls raise `ClosedError` after it, but for
-        `interior`, `layout` and `indices`.
+        Collective; repeated calls have no effect. Fields stay valid. Later collective calls and `declare` raise
+        `ClosedError`; local calls such as `interior`, `layout` and `indices` still work.
         """
         if not self._world.closed:
             self._plans.clear()

@@ -1,4 +1,4 @@
-"""Data in and out of a grid's fields: whole arrays on one rank, and checkpoints on disk."""
+"""Input and output of a grid's fields: whole arrays on one rank, and checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class GridData:
-    """Data in and out as methods of a grid."""
+    """Gather, scatter, save and load as methods of a grid."""
 
     grid_shape: tuple[int, ...]
     _world: World
@@ -53,36 +53,37 @@ class GridData:
 
     @one_thread
     def gather(self, field: object, root: int = 0) -> Array | None:
-        """Bring the owned cells of all ranks together.
+        """Collect the owned cells of all ranks on one rank.
 
         Parameters
         ----------
         field : array
-            Of one dtype and layout on all ranks.
+            A field with the same dtype and layout on all ranks.
         root : int
-            The rank that gets them; the same on all ranks.
+            The rank that gets the cells; the same on all ranks.
 
         Returns
         -------
         numpy.ndarray or None
-            The whole field on the host of rank ``root``, None on the others. A field of one parity stays compact: half
-            the cells along the last grid axis.
+            The whole field, in host memory, on rank ``root``; None on other ranks. A field of one parity stays compact,
+            with half the cells along the last grid axis.
 
         Raises
         ------
         FieldError
-            If the array does not fit the grid, or ``root`` is no rank.
+            If the array does not fit the grid, or ``root`` is not a rank.
         MismatchError
             If dtypes, layouts or roots differ between ranks.
         HaloxError
-            Also if rank ``root`` has no memory for the whole field.
+            Also if rank ``root`` has too little memory for the whole field.
         ExchangeTimeoutError
-            If a rank does not come within ``HALOX_TIMEOUT`` seconds, or stops in the middle.
+            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the gather.
+
 
         Notes
         -----
-        Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Others need as much if their
-        cells are not contiguous, and memory for all of their cells if they are on a GPU.
+        Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Other ranks need 64 MiB if their
+        cells are not contiguous, and memory for all of their cells if the field is on a GPU.
         """
         self._world.begin("gather")
         return gather(self._world, field, self._layouts.find, root)
@@ -96,33 +97,35 @@ class GridData:
         Parameters
         ----------
         whole : array or None
-            On rank ``root`` all cells of the grid, without halo, of any fixed-size dtype, in the shape that `gather`
-            returns; a `numpy.memmap` is read part by part. Other ranks' are not looked at.
+            On rank ``root``, an array of all cells of the grid, without halo, in the shape that `gather` returns; any
+            fixed-size dtype. A `numpy.memmap` is read part by part. The argument is ignored on other ranks.
         root : int
-            The rank that has it; the same on all ranks.
+            The rank that has the whole array; the same on all ranks.
         out : array, optional
-            A field of the grid that is filled, on all ranks or on none; by default a new one is made.
+            A field of the grid to fill; given on all ranks or on no rank. By default a new field is made.
         **layout
-            Options of a new field as of `zeros`. Without any, component axes are found from the array's shape.
+            Layout options of a new field, see `zeros`. Without options, component axes are inferred from the array's
+            shape.
 
         Returns
         -------
         array
-            The field; a new one has zeros in its halo, that of ``out`` is left alone: `exchange` fills it.
+            The field. The halo of a new field is zero, the halo of ``out`` is not changed; `exchange` fills either.
 
         Raises
         ------
         FieldError
-            If ``root`` is no rank, has no array, or one of another shape; if ``out`` is no field of the grid,
-            is read-only, or is given together with layout options.
+            If ``root`` is not a rank; if its array is missing or has another shape; if ``out`` is not a field of the
+            grid, is read-only, or is given together with layout options.
         MismatchError
             If roots or layouts differ between ranks, or ``out`` has another dtype than the array.
         ExchangeTimeoutError
-            If a rank does not come within ``HALOX_TIMEOUT`` seconds, or stops in the middle.
+            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the scatter.
 
         Notes
         -----
-        Collective; blocks. Needs memory for the field and 64 MiB. Blocks on a GPU go through page-locked memory.
+        Collective; blocks. Needs memory for the field and 64 MiB. Blocks on a GPU are filled through page-locked
+        memory.
 
         Examples
         --------
@@ -173,22 +176,24 @@ class GridData:
         Parameters
         ----------
         path : str or path
-            On a file system that all ranks share. Folders above it are made; a checkpoint of that name is replaced, and
-            stays as it is until the new one is complete. A name that ends in ``.npy`` is a file of one field, without
-            checksums, attributes and coordinates. Names of netCDF and HDF5 (``.nc``, ``.h5``, ...) are errors.
+            A path on a file system that all ranks share. Missing parent folders are made. A checkpoint of the same name
+            is replaced, but only after the new checkpoint is complete. A name that ends in ``.npy`` is a file of one
+            field, without checksums, attributes and coordinates. Names of netCDF and HDF5 (``.nc``, ``.h5``, ...) are
+            errors.
         fields : mapping of str to array, optional
-            Fields by name, any dtypes and layouts; or by keyword, as in ``u=u``.
+            Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
-            Attributes such as time and step, of values that JSON has; those of rank 0 are stored.
+            Attributes such as time and step, with values that JSON supports. The attributes of rank 0 are stored.
         dims : sequence of str, optional
-            Names of the grid axes; ("x", "y", "z", "t") by default. A staggered axis has the dimension ``x_face``.
+            Names of the grid axes; ("x", "y", "z", "t") by default. The dimension of a staggered axis "x" is called
+            "x_face".
         coords : mapping of str to array, optional
-            Coordinates along dimensions, of the whole grid; those of rank 0 are stored, with the attributes of labelled
-            ones.
+            Coordinates of the whole grid by dimension. The coordinates of rank 0 are stored; labelled arrays keep their
+            attributes.
         compressors : str, codec or sequence, optional
-            Codecs of `zarr.codecs`, or their names, as in "zstd". By default chunks are plain bytes.
+            Codecs of `zarr.codecs`, or their names, such as "zstd". By default chunks are not compressed.
         progress : callable, optional
-            Called on each rank as ``progress(done_bytes, total_bytes)``, after each chunk, with its own bytes.
+            Called on each rank as ``progress(done_bytes, total_bytes)`` after each chunk, with the bytes of this rank.
         **named
             Further fields.
 
@@ -199,15 +204,17 @@ class GridData:
         MismatchError
             If paths, fields or options differ between ranks.
         CheckpointError
-            If the checkpoint cannot be written: no permission, no space, another run is writing it, something else
-            has this name, or it is a name of netCDF or HDF5. What was there before stays as it was.
+            If the checkpoint cannot be written: no permission, no space, another run is writing it, a file or folder
+            that is not a checkpoint has this name, or it is a name of netCDF or HDF5. An existing checkpoint then stays
+            unchanged.
         MissingPackageError
             If zarr is not installed.
 
         Notes
         -----
-        Collective; blocks until all is on disk (``fsync``). Cells that a rank owns are stored, halos are not. Needs at
-        most 256 MiB a rank. Fields on a GPU go through page-locked memory: while a part is written the next is copied.
+        Collective; blocks until all data is on disk (``fsync``). Owned cells are stored, halos are not. Needs at most
+        256 MiB of memory per rank. Fields on a GPU are copied through page-locked memory: while one part is written,
+        the next part is copied.
 
         Examples
         --------
@@ -243,7 +250,7 @@ class GridData:
         named: Mapping[str, object] | None = None,
         array_attrs: Mapping[str, object] | None = None,
     ) -> None:
-        """Save, as `save`; ``array_attrs`` has attributes of fields and coordinates."""
+        """Save as in `save`; ``array_attrs`` has the attributes of fields and coordinates."""
         self._world.begin("save")
 
         def check() -> tuple[Request, dict[str, object]]:
@@ -272,7 +279,7 @@ class GridData:
                 codecs,
                 progress_of(progress),
             )
-            # Codecs not by their repr: in Blosc's the order of a set differs between processes.
+            # Codecs are not compared by repr: Blosc's repr has a set, whose order differs between processes.
             dicts = [codec.to_dict() for codec in codecs]
             return request, _said(where, given, dims=names, compressors=dicts)
 
@@ -300,28 +307,28 @@ class GridData:
         Parameters
         ----------
         path : str or path
-            As given to `save`.
+            The path given to `save`.
         into : mapping of str to array, optional
-            Fields that are filled, by name; or by keyword, as in ``u=u``.
+            Fields to fill, by name; or by keyword, as in ``u=u``.
         names : str or sequence of str, optional
-            Fields for which new arrays are made. By default all, or none if there are fields to be filled.
+            Fields to load into new arrays. By default all fields, or no fields if there are fields to fill.
         progress : callable, optional
             The same as for `save`.
         **named
-            Further fields to be filled.
+            Further fields to fill.
 
         Returns
         -------
         Loaded
-            A dict of the fields, with ``attrs``: the attributes that were saved. New fields have the grid's halo.
+            A dict of the fields; its attribute ``attrs`` has the saved attributes. New fields have the grid's halo.
 
         Raises
         ------
         CheckpointError
-            If there is no checkpoint, it is of another grid shape or format, has no such field, is cut off or damaged,
-            or was replaced while it was read. The contents of the fields to be filled are then undefined.
+            If the checkpoint does not exist, has another grid shape or format, lacks a requested field, is truncated or
+            damaged, or was replaced while it was read. The contents of the fields to fill are then undefined.
         FieldError
-            If a field to be filled is not like the one that was saved, or read-only.
+            If a field to fill does not match the saved field, or is read-only.
         MismatchError
             If paths or fields differ between ranks.
         MissingPackageError
@@ -329,9 +336,9 @@ class GridData:
 
         Notes
         -----
-        Collective; blocks. Cells are the very bits that were saved. Halos are not filled: call `exchange`. Each rank
-        reads its own cells; of compressed chunks one rank reads each, and sends the others theirs. Needs at most 256
-        MiB a rank.
+        Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
+        reads its own cells. A compressed chunk is read by one rank, which sends other ranks their cells. Needs at most
+        256 MiB of memory per rank.
         """
         self._world.begin("load")
 
@@ -367,7 +374,7 @@ class GridData:
         names: tuple[str, ...] | None,
         progress: Progress | None,
     ) -> Loaded:
-        """Return the field of a ``.npy`` file under the name asked for, or that of the file."""
+        """Return the field of a ``.npy`` file, under the requested name or the file's name."""
         with npy.opened(self._world, path) as found:
             shape, dtype = found[1].shape, found[1].dtype
 
@@ -401,13 +408,13 @@ class GridData:
 
 
 def _said(path: Path, fields: dict[str, Given], **more: object) -> dict[str, object]:
-    """Return what must be alike on all ranks."""
+    """Return the arguments that must be the same on all ranks."""
     kinds = {name: f"{f.found.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
     return {"path": str(path), "fields": sorted(fields), **kinds, **more}
 
 
 def compare(said: Sequence[Mapping[str, object]], call: str) -> None:
-    """Raise `MismatchError`, on all ranks alike, if what they have said differs; local."""
+    """Raise `MismatchError` if the arguments of the ranks differ; local, with the same result on all ranks."""
     first = said[0]
     for rank, other in enumerate(said):
         for name in first:

@@ -1,7 +1,7 @@
-"""Distributes a whole array of one rank over the blocks of all: the inverse of `halox.gathering`.
+"""Scatter: distributes a whole array of one rank over the blocks of all ranks; the inverse of `halox.gathering`.
 
-The ranks first tell one another what they have come with, so that every mistake is raised by all before a cell moves.
-Parts travel as in a gather, in turn to each rank; a block on a GPU takes them through page-locked memory.
+The ranks first exchange their arguments, so that all ranks raise an error before any cell moves. The root sends one
+part to each rank in turn, as in a gather. A block on a GPU receives its parts through page-locked memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from halox.window import Window, opaque
 _SCATTER = "a scatter"
 
 Allocate = Callable[[DType | None, FieldOptions], object]
-"""Returns a new field of a dtype and the options of `Grid.zeros`; collective."""
+"""Allocates a field with a dtype and the options of `Grid.zeros`; collective."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The field to be filled: one that exists, or the options of a new one."""
+    """The field to fill: an existing field, or the options of a new field."""
 
     field: object
     found: Described | None
@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True)
 class _Offer:
-    """A rank's arguments; ``dtype`` and ``components`` are those of the root's array."""
+    """A rank's arguments; ``dtype`` and ``components`` describe the root's array."""
 
     root: int
     out: DType | None
@@ -108,9 +108,10 @@ def _checked(whole: object, root: int) -> Array:
 def components_of(
     shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str, call: str
 ) -> FieldOptions:
-    """Return the component axes that a whole array has beside the grid's.
+    """Return the component axes of a whole array, by its shape.
 
-    Raises `FieldError`, which names the array and the remedy: ``call`` has "{}" in place of the options of a field.
+    Raises `FieldError`, which names the array and the remedy. ``call`` is the remedy's code, with "{}" in place of the
+    field's options.
     """
     ndim = len(grid_shape)
     starts = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == grid_shape]
@@ -132,7 +133,7 @@ def components_of(
 
 
 def _compare(offers: list[_Offer]) -> None:
-    """Raise if ranks have come with different arguments, or with a field of another dtype than the root's array."""
+    """Raise `MismatchError` if ranks gave different arguments, or a field of another dtype than the root's array."""
     first = offers[0]
     for rank, other in enumerate(offers):
         for name, mine, theirs in (
@@ -155,7 +156,7 @@ def _compare(offers: list[_Offer]) -> None:
 
 
 def _send(world: World, layout: FieldLayout, whole: Array, field: object, window: Window) -> None:
-    """Send each other rank its cells, a part of each in turn, and copy this rank's own."""
+    """Send each other rank its cells, one part to each rank in turn, and copy this rank's cells."""
     blocks = blocks_of(layout, whole)
     own = blocks.pop(world.rank)
     for rank, part in rounds(blocks, world.size):
@@ -181,7 +182,7 @@ def _receive(world: World, root: int, cells: Any, window: Window) -> None:
 
 
 def _receive_on_device(world: World, root: int, cells: Any, window: Window) -> None:
-    """Receive into page-locked memory; a part is copied to the GPU while the next one comes."""
+    """Receive into page-locked memory; a part is copied to the GPU while the next part arrives."""
     indices = list(parts_of(cells, world.size))
     shapes = [part_shape(cells.shape, index) for index in indices]
     with staging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:

@@ -1,4 +1,4 @@
-"""Parts of a field's cells on the host, whether the field is there or on a GPU."""
+"""Host buffers for parts of a field, which is on the host or a GPU."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
 
 
 class HostStaging:
-    """Parts of one array on the host, by their indices, under a ``with`` statement; contiguous parts are read in place.
+    """Parts of a host array, by index, in a ``with`` statement; contiguous parts are read in place.
 
-    Two buffers take turns, as for a GPU: the last part stays as it is while the next one is filled.
+    Two buffers alternate, as for a GPU: the last part stays valid while the next part is filled.
     """
 
     def __init__(self, array: Array, part_bytes: int) -> None:
@@ -51,7 +51,7 @@ class HostStaging:
         self._taken: Array | None = None
 
     def read(self, indices: Iterable[Index]) -> Iterator[Array]:
-        """Yield parts as contiguous arrays, each valid until the next is asked for."""
+        """Yield parts as contiguous arrays, each valid until the next part is requested."""
         for index in indices:
             part = self._array[index]
             if part.flags.c_contiguous:
@@ -71,15 +71,15 @@ class HostStaging:
         return self._taken
 
     def put(self, index: Index) -> None:
-        """Copy the contents of that buffer to a part of the array."""
+        """Copy the buffer of the last `take` to a part of the array."""
         self._array[index] = self._taken
 
     def store(self, index: Index, values: Array) -> None:
-        """Copy values to a part of the array; they may change afterwards."""
+        """Copy values to a part of the array; the caller may change the values afterwards."""
         self._array[index] = values
 
     def __enter__(self) -> HostStaging:
-        """Return it."""
+        """Return the staging itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +91,7 @@ Staging = HostStaging | DeviceStaging
 
 
 def staging(cells: Any, part_bytes: int) -> Staging:
-    """Return the staging of an array of any library, with parts of at most so many bytes."""
+    """Return the staging of an array on the host or a GPU, with parts of at most ``part_bytes`` bytes."""
     if is_device_array(cells):
         return DeviceStaging(cells, part_bytes)
     return HostStaging(as_ndarray(cells), part_bytes)

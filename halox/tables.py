@@ -1,4 +1,4 @@
-"""Tables: as lines of text, and as HTML for notebooks."""
+"""Tables as lines of text, and as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
-    """Return the lines of a table, each cell padded to its column; columns in ``left`` stand to the left.
+    """Return the lines of a table, each cell padded to its column; columns in ``left`` are left-aligned.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str
 
 
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as HTML, without a head where that is empty; text is escaped, numbers stand to the right.
+    """Return a table as HTML, without a header row if ``head`` is empty; text is escaped, numbers are right-aligned.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
-    """Return names and values as an HTML table; those that are None are left out."""
+    """Return names and values as an HTML table, without values that are None."""
     shown = {name: value for name, value in facts.items() if value is not None}
     return html_table(title, (), [(name, str(value)) for name, value in shown.items()])
 

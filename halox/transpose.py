@@ -1,4 +1,4 @@
-"""The transpose: a field carried from one division of a grid to another, and back."""
+"""Transpose: copies a field between two divisions of the same grid."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ _MAKING = "the making of a transpose"
 
 
 class Transpose(Closing):
-    """Carries fields between two grids that divide the same cells differently: slabs, pencils, blocks.
+    """Copies fields between two grids that divide the same cells differently: slabs, pencils, blocks.
 
     Parameters
     ----------
     grid_a, grid_b : Grid
-        Over the same ranks, in the same order, on the same kind of device. Their process grids, cuts, halos and
+        Grids over the same ranks in the same order, on the same device. Their process grids, blocks, halos and
         periodicity may differ.
     axes : sequence of int, optional
         Axis ``k`` of ``grid_b`` is axis ``axes[k]`` of ``grid_a``, as in `numpy.transpose`; the same order by default.
         With ``axes=(0, 2, 1)``, grids of shapes (nx, ny, nz) and (nx, nz, ny) hold the same cells, and a C-ordered
         array of ``grid_b`` has y contiguous.
     path : str, optional
-        The data path of all messages to other ranks; that of ``grid_a`` by default.
+        The data path of all messages to other ranks; by default the path of ``grid_a``.
 
     Raises
     ------
     MismatchError
         If the grids are not over the same ranks in the same order, or ranks give different arguments.
     DecompositionError
-        If the grids do not have the same cells, or ``axes`` is no order of the axes.
+        If the grids do not have the same cells, or ``axes`` is not a permutation of the axes.
     DeviceError
-        If one grid is on the GPU and the other is not, or they are on different GPUs.
+        If one grid is on the host and one on a GPU, or the grids are on different GPUs.
     PathError
-        If there is no such path; if it cannot be taken here, the first call says so.
+        If no path has this name. If the path cannot be used on this machine, the calls raise the error.
     ClosedError
         If a grid is closed.
 
     Notes
     -----
-    Collective over the grids' ranks. Plans are made on ``grid_a`` and end with either grid, so that both must stay open
-    as long as the transpose is used. Where threads are concerned, its calls count as calls of ``grid_a``. Errors are
-    raised on all ranks or on none.
+    Collective over the grids' ranks. Closing either grid closes the plans of the transpose, so keep both grids open
+    while the transpose is used. A call of the transpose counts as a call of ``grid_a``, which only one thread at a time
+    may make. Errors are raised on all ranks or on none.
 
     Examples
     --------
@@ -124,31 +124,33 @@ class Transpose(Closing):
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
 
     def forward(self, u: object, v: object) -> None:
-        """Set the cells of ``v`` to those of ``u``.
+        """Copy the cells of ``u`` to ``v``.
 
         Parameters
         ----------
         u : array
-            Of ``grid_a``: made by it, or of its padded shape on its device, with any strides. May have component axes,
-            and be staggered or of another halo if it was made so by the grid or told by `Grid.declare`.
+            A field that ``grid_a`` allocated, or an array of its padded shape on its device, with any strides. It may
+            have component axes. A staggered field, or a field with another halo, must be allocated by the grid or
+            declared with `Grid.declare`.
         v : array
-            Of ``grid_b`` likewise; the same dtype, component axes and staggering. Component axes may stand before the
-            grid axes in one array and behind them in the other.
+            A field of ``grid_b`` with the same dtype, component axes and staggering. Component axes may be before the
+            grid axes in one field and after the grid axes in the second field.
 
         Raises
         ------
         FieldError
-            If an array does not fit its grid, ``v`` is read-only, they share memory, or are not the same field.
+            If an array does not fit its grid, ``v`` is read-only, the arrays share memory, or they differ in dtype,
+            component axes or staggering. Fields of one parity are not supported.
         DeviceError
             If an array is on another device than the grids'.
         MismatchError
             If ranks give different dtypes or layouts.
         PathError
-            If the path asked for cannot be taken; says why.
+            If the requested path cannot be used; the message says why.
         ClosedError
             If the transpose or a grid is closed.
         ExchangeTimeoutError
-            If another rank does not come within ``HALOX_TIMEOUT`` seconds.
+            If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
@@ -158,39 +160,39 @@ class Transpose(Closing):
         self._run("forward", u, v)
 
     def backward(self, v: object, u: object) -> None:
-        """Set the cells of ``u`` to those of ``v``: the inverse of `forward`, with its errors."""
+        """Copy the cells of ``v`` to ``u``: the inverse of `forward`, with the same errors."""
         self._run("backward", u, v)
 
     def plan(
         self, u: object, v: object, *, backward: bool = False, path: str | None = None
     ) -> Plan:
-        """Make the persistent form of `forward`, or of `backward`.
+        """Make a persistent `forward` or `backward`.
 
         Parameters
         ----------
         u, v : array
-            Those of `forward`, in this order for both directions.
+            The fields of `forward`, in this order for both directions.
         backward : bool
-            Whether the plan carries ``v`` into ``u``.
+            Whether the plan copies ``v`` to ``u``.
         path : str, optional
             The data path of this plan; by default the transpose's.
 
         Returns
         -------
         Plan
-            ``plan()``; or ``plan.start()`` and ``plan.finish()`` around work that leaves both arrays alone;
-            ``plan.explain()``.
+            ``plan()`` copies. ``plan.start()`` and ``plan.finish()`` allow work in between that does not use the two
+            arrays. ``plan.explain()`` describes the messages.
 
         Notes
         -----
-        Collective over all ranks. Errors as of `forward`.
+        Collective over all ranks. Raises the errors of `forward`.
         """
         reverse = as_bool(backward)
         direction = "" if reverse is None else "backward" if reverse else "forward"
         return self._make(direction, u, v, keep=True, path=path)
 
     def close(self) -> None:
-        """Give the plans back; local, and harmless when repeated. The grids stay open."""
+        """Close the plans; local. The grids stay open, and repeated calls have no effect."""
         self._closed = True
         self._plans.clear()
         for plan in list(self._all_plans):
@@ -249,7 +251,7 @@ class Transpose(Closing):
         target = Side(v, overlaps(of_v, a, self.axes), common_axes(of_v.spec, back))
         if direction == "backward":
             source, target = target, source
-        # Fields of grid_b are in shared memory of its own; the plan ends with either grid.
+        # Fields of grid_b are in the shared memory of grid_b. The plan is closed when either grid is closed.
         with self.grid_a._context.borrowing(self.grid_b._context):
             plan = self.grid_a._make_plan(
                 lambda: transpose_draft(source, target, orders[0]),
@@ -264,7 +266,7 @@ class Transpose(Closing):
     def _read(
         self, direction: str, u: object, v: object
     ) -> tuple[tuple[FieldLayout, FieldLayout], tuple[int, ...]]:
-        """Check what one rank can see of a call alone; return the layouts, and the memory order of ``u``."""
+        """Check this rank's arguments; return the layouts, and the memory order of ``u``."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
         self.grid_b._world.check_open()

@@ -1,7 +1,7 @@
-"""Arguments of any type, read as integers, booleans and lists, and shown in errors; and numbers rounded up.
+"""Conversion of arguments of any type to integers, booleans and lists; their text in errors; rounding up.
 
-Whatever an object does when it is asked (its methods may raise anything), the caller gets the error
-that it names, with the argument in it. Nothing here knows what the numbers mean.
+Methods of an argument may raise any exception. The functions here catch it, so that the caller can raise its own error,
+which shows the argument.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from halox.errors import HaloxError
 
 LARGEST = 2**63 - 1
-"""The largest number of bytes or elements that addresses and NumPy reach."""
+"""The largest number of bytes or elements that NumPy can address."""
 
 MOST_ENTRIES = 1 << 20
-"""The longest list that is read entry by entry."""
+"""Maximum length of a sequence argument."""
 
 _MOST_TEXT = 200
 
 
 def shown(value: object) -> str:
-    """Text of any object for an error: its repr, cut to 200 characters; its type if it has none.
+    """Return an object's text for an error: its repr, cut to 200 characters, or its type if ``repr`` fails.
 
     Examples
     --------
@@ -39,12 +39,12 @@ def shown(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """Text for an error, cut to 200 characters."""
+    """Return a text for an error, cut to 200 characters."""
     return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 4]} ..."
 
 
 def as_int(value: object) -> int | None:
-    """Python int of an integer of any library; None for anything else, bools included.
+    """Return an integer of any library as a Python int; None for anything else, including bools.
 
     Examples
     --------
@@ -57,14 +57,14 @@ def as_int(value: object) -> int | None:
         if isinstance(value, (bool, np.bool_)):
             return None
         if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind not in "iu"):
-            return None  # NumPy takes an array of one number, or one bool, for an index
+            return None  # NumPy accepts an array of one number, or one bool, as an index
         return operator.index(value)  # type: ignore[arg-type]
     except Exception:  # an object may raise anything
         return None
 
 
 def as_bool(value: object) -> bool | None:
-    """Python bool of a bool of Python or NumPy; None for anything else.
+    """Return a bool of Python or NumPy as a Python bool; None for anything else.
 
     Examples
     --------
@@ -91,10 +91,9 @@ def check_bool(name: str, value: object, error: type[HaloxError], remedy: str = 
 
 
 def as_list(value: object) -> list[Any] | None:
-    """Entries of a sequence or array in a list; None for what is no sequence.
+    """Return the entries of a sequence or array as a list; None for anything else.
 
-    Strings, sets and mappings are no sequences of numbers, nor is a 0-d array, and an iterator is
-    taken as one.
+    Strings, sets, mappings and 0-d arrays do not count as sequences. Iterators do.
 
     Examples
     --------
@@ -111,13 +110,13 @@ def as_list(value: object) -> list[Any] | None:
 
 
 def as_entries(value: object) -> list[Any]:
-    """Entries of a sequence; anything else stands for itself."""
+    """Return the entries of a sequence as a list; any other object becomes a list of one entry."""
     found = as_list(value)
     return [value] if found is None else found
 
 
 def rounded_up(number: int, to: int) -> int:
-    """Return the least multiple of a number that is not below another one.
+    """Return the smallest multiple of ``to`` that is at least ``number``.
 
     Examples
     --------

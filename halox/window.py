@@ -1,4 +1,4 @@
-"""Messages of one call, of which only a few are under way at once, so that they need little memory."""
+"""Messages of one call, with only a few in flight at once to limit memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Message:
     peer: int
     receives: bool
     then: Callable[[], None] | None = None
-    request: MPI.Request | None = None  # None while it is started
+    request: MPI.Request | None = None  # None until the message is posted
 
     @property
     def has_ended(self) -> bool:
@@ -32,12 +32,12 @@ class _Message:
 
 
 class Window:
-    """Messages under way, the oldest first, at most so many at once, each with the memory that it works on.
+    """Queue of at most ``most`` messages in flight, the oldest first, each with its buffer.
 
-    ``doing`` is the call, as in "a gather", for the texts of timeouts.
+    ``doing`` names the call in timeout errors, as in "a gather".
 
-    As a context manager it ends all messages, or on an error cancels the receives, since MPI cancels no sends. The
-    memory of messages that go on is kept for good.
+    The context manager completes all messages on exit. After an error it cancels only the receives, since MPI does not
+    cancel sends. The buffers of unfinished messages stay allocated.
     """
 
     def __init__(self, world: World, most: int, doing: str) -> None:
@@ -46,32 +46,32 @@ class Window:
         self._messages: deque[_Message] = deque()
 
     def make_room(self) -> None:
-        """Wait until one more message may be started; before its memory is allocated."""
+        """Wait until one more message may be started; call this before allocating its buffer."""
         while len(self._messages) >= self._most:
             self._end_oldest()
 
     def send(self, memory: Array, peer: int) -> None:
-        """Start to send a contiguous array."""
+        """Start sending a contiguous array."""
         message = self._add(_Message(memory, peer, False))
         message.request = self._world.comm.Isend(as_bytes(memory), peer, self._tag)
 
     def receive(self, memory: Array, peer: int, then: Callable[[], None] | None = None) -> None:
-        """Start to receive into a contiguous array; ``then`` is called once it has come."""
+        """Start receiving into a contiguous array; ``then`` is called after the message has arrived."""
         message = self._add(_Message(memory, peer, True, then))
         message.request = self._world.comm.Irecv(as_bytes(memory), peer, self._tag)
 
     def _add(self, message: _Message) -> _Message:
-        """Keep a message's memory before it is started, since an interruption may come at any time."""
+        """Keep a message's buffer before the message is started, since an interrupt may happen at any time."""
         self._messages.append(message)
         return message
 
     def send_copy(self, part: Array, peer: int) -> None:
-        """Wait for room, and start to send an array of any strides."""
+        """Wait for room, and start sending an array of any strides."""
         self.make_room()
         self.send(np.ascontiguousarray(part), peer)
 
     def receive_into(self, part: Array, peer: int) -> None:
-        """Wait for room, and start to receive into an array of any strides, through a buffer where it must be."""
+        """Wait for room, and start receiving into an array of any strides, through a buffer if it is not contiguous."""
         self.make_room()
         if part.flags.c_contiguous:
             self.receive(part, peer)
@@ -85,7 +85,7 @@ class Window:
             self._end_oldest()
 
     def _end_oldest(self) -> None:
-        """Wait for the oldest message; it stays if that fails."""
+        """Wait for the oldest message; after an error it stays in the queue."""
         first = self._messages[0]
         for_what = (
             f"rank {first.peer}" if first.receives else f"rank {first.peer} to take its cells"
@@ -102,7 +102,7 @@ class Window:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """End all messages, or leave them to MPI after an error."""
+        """Complete all messages; after an error, cancel the receives."""
         try:
             if kind is None:
                 self.end()
@@ -115,7 +115,7 @@ class Window:
 
 
 def opaque(array: Array) -> Array:
-    """View structs as bytes: NumPy would copy field by field, and leave the gaps out."""
+    """View a structured array as raw bytes, since NumPy copies it field by field, without padding bytes."""
     return array if array.dtype.names is None else array.view(f"V{array.itemsize}")
 
 

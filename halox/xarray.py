@@ -1,4 +1,4 @@
-"""Fields as labelled arrays, and labelled arrays as fields, for those who have xarray.
+"""Conversion between fields and labelled arrays; needs xarray.
 
 Importing this module gives every `xarray.Dataset` the accessor ``halox``, see `DatasetFields`.
 """
@@ -38,7 +38,7 @@ WHOLE, BLOCK, HALO = "the whole field", "the cells of this rank", "the cells of 
 
 
 class Fields(Protocol):
-    """A grid, as far as it is used here."""
+    """Attributes and methods of a grid that this module uses."""
 
     @property
     def grid_shape(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Fields(Protocol):
         """Allocate a field; collective."""
 
     def layout(self, field: object) -> FieldLayout:
-        """Return where the cells of a field lie."""
+        """Return the layout of a field."""
 
     def exchange(self, *fields: object, corners: bool | None = None) -> None:
         """Fill the halos of fields with the neighbours' cells."""
@@ -85,7 +85,7 @@ def dataarray(
     attrs: Mapping[str, Any] | None = None,
     halo: bool = False,
 ) -> xarray.DataArray:
-    """Return the cells of a field that this rank has, labelled.
+    """Return this rank's cells of a field as a labelled array.
 
     Parameters
     ----------
@@ -95,33 +95,34 @@ def dataarray(
     name : str, optional
         Name of the result.
     dims : sequence of str, optional
-        Names of the grid axes; ("x", "y", "z", "t") by default. An axis along which the field is staggered gets the
-        ending "_face"; component axes are called "component_0", "component_1", ...
+        Names of the grid axes; ("x", "y", "z", "t") by default. The name of a staggered axis gets the suffix "_face".
+        Component axes are called "component_0", "component_1", ...
     coords : mapping, optional
-        Coordinates by the name of the dimension: one-dimensional arrays, with a value for every point of the whole
-        grid (along "x_face", every face), or labelled ones with attributes such as units. By default global indices.
+        Coordinates by dimension: one-dimensional arrays with a value for every point of the whole grid (along "x_face",
+        for every face). Labelled arrays keep their attributes, such as units. By default the coordinates are global
+        indices.
     attrs : mapping, optional
         Attributes of the result; none by default.
     halo : bool
-        With the halo, so that the result can be exchanged (`DatasetFields.exchange`). Coordinates of cells beyond the
-        ends of the grid continue at the same distance.
+        Whether to include the halo, so that the result can be exchanged (`DatasetFields.exchange`). Coordinates beyond
+        an end of the grid continue with the spacing at that end.
 
     Returns
     -------
     xarray.DataArray
-        A view of the field, on the GPU too (``.as_numpy()`` copies it to the host).
+        A view of the field, also on a GPU (``.as_numpy()`` copies it to the host).
 
     Raises
     ------
     MissingPackageError
         If xarray is not installed.
     FieldError
-        If ``dims`` does not have a name for each grid axis, ``name`` is none, the field is of one parity, or
-        coordinates are for no dimension, of another length, or have two axes.
+        If ``dims`` does not name each grid axis, ``name`` is not a string, the field is of one parity, or a coordinate
+        is for an unknown dimension, has the wrong length, or is not one-dimensional.
 
     Notes
     -----
-    Local. `xarray.combine_by_coords` puts the blocks of several ranks together; `from_dataarray` is the inverse.
+    Local. `xarray.combine_by_coords` combines the blocks of several ranks. `from_dataarray` is the inverse.
     """
     _check_grid(grid)
     layout = grid.layout(field)
@@ -173,13 +174,13 @@ def _given(coords: Mapping[str, Any] | None, axes: Sequence[str]) -> Mapping[str
 
 
 def _cut(axis: str, given: object, cut: slice, points: int) -> xarray.Variable:
-    """Return the coordinates of a rank's points along an axis of so many points."""
+    """Return the coordinates of a rank's points along an axis of ``points`` points."""
     if given is None:
         return xarray.Variable((axis,), np.arange(cut.start, cut.stop))
     attrs = dict(getattr(given, "attrs", {}))
     try:
         values = np.asarray(getattr(given, "values", given))
-    except Exception as error:  # what an object raises
+    except Exception as error:  # an object may raise anything
         raise FieldError(f"coords[{axis!r}] must be an array, got {shown(given)}") from error
     if values.shape != (points,):
         raise FieldError(
@@ -194,11 +195,11 @@ def _cut(axis: str, given: object, cut: slice, points: int) -> xarray.Variable:
 
 
 def _beyond(values: Array, count: int) -> Array:
-    """Return coordinates before the first one, the nearest first: at the same distance, repeated if there is none."""
+    """Return ``count`` coordinates before the first one, nearest first, at the same spacing or else repeated."""
     if count == 0 or len(values) == 1 or values.dtype.kind not in "iufcmM":
         return np.repeat(values[:1], count)
     steps, (first, second) = np.arange(1, count + 1), values[:2]
-    if values.dtype.kind in "iu":  # they may go below what their dtype holds
+    if values.dtype.kind in "iu":  # results may be below the range of the dtype
         first, second = int(first), int(second)
     found: Array = first - steps * (second - first)
     return found
@@ -208,31 +209,32 @@ def _beyond(values: Array, count: int) -> Array:
 
 
 def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = None) -> Any:
-    """Make a field with the values of a labelled array; `Grid.from_dataarray` calls it.
+    """Make a field from a labelled array; `Grid.from_dataarray` calls it.
 
     Parameters
     ----------
     grid : Grid
     array : xarray.DataArray
-        On every rank the whole field, of which each takes its part, or that rank's cells, with a halo or without. A
-        halo is the grid's, or that of the field that the array is a view of. Axes may be in any order; "x_face" in
-        place of "x" is a staggered axis, and others are components. Where values are read on demand, as from a file,
-        only the part needed is loaded.
+        On every rank either the whole field, from which each rank takes its cells, or the cells of this rank, with or
+        without a halo. The halo is the grid's halo, or the halo of the field that the array is a view of. Axes may be
+        in any order. "x_face" in place of "x" is a staggered axis; axes with other names are components. If values are
+        loaded lazily, as from a file, only the needed part is loaded.
     dims : sequence of str, optional
         Names of the grid axes; ("x", "y", "z", "t") by default.
 
     Returns
     -------
     array
-        A new field of the grid, on its device; the halo is zero unless ``array`` has it.
+        A new field on the grid's device. Its halo is zero unless ``array`` includes the halo.
 
     Raises
     ------
     FieldError
-        If it is no DataArray, a grid axis is missing, or its extents fit neither the whole field nor the rank's; or
-        both the whole field and the rank's cells with halo, and it is no view of a field.
+        If ``array`` is not a DataArray, a grid axis is missing, or the extents fit neither the whole field nor the
+        rank's cells. Also if the extents fit both the whole field and the rank's cells with halo, and ``array`` is not
+        a view of a field.
     MismatchError
-        If the arrays of the ranks differ in dtype or layout, or only some are the whole field.
+        If the arrays of the ranks differ in dtype or layout, or only some of the arrays are the whole field.
     MissingPackageError
         If xarray is not installed.
 
@@ -253,7 +255,7 @@ def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = 
 
 
 def make_field(grid: Fields, reading: Reading, kind: str) -> Any:
-    """Make a field of a labelled array, and fill it; collective."""
+    """Make a field from a labelled array; collective."""
     dtype = reading.offer.dtype
     field = grid._add(lambda: (reading.layout, dtype), "zeros", None, dtype)
     grid._world.guarded(lambda: reading.fill(field, kind), _CALL)
@@ -262,7 +264,7 @@ def make_field(grid: Fields, reading: Reading, kind: str) -> Any:
 
 @dataclass(frozen=True)
 class Offer:
-    """Layout and dtype of a rank's array, and all that it can be by its shape."""
+    """Layout and dtype of a rank's array, and the kinds that fit its shape (`WHOLE`, `BLOCK`, `HALO`)."""
 
     layout: FieldSpec
     dtype: np.dtype[Any]
@@ -271,7 +273,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Reading:
-    """A labelled array, with its axes recognised and in the order of the field's."""
+    """A labelled array with recognised axes, in the order of the field's axes."""
 
     array: xarray.DataArray
     layout: FieldLayout
@@ -285,7 +287,7 @@ class Reading:
 
     @property
     def choices(self) -> str:
-        """Text about an array that may be the whole field, or this rank's cells with halo."""
+        """Error text for an array that fits both the whole field and this rank's cells with halo."""
         inside = self.layout.interior[len(self.layout.spec.components_before) :]
         ways = [
             ", ".join(
@@ -304,7 +306,7 @@ class Reading:
         layout, array = self.layout, self.array
         if kind == WHOLE:
             array = array.isel(dict(zip(self.dims, layout.owned, strict=True)))
-        data = array.data  # loads what is read on demand
+        data = array.data  # loads lazy values
         target = field if kind == HALO else field[layout.interior]
         if is_device_array(target):
             target[...] = as_device_array(data)
@@ -312,7 +314,7 @@ class Reading:
             target[...] = to_host(data)
 
     def own_part(self, values: Array, axis: int, kind: str) -> tuple[int, Array]:
-        """Return the coordinates along a grid axis without a halo, and the first one's place in the whole grid."""
+        """Return the global index of the first coordinate along a grid axis, and the coordinates without the halo."""
         owned, stored = self.layout.owned[axis], self.layout.stored[axis]
         if kind == WHOLE:
             return 0, values
@@ -322,7 +324,7 @@ class Reading:
 
 
 def agreed(offers: Sequence[Offer], name: str | None = None) -> tuple[str, ...]:
-    """Return what the arrays of all ranks can be; raises `MismatchError` on all alike, which names the variable."""
+    """Return the kinds that fit the arrays of all ranks; raises `MismatchError` on all ranks."""
     first, arrays = offers[0], "the arrays" + ("" if name is None else f" of variable {name!r}")
     for rank, other in enumerate(offers):
         for which in ("layout", "dtype"):
@@ -340,12 +342,12 @@ def agreed(offers: Sequence[Offer], name: str | None = None) -> tuple[str, ...]:
 
 
 def _is_open(kinds: Sequence[str]) -> bool:
-    """Whether an array may be the whole field, and a block with a halo that must be cut off."""
+    """Whether an array fits both the whole field and a block with halo, but not a block without halo."""
     return WHOLE in kinds and HALO in kinds and BLOCK not in kinds
 
 
 def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
-    """Recognise the axes of a labelled array; parameters and errors as of `from_dataarray`. Local."""
+    """Recognise the axes of a labelled array, with the parameters and errors of `from_dataarray`. Local."""
     if not isinstance(array, xarray.DataArray):
         raise FieldError(
             f"expected an xarray.DataArray, got a {type(array).__name__}; of a Dataset, give the variables one by one"
@@ -390,10 +392,10 @@ def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
 def _halo_of_field(
     grid: Fields, array: xarray.DataArray, spec: FieldSpec, *, any_array: bool
 ) -> Halo | None:
-    """Return the halo of the field that an array is, None if it is no field, or one without halo.
+    """Return the halo of an array that is a field; None if it is not a field, or has no halo.
 
-    With ``any_array``, return for any other array the one halo of the grid's fields that gives its shape: it may be a
-    result of arithmetic.
+    With ``any_array``, an array that is not a field may be a result of arithmetic on fields: return the halo of the
+    grid's fields with its shape, if they have a single one.
     """
 
     def is_like(one: FieldSpec) -> bool:
@@ -401,7 +403,7 @@ def _halo_of_field(
 
     specs = [one.spec for one in grid._layouts.of_shape(array.shape) if is_like(one.spec)]
     if not specs:
-        return None  # values that are read on demand are not loaded
+        return None  # do not load lazy values
     declared = grid._layouts.declared(array.data)
     if declared is not None:
         return declared.spec.halo if is_like(declared.spec) else None
@@ -410,7 +412,7 @@ def _halo_of_field(
 
 
 def _found(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -> list[str]:
-    """Return the names that an array's grid axes have; raises `FieldError` if one is there twice."""
+    """Return the names of an array's grid axes; raises `FieldError` if an axis is present twice."""
     found = [name for axis in axes for name in (axis, axis + FACE) if name in array.dims]
     if len(found) > len(axes):
         raise FieldError(
@@ -421,7 +423,7 @@ def _found(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -> li
 
 
 def _order(dims: Sequence[Hashable], found: Sequence[Hashable]) -> list[Hashable]:
-    """Return an array's dimensions with the grid's side by side, where the first of them is."""
+    """Return an array's dimensions with the grid axes adjacent, at the position of the first grid axis."""
     first = min(dims.index(name) for name in found)
     return [*dims[:first], *found, *(name for name in dims[first:] if name not in found)]
 
@@ -434,7 +436,7 @@ def _listed(names: Iterable[Hashable]) -> str:
 
 
 class _Told(NamedTuple):
-    """Variables of a dataset and their coordinates: by axis a variable that has it, and the number of the axis."""
+    """Variables of a dataset and their coordinates: for each axis, a variable that has it and the axis number."""
 
     offers: dict[str, Offer]
     coords: dict[str, tuple[str, int]]
@@ -447,9 +449,10 @@ def _told(told: _Told) -> str:
 def _kinds(
     readings: Mapping[str, Reading], common: Mapping[str, tuple[str, ...]]
 ) -> dict[str, str]:
-    """Return what each variable of a dataset is, of all that it can be; raises `FieldError` on all ranks alike.
+    """Return the kind of each variable of a dataset; raises `FieldError` on all ranks.
 
-    Along a dimension all variables have a halo, or none: a variable tells of others that share its dimensions.
+    Along a dimension, either all variables have a halo or no variable has one. A variable of known kind thus decides
+    about ambiguous variables that share its dimensions.
     """
     found: dict[str, str] = {}
     first: dict[Hashable, str] = {}  # a variable that has the dimension
@@ -474,24 +477,25 @@ def _kinds(
 
 
 def _joined(parts: Sequence[tuple[int, Array]]) -> Array:
-    """Return the coordinates of the whole grid, of those of each rank's part."""
+    """Join the coordinates of all ranks' parts to the coordinates of the whole grid."""
     by_start = dict(parts)
     return np.concatenate([by_start[start] for start in sorted(by_start)])
 
 
 def _own_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return attributes without those that describe a former checkpoint, from which a dataset may have been read."""
+    """Return attributes without the entries of an earlier checkpoint; the dataset may have been read from one."""
     return {k: v for k, v in attrs.items() if not (isinstance(k, str) and k.startswith(PREFIX))}
 
 
 @xarray.register_dataset_accessor("halox")  # type: ignore[no-untyped-call]
 class DatasetFields:
-    """Variables of a `xarray.Dataset` as fields of a grid: ``dataset.halox``.
+    """Variables of an `xarray.Dataset` as fields of a grid: ``dataset.halox``.
 
     Parameters
     ----------
     dataset : xarray.Dataset
-        Of labelled arrays with halo, such as ``grid.dataarray(u, halo=True)`` and results of arithmetic on them.
+        A dataset of labelled arrays with halo, such as ``grid.dataarray(u, halo=True)`` and results of arithmetic on
+        them.
     """
 
     def __init__(self, dataset: xarray.Dataset) -> None:
@@ -510,8 +514,8 @@ class DatasetFields:
         ----------
         grid : Grid
         *names : str
-            Variables; by default all that have the grid's axes. Coordinates, and variables of fewer dimensions than the
-            grid, such as a time or a profile, are no fields, and are left alone.
+            Names of variables; by default all variables with the grid's axes. Coordinates, and variables with fewer
+            dimensions than the grid, such as a time or a profile, are not fields and are ignored.
         dims : sequence of str, optional
             Names of the grid axes; see `dataarray`.
         corners : bool, optional
@@ -520,17 +524,17 @@ class DatasetFields:
         Raises
         ------
         FieldError
-            If no variable has the grid's axes, a variable named does not have them, or one of as many dimensions as the
-            grid; or if a variable has no halo; on all ranks.
+            If no variable has the grid's axes; if a named variable, or a variable with at least as many dimensions as
+            the grid, lacks a grid axis; or if a variable has no halo. Raised on all ranks.
 
         Notes
         -----
-        Collective, with errors as of `Grid.exchange`; variables go by the order of their names.
+        Collective; also raises the errors of `Grid.exchange`. Variables are exchanged in the order of their names.
         """
         _check_grid(grid)
         try:
             fields = self._fields(grid, names, dims)
-        except FieldError as error:  # the other ranks learn of it in their exchange
+        except FieldError as error:  # other ranks get the error in their exchange
             grid._world.begin("exchange")
             grid._world.agree(error, "exchange")
         else:
@@ -544,7 +548,7 @@ class DatasetFields:
         dims: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        """Write a checkpoint of the variables, all ranks together; see `Grid.save`.
+        """Write a checkpoint of the variables; see `Grid.save`.
 
         Parameters
         ----------
@@ -558,18 +562,17 @@ class DatasetFields:
         Raises
         ------
         FieldError
-            If no variable has the grid's axes, or one of as many dimensions as the grid lacks some, as for `exchange`;
-            or if a variable can be the whole field or a block with halo, and no
-            variable that shares a dimension with it tells.
+            If no variable has the grid's axes, or a variable with at least as many dimensions as the grid lacks a grid
+            axis. Also if a variable fits both the whole field and a block with halo, and no variable of known kind
+            shares a dimension with it.
         MismatchError
             If variables or coordinates differ between ranks.
 
         Notes
         -----
-        Collective, with errors as of `Grid.from_dataarray`, which reads each variable, and `Grid.save`. Stores the
-        variables with the grid's axes, their coordinates along these, and the attributes of all of them and of the
-        dataset, those of rank 0; no halos, nor the coordinates of halo cells. Variables of fewer dimensions than the
-        grid are not stored.
+        Collective; also raises the errors of `Grid.from_dataarray` and `Grid.save`. Stores the variables with the
+        grid's axes, their coordinates along these axes, and the attributes of variables, coordinates and dataset, from
+        rank 0. Halos, coordinates of halo cells, and variables with fewer dimensions than the grid are not stored.
         """
         _check_grid(grid)
         world: World = grid._world
@@ -604,7 +607,7 @@ class DatasetFields:
     def _written(
         self, grid: Fields, dims: Sequence[str] | None
     ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _Told]:
-        """Return the names of the grid axes and the variables that have them all, and what ranks must share."""
+        """Return the names of the grid axes, the variables with all grid axes, and the facts that ranks compare."""
         axes, dataset = axis_names(dims, len(grid.grid_shape)), self._dataset
         readings: dict[str, Reading] = {}
         coords: dict[str, tuple[str, int]] = {}
@@ -620,9 +623,10 @@ class DatasetFields:
         return (axes, readings), _Told(offers, coords)
 
     def _names(self, axes: Sequence[str]) -> list[str]:
-        """Return the names of the variables that have all grid axes, sorted.
+        """Return the sorted names of the variables with all grid axes.
 
-        Raises `FieldError` if none has, or one lacks some that has enough dimensions to be meant for a field.
+        Raises `FieldError` if there is no such variable, or a variable with enough dimensions for a field lacks a grid
+        axis.
         """
         variables = self._dataset.data_vars
         names: list[Any] = [k for k, v in variables.items() if len(_found(v, axes)) == len(axes)]

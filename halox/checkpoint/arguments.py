@@ -1,4 +1,4 @@
-"""Arguments of a save or a load, checked on each rank."""
+"""Checks of the arguments of a save or a load, on each rank."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Given(NamedTuple):
 
 
 def path_of(path: object, *, written: bool) -> Path:
-    """Return a path with all links resolved; `CheckpointError` for what is none, or has a suffix of another format.
+    """Return a path with all links resolved; raises `CheckpointError` if it is invalid or has another format's suffix.
 
-    A checkpoint that has such a name can be read.
+    An existing checkpoint with such a suffix can be read.
     """
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
@@ -146,7 +146,7 @@ def coords_of(
 
 
 def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
-    """Return attributes as JSON has them; raises `FieldError`, which calls them ``what``."""
+    """Return attributes as JSON values; raises `FieldError`, with ``what`` as their name."""
     if attrs is None:
         return {}
     if not isinstance(attrs, Mapping):
@@ -168,14 +168,14 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
 
 
 def array_attrs_of(coords: object, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """Return attributes of fields and coordinates, those of labelled coordinates included; raises `FieldError`."""
+    """Return attributes of fields and coordinates, including those of labelled coordinates; raises `FieldError`."""
     labelled = coords if isinstance(coords, Mapping) else {}
     both = {**{name: getattr(one, "attrs", None) for name, one in labelled.items()}, **given}
     return {name: attrs_of(attrs, f"attrs of {name}") for name, attrs in both.items() if attrs}
 
 
 def names_of(names: object) -> tuple[str, ...] | None:
-    """Return the names of fields to be loaded, None for all; raises `FieldError`."""
+    """Return the names of the fields to load, None for all fields; raises `FieldError`."""
     if names is None:
         return None
     given = [names] if isinstance(names, str) else as_list(names)
@@ -185,7 +185,7 @@ def names_of(names: object) -> tuple[str, ...] | None:
 
 
 def progress_of(progress: object) -> Progress | None:
-    """Return what is told of progress; raises `FieldError`."""
+    """Return the progress callback; raises `FieldError`."""
     if progress is not None and not callable(progress):
         raise FieldError(
             f"progress: expected a callable taking done_bytes and total_bytes, got {shown(progress)}"
@@ -198,6 +198,6 @@ def _plain(value: object) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if hasattr(value, "get") and hasattr(value, "shape"):  # CuPy's
+    if hasattr(value, "get") and hasattr(value, "shape"):  # CuPy arrays
         return to_host(value).tolist()
     raise TypeError(f"{shown(value)} of type {type(value).__name__}")

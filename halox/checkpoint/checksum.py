@@ -1,7 +1,7 @@
-"""CRC32C of a chunk whose bytes several ranks have read, each its own ones.
+"""CRC32C of a chunk from partial checksums, when several ranks each read some of its bytes.
 
-A CRC without its constants is linear: that of a message is the sum (XOR) of those of its parts, each followed by as
-many zeros as there are bytes behind it in the message. Zeros are appended by a multiplication modulo the polynomial.
+A CRC without its constants is linear: the CRC of a message is the sum (XOR) of the CRCs of its parts, each part
+followed by zeros up to the end of the message. A multiplication modulo the polynomial appends zeros.
 
 References
 ----------
@@ -24,7 +24,7 @@ _ONE = 1 << 31  # bits are reflected: the highest is the coefficient of x^0
 
 
 class PartialChecksum:
-    """Checksum of some bytes of a message, given in order, as if all others were zeros."""
+    """Checksum of some bytes of a message, given in order; all other bytes count as zeros."""
 
     def __init__(self) -> None:
         from google_crc32c import extend
@@ -33,23 +33,23 @@ class PartialChecksum:
         self._value, self._end = 0, 0
 
     def add(self, part: Array, offset: int) -> None:
-        """Add the bytes of a contiguous array, which begin at an offset behind all that came before."""
+        """Add the bytes of a contiguous array, at an offset after all bytes added before."""
         value = zeros_behind(self._value, offset - self._end)
         self._value = self._extend(value ^ _ONES, as_bytes(part)) ^ _ONES
         self._end = offset + part.nbytes
 
     def of(self, nbytes: int) -> int:
-        """Return the sum for a message of so many bytes; those of all parts of it add up to `linear_part`."""
+        """Return the sum for a message of ``nbytes`` bytes; the sums of all its parts add up to `linear_part`."""
         return zeros_behind(self._value, nbytes - self._end)
 
 
 def linear_part(checksum: int, nbytes: int) -> int:
-    """Return the CRC32C of a message of so many bytes without its constants."""
+    """Return the CRC32C of a message of ``nbytes`` bytes without its constants."""
     return checksum ^ _ONES ^ zeros_behind(_ONES, nbytes)
 
 
 def zeros_behind(value: int, nbytes: int) -> int:
-    """Return the linear part of a CRC for the same message with so many zeros behind it.
+    """Return the linear part of a CRC for the same message followed by ``nbytes`` zero bytes.
 
     Examples
     --------

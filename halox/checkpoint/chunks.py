@@ -1,14 +1,14 @@
-"""Chunks of a whole field, the ranks that write or read them, and the ranks whose cells they hold; integers only.
+"""Chunks of a whole field, the ranks that write or read them, and the ranks that own their cells; integers only.
 
-Chunks are regular. Along an axis they are as long as the blocks of an even division, or a part of them; so where blocks
-are equal every chunk lies within one. Elsewhere a chunk spans the border of two or more, and one of their ranks writes
-it all::
+All chunks have the same shape. Along an axis they are as long as the blocks of an even division, or a fraction of
+these. If all blocks are equal, every chunk is within one block. Otherwise a chunk may span two or more blocks, and the
+rank of one of these blocks writes the whole chunk::
 
     blocks      0 0 0 | 1 1 1 | 2 2 | 3 3
     chunks      0 0 0 | 1 1 1 | 2 2   3 | 3
 
-On another division each rank reads what it needs of a chunk. Where that is part of rows that are short, it reads the
-rows whole, as the ranks do that need the rest; one of them counts them to the checksum::
+In another division, each rank reads the cells of a chunk that it needs. If it needs parts of short rows, it reads whole
+rows. The ranks that need other parts of these rows read the same rows, and one of the ranks adds them to the checksum::
 
     needed      0 0 1 1 | 0 0 1 1 | ...
     read        0 0 0 0 | 0 0 0 0 | ...    by rank 0
@@ -29,13 +29,13 @@ from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
 
 CHUNK_BYTES = 32 << 20
-"""Most bytes of a chunk, but for a single element of more."""
+"""Maximum bytes of a chunk; a single element may be larger."""
 
 RUN_BYTES = 128 << 10
-"""Fewest bytes side by side that a rank reads of a chunk; for fewer, reading the cells between them too is faster."""
+"""Minimum contiguous bytes that a rank reads of a chunk; for fewer bytes, reading the gaps too is faster."""
 
 MOST_READERS = 4
-"""Most ranks that read the same bytes of a chunk; of more, one reads and sends the others theirs."""
+"""Maximum number of ranks that read the same bytes of a chunk; for more ranks, one rank reads and sends the cells."""
 
 Cut = tuple[slice, ...]
 """A box of the whole field: a slice along every axis, component axes included."""
@@ -49,9 +49,9 @@ class Piece(NamedTuple):
 
 
 class ReadBox(NamedTuple):
-    """Cells that a rank reads of a chunk; of the ranks that read the same ones, one counts them to the checksum.
+    """Cells that a rank reads of a chunk; one of the ranks that read the same cells adds them to the checksum.
 
-    These take turns.
+    From chunk to chunk, another rank adds them.
     """
 
     cut: Cut
@@ -59,7 +59,7 @@ class ReadBox(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk: its number along each axis, its cells, the rank that moves it, and the pieces of all ranks."""
+    """A chunk: its index along each axis, its cells, the rank that moves it, and the pieces of all ranks."""
 
     number: tuple[int, ...]
     cut: Cut
@@ -68,7 +68,7 @@ class Chunk(NamedTuple):
 
 
 def chunk_shape(layout: FieldLayout, itemsize: int) -> tuple[int, ...]:
-    """Return the extents of the chunks in which a field is written.
+    """Return the shape of the chunks for writing a field.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def chunk_shape(layout: FieldLayout, itemsize: int) -> tuple[int, ...]:
     for axis, extent in enumerate(shape):
         excess = -(-prod(shape) * itemsize // CHUNK_BYTES)
         wanted = min(excess, extent)
-        # A few parts more keep chunks within blocks; far more would be slivers.
+        # A few more parts can keep chunks within blocks; many more parts would be too thin.
         even = (n for n in range(wanted, min(2 * wanted, extent) + 1) if extent % n == 0)
         shape[axis] = -(-extent // next(even, wanted))
     return tuple(shape)
@@ -92,7 +92,7 @@ def chunk_shape(layout: FieldLayout, itemsize: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """The chunks of a field that this or any grid has written, as the ranks of this grid move them."""
+    """The chunks of a field, written by this or another grid, and their owners and movers in this grid."""
 
     layout: FieldLayout  # of the field on this rank
     shape: tuple[int, ...]  # extents of a chunk
@@ -107,7 +107,7 @@ class ChunkGrid:
 
     @cached_property
     def _bounds(self) -> tuple[tuple[int, ...], ...]:
-        """Return the first cell of each block along each grid axis, and the end of the last one."""
+        """Return the first cell of each block along each grid axis, and the end of the last block."""
         spec, axes = self.layout.spec, self.layout.decomposition.axes
         found = []
         for number, axis in enumerate(axes):
@@ -152,10 +152,10 @@ class ChunkGrid:
         return Chunk(number, cut, mover, tuple(pieces))
 
     def read_box(self, chunk: Chunk, itemsize: int) -> ReadBox | None:
-        """Return the cells that this rank reads to have its own of a chunk, or None if ranks would read too many.
+        """Return the cells of a chunk that this rank reads to get its own cells; None if ranks would read too much.
 
-        Those are its own ones along the first axes, and all along the others, so that there are `RUN_BYTES` side by
-        side in the file for every rank; or the whole chunk.
+        The box has this rank's cells along the first axes, and all cells of the chunk along the other axes, so that
+        every rank reads at least `RUN_BYTES` contiguous bytes of the file. It may be the whole chunk.
         """
         cuts = list(zip(*(piece.cut for piece in chunk.pieces), strict=True))
         run_bytes, first_whole = itemsize, len(self.shape)
@@ -178,7 +178,7 @@ class ChunkGrid:
         return ReadBox((*own, *whole), counting == self.layout.rank)
 
     def read_parts(self, chunk: Chunk, box: Cut, most: int) -> Iterator[tuple[int, Cut]]:
-        """Yield parts of a box of at most so many cells, each side by side in the file, and the first cell's place."""
+        """Yield parts of a box with their offsets, each contiguous in the file and of at most ``most`` cells."""
         first = len(box) - 1
         while first > 0 and extents(box)[first] == self.shape[first]:
             first -= 1
@@ -200,16 +200,16 @@ class ChunkGrid:
         return next(piece.cut for piece in chunk.pieces if piece.rank == self.layout.rank)
 
     def is_full(self, chunk: Chunk) -> bool:
-        """Whether a chunk does not reach beyond the end of the field."""
+        """Whether a chunk does not extend beyond the end of the field."""
         return extents(chunk.cut) == self.shape
 
     def local(self, cut: Cut) -> Cut:
-        """Return the place of cells of this rank within its block."""
+        """Return the position of this rank's cells within its block."""
         return relative(cut, self.own)
 
 
 def relative(cut: Cut, base: Cut) -> Cut:
-    """Return the place of a box within another one.
+    """Return the position of a box within another box.
 
     Examples
     --------
@@ -220,7 +220,7 @@ def relative(cut: Cut, base: Cut) -> Cut:
 
 
 def intersection(one: Cut, other: Cut) -> Cut | None:
-    """Return the cells of two boxes, None if there are none.
+    """Return the common cells of two boxes, None if they are disjoint.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def extents(cut: Cut) -> tuple[int, ...]:
 
 
 def _boxed(box: Cut, place: tuple[slice | int, ...]) -> Cut:
-    """Return a part of a box, as a box with as many axes.
+    """Return a part of a box, as a box with the same number of axes.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def _boxed(box: Cut, place: tuple[slice | int, ...]) -> Cut:
 
 
 def _overlaps(bounds: tuple[int, ...], start: int, stop: int) -> list[tuple[int, slice]]:
-    """Return the parts of an axis that own points of an interval, each with these points."""
+    """Return the blocks of an axis that own points of an interval, each with these points."""
     part = bisect_right(bounds, start) - 1
     found = []
     while part < len(bounds) - 1 and bounds[part] < stop:
@@ -266,7 +266,7 @@ def _overlaps(bounds: tuple[int, ...], start: int, stop: int) -> list[tuple[int,
 
 
 def _mover(parts: list[tuple[int, slice]], turn: int) -> int:
-    """Return the part that moves a chunk: those with about as much of it as any other take turns."""
+    """Return the block of the chunk's mover; blocks with at least half of the largest share take turns."""
     most = max(cut.stop - cut.start for _, cut in parts)
     likely = [part for part, cut in parts if 2 * (cut.stop - cut.start) >= most]
     return likely[turn % len(likely)]

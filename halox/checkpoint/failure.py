@@ -1,4 +1,4 @@
-"""The first error of a rank that goes on with its messages, until all ranks raise it together."""
+"""The first error of a rank, which continues its messages until all ranks raise the error together."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Failure:
         self.error: Exception | None = None
 
     def attempt(self, action: Callable[[], Any]) -> Any:
-        """Return ``action()``, or None if it fails; not called after a failure."""
+        """Return ``action()``, or None if it fails; the action is not called after a failure."""
         return self.attempt_always(action) if self.error is None else None
 
     def attempt_always(self, action: Callable[[], Any]) -> Any:
-        """Return ``action()``, a collective one that is called after a failure too, or None if it fails."""
+        """Return ``action()``, or None if it fails; the action is collective, and is also called after a failure."""
         try:
             return action()
         except Exception as error:

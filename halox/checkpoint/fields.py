@@ -1,4 +1,4 @@
-"""Description of a field in a checkpoint, as its array's attributes hold it."""
+"""Description of a field in a checkpoint, stored in the attributes of its array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halox.dimension_names import with_faces
 from halox.runtime.arrays import DType
 
 _NUMBERS = "?bhilqBHILQefdFD"
-"""Characters of the dtypes that Zarr has as NumPy has them; all others are stored as bytes, along one more axis."""
+"""Characters of the dtypes that Zarr supports like NumPy; other dtypes are stored as bytes, along one more axis."""
 
 COMPONENTS, STAGGERED, PARITY, DTYPE = (
     f"halox_{name}" for name in ("components", "staggered", "parity", "dtype")
@@ -29,15 +29,15 @@ class StoredField:
     shape: tuple[int, ...]  # of the whole field, component axes included
     chunk: tuple[int, ...]
     dtype: DType
-    before: int  # component axes in front of the grid axes
+    before: int  # component axes before the grid axes
     after: int
-    staggered: tuple[int, ...]  # grid axes along which it has one more point
+    staggered: tuple[int, ...]  # grid axes along which the field is staggered
     parity: str  # "even", "odd", or empty for all cells
-    is_plain: bool  # whether chunks are bytes and a checksum alone, with no other codec
+    is_plain: bool  # whether chunks are only bytes and a checksum, with no other codec
 
     @classmethod
     def of(cls, name: str, layout: FieldLayout, dtype: DType, *, is_plain: bool) -> StoredField:
-        """Describe a field of a grid that is about to be written."""
+        """Describe a field of a grid for writing."""
         spec = layout.spec
         return cls(
             name,
@@ -61,7 +61,7 @@ class StoredField:
         *,
         is_plain: bool,
     ) -> StoredField:
-        """Describe a field from the metadata of its array; KeyError, TypeError or ValueError if it is none."""
+        """Describe a field from its array's metadata; raises KeyError, TypeError or ValueError if they are invalid."""
         before, after = map(int, attributes[COMPONENTS])
         dtype = dtype_from(attributes[DTYPE])
         if not is_number(dtype):
@@ -74,7 +74,7 @@ class StoredField:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes of its array; none that netCDF could not hold, but for structured dtypes."""
+        """The attributes of its array; netCDF supports all of them except structured dtypes."""
         return {
             COMPONENTS: [self.before, self.after],
             STAGGERED: list(self.staggered),
@@ -84,21 +84,21 @@ class StoredField:
 
     @property
     def opaque_dtype(self) -> DType:
-        """The dtype by which its cells are copied: bytes for structs, whose gaps NumPy would leave out."""
+        """The dtype for copies of its cells: bytes for structured dtypes, since NumPy does not copy their padding."""
         return self.dtype if self.dtype.names is None else np.dtype(f"V{self.dtype.itemsize}")
 
     @property
     def stored_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], DType]:
-        """Shape, chunk and dtype of its array in the store."""
+        """Shape, chunk shape and dtype of its array in the store."""
         if is_number(self.dtype):
-            # By its text: zarr knows one of the types of C that are alike, such as long and long long.
+            # By its text: of equal C types, such as long and long long, zarr supports only one.
             return self.shape, self.chunk, np.dtype(self.dtype.str)
         size = self.dtype.itemsize
         return (*self.shape, size), (*self.chunk, size), np.dtype(np.uint8)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of `Grid.zeros` for a field that can hold it."""
+        """Options of `Grid.zeros` for a field with the same layout."""
         options: dict[str, Any] = {
             "components": self.shape[: self.before],
             "components_after": self.shape[len(self.shape) - self.after :],
@@ -107,10 +107,10 @@ class StoredField:
         return options | ({"parity": self.parity} if self.parity else {})
 
     def dims(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of its array's dimensions, for grid axes of such names.
+        """Return the names of its array's dimensions, for grid axes with the names ``axes``.
 
-        Faces and cells of one parity are other places than cells, so their dimensions have names of their own; those
-        of components are this field's alone, as other fields may have others.
+        Faces, and cells of one parity, are at other positions than cells, so their dimensions have separate names.
+        Component dimensions have names per field, since fields may have different components.
         """
         names = with_faces(axes, (n in self.staggered for n in range(len(axes))))
         if self.parity:
@@ -120,7 +120,7 @@ class StoredField:
         return (*components[: self.before], *names, *components[self.before :], *last)
 
     def differs(self, layout: FieldLayout, dtype: DType) -> str:
-        """Say why a field of a grid cannot hold it; empty if it can."""
+        """Return why it cannot be loaded into a field of a grid; empty if it can."""
         other = StoredField.of(self.name, layout, dtype, is_plain=True)
         for what, mine, theirs in (
             ("dtype", self.dtype, other.dtype),
@@ -135,17 +135,17 @@ class StoredField:
 
 
 def is_number(dtype: DType) -> bool:
-    """Whether Zarr has a dtype as NumPy has it."""
+    """Whether Zarr supports a dtype like NumPy."""
     return dtype.char in _NUMBERS
 
 
 def spec_text(spec: FieldSpec) -> str:
-    """Return the part of a field's layout that a checkpoint depends on, to be compared between ranks."""
+    """Return the text of a layout's properties that affect a checkpoint, to compare between ranks."""
     return str((spec.components_before, spec.components_after, spec.staggered, spec.parity))
 
 
 def dtype_text(dtype: DType) -> Any:
-    """Return a dtype as JSON can hold it, offsets and gaps of structs included.
+    """Return a dtype as a JSON value, including offsets and padding of structured dtypes.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def dtype_text(dtype: DType) -> Any:
 
 
 def dtype_from(text: Any) -> DType:
-    """Return the dtype of `dtype_text`; raises KeyError, TypeError or ValueError if it is none."""
+    """Return the dtype of a `dtype_text`; raises KeyError, TypeError or ValueError if it is invalid."""
     if isinstance(text, str):
         found = np.dtype(text)
         if found.hasobject:

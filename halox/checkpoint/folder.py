@@ -1,11 +1,11 @@
-"""Replacement of a file or folder by a new one: at once, or not at all; one writer at a time.
+"""Atomic replacement of a file or folder by a new one, with one writer at a time.
 
-Written by one rank; all names stand beside the path, so that no byte is copied at the end::
+One rank replaces the path. All names are in the path's parent folder, so that renaming copies no data::
 
-    run.zarr              the last checkpoint, until the new one takes its name
-    .run.zarr.partial     the new one, while it is written; what a run that died left is removed by the next one
-    .run.zarr.lock        locked by the run that writes; released by the kernel if it dies
-    .run.zarr.previous    the last one, on file systems that cannot exchange two names, between two renames
+    run.zarr              the last checkpoint, until the new checkpoint takes its name
+    .run.zarr.partial     the new checkpoint during the write; the next run removes the remains of a dead run
+    .run.zarr.lock        locked by the writing run; the kernel releases the lock if the run dies
+    .run.zarr.previous    the last checkpoint between two renames, on file systems that cannot exchange names
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
 def beside(path: Path, what: str) -> Path:
-    """Return the hidden name beside a path: its "partial", "lock" or "previous"."""
+    """Return a hidden name in the same folder as a path: its "partial", "lock" or "previous"."""
     return path.with_name(f".{path.name}.{what}")
 
 
 @contextmanager
 def opened(path: Path, *, is_folder: bool) -> Iterator[Path]:
-    """Give a name of a checkpoint's folder, or file, that stays its own when another one takes its place; local.
+    """Yield a name of a checkpoint's folder or file that remains valid if another checkpoint replaces it; local.
 
-    Raises `CheckpointError` if there is none, and OSError. A `CheckpointError` inside becomes `replaced` if another
-    checkpoint has taken the name meanwhile.
+    Raises `CheckpointError` if the checkpoint does not exist, and OSError. A `CheckpointError` in the block becomes the
+    error of `replaced` if another checkpoint has taken the name meanwhile.
     """
     try:
         handle = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if is_folder else 0))
@@ -52,7 +52,7 @@ def opened(path: Path, *, is_folder: bool) -> Iterator[Path]:
         ) from error
     try:
         link = Path(f"/proc/self/fd/{handle}")
-        link.stat()  # raises OSError where /proc is not mounted: the path alone may name another one later
+        link.stat()  # raises OSError if /proc is not mounted: later the path may name another checkpoint
         yield link
     except CheckpointError as error:
         is_same = False
@@ -66,45 +66,45 @@ def opened(path: Path, *, is_folder: bool) -> Iterator[Path]:
 
 
 def replaced(path: Path) -> CheckpointError:
-    """Return the error of a load whose ranks have not all read one checkpoint to its end."""
+    """Return the error of a load in which the ranks did not all read the same checkpoint completely."""
     return CheckpointError(
         f"{path} was replaced or removed while it was read; load it again, from a file system that all ranks share"
     )
 
 
 def identity_of(file: Path) -> str:
-    """Return numbers that tell a file from others of its name, and are the same on all nodes; raises OSError.
+    """Return a text that distinguishes files of the same name, equal on all nodes; raises OSError.
 
-    The device's number may differ between nodes.
+    It excludes the device number, which may differ between nodes.
     """
     found = file.stat()
     return f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"
 
 
 class Replacement:
-    """The new contents of a path, which take its name in `commit`; local.
+    """The new contents of a path, which replace the old contents in `commit`; local.
 
     Parameters
     ----------
     path : Path
-        Absolute; the folders above it are made.
+        Absolute path; missing parent folders are made.
     may_replace : callable
-        Whether what has this name may be replaced, being a checkpoint.
+        Returns whether an existing path is a checkpoint, which may be replaced.
     is_folder : bool
-        Whether to make the new one as an empty folder.
+        Whether to make ``partial`` as an empty folder.
 
     Attributes
     ----------
     partial : Path
-        Where to write.
+        Path for writing the new contents.
 
     Raises
     ------
     CheckpointError
-        If another run is writing the same path, something else has its name, or the last checkpoint is still called
-        "previous".
+        If another run is writing the same path, the existing path is not a checkpoint, or the last checkpoint is still
+        called "previous".
     OSError
-        If folder or lock cannot be made.
+        If the folder or the lock cannot be made.
     """
 
     def __init__(self, path: Path, may_replace: Callable[[Path], bool], is_folder: bool) -> None:
@@ -130,20 +130,20 @@ class Replacement:
             raise
 
     def commit(self) -> None:
-        """Let the new one take the name, durably, and remove the old one."""
+        """Replace the old contents by the new contents, durably, and remove the old contents."""
         _sync_tree(self.partial)
         if not os.path.lexists(self._path) or self._path.is_file():
             os.replace(self.partial, self._path)
         elif not _exchange(self.partial, self._path):
             self._rename_both()
         _sync(self._path.parent)
-        with suppress(OSError):  # what is left of the old one is in nobody's way
+        with suppress(OSError):  # remains of the old contents do no harm
             _remove(self.partial)
             _remove(beside(self._path, "previous"))
         self._unlock()
 
     def discard(self) -> None:
-        """Remove what has been written; harmless when repeated, or after `commit`."""
+        """Remove the new contents; has no effect when repeated, or after `commit`."""
         if self._lock is not None:
             with suppress(OSError):
                 _remove(self.partial)
@@ -168,7 +168,7 @@ class Replacement:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno in _UNLOCKABLE and not os.path.lexists(self.partial):
-                    return handle  # the names alone must do
+                    return handle  # the names must suffice
                 os.close(handle)
                 if error.errno in _UNLOCKABLE:
                     raise CheckpointError(
@@ -181,7 +181,7 @@ class Replacement:
                     f"another run is writing {self._path}, and holds {name}; give each run a path of its own, or let "
                     "the other one end"
                 ) from error
-            # The last owner has removed the name, maybe, after this one opened it.
+            # The last owner may have removed the name after this process opened it.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.stat(name)):
                     return handle
@@ -196,7 +196,7 @@ class Replacement:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or nothing."""
+    """Remove a file, or a folder with its contents; a missing path is not an error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -204,7 +204,7 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step of the file system; return whether it can."""
+    """Exchange two names atomically; return whether the file system supports it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -217,7 +217,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _sync_tree(path: Path) -> None:
-    """Write folders through to the disk; files have been."""
+    """Write folders through to the disk; their files are already on the disk."""
     if path.is_dir():
         for folder, _, _ in os.walk(path):
             _sync(Path(folder))

@@ -1,4 +1,4 @@
-"""`Grid.load`: fields of a checkpoint, read by all ranks of any division."""
+"""`Grid.load`: reads fields of a checkpoint, with all ranks, in any division."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ LOADING = "a load"
 Found = TypeVar("Found")
 
 Allocate = Callable[[DType, dict[str, Any]], tuple[Any, FieldLayout]]
-"""Returns a new field of a dtype and options of `Grid.zeros`, with its layout; collective."""
+"""Allocates a field with a dtype and options of `Grid.zeros`; returns the field and its layout. Collective."""
 
 
 class Loaded(dict[str, Any]):
-    """Fields of a checkpoint by name, and what was saved beside them.
+    """Fields of a checkpoint by name, and the saved attributes.
 
     Attributes
     ----------
     attrs : dict
-        The attributes, as they were given to `Grid.save`.
+        The attributes that were given to `Grid.save`.
     """
 
     def __init__(self, fields: dict[str, Any], attrs: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def load(
     allocate: Allocate,
     progress: Progress | None,
 ) -> Loaded:
-    """Read fields; the arguments have been compared. Collective; blocks."""
+    """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
     doing, node_ranks = f"reading {path}", world.node_comm.size
     with one_opened(world, path, lambda folder: read(folder, path), is_folder=True) as found:
         folder, contents = found
@@ -90,10 +90,10 @@ def load(
 def one_opened(
     world: World, path: Path, describe: Callable[[Path], Found], *, is_folder: bool
 ) -> Iterator[tuple[Path, Found]]:
-    """Open one checkpoint on all ranks, as `opened`, and describe it; raises on all of them or none.
+    """Open one checkpoint on all ranks with `opened`, and describe it; raises on all ranks or on none.
 
-    The descriptions have an identity. They differ if another checkpoint has taken the name before the last rank has
-    opened it, or if nodes do not share the file system.
+    The descriptions include an identity. They differ if another checkpoint took the name before the last rank opened
+    it, or if nodes do not share the file system.
     """
     with ExitStack() as stack:
 
@@ -114,7 +114,7 @@ def _check(
     names: tuple[str, ...] | None,
     into: dict[str, Given],
 ) -> None:
-    """Raise what speaks against loading."""
+    """Check that the checkpoint fits the grid and the fields."""
     if contents.grid_shape != grid_shape:
         raise CheckpointError(
             f"{path} has fields of a grid of {contents.grid_shape} cells, and this grid has {grid_shape}; make a grid "
@@ -134,7 +134,7 @@ def _check(
 def _check_shapes(
     world: World, contents: Contents, path: Path, fields: dict[str, tuple[Any, FieldLayout]]
 ) -> None:
-    """Raise on all ranks if a new field has another shape: of other points, along an axis that is now periodic."""
+    """Raise on all ranks if a new field has another shape, as a staggered field does if an axis is now periodic."""
 
     def check() -> None:
         for name, (_, layout) in fields.items():

@@ -1,13 +1,13 @@
-"""Cells between the fields of a grid and chunks on disk.
+"""Transfer of cells between the fields of a grid and chunks on disk.
 
-A chunk is written by one rank, its mover, to which the others send their cells of it. A load reads plain chunks
-without messages: every rank reads its own cells, and the checksums of these add up to that of the chunk. Chunks of
-other codecs, and those that more than a few ranks would have to read, are read by their movers, which send the others
-their cells.
+One rank, the mover, writes a chunk. Other ranks send their cells of the chunk to the mover. A load reads plain chunks
+without messages: every rank reads its own cells, and the partial checksums of the ranks add up to the checksum of the
+chunk. The mover reads a chunk and sends the cells to other ranks in two cases: the chunk has other codecs, or too many
+ranks would read the same bytes.
 
-Where there are messages every rank goes through the chunks that hold cells of its own in the same order: only what
-comes before is ever waited for, so the ranks cannot deadlock. What fails on one rank is kept, and the messages go on,
-until all ranks raise it together.
+With messages, every rank processes its chunks in the same order, and waits only for messages of earlier chunks, so the
+ranks cannot deadlock. A rank keeps its first error and continues its messages, until all ranks raise the error
+together.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from halox.staging import Index, Staging, staging
 from halox.window import Window, opaque
 
 PART_BYTES = 512 << 10
-"""Bytes of a part of a field on the host: it stays in a core's cache from its copy to the system call."""
+"""Bytes of a part of a field on the host: the part stays in a core's cache between its copy and the system call."""
 
 DEVICE_PART_BYTES = 8 << 20
-"""Bytes of a part of a field on a GPU: its copy takes far longer than its launch."""
+"""Bytes of a part of a field on a GPU: the copy takes much longer than its launch."""
 
 _UNDER_WAY = 2
 
@@ -56,9 +56,9 @@ Store = PlainChunks | CodecChunks
 def open_store(
     folder: Path, path: Path, field: StoredField, *, mode: str, node_ranks: int = 1
 ) -> Store:
-    """Return the chunks of a field in a folder, which errors call ``path``; local.
+    """Return the chunks of a field in a folder; errors name ``path`` instead of the folder. Local.
 
-    Raises `CheckpointError` if those that are to be read are not as the group's metadata describes them.
+    For reading, raises `CheckpointError` if the array's metadata differ from the group's metadata.
     """
     if mode == "r":
         check_array(folder, path, field)
@@ -68,14 +68,14 @@ def open_store(
 
 
 Residues = dict[tuple[int, ...], int]
-"""By the number of a chunk what `ChunkReader.residue` has returned."""
+"""Results of `ChunkReader.residue` by chunk index."""
 
 Tell = Callable[[int], None]
-"""Called with the bytes of this rank's field that have been moved since the last call."""
+"""Called with the bytes of this rank's field moved since the last call."""
 
 
 class Mover:
-    """Moves the cells of one field: those that this rank owns, on the host or a GPU. It tells of progress."""
+    """Moves this rank's cells of one field, on the host or a GPU, and reports progress."""
 
     def __init__(
         self, world: World, chunks: ChunkGrid, cells: Any, field: StoredField, tell: Tell
@@ -90,7 +90,7 @@ class Mover:
         self._failure = Failure()
 
     def save(self, store: Store) -> Exception | None:
-        """Write the chunks; returns this rank's error. Collective."""
+        """Write the chunks; return this rank's error. Collective."""
         with (
             Window(self._world, _UNDER_WAY, "a save") as window,
             staging(self._cells, self._part_bytes) as staged,
@@ -105,7 +105,7 @@ class Mover:
                     window.send(self._assembled(extents(cut), places, taken), chunk.mover)
                 elif isinstance(store, PlainChunks) and self._is_one_piece(chunk):
                     self._failure.attempt(partial(store.write, chunk.number, taken))
-                    deque(taken, 0)  # what a failure has left
+                    deque(taken, 0)  # skip the rest after a failure
                 else:
                     self._write(store, chunk, window, cut, zip(places, taken, strict=True))
                 self._told(cut)
@@ -113,7 +113,7 @@ class Mover:
         return self._failure.error
 
     def load(self, store: Store) -> tuple[Residues, Exception | None]:
-        """Read the chunks; returns residues of chunks that others read as well, and this rank's error. Collective."""
+        """Read the chunks; return residues of chunks that other ranks read too, and this rank's error. Collective."""
         residues: Residues = {}
         with (
             staging(self._cells, self._part_bytes) as staged,
@@ -143,10 +143,10 @@ class Mover:
         return self._chunks.read_box(chunk, self._field.dtype.itemsize)
 
     def _read_alone(self, store: PlainChunks) -> Iterator[tuple[Chunk, ReadBox]]:
-        """Yield the chunks that need no messages; of some in a row the ranks begin with different ones.
+        """Yield the chunks that need no messages; within groups of chunks, ranks start at different chunks.
 
-        So ranks that read the same chunks do not all wait for the same part of the disk. While a chunk is read, the
-        disk goes on with the next one, if that is this rank's alone.
+        So ranks that read the same chunks do not all wait for the same part of the disk. During the read of a chunk,
+        the disk reads ahead the next chunk, if only this rank needs it.
         """
         chunks, found = iter(self._chunks), None
         while some := list(islice(chunks, MOST_READERS)):
@@ -164,7 +164,7 @@ class Mover:
             yield found
 
     def _is_one_piece(self, chunk: Chunk) -> bool:
-        """Whether all of a chunk are cells of this rank, so that it can be written or read part by part."""
+        """Whether all cells of a chunk belong to this rank, so that it can be written part by part."""
         return len(chunk.pieces) == 1 and self._chunks.is_full(chunk)
 
     def _told(self, cut: Cut) -> None:
@@ -196,7 +196,7 @@ class Mover:
         cut: Cut,
         parts: Iterator[tuple[Index, Array]],
     ) -> None:
-        """Write a chunk from the cells of several ranks, or one that no part fits."""
+        """Write a chunk with cells of several ranks, or a chunk that cannot be written part by part."""
         whole = np.empty(extents(chunk.cut), self._dtype)
         for piece in chunk.pieces:
             if piece.rank == self._world.rank:
@@ -209,7 +209,7 @@ class Mover:
         self._failure.attempt(partial(store.write_whole, chunk.number, whole))
 
     def _read(self, store: PlainChunks, chunk: Chunk, box: ReadBox, staged: Staging) -> int:
-        """Read this rank's cells of a chunk; returns the residue, which is checked if no other rank reads any."""
+        """Read this rank's cells of a chunk; check the residue if no other rank reads the chunk, else return it."""
         own, itemsize = self._chunks.own_cut(chunk), self._field.dtype.itemsize
         with store.reading(chunk.number) as reader:
             for first, cut in self._chunks.read_parts(chunk, box.cut, self._part_cells):
@@ -217,7 +217,7 @@ class Mover:
                 is_own = here == cut
                 values = staged.take(extents(cut)) if is_own else self._scratch(extents(cut))
                 reader.read(values, first * itemsize, is_counted=box.is_counted)
-                if is_own:  # counted during the next read, into another buffer
+                if is_own:  # checksum during the next read, which uses another buffer
                     staged.put(self._chunks.local(cut))
                     continue
                 with reader.counting():
@@ -236,7 +236,7 @@ class Mover:
         return self._buffer[:nbytes].view(self._dtype).reshape(shape)
 
     def _distribute(self, store: Store, chunk: Chunk, window: Window, staged: Staging) -> None:
-        """Read a chunk, and send each rank its cells; zeros after a failure, which all ranks raise later."""
+        """Read a chunk, and send each rank its cells; after a failure send zeros, since all ranks raise later."""
         shape = extents(chunk.cut)
         whole = self._failure.attempt(lambda: opaque(store.read_whole(chunk.number, shape)))
         if whole is None:
@@ -249,14 +249,14 @@ class Mover:
                 window.send_copy(cells, piece.rank)
 
     def _place(self, staged: Staging, cut: Cut, values: Array) -> None:
-        """Copy values to cells of this rank."""
+        """Copy values to this rank's cells."""
         local = self._chunks.local(cut)
         for place in self._places(values.shape):
             staged.store(_within(local, place), values[place])
 
 
 def _within(cut: Cut, place: Index) -> Index:
-    """Return the index of a part of a box as one of the array that holds the box.
+    """Return the index of a part of a box, as an index of the array that contains the box.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """One field as a ``.npy`` file, written and read by all ranks through MPI-IO.
 
-The file is NumPy's: a header, and all cells in C order. Each rank sees the cells of its own block through a subarray
-type, and writes or reads them part by part. There are no checksums.
+The file has NumPy's format: a header, and all cells in C order. Each rank accesses the cells of its block through a
+subarray type, and writes or reads them part by part. There are no checksums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".npy"
 PART_BYTES = 16 << 20
-"""Most bytes of a part, but for a single element of more."""
+"""Maximum bytes of a part; a single element may be larger."""
 
 
 def save(world: World, path: Path, given: Given, progress: Progress | None) -> None:
@@ -67,21 +67,21 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
                 partial.write_bytes(begin)
 
         def enter() -> _Parts:
-            open(partial, "r+b").close()  # its errors say why
+            open(partial, "r+b").close()  # its errors give the reason
             mode = world.mpi.MODE_WRONLY
             return stack.enter_context(_parts(world, partial, mode, len(begin), layout, dtype))
 
         guarded(world, create, doing, SAVING)
-        # Before any rank writes: the name may be another run's after an end of rank 0.
+        # All ranks open the file before any rank writes: if rank 0 ends, another run may take the name.
         parts: _Parts = guarded(world, enter, doing, SAVING)
 
         def write() -> None:
-            # Closed before the other ranks are waited for: ROMIO, of MPICH, keeps its lock of the file if a write
-            # fails, for which they would wait.
+            # Close the file before waiting for other ranks: if a write fails, MPICH's ROMIO keeps its lock of the file,
+            # and the other ranks would wait for the lock.
             with stack:
                 try:
                     parts.write(given.array, progress)
-                except world.mpi.Exception as error:  # MPI seldom says why
+                except world.mpi.Exception as error:  # MPI seldom gives the reason
                     free = shutil.disk_usage(partial.parent).free
                     raise OSError(f"{error}; its file system has {free} bytes left") from error
 
@@ -98,7 +98,7 @@ class Header(NamedTuple):
 
 
 def header_of(name: Path, path: Path) -> Header:
-    """Return the header of a file, which errors call ``path``; raises `CheckpointError` and OSError."""
+    """Return the header of a file; raises `CheckpointError`, which names ``path``, and OSError."""
     try:
         with open(name, "rb") as file:
             version = npy.read_magic(file)
@@ -107,7 +107,7 @@ def header_of(name: Path, path: Path) -> Header:
             begin, end = file.tell(), file.seek(0, 2)
     except OSError:
         raise
-    except Exception as error:  # of the parser of a damaged header, too
+    except Exception as error:  # the parser of a damaged header raises several types
         raise CheckpointError(
             f"{path} is no .npy file, or its header is damaged: {error}"
         ) from error
@@ -127,7 +127,7 @@ def header_of(name: Path, path: Path) -> Header:
 
 
 def opened(world: World, path: Path) -> AbstractContextManager[tuple[Path, Header]]:
-    """Open one file on all ranks, as `one_opened`."""
+    """Open one file on all ranks; see `one_opened`."""
     return one_opened(world, path, lambda name: header_of(name, path), is_folder=False)
 
 
@@ -139,7 +139,7 @@ def load(
     layout: FieldLayout,
     progress: Progress | None,
 ) -> None:
-    """Read a file that is `opened` into a field of its dtype. Collective; blocks."""
+    """Read an opened file (see `opened`) into a field of the same dtype. Collective; blocks."""
     name, (shape, dtype, begin, identity) = found
 
     def read() -> None:
@@ -150,7 +150,7 @@ def load(
             )
         with _parts(world, name, world.mpi.MODE_RDONLY, begin, layout, dtype) as parts:
             parts.read(field, progress)
-        if identity_of(name) != identity:  # another program has written into it
+        if identity_of(name) != identity:  # another program has written to it
             raise replaced(path)
 
     guarded(world, read, f"reading {path}", LOADING)
@@ -160,7 +160,7 @@ def load(
 def _parts(
     world: World, path: Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
 ) -> Iterator[_Parts]:
-    """Open a file on this rank alone: MPI's collective calls have no time limit if another rank has failed."""
+    """Open a file on ``COMM_SELF``: MPI's collective calls have no timeout if another rank has failed."""
     file = world.mpi.File.Open(world.mpi.COMM_SELF, str(path), mode)
     try:
         yield _Parts(world, file, begin, layout, dtype)
@@ -169,7 +169,7 @@ def _parts(
 
 
 class _Parts:
-    """A rank's cells in a file, part by part; local."""
+    """A rank's cells in a file, accessed part by part; local."""
 
     def __init__(
         self, world: World, file: MPI.File, begin: int, layout: FieldLayout, dtype: DType
@@ -189,7 +189,7 @@ class _Parts:
             element.Free()
 
     def write(self, field: Any, progress: Progress | None) -> None:
-        """Write all parts, consecutive ones in the view, through to the disk."""
+        """Write all parts, in the order of the file view, through to the disk."""
         meter = self._meter_of(progress)
         with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
             for part in staged.read(self._indices()):

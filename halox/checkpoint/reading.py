@@ -1,4 +1,4 @@
-"""A slice or a projection of a field, read by one process: the chunks that hold it, one at a time."""
+"""A slice or a projection of a field, read by one process, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from halox.runtime.arrays import Array
 
 Projection = Literal["max", "mean"]
 Pick = int | slice | Projection
-"""Part of an axis: one index, points from the first one on by a step, or all points projected onto one."""
+"""Selection along an axis: one index, every n-th point (a slice with only a step), or a projection of all points."""
 
 _NUMBERS = "biufc"
 
 
 _Read = Callable[[tuple[int, ...], tuple[int, ...]], Array]
-"""Returns the cells of a chunk, by its number and their shape."""
+"""Returns the cells of a chunk, by chunk index and shape."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that is open for reading; a ``.npy`` file has one field, named after it, without component axes."""
+    """A checkpoint open for reading; a ``.npy`` file has one field without component axes, named after the file."""
 
     path: Path
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
-    # Cells along each grid axis; empty if they are not recorded.
+    # Cells of each block along each grid axis; empty if not recorded.
     blocks: tuple[tuple[int, ...], ...]
     _open: Callable[[StoredField], _Read]
     _dims_of: Callable[[StoredField], tuple[str, ...]]
@@ -50,11 +50,11 @@ class Stored:
         return self._dims_of(self.fields[name])
 
     def part(self, name: str, picks: Sequence[Pick], progress: Callable[[int, int], None]) -> Array:
-        """Return a part of a field as float64, with the axes of the slices; of complex numbers the magnitude.
+        """Return a part of a field as float64, with the axes of the slices; complex numbers as their magnitude.
 
-        ``picks`` are the parts of each axis, at most one kind of projection among them; a slice has a step alone.
-        ``progress(done, total)`` is called after each chunk. Raises `FieldError` if the field's elements are no
-        numbers, and `CheckpointError` if a chunk is damaged, cut off or missing.
+        ``picks`` has the selection of each axis, with at most one kind of projection; a slice has only a step.
+        ``progress(done, total)`` is called after each chunk. Raises `FieldError` if the field's dtype is not numeric,
+        and `CheckpointError` if a chunk is damaged, truncated or missing.
         """
         field = self.fields[name]
         if field.dtype.kind not in _NUMBERS:
@@ -67,7 +67,7 @@ class Stored:
 
 @contextmanager
 def opened_for_reading(path: Path) -> Iterator[Stored]:
-    """Open a checkpoint, a Zarr group or a ``.npy`` file, on this process alone; raises `CheckpointError`."""
+    """Open a checkpoint, a Zarr group or a ``.npy`` file, in this process only; raises `CheckpointError`."""
     with ExitStack() as stack:
         with _named(path):
             is_npy = path.suffix == npy.SUFFIX
@@ -109,7 +109,7 @@ def _npy(file: Path, path: Path) -> Stored:
     names = (*AXES[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
 
     def open_field(field: StoredField) -> _Read:
-        # The disk is read only where these are used.
+        # Only accessed parts are read from the disk.
         values = np.memmap(file, dtype, "r", begin, shape)
         return lambda index, cut: values[index[0] * rows :][: cut[0]]
 
@@ -122,7 +122,7 @@ def _part(
     picks: Sequence[Pick],
     progress: Callable[[int, int], None],
 ) -> Array:
-    """Read the chunks that hold a part one after another, and keep their cells of it."""
+    """Read the chunks of a part one after another, and collect the cells of the part."""
     numbers = [
         range(pick // n, pick // n + 1) if isinstance(pick, int) else range(-(-extent // n))
         for pick, n, extent in zip(picks, field.chunk, field.shape, strict=True)
@@ -143,7 +143,7 @@ def _part(
         if all(there.start < there.stop for there in place):
             values = read_chunk(number, extents(cut))[tuple(index for index, _ in along)]
             values = np.abs(values) if field.dtype.kind == "c" else values
-            # Infinities of both signs have no sum, and are no reason for a warning: they are drawn.
+            # The sum of infinities of both signs is NaN, without a warning: the values are drawn.
             with np.errstate(invalid="ignore", over="ignore"):
                 if "mean" in picks:
                     found[place] += values.sum(over, np.float64)
@@ -158,7 +158,7 @@ def _part(
 
 
 def _along(pick: Pick, here: slice) -> tuple[int | slice, slice | None]:
-    """Return which points of a chunk along an axis belong to a part, and their place if the part has this axis."""
+    """Return the index of a part's points in a chunk along an axis, and their position if the part has this axis."""
     if isinstance(pick, int):
         return pick - here.start, None
     if isinstance(pick, str):

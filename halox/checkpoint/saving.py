@@ -1,4 +1,4 @@
-"""`Grid.save`: a checkpoint written by all ranks beside its name, which it takes at the end."""
+"""`Grid.save`: all ranks write a checkpoint under a temporary name, which is replaced at the end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Request:
 
 
 def save(world: World, request: Request) -> None:
-    """Write a group; the arguments have been compared. Collective; blocks."""
+    """Write a group; the caller has compared the arguments of the ranks. Collective; blocks."""
     stored = {
         name: StoredField.of(name, given.layout, given.found.dtype, is_plain=not request.codecs)
         for name, given in request.fields.items()
@@ -76,9 +76,9 @@ def replacing(
     may_replace: Callable[[Path], bool],
     make: Callable[[Path], None] | None,
 ) -> Iterator[Path]:
-    """Give all ranks the name of the new folder that rank 0 makes, or of a file; it replaces the old one at the end.
+    """Yield the temporary name of a new folder, made by rank 0, or of a file; it replaces the old one at the end.
 
-    After an error the old one stays as it is. Collective.
+    After an error the old folder or file stays unchanged. Collective.
     """
     doing = f"writing {path}"
     replacement: Replacement | None = None
@@ -115,9 +115,9 @@ def replacing(
 
 
 class Meter:
-    """Tells a callback of the bytes that a rank has moved of all its fields.
+    """Reports to a callback the bytes of all its fields that a rank has moved.
 
-    ``grids`` has the chunks of each field, and the bytes of an element.
+    ``grids`` has the chunks of each field, and the bytes per element.
     """
 
     def __init__(self, progress: Progress | None, grids: list[tuple[ChunkGrid, int]]) -> None:
@@ -132,7 +132,7 @@ class Meter:
 
 
 def guarded(world: World, build: Callable[[], Any], doing: str, call: str) -> Any:
-    """Return ``build()``, or raise on all ranks what it raises on any, as errors of checkpoints. Collective."""
+    """Return ``build()``; if it fails on any rank, raise its error on all ranks, as a `HaloxError`. Collective."""
     result, error = None, None
     try:
         result = build()
@@ -143,7 +143,7 @@ def guarded(world: World, build: Callable[[], Any], doing: str, call: str) -> An
 
 
 def as_checkpoint_error(error: Exception | None, doing: str) -> Exception | None:
-    """Return an error of this package: the error itself, or one that names and is caused by it."""
+    """Return the error itself if it is a `HaloxError`, else a `CheckpointError` that names the error as its cause."""
     if error is None or isinstance(error, HaloxError):
         return error
     text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

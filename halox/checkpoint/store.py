@@ -1,11 +1,12 @@
-"""The Zarr v3 group of a checkpoint: metadata by zarr-python, chunks of plain bytes by hand.
+"""The Zarr v3 group of a checkpoint: zarr-python writes metadata, this module writes plain chunks.
 
-A chunk without compression is a file of its elements, in C order, and four bytes of CRC32C, as the codecs ``bytes`` and
-``crc32c`` of the v3 specification have it; so it is written and read here in parts that stay in a core's cache. One
-rank, blocks of 128 MiB with a halo, page cache: 1.2 GB/s for writing by hand (``os.write`` alone 1.2), 0.47 by
-zarr-python 3.1; reading 1.9 and 0.53. Chunks with other codecs go through zarr-python.
+A chunk without compression is a file of its elements in C order, followed by four bytes of CRC32C, as the codecs
+``bytes`` and ``crc32c`` of the v3 specification define. So this module writes and reads it in parts that stay in a
+core's cache. Measured with one rank, blocks of 128 MiB with a halo, in the page cache: writing runs at 1.2 GB/s here
+(1.2 for ``os.write`` alone) and 0.47 GB/s with zarr-python 3.1, reading at 1.9 and 0.53 GB/s. Chunks with other codecs
+are written and read by zarr-python.
 
-zarr-python takes a chunk that is missing for one of fill values. Here it is an error.
+zarr-python reads a missing chunk as fill values. Here a missing chunk is an error.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from halox.values import shown
 from halox.window import as_bytes
 
 FORMAT = 1
-"""Version of what is stored, beside Zarr's own."""
+"""Version of halox's format, in addition to Zarr's version."""
 
 PREFIX = "halox_"
-"""Beginning of the attributes that are halox's own."""
+"""Prefix of the names of halox's attributes."""
 
 _FORMAT, _GRID_SHAPE, _ID = f"{PREFIX}format", f"{PREFIX}grid_shape", f"{PREFIX}id"
 _PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
@@ -44,10 +45,10 @@ _PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint as its metadata describes it.
+    """Description of a checkpoint, from its metadata.
 
-    ``blocks`` has the cells of each block along each grid axis, as the ranks that saved it owned them; it is empty if
-    that is not recorded. ``identity`` tells a checkpoint that was read from others of its path.
+    ``blocks`` has the cells of each block along each grid axis, for the ranks that saved it; it is empty if not
+    recorded. ``identity`` distinguishes checkpoints that were read from the same path.
     """
 
     grid_shape: tuple[int, ...]
@@ -58,7 +59,7 @@ class Contents:
 
 
 def load_zarr() -> Any:
-    """Return zarr-python; raise `MissingPackageError` if it or google-crc32c, which it brings, is not installed."""
+    """Return zarr-python; raise `MissingPackageError` without zarr-python or its dependency google-crc32c."""
     try:
         import google_crc32c
         import zarr
@@ -73,9 +74,9 @@ def load_zarr() -> Any:
 
 
 def codecs_of(compressors: object) -> list[Any]:
-    """Return Zarr codecs of the option ``compressors``, without the checksum.
+    """Return the Zarr codecs of the option ``compressors``, without the checksum codec.
 
-    Raises `CheckpointError` for what is none.
+    Raises `CheckpointError` for any other object.
     """
     if compressors is None:
         return []
@@ -120,7 +121,7 @@ def create(
         _FORMAT: FORMAT,
         _ID: uuid4().hex,
         _GRID_SHAPE: list(contents.grid_shape),
-        # netCDF has no nested lists: blocks of all axes, one axis after another.
+        # netCDF has no nested lists: store the blocks of all axes in one list, axis after axis.
         _PROC_SHAPE: [len(sizes) for sizes in contents.blocks],
         _BLOCKS: [size for sizes in contents.blocks for size in sizes],
     }
@@ -164,17 +165,17 @@ def create(
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder holds a checkpoint, or nothing; does not raise."""
+    """Whether a folder contains a checkpoint or is empty; does not raise."""
     try:
         if not any(path.iterdir()):
             return True
         return _FORMAT in load_zarr().open_group(str(path), mode="r").attrs
-    except Exception:  # whatever is there, it is none
+    except Exception:  # not a checkpoint
         return False
 
 
 def read(path: Path, name: Path) -> Contents:
-    """Return the description of the checkpoint in a folder, which errors call ``name``; raises `CheckpointError`."""
+    """Return the description of the checkpoint in a folder; raises `CheckpointError`, which names ``name``."""
     zarr = load_zarr()
     try:
         group = zarr.open_group(str(path), mode="r")
@@ -223,7 +224,7 @@ def read(path: Path, name: Path) -> Contents:
 
 
 def check_array(folder: Path, name: Path, field: StoredField) -> None:
-    """Raise `CheckpointError` if the array of a field is missing, or is not as the group's metadata describes it."""
+    """Raise `CheckpointError` if the array of a field is missing, or its metadata differ from the group's metadata."""
     _compare(_array(folder, name, field.name, "r"), field, name / field.name / "zarr.json")
 
 
@@ -245,7 +246,7 @@ def _field(key: str, array: Any, name: Path) -> StoredField:
 
 
 def _compare(array: Any, field: StoredField, file: Path) -> None:
-    """Raise `CheckpointError` if the metadata of an array, from a file, is not that of a field."""
+    """Raise `CheckpointError` if the metadata of an array, read from ``file``, do not describe the field."""
     shape, chunk, dtype = field.stored_shapes
     orders = {"<": "little", ">": "big", "|": None}
     codec: Any = next((codec for codec in _codecs(array) if codec["name"] == "bytes"), {})
@@ -276,14 +277,14 @@ def _codecs(array: Any) -> Sequence[Any]:
 
 
 class PlainChunks:
-    """Chunk files of a field with no codec but the checksum.
+    """Chunk files of a field, with no codec except the checksum.
 
     Parameters
     ----------
     folder : str
-        Of the group.
+        Folder of the group.
     name : Path
-        The checkpoint's, for errors.
+        Name of the checkpoint in errors.
     node_ranks : int
         Ranks on this node that write or read at the same time.
     """
@@ -298,7 +299,7 @@ class PlainChunks:
         self._aside, self._syncer = Aside(node_ranks), Syncer()
 
     def write(self, index: tuple[int, ...], parts: Iterable[Array]) -> None:
-        """Write a chunk from its parts, in order; those that are missing at the end become zeros."""
+        """Write a chunk from its parts, in order, and append the checksum."""
         handle = os.open(self._path(index), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             checksum = 0
@@ -320,7 +321,7 @@ class PlainChunks:
         self._syncer.finish()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
-        """Write a chunk from an array of its shape, or shorter at the end of the field."""
+        """Write a chunk from an array of its shape, or of a smaller shape at the end of the field."""
         if values.shape != self._field.chunk:
             chunk = np.zeros(self._field.chunk, values.dtype)
             chunk[tuple(map(slice, values.shape))] = values
@@ -329,7 +330,7 @@ class PlainChunks:
 
     @contextmanager
     def reading(self, index: tuple[int, ...]) -> Iterator[ChunkReader]:
-        """Open a chunk; raises `CheckpointError` if it is missing or cut off, and OSError."""
+        """Open a chunk; raises `CheckpointError` if it is missing or truncated, and OSError."""
         path = self._path(index)
         try:
             handle = os.open(path, os.O_RDONLY)
@@ -350,7 +351,7 @@ class PlainChunks:
             os.close(handle)
 
     def read_ahead(self, index: tuple[int, ...]) -> None:
-        """Let the system read a chunk while another one is worked on; it does not raise."""
+        """Let the system read a chunk ahead while another chunk is processed; does not raise."""
         with suppress(OSError):
             handle = os.open(self._path(index), os.O_RDONLY)
             try:
@@ -367,7 +368,7 @@ class PlainChunks:
             )
 
     def check_shared(self, of_all: Iterable[Mapping[tuple[int, ...], int]]) -> None:
-        """Check the chunks of which several ranks have read parts, by the residues of each."""
+        """Check the chunks that several ranks read in part, by the residues of these ranks."""
         sums: dict[tuple[int, ...], int] = {}
         for residues in of_all:
             for index, residue in residues.items():
@@ -376,7 +377,7 @@ class PlainChunks:
             self.check(index, residue)
 
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-        """Return the values of a chunk, those of the field; raises `CheckpointError` and OSError."""
+        """Return the values of a chunk, cut off at the end of the field; raises `CheckpointError` and OSError."""
         values = np.empty(self._field.chunk, self._field.opaque_dtype)
         with self.reading(index) as reader:
             reader.read(values, 0)
@@ -392,7 +393,7 @@ class PlainChunks:
 
 
 class ChunkReader:
-    """An open chunk of so many bytes, of which parts are read in the order in which they are stored."""
+    """An open chunk of ``nbytes`` bytes; its parts are read in the order of the file."""
 
     def __init__(self, handle: int, nbytes: int, aside: Aside) -> None:
         self._handle, self._nbytes, self._aside = handle, nbytes, aside
@@ -400,9 +401,10 @@ class ChunkReader:
         self._last: tuple[Array, int] | None = None
 
     def read(self, part: Array, offset: int, *, is_counted: bool = True) -> None:
-        """Read the bytes from an offset on into a contiguous array.
+        """Read bytes, beginning at an offset, into a contiguous array.
 
-        They are counted to the checksum in `counting`, or during the next read; the array has to stay as it is.
+        The bytes are added to the checksum in `counting`, or during the next read; until then the array must not
+        change.
         """
         with self.counting():
             _read_all(self._handle, as_bytes(part), offset)
@@ -410,7 +412,7 @@ class ChunkReader:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the bytes read last, during the block."""
+        """Add the bytes of the last read to the checksum, during the block."""
         last, self._last = self._last, None
         if last is None:
             yield
@@ -419,10 +421,10 @@ class ChunkReader:
                 yield
 
     def residue(self, *, has_stored: bool = True) -> int:
-        """Return the residue of the bytes counted, and of the checksum stored, which is counted once as well.
+        """Return the residue of the counted bytes; one rank also includes the stored checksum (``has_stored``).
 
-        Where each byte of a chunk is counted by one rank, the residues of all ranks add up (by XOR) to 0, unless the
-        chunk is damaged. Bytes that none counts are zeros.
+        If one rank counts each byte of a chunk, the residues of all ranks add up (by XOR) to 0, unless the chunk is
+        damaged. Bytes that no rank counts are treated as zeros.
         """
         with self.counting():
             pass
@@ -439,13 +441,13 @@ class CodecChunks:
 
     def __init__(self, folder: str, name: Path, field: StoredField, *, mode: str) -> None:
         self._name, self._field = name, field
-        # A chunk of zeros is written as any other. `open_array` takes no notice of its own option for that.
+        # Chunks of zeros must be written, too. `open_array` ignores its own option for this.
         with load_zarr().config.set({"array.write_empty_chunks": True}):
             self._array = _array(Path(folder), name, field.name, mode)
         self._folder, self._syncer = folder, Syncer()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
-        """Write a chunk from an array of its shape, or shorter at the end of the field."""
+        """Write a chunk from an array of its shape, or of a smaller shape at the end of the field."""
         self._array[self._cut(index, values.shape)] = self._stored(values)
         self._syncer.take(os.open(self._path(index), os.O_RDONLY))
 
@@ -458,11 +460,12 @@ class CodecChunks:
         chunk = self._name / self._field.name / os.path.basename(self._path(index))
         try:
             values = np.ascontiguousarray(self._array[self._cut(index, shape)])
-        except Exception as error:  # of each codec's kinds
+        except Exception as error:  # each codec raises other types
             raise CheckpointError(
                 f"{chunk} is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
             ) from error
-        # Afterwards: a checkpoint that has been replaced is removed file by file, and zarr-python reads zeros then.
+        # Check after the read: a replaced checkpoint is removed file by file, and zarr-python reads a missing file as
+        # zeros.
         if not os.path.isfile(self._path(index)):
             raise CheckpointError(f"{chunk} is missing; use an earlier checkpoint")
         if self._array.shape != self._field.shape:

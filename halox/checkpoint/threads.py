@@ -1,4 +1,4 @@
-"""Threads beside the one that reads or writes a file: one computes checksums, one waits for the disk."""
+"""Threads beside the thread that reads or writes a file: one computes checksums, one waits for the disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 ASIDE_BYTES = 256 << 10
-"""Fewest bytes for which another thread is worth its start."""
+"""Minimum bytes for which a call in another thread is worthwhile."""
 
 _SYNCED_LATER = 2
 
 
 class Aside:
-    """Calls for many bytes, made by another thread while this one is in the system; it is started when it is needed.
+    """Runs calls on many bytes in a second thread, during a system call of this thread; started when needed.
 
-    A process without a core to spare makes them itself: one that is bound to a core, or where there are fewer than two
-    for each of so many ranks on its node.
+    A process without a spare core makes the calls itself: a process that is bound to one core, or a node with fewer
+    than two cores per rank.
     """
 
     def __init__(self, node_ranks: int) -> None:
@@ -30,9 +30,10 @@ class Aside:
 
     @contextmanager
     def call(self, nbytes: int, action: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
-        """Make a call during the block, whose result the yielded function returns; before it, for few bytes.
+        """Run a call during the block, or before it for few bytes; the yielded function returns the call's result.
 
-        google-crc32c keeps the interpreter's lock, so that the block ought to be one system call, which does not.
+        google-crc32c holds the interpreter's lock (GIL). So the block should be a single system call, which releases
+        the lock.
         """
         if self._thread is None or nbytes < ASIDE_BYTES:
             result = action()
@@ -43,24 +44,24 @@ class Aside:
             yield pending.result
         finally:
             wait([pending])
-        pending.result()  # raises what the call has raised
+        pending.result()  # raises the error of the call
 
 
 class Syncer:
-    """Writes files through to the disk, and closes them, while the next ones are written."""
+    """Syncs files to the disk and closes them, while the next files are written."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._pending: deque[Future[None]] = deque()
 
     def take(self, handle: int) -> None:
-        """Take a file that has been written; raises OSError of former ones."""
+        """Take over a written file; raises OSError of earlier files."""
         self._pending.append(self._thread.submit(_sync_and_close, handle))
         while len(self._pending) > _SYNCED_LATER:
             self._pending.popleft().result()
 
     def finish(self) -> None:
-        """Wait until all files are on the disk; raises OSError, that of the first one."""
+        """Wait until all files are on the disk; raises the first OSError."""
         wait(self._pending)
         while self._pending:
             self._pending.popleft().result()

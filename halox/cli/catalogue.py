@@ -1,4 +1,4 @@
-"""The mini-apps and the benchmarks: beside the library in a checkout, else installed."""
+"""Import of the mini-apps and the benchmarks, from a checkout or an installation."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ PACKAGE = "halox_apps"
 BENCHMARKS = "halox_bench"
 
 _FOLDERS = {PACKAGE: ("mini-apps", "apps"), BENCHMARKS: ("benchmarks", "asv_bench/halox_bench")}
-"""Contents of each package, and its folder in a checkout."""
+"""Contents and checkout folder of each package."""
 
 Progress = Callable[[str, int, int], None]
-"""Called by an app as ``progress(what, done, total)``, from any rank, as often as it likes."""
+"""Called by an app as ``progress(what, done, total)``, on any rank, any number of times."""
 
 
 @dataclass(frozen=True)
 class App:
-    """One mini-app as ``apps/__init__.py`` describes it."""
+    """A mini-app, as described in ``apps/__init__.py``."""
 
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, MPI.Intracomm, Progress], Mapping[str, object] | None]
     picture: str | None = None
-    """Contents of the picture that it can return, None if it has none."""
+    """Contents of the picture that the app can return, None without a picture."""
 
 
 def checkout() -> Path | None:
@@ -49,9 +49,9 @@ def checkout() -> Path | None:
 
 
 def package(name: str) -> ModuleType:
-    """Import `PACKAGE` or `BENCHMARKS` of this very halox; raise `MissingPackageError` if it is not found.
+    """Import `PACKAGE` or `BENCHMARKS` for this halox; raise `MissingPackageError` if it is not found.
 
-    A checkout is preferred: its apps fit its library, an older wheel's may not.
+    A checkout has precedence: its apps fit its library, but apps of an older installed wheel may not.
     """
     if name in sys.modules:
         return sys.modules[name]
@@ -79,7 +79,7 @@ def package(name: str) -> ModuleType:
 
 
 def names() -> list[str]:
-    """Return the names of all apps, sorted; raise `MissingPackageError` if there is no package of apps."""
+    """Return the sorted names of all apps; raise `MissingPackageError` if the package of apps is not found."""
     return sorted(
         module.name for module in pkgutil.iter_modules(package(PACKAGE).__path__) if module.ispkg
     )

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``info``, ``probe``, ``tune``, ``view``, ``bench``, or a script of the user's."""
+"""The command line: ``run`` (mini-apps and user scripts), ``info``, ``probe``, ``tune``, ``view``, ``bench``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from halox.errors import HaloxError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
-"""Exit status of a program that SIGPIPE has ended."""
+"""Exit status of a program that SIGPIPE ended."""
 
 
 def _positive(text: str) -> int:
@@ -33,7 +33,7 @@ def _positive(text: str) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses unknown words itself: the command's own usage is shown, not that of ``halox``."""
+    """A parser that rejects unknown words itself, so that the error shows the usage of the subcommand."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse all words, or end with an error."""
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of the whole command, with the options of the command that ``words`` begin with."""
+    """Return the parser of the whole command, including the options of the subcommand at the start of ``words``."""
     parser: argparse.ArgumentParser = Parser(
         prog="halox",
         description="Halo exchange for NumPy and CuPy arrays: mini-apps, benchmarks, information.",
@@ -52,8 +52,8 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"halox {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    # The same options are accepted before and behind an app's name. SUPPRESS keeps the parser
-    # behind from overwriting with its default what the parser in front has read.
+    # The same options are accepted before and after an app's name. With SUPPRESS, the defaults of the second parser do
+    # not overwrite values of the first parser.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument(
         "-n",
@@ -105,18 +105,18 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def benchmarks() -> ModuleType:
-    """Return the command of the benchmark suite; raise `MissingPackageError` if that is not installed."""
+    """Return the command module of the benchmarks; raise `MissingPackageError` if they are not installed."""
     catalogue.package(catalogue.BENCHMARKS)
     return import_module(f"{catalogue.BENCHMARKS}.command")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on the words after ``halox``, by default those of the command line, and return its exit status.
+    """Run the command with the words after ``halox``, by default from the command line; return the exit status.
 
-    That is 0; 1 if an app's result is not verified, a benchmark failed, a probe found that something does not work or
-    standard output cannot be written; 2 for a wrong command line, input or installation; 141 if nobody reads the output
-    any more. A script's is its own: this process is replaced by it.
-    Collective inside an MPI launcher.
+    The status is 0 for success. It is 1 if an app's result is not verified, a benchmark or a probe failed, or standard
+    output cannot be written. It is 2 for a wrong command line, input or installation, and 141 if the reader of the
+    output has ended. A script replaces this process, so its exit status is the script's status. Collective inside an
+    MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     open_streams()
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        # Whoever read the output has ended, as `head` does.
+        # The reader of the output has ended, as `head` does.
         _leave_output()
         return EXIT_BROKEN_PIPE
 
@@ -141,7 +141,7 @@ class _OutputError(HaloxError):
 
 
 class _Output:
-    """Standard output with an error of its own, which no error of a file is taken for, and no parser swallows."""
+    """Standard output that raises `_OutputError`, which differs from file errors and which no parser catches."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -154,7 +154,7 @@ class _Output:
         return self._do(self._stream.write, text)
 
     def flush(self) -> None:
-        """Flush what is written."""
+        """Flush the stream."""
         self._do(self._stream.flush)
 
     def _do(self, method: Callable[..., object], *text: str) -> object:
@@ -168,7 +168,7 @@ class _Output:
 
 @contextmanager
 def _telling_output() -> Iterator[None]:
-    """Raise `_OutputError` where standard output cannot be written, at the last flush at the latest."""
+    """Raise `_OutputError` if standard output cannot be written, at the latest in the last flush."""
     stream = sys.stdout
     sys.stdout = cast("TextIO", _Output(stream))
     try:
@@ -181,19 +181,20 @@ def _telling_output() -> Iterator[None]:
 
 
 def _leave_output() -> None:
-    """Turn standard output to the null device, for what the interpreter flushes at its end."""
+    """Redirect standard output to the null device, so that the interpreter's final flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def open_streams() -> None:
-    """Open standard streams that whoever started this process has closed, on the null device.
+    """Open closed standard streams on the null device.
 
-    Files, and what MPI and the launcher open, would otherwise get their numbers, and what is printed.
+    Otherwise files of this process, MPI or the launcher would get the file descriptors 0 to 2, and receive printed
+    text.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             with suppress(OSError):
-                # Mostly it has that number by then, as the lowest free one.
+                # Usually the new descriptor already has this number, as the lowest free number.
                 os.dup2(os.open(os.devnull, os.O_RDWR), number)
                 os.set_inheritable(number, True)
                 setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Pictures and animations of slices, by Matplotlib."""
+"""Pictures and animations of slices, drawn with Matplotlib."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 _DOTS_PER_INCH = 100
 _FRAMES_PER_SECOND = 5
 _WIDTH, _HEIGHT = 7.2, 6.0
-"""Of a picture, in inches; a wide field has a lower one."""
+"""Width and height of a picture in inches; a wide field has a lower picture."""
 
 _MOST_STRETCHED = 4
-"""Largest ratio of sides at which cells are drawn as squares."""
+"""Largest ratio of sides for which cells are drawn as squares."""
 
 _MOST_POINTS = {1: 100_000, 2: 1000}
-"""Points along an axis of a line and of an image: every n-th of more is drawn."""
+"""Maximum points along an axis of a line and of an image; of more points, every n-th point is drawn."""
 
 _DECADES = 4
-"""Powers of ten that logarithmic colours show, unless a range is given."""
+"""Powers of ten in a logarithmic colour scale, unless a range is given."""
 
 _FEW_POINTS = 50
-"""Lines of fewer points show each of them: of a single one there would be nothing to see."""
+"""Lines of fewer points mark each point, since a line of a single point would be invisible."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """A slice to draw."""
 
-    values: Array  # of one axis or two; the first one is drawn along x
+    values: Array  # one or two axes; the first axis is drawn along x
     what: str  # name of the values
     where: str  # name of the checkpoint
     dims: tuple[str, ...]  # names of the axes
@@ -49,12 +49,12 @@ class Frame:
 
 
 def steps_of(extents: Sequence[int]) -> tuple[int, ...]:
-    """Return the distance of the points to draw along each axis of a line or an image."""
+    """Return the step between drawn points along each axis of a line or an image."""
     return tuple(-(-extent // _MOST_POINTS[len(extents)]) for extent in extents)
 
 
 def check(cmap: str, name: str = "halox view") -> None:
-    """Raise `MissingPackageError` without Matplotlib, and HaloxError if there is no such colour map."""
+    """Raise `MissingPackageError` without Matplotlib, and HaloxError for an unknown colour map."""
     try:
         from matplotlib import animation, colormaps, figure
     except ImportError as error:
@@ -70,7 +70,7 @@ def check(cmap: str, name: str = "halox view") -> None:
 
 
 def check_name(path: Path, suffix: str) -> None:
-    """Raise HaloxError unless a file's name ends as its format demands."""
+    """Raise HaloxError unless a file's name has the suffix of its format."""
     if path.suffix != suffix:
         raise HaloxError(
             f"--{suffix[1:]}: expected the name of a file that ends in {suffix}, got {path}"
@@ -78,9 +78,9 @@ def check_name(path: Path, suffix: str) -> None:
 
 
 def limits_of(frames: Sequence[Frame], *, log: bool = False) -> tuple[float, float]:
-    """Return the least and largest finite value of all frames; 0 and 1 if none is finite.
+    """Return the smallest and largest finite value of all frames; 0 and 1 if no value is finite.
 
-    With ``log`` the largest one and that many powers of ten below it, or the least one if that is more.
+    With ``log``, the lower limit is at most `_DECADES` powers of ten below the largest value.
     """
     finite = [frame.values[np.isfinite(frame.values)] for frame in frames]
     found = [(float(values.min()), float(values.max())) for values in finite if values.size]
@@ -102,7 +102,7 @@ def draw(
     *,
     log: bool = False,
 ) -> None:
-    """Write a PNG file of one frame, or a GIF file of all of them, with linear or logarithmic colours.
+    """Write a PNG file of one frame, or a GIF file of all frames, with linear or logarithmic colours.
 
     Raises `HaloxError` if the file cannot be written.
     """
@@ -126,16 +126,16 @@ def draw(
 
 
 class _Picture:
-    """A figure that shows one frame after another, on the same axes and with the same colours.
+    """A figure that shows one frame after another, with the same axes and colours.
 
-    ``figure`` is separate from pyplot's: it needs no display, and leaves its state alone.
+    ``figure`` does not use pyplot, so it needs no display and does not change pyplot's state.
     """
 
     def __init__(self, first: Frame, cmap: str, limits: tuple[float, float], log: bool) -> None:
         from matplotlib.colors import LogNorm, Normalize
         from matplotlib.figure import Figure
 
-        # Cell n reaches from n - 1/2 to n + 1/2, so that a tick stands at its middle.
+        # Cell n extends from n - 1/2 to n + 1/2, so that its tick is at its centre.
         ends = [
             step * extent - 0.5
             for step, extent in zip(first.steps, first.values.shape, strict=True)
@@ -173,7 +173,7 @@ class _Picture:
         self.show(first)
 
     def show(self, frame: Frame) -> None:
-        """Replace what is shown."""
+        """Show another frame."""
         from matplotlib.patheffects import withStroke
 
         if self._image is not None:

@@ -1,10 +1,10 @@
-"""Guard of the ranks of a launcher that halox starts: ends them where the launcher is killed.
+"""Guard of the ranks of a launcher that halox starts: ends the ranks if the launcher is killed.
 
-A launcher that fails, or ends by a signal that it handles, ends its ranks, by SIGKILL in the end. Killed itself, Open
-MPI's leaves them running. Run as a file, as a child of the process that becomes the launcher; it imports the standard
-library only::
+A launcher that fails, or handles a signal, ends its ranks, finally by SIGKILL. But if Open MPI's launcher is killed by
+SIGKILL, its ranks continue. This file runs as a script, in a child of the process that becomes the launcher. It imports
+only the standard library::
 
-    halox run, then mpiexec -+- guard     looks at the children of mpiexec
+    halox run, then mpiexec -+- guard     watches the children of mpiexec
                              +- rank 0
                              +- rank 1
 """
@@ -21,16 +21,16 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 3.0
-"""Seconds between SIGTERM and SIGKILL for ranks whose launcher is gone."""
+"""Seconds between SIGTERM and SIGKILL for ranks after the end of their launcher."""
 
 _LOOK_S = 0.25
 
 
 def start() -> None:
-    """Start the guard of this process, which is about to become a launcher; does nothing without ``/proc``."""
+    """Start the guard of this process, which becomes a launcher next; does nothing without ``/proc``."""
     if not Path("/proc/self/task").exists():
         return
-    # Without it ranks run as well.
+    # Ranks can run without a guard.
     with suppress(OSError):
         subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(os.getpid())],
@@ -38,18 +38,18 @@ def start() -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # A Ctrl-C of the terminal is for the launcher and its ranks.
+            # Ctrl-C in the terminal must reach only the launcher and its ranks.
             start_new_session=True,
         )
 
 
 def main(launcher: int) -> None:
-    """Wait for the end of the launcher, this process's parent, and end the ranks that are left then."""
+    """Wait for the end of the launcher, the parent of this process, and end its remaining ranks."""
     ranks: set[int] = set()
     while True:
         found = _children(launcher) - {os.getpid()}
         if os.getppid() != launcher:
-            break  # and found is of no launcher any more
+            break  # the launcher has ended, and ``found`` is outdated
         ranks = found
         time.sleep(_LOOK_S)
     _signal(ranks, signal.SIGTERM)

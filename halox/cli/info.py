@@ -1,4 +1,4 @@
-"""``halox info``: what halox finds on this machine."""
+"""``halox info``: versions, MPI, GPUs and data paths on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show(*, as_json: bool) -> None:
 
 
 def collect() -> dict[str, object]:
-    """Return versions, MPI, GPUs and their links, and data paths; makes a GPU context where there is a GPU."""
+    """Return versions, MPI, GPUs and their links, and data paths; makes a GPU context if a GPU exists."""
     why_no_gpu, gpus = _gpus()
     return {
         "halox": __version__,
@@ -46,7 +46,7 @@ def _version(name: str) -> str | None:
     try:
         return str(importlib.import_module(name).__version__)
     except Exception:
-        # An installed package can fail in many ways to import; then it is as good as absent.
+        # The import of an installed package can fail in many ways; treat the package as missing.
         return None
 
 
@@ -84,7 +84,7 @@ def _gpus() -> tuple[str | None, list[dict[str, object]]]:
 
 
 def _links(count: int) -> dict[str, object]:
-    """Return which GPUs reach each other's memory, and the driver's own drawing of the links."""
+    """Return the GPUs that can access each other's memory, and the driver's table of the links."""
     reach = cuda.cupy().cuda.runtime.deviceCanAccessPeer
     matrix = {
         f"gpu {i} reaches": [j for j in range(count) if i != j and reach(i, j)]
@@ -107,7 +107,7 @@ def topology() -> str:
 
 
 def _paths(why_no_gpu: str | None) -> dict[str, str]:
-    """Return the registered data paths, each with when it serves."""
+    """Return the summary of each registered data path, or the reason why it is not possible."""
     absent = "not possible: no usable GPU"
     return {
         name: path.summary if path.moves("host") or why_no_gpu is None else absent

@@ -1,7 +1,7 @@
-"""Start of the ranks of ``halox run -n N``, where they do not run already.
+"""Start of the ranks of ``halox run -n N``, unless they already run.
 
-The launcher's settings are passed through the environment rather than on its command line: a launcher ignores an
-unknown environment variable, and refuses an unknown option.
+Settings of the launcher are passed by environment variables, not by options: a launcher ignores unknown variables, but
+rejects unknown options.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.world import load_mpi
 
 STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
-"""Set for the ranks that `start` starts, so that they never start ranks themselves."""
+"""Variable that is set for the ranks of `start`, so that these ranks do not start ranks themselves."""
 
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
-"""Variable with the place of rank 0's standard input (offset, blank, path), which the launcher does not pass on."""
+"""Variable with offset and path of rank 0's standard input, separated by a blank; the launcher does not forward it."""
 
 FABRICS = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
-"""Folders of Linux that list the adapters of fast networks: InfiniBand, RoCE, EFA and Omni-Path, and Slingshot."""
+"""Linux folders that list the adapters of fast networks: InfiniBand, RoCE, EFA and Omni-Path, and Slingshot."""
 
 _VERSION_PATTERNS = (
     ("Open MPI", re.compile(r"Open MPI\)?\s+v?(\d+(?:\.\d+)*)")),
@@ -48,8 +48,8 @@ class Launcher:
 
 
 def identify(text: str) -> tuple[str, str]:
-    """Return family and version by the output of ``mpiexec --version``; ("unknown", "") for another launcher."""
-    # Open MPI 4 calls its launcher by the name of its run-time system.
+    """Return family and version from the output of ``mpiexec --version``; ("unknown", "") for other launchers."""
+    # Open MPI 4 prints the name of its run-time system.
     text = text.replace("(OpenRTE)", "(Open MPI)")
     for family, pattern in _VERSION_PATTERNS:
         match = pattern.search(text)
@@ -59,9 +59,9 @@ def identify(text: str) -> tuple[str, str]:
 
 
 def find() -> Launcher:
-    """Return the launcher to use: the one beside this Python, which came with its MPI, else PATH's.
+    """Return the launcher to use: from the folder of this Python, where MPI wheels install it, else from PATH.
 
-    Raises `MissingPackageError` if there is none.
+    Raises `MissingPackageError` if no launcher is found.
     """
     beside = Path(sys.executable).parent
     for folder in (str(beside), None):
@@ -98,11 +98,11 @@ def load_mpi_quietly() -> ModuleType:
 
 
 def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of ranks among which a launcher has started this process; None if none has."""
+    """Return the number of ranks that a launcher started, including this process; None without a launcher."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         if environ.get(name, "").isdigit():
             return int(environ[name])
-    # A Slurm step of one task may just as well be a shell to work in.
+    # A Slurm step of one task may be an interactive shell.
     tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", ""))
     if "SLURM_STEP_ID" in environ and tasks.isdigit() and int(tasks) > 1:
         return int(tasks)
@@ -112,11 +112,11 @@ def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def mpi_defaults() -> dict[str, str]:
-    """Return settings of the MPI library that halox wants, for those that the user has not made."""
-    # Open MPI's UCX component for one-sided communication warns on machines without fast network.
+    """Return halox's settings of the MPI library, without settings that the user has made."""
+    # Open MPI's UCX component for one-sided communication prints a warning on machines without fast network.
     wanted = {"OMPI_MCA_osc": "^ucx"}
     if not any(any(place.glob("*")) for place in FABRICS):
-        # Its libfabric component for such networks sleeps for a second in MPI_Init when it finds none.
+        # Its libfabric component for fast networks sleeps for a second in MPI_Init without such a network.
         wanted["OMPI_MCA_btl"] = "^ofi"
     try:
         own = Path("~/.openmpi/mca-params.conf").expanduser().read_text(errors="replace")
@@ -131,7 +131,7 @@ def mpi_defaults() -> dict[str, str]:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """Return the environment in which a launcher starts ``ranks`` ranks here; variables that are set stay."""
+    """Return the environment for a launcher of ``ranks`` ranks on this machine; it keeps variables that are set."""
     defaults = mpi_defaults()
     if os.geteuid() == 0:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -139,14 +139,14 @@ def environment(ranks: int) -> dict[str, str]:
         defaults |= {
             "OMPI_MCA_rmaps_base_oversubscribe": "1",  # Open MPI 4
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # Open MPI 5
-            # Ranks that wait must let those work that share their core.
+            # Waiting ranks must yield to other ranks on their core.
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
     return defaults | dict(os.environ) | {STARTED_BY_HALOX: str(ranks)} | python_path()
 
 
 def python_path() -> dict[str, str]:
-    """Return the variable by which other processes find this halox; nothing where it is installed."""
+    """Return the environment variable for other processes to find this halox; empty if halox is installed."""
     root = checkout()
     if root is None:
         return {}
@@ -156,7 +156,7 @@ def python_path() -> dict[str, str]:
 
 
 def started_ranks() -> int | None:
-    """Return the number of ranks that `start` has started; None if it has not. HaloxError if it is no number."""
+    """Return the number of ranks that `start` started, or None; raise `HaloxError` for an invalid number."""
     text = os.environ.get(STARTED_BY_HALOX, "")
     if text and not (text.isdecimal() and int(text[:9])):
         raise HaloxError(
@@ -175,10 +175,10 @@ def wrong_size(wanted: int, size: int, name: str) -> str:
 
 
 def fitting() -> Launcher:
-    """Return the launcher to use, which belongs to the MPI library that mpi4py loads; does not initialise MPI.
+    """Return the launcher to use, after a check against the MPI library that mpi4py loads; does not initialise MPI.
 
-    Raises `HaloxError` if it is known to belong to another one, as each of its ranks would believe that it is alone,
-    and `MissingPackageError` if there is no launcher or no MPI library.
+    Raises `HaloxError` if the launcher belongs to another MPI library, since each of its ranks would then be a world of
+    one rank. Raises `MissingPackageError` if the launcher or the MPI library is missing.
     """
     library = load_mpi_quietly().Get_library_version()
     found = find()
@@ -196,29 +196,29 @@ def fitting() -> Launcher:
 def command(launcher: Launcher, ranks: int, python_arguments: Sequence[str]) -> list[str]:
     """Return the command line that runs Python with these arguments on each of ``ranks`` ranks.
 
-    An exception on one rank ends all of them: mpi4py's runner sees to that.
+    mpi4py's runner ends all ranks after an exception on one rank.
     """
-    # With -P a module is not taken from the current directory. A script needs none: mpi4py's
-    # runner puts the script's folder in the place of the current directory, and would overwrite
-    # another entry.
+    # -P prevents imports from the current directory. A script does not need -P: mpi4py's runner replaces the entry of
+    # the current directory by the script's folder, and with -P it would overwrite another entry.
     safe_path = ["-P"] if python_arguments[0] == "-m" else []
     python = [sys.executable, *safe_path, "-m", "mpi4py"]
     return [launcher.path, "-n", str(ranks), *python, *python_arguments]
 
 
 def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
-    """Become the launcher that runs ``halox ARGUMENTS`` on ``ranks`` ranks of this machine; raises as `fitting` does.
+    """Become the launcher that runs ``halox ARGUMENTS`` on ``ranks`` ranks of this machine; raises errors of `fitting`.
 
-    This process is replaced, so that output, signals and the exit status are the launcher's own.
+    The launcher replaces this process, including its output, signals and exit status.
     """
     launch(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
 
 
 def keep_input() -> dict[str, str]:
-    """Hold standard input open for rank 0 to read it itself, and return the variable that says where it is.
+    """Keep standard input open for rank 0, and return the environment variable with its offset and path.
 
-    This process is about to become the launcher. Open MPI 5 passes standard input to rank 0, but never its end, and
-    MPICH gives up where a rank reads slowly. A terminal is left to them: a rank may not read from that by itself.
+    This process becomes the launcher next. Rank 0 reads the input itself, since Open MPI 5 does not forward the end of
+    the input, and MPICH fails if a rank reads slowly. Terminals are an exception: ranks may not read from a terminal,
+    so the launcher forwards its input.
     """
     try:
         kind = os.fstat(0).st_mode
@@ -235,7 +235,7 @@ def keep_input() -> dict[str, str]:
 
 
 def launch(line: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a launcher, whose ranks end soon after it, also if it is killed."""
+    """Replace this process by a launcher; its ranks end soon after the launcher, even if it is killed."""
     guard.start()
     become(line, environ)
 

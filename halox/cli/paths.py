@@ -1,4 +1,4 @@
-"""``halox info --paths``: the path that a message takes between every two ranks, and why no other is possible."""
+"""``halox info --paths``: the path of messages between every two ranks, and why other paths are not possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Hop = tuple[int, int, Route]
 
 
 class Reason(TypedDict):
-    """Reason for a path or against it, and the pairs of ranks for which it holds."""
+    """Reason for or against a path, with the pairs of ranks."""
 
     path: str
     why: str
@@ -55,9 +55,9 @@ def show(comm: MPI.Intracomm, *, as_json: bool) -> int:
 
 
 def collect(comm: MPI.Intracomm) -> list[Hop] | None:
-    """Make messages between all ranks, and return on rank 0 the path of each of them.
+    """Plan messages between all ranks, and return the path of each message on rank 0.
 
-    Collective. Nothing is sent but what the making of a plan needs.
+    Collective. Only the messages that make a plan are sent.
     """
     world = World(comm, "tune")
     device = world.guarded(lambda: choose_device("auto", world.turn), "the choice of GPUs")
@@ -108,7 +108,7 @@ def figures_of(ranks: int, hops: Iterable[Hop]) -> Figures:
 
 
 def as_text(figures: Figures) -> str:
-    """Return the figures for people: the matrix, a row a sender, and the reasons below it."""
+    """Return the figures as text: the matrix with one row per sender, and the reasons below."""
     rows = [
         {"from \\ to": str(sender)} | {str(to): cell or "-" for to, cell in enumerate(row)}
         for sender, row in enumerate(figures["matrix"])

@@ -1,6 +1,6 @@
 """``halox probe mlx5``: whether a network adapter can carry ``scatter_gather/mlx5_umr``, and how fast.
 
-It writes between two connections of its own, through keys as the path makes them; the bytes are checked.
+The probe writes between two connections of this process, with the same keys as the path, and checks the bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CASES = (
 
 
 def show(*, as_json: bool) -> int:
-    """Print what `collect` finds, and return the exit status: 0 if all of it works, else 1."""
+    """Print the result of `collect`, and return the exit status: 0 if everything works, else 1."""
     try:
         found = collect()
     except HaloxError as error:
@@ -51,7 +51,7 @@ def show(*, as_json: bool) -> int:
 
 
 def collect() -> dict[str, object]:
-    """Return the adapter, the limits of its keys and the figures; raises `HaloxError` where it does not work."""
+    """Return the adapter, the limits of its keys and the figures; raises `HaloxError` if the adapter does not work."""
     adapter = mlx5.open_adapter()
     limit_s = timeout_s()
     pair = [Mlx5Umr(n, adapter, lambda: Waiter(limit_s, crowded=True)) for n in (0, 1)]
@@ -83,7 +83,7 @@ def collect() -> dict[str, object]:
 def _measure(
     pair: Sequence[Mlx5Umr], kind: str, count: int, block: int, stride: int
 ) -> dict[str, object]:
-    """Write one window from a key to another, again and again."""
+    """Write one window from one key to another, repeatedly, and return the timings."""
     blocks = MessageBlocks.of(Message(1, "send", (Part(0, dt.vector(count, block, stride, "u1")),)))
     arrays = [np.full(count * stride, _GUARD, "u1") for _ in pair]
     arrays[0][:] = np.arange(count * stride) * 37 % 251
@@ -133,11 +133,11 @@ def _timed(engine: Mlx5Umr, key: MappedKey, window: Window) -> float:
 
 
 def _dmabuf(pair: Sequence[Mlx5Umr]) -> str:
-    """Say whether the adapter reads and writes memory of a GPU: from the host to there, and back."""
+    """Return whether the adapter can read and write GPU memory, by writes from the host to the GPU and back."""
     if not cuda.gpu_count():
         return "not tried: no usable GPU"
     cp = cuda.cupy()
-    # Not from the beginning of a page on, as fields are not.
+    # Like fields, the array does not begin at a page boundary.
     there = cp.full(_GPU_BYTES, _GUARD, "u1")[_GPU_OFFSET:]
     sent, received = np.arange(there.size) * 37 % 251, np.full(there.size, _GUARD, "u1")
     sent = sent.astype("u1")

@@ -1,4 +1,4 @@
-"""Measurements of ``halox tune``: exchanges of few shapes, by every protocol that is possible between two ranks."""
+"""Measurements of ``halox tune``: exchanges of a few shapes, by every possible protocol between two ranks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ROW_US = 4000.0
 _MOST_REPEATS = 200
 _FEWEST_REPEATS = 3
 _SPREAD = 4
-"""Bytes from run to run over bytes of a run."""
+"""Ratio of the stride of runs to the bytes of a run."""
 _LEAST_STRIDE = 128
 
 
 @dataclass(frozen=True)
 class Point:
-    """One shape: ``messages`` messages of ``nbytes`` bytes in all, in runs of ``run_bytes``."""
+    """A measured shape: ``messages`` messages of ``nbytes`` bytes in total, in runs of ``run_bytes``."""
 
     nbytes: int
     run_bytes: int
@@ -51,17 +51,17 @@ POINTS = (
     *(Point(4096 * _KIB, run) for run in RUN_BYTES),
     Point(16384 * _KIB, RUN_BYTES[-1]),
 )
-"""In the order of their use: the first must determine all constants if time runs out."""
+"""Points in the order of measurement; the first points must determine all constants if time runs out."""
 
 Probe = Callable[[str, str, Point], Sample]
-"""Measures a protocol at a point; raises a `HaloxError`, on all ranks, where it cannot be taken."""
+"""Measures a protocol at a point; raises `HaloxError` on all ranks if the protocol cannot be used."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass
 class Campaign:
-    """Measurements by "path/protocol": samples, the reasons where there are none, and whether time ran out."""
+    """Measurements by "path/protocol": samples, or reasons for missing samples, and whether time ran out."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -75,9 +75,9 @@ def campaign(
     progress: Progress,
     time_is_up: Callable[[], bool],
 ) -> Campaign:
-    """Measure every protocol at every point, as far as time allows.
+    """Measure every protocol at every point, until time is up.
 
-    Collective if the probe is; ``time_is_up`` must say the same on all ranks.
+    Collective if the probe is collective; ``time_is_up`` must return the same on all ranks.
     """
     found = Campaign()
     for number, point in enumerate(points):
@@ -102,7 +102,8 @@ def campaign(
 def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, ProtocolCost]:
     """Return the constants of a campaign, by `protocol_name`.
 
-    Protocols that were not measured follow those of their path that were, except through MPI, which has its own speed.
+    Constants of protocols that were not measured are estimated from measured protocols of their path. Protocols through
+    MPI are an exception, since they have a different speed.
     """
 
     def full(name: str) -> str:
@@ -120,7 +121,7 @@ def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, Pro
 
 
 def tuned(memory: str) -> list[tuple[str, str]]:
-    """Return paths and protocols that ``halox tune`` measures, "gpu" (with paths within a rank) or "host"."""
+    """Return paths and protocols that ``halox tune`` measures, for memory "gpu" (and within a rank) or "host"."""
     return [
         (path.name, protocol.name)
         for path in PATHS.values()
@@ -131,7 +132,7 @@ def tuned(memory: str) -> list[tuple[str, str]]:
 
 
 def on_hosts() -> list[tuple[str, str]]:
-    """Return paths and protocols of NumPy arrays within a node, which have no constants."""
+    """Return the paths and protocols of NumPy arrays within a node, which have no cost constants."""
     return [
         (path.name, protocol.name)
         for path in PATHS.values()
@@ -149,9 +150,9 @@ def _protocol(name: str) -> Protocol:
 
 @dataclass(frozen=True)
 class Prober:
-    """Measurement of protocols between this rank and its partners: ``near`` on its node, ``far`` on another.
+    """Measurement of protocols between this rank and its partners: ``near`` on its node, ``far`` on another node.
 
-    A partner is None for a rank left over; ``device`` is this rank's GPU.
+    A partner is None for a rank without partner. ``device`` is this rank's GPU.
     """
 
     world: World
@@ -168,11 +169,11 @@ class Prober:
         return self.typed(wanted, point)[0]
 
     def typed(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
-        """Measure typed messages between partners, and return the path and protocol they took too."""
+        """Measure typed messages between partners; also return the path and protocol of the messages."""
         reach = "node" if wanted is None else _protocol(wanted).reach
         partner = {"self": self.comm.rank, "node": self.near, "nodes": self.far}[reach]
         if reach == "self":
-            wanted = None  # the path of such messages is never asked for
+            wanted = None  # messages of a rank to itself have no selectable path
         sends, receives = self.world.guarded(
             lambda: self._messages(point, partner), "the allocation of arrays"
         )
@@ -182,9 +183,9 @@ class Prober:
         return Sample(point.nbytes, point.run_bytes, point.messages, us), taken
 
     def in_fields(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
-        """Measure the halos of a grid's own field, ranks in a row, and return the path and protocol they took too.
+        """Measure the halos of a grid's field, with ranks in a row; also return the path and protocol of the messages.
 
-        The row is open, so that two ranks send one message each; of more ranks the inner ones send two.
+        The row is not periodic, so that two ranks send one message each. With more ranks, inner ranks send two.
         """
         if point.messages > 1:
             raise HaloxError("a grid fuses what goes to one rank into one message")
@@ -211,7 +212,7 @@ class Prober:
     def _messages(
         self, point: Point, partner: int | None
     ) -> tuple[list[halox.Send], list[halox.Recv]]:
-        """Return sends and receives, each message with arrays of its own."""
+        """Return sends and receives, each with a separate array."""
         if partner is None:
             return [], []
         run = point.run_bytes // 8
@@ -227,7 +228,7 @@ class Prober:
         return sends, receives
 
     def _taken(self, report: halox.Report, wanted: str | None) -> str:
-        """Return the path and protocol that messages took; raise on all ranks where they are not those wanted."""
+        """Return the path and protocol of the messages; raise on all ranks if these are not ``wanted``."""
         mine = {f"{row.path}/{row.protocol}" for row in report.rows}
         taken = sorted(set().union(*self.world.comm.allgather(mine)))
         if wanted is not None and taken != [wanted]:
@@ -270,7 +271,7 @@ def partners(rank: int, nodes: Sequence[int]) -> tuple[int | None, int | None]:
 
 
 def until(world: World, limit_s: float) -> Callable[[], bool]:
-    """Return a function that tells on all ranks alike whether some seconds have passed since now; collective."""
+    """Return a collective function that tells, equally on all ranks, whether ``limit_s`` seconds have passed."""
     end = time.monotonic() + limit_s
 
     def is_over() -> bool:

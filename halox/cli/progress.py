@@ -11,13 +11,13 @@ _MIN_INTERVAL_S = 0.2
 
 
 def announce_terminal() -> None:
-    """Tell ranks started from here that a person watches: their own stderr is a pipe."""
+    """Tell ranks started by this process that stderr is a terminal; for the ranks stderr is a pipe."""
     if sys.stderr.isatty():
         os.environ[_TERMINAL] = "1"
 
 
 class TerminalProgress:
-    """Writer of ``what done/total`` into one line of rank 0's stderr; silent unless a terminal shows it."""
+    """Progress line on rank 0's stderr; silent unless stderr is a terminal."""
 
     def __init__(self, rank: int) -> None:
         self._shown = rank == 0 and (sys.stderr.isatty() or os.environ.get(_TERMINAL) == "1")
@@ -25,7 +25,7 @@ class TerminalProgress:
         self._width = 0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show ``what`` as ``done`` of ``total``; calls that follow too soon are left out."""
+        """Show the title ``what`` with ``done`` of ``total``; skip calls that follow too soon."""
         now = time.monotonic()
         if not self._shown or now - self._last < _MIN_INTERVAL_S:
             return
@@ -33,7 +33,7 @@ class TerminalProgress:
         self._write(f"{what}: {done} of {total}")
 
     def clear(self) -> None:
-        """Clear the line, so that results do not follow it."""
+        """Clear the line before results are printed."""
         if self._width:
             self._write("")
 

@@ -1,4 +1,4 @@
-"""Figures of an app or of ``halox info``: as text for people or as JSON for programs."""
+"""Figures of an app or of ``halox info``, as text or JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_text(figures: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the lines of a table: a head from the first row's names, numbers to the right."""
+    """Return the lines of a table, with a header from the first row's names; numbers are right-aligned."""
     if not rows:
         return []
     names = list(rows[0])
@@ -58,7 +58,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def format_value(value: object) -> str:
-    """Return one value as text: four significant digits, yes / no, lists with commas."""
+    """Return a value as text: four significant digits, yes / NO, lists with commas."""
     if isinstance(value, bool):
         return "yes" if value else "NO"
     if value is None:

@@ -1,4 +1,4 @@
-"""``halox run``: one mini-app, on ranks that it starts or finds itself among."""
+"""``halox run``: one mini-app, on ranks that it starts or that already run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CMAP = "viridis"
 
 
 def show_list(*, as_json: bool) -> None:
-    """Print the name and summary of every app, and, for people, how a script is run."""
+    """Print the name and summary of every app; as text, also the usage for scripts."""
     found = {name: catalogue.load(name).summary for name in catalogue.names()}
     if as_json:
         print(report.as_json(found))
@@ -33,17 +33,17 @@ def show_list(*, as_json: bool) -> None:
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run the app ``args.app`` and return the exit status; ``words`` are the command line, for ranks to start."""
+    """Run the app ``args.app`` and return the exit status; ``words`` is the command line for ranks to start."""
     comm = ranks(getattr(args, "ranks", None), words)
     return together(comm, lambda: _run_here(args, comm))
 
 
 def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> MPI.Intracomm:
-    """Return the communicator of the ranks to work on: as many as are asked for, or those that run already.
+    """Return the communicator of the requested number of ranks, or of the ranks that already run.
 
-    Becomes the launcher for the command line ``words``, and does not return, where ranks are asked for and none run
-    yet. Raises `HaloxError` if the launcher around has started another number of ranks, and as `launcher.fitting`
-    does.
+    If several ranks are requested but no launcher runs, this process becomes the launcher of the command line
+    ``words``, and the function does not return. Raises `HaloxError` if a launcher has started another number of ranks,
+    and the errors of `launcher.fitting`.
     """
     present = launcher.running_ranks()
     started = launcher.started_ranks()
@@ -59,9 +59,9 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> M
 
 
 def together(comm: MPI.Intracomm, work: Callable[[], int], name: str = "halox run") -> int:
-    """Do work on all ranks and return its status, which is the same on all of them; collective.
+    """Do work on all ranks and return its status, which is the same on all ranks; collective.
 
-    An error that all ranks raise is printed once, with status 2; any other ends them all.
+    An error that all ranks raise is printed once, with status 2. Any other error ends all ranks.
     """
     try:
         status = work()
@@ -76,7 +76,7 @@ def together(comm: MPI.Intracomm, work: Callable[[], int], name: str = "halox ru
         runner.abort(comm, runner.ending_of(error), name)
         raise
     if status and comm.size > 1:
-        # Ended in good order: else the launcher takes the failing status for a crash, and says so.
+        # Finalize MPI, else the launcher reports the nonzero status as a crash.
         load_mpi().Finalize()
     return status
 
@@ -115,7 +115,7 @@ def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
 
 
 def _check_picture(path: Path) -> None:
-    """Raise HaloxError, before the run, if its picture cannot be drawn; alike on the ranks of a node."""
+    """Raise HaloxError before the run if its picture cannot be drawn; the same on all ranks of a node."""
     drawing.check_name(path, ".png")
     drawing.check(_CMAP, "--png")
     if not path.absolute().parent.is_dir():
@@ -123,11 +123,11 @@ def _check_picture(path: Path) -> None:
 
 
 def draw(picture: Mapping[str, Any], path: Path) -> None:
-    """Draw the picture that an app has returned, by the same code as ``halox view``.
+    """Draw the picture that an app returned, with the code of ``halox view``.
 
-    ``picture`` has ``values``, an array of two axes, the first of which is drawn along x; their names ``dims``; the
-    sizes of the ``blocks`` along each; ``ranks``, the rank by the block's place along each; the names ``what`` and
-    ``where`` of values and run; and ``log`` where colours are logarithmic.
+    ``picture`` has ``values``, an array of two axes, with the first axis along x; ``dims``, the names of the axes;
+    ``blocks``, the sizes of the blocks along each axis; ``ranks``, the rank of each block by its coordinates; ``what``
+    and ``where``, the names of the values and of the run; and ``log``, if colours are logarithmic.
     """
     values, blocks = picture["values"], picture["blocks"]
     starts = [[0, *accumulate(sizes[:-1])] for sizes in blocks]

@@ -1,7 +1,7 @@
-"""Run of a user's script or module on one rank of ``halox run``; where one fails, all ranks end.
+"""Run of a user's script or module on one rank of ``halox run``; if one rank fails, all ranks end.
 
-Run as a file, by `halox.cli.script`, in a process of its own. It imports the standard library only, and neither halox
-nor NumPy nor mpi4py: a script makes its settings for them (threads, ``mpi4py.rc``) before it imports them itself.
+`halox.cli.script` runs this file as a script in a new process. The file imports only the standard library, but not
+halox, NumPy or mpi4py: the user's script may configure these (threads, ``mpi4py.rc``) before it imports them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 NAME = "halox run"
 OPEN_MPI_RANK = "OMPI_COMM_WORLD_RANK"
 RANKS = (OPEN_MPI_RANK, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""Variables by which launchers tell a process its rank."""
+"""Environment variables with the rank of a process, set by launchers."""
 
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
 """The same as `halox.cli.launcher.STANDARD_INPUT`."""
 
 ALL_ALIKE = 2
-"""Exit status where all ranks raise an error of halox's, as they are made to do."""
+"""Exit status if all ranks raise an error of halox; its errors are designed to be raised on all ranks."""
 
 INTERRUPTED = 128 + signal.SIGINT
 OTHERS_FAIL_TOO_S = 2.0
-"""Seconds in which the other ranks fail as well, if they do: errors are made to be raised on all ranks."""
+"""Seconds to wait for the other ranks to fail, too: errors of halox are designed to be raised on all ranks."""
 
 _START_MPI_S = 1.5
 _PASSED_ON_S = 0.3
@@ -44,11 +44,11 @@ _RANKS_NAMED = 8
 
 
 class Ending(NamedTuple):
-    """The failure of one rank's program, in plain values that travel between ranks.
+    """The failure of one rank's program, in plain values that can be sent between ranks.
 
-    ``line`` is the end in a line, "ZeroDivisionError: division by zero" or "sys.exit(3)"; ``said`` the text before it:
-    the traceback, or the message given to ``sys.exit``; ``status`` the exit status, not 0; ``by_exit`` is set by
-    ``sys.exit``.
+    ``line`` is a summary in one line, such as "ZeroDivisionError: division by zero" or "sys.exit(3)". ``said`` is the
+    text before the summary: the traceback, or the message given to ``sys.exit``. ``status`` is the exit status, not 0.
+    ``by_exit`` is true after ``sys.exit``.
     """
 
     line: str
@@ -60,14 +60,14 @@ class Ending(NamedTuple):
 def main(words: Sequence[str]) -> int:
     """Run a program and return the exit status of this rank.
 
-    ``words`` are the number of ranks; "file" or "module"; its name; and the program's arguments, each with a character
-    in front that keeps launchers from reading it.
+    ``words`` contains the number of ranks; "file" or "module"; the name of the program; and the program's arguments,
+    each with a prefix character that hides the argument from launchers.
     """
     ranks, kind, target, *arguments = words
     alone = int(ranks) == 1
     sys.argv[:] = [target, *(argument[1:] for argument in arguments)]
     if not alone and isinstance(sys.stdout, io.TextIOWrapper):
-        # What was printed must be out when another rank's failure ends this one.
+        # Printed text must be written before another rank's failure ends this rank.
         sys.stdout.reconfigure(line_buffering=True)
     take_input()
     try:
@@ -93,7 +93,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def take_input() -> None:
-    """Make the input kept by `halox.cli.launcher.keep_input` that of rank 0; the others have an empty one."""
+    """Give rank 0 the input kept by `halox.cli.launcher.keep_input`; other ranks get an empty input."""
     kept, rank = os.environ.pop(STANDARD_INPUT, ""), launched_rank()
     if kept and rank is not None:
         offset, _, path = kept.partition(" ") if rank == 0 else ("0", "", os.devnull)
@@ -106,13 +106,13 @@ def take_input() -> None:
 
 
 def launched_rank() -> int | None:
-    """Return the rank that the launcher has given this process, None if none is known."""
+    """Return the rank of this process from the launcher's variables, None if unknown."""
     found = next((os.environ[name] for name in RANKS if name in os.environ), "")
     return int(found) if found.isdecimal() else None
 
 
 def run_file(path: str) -> None:
-    """Run a script as Python itself would, as the module ``__main__``, which stays that."""
+    """Run a script as Python itself would, as the module ``__main__``, which stays in ``sys.modules``."""
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     with io.open_code(os.path.abspath(path)) as file:
         source = file.read()
@@ -129,14 +129,14 @@ def run_module(name: str) -> None:
 
 
 def exit_status(code: object) -> int:
-    """Return the status with which a process ends that calls ``sys.exit(code)``."""
+    """Return the exit status of a process that calls ``sys.exit(code)``."""
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
 
 
 def ending_of(error: BaseException) -> Ending:
-    """Describe how an exception ends the program; the hook that the program has set for exceptions is called."""
+    """Describe how an exception ends the program; calls the program's ``sys.excepthook``, if it has set one."""
     if isinstance(error, SystemExit):
         code = error.code
         said = "" if code is None or isinstance(code, int) else f"{code}\n"
@@ -156,7 +156,7 @@ def ending_of(error: BaseException) -> Ending:
 
 
 def line_of(error: BaseException) -> str:
-    """Return an exception's kind and the first line of its text."""
+    """Return an exception's type and the first line of its text."""
     try:
         text = str(error).strip().partition("\n")[0]
     except Exception:
@@ -165,7 +165,7 @@ def line_of(error: BaseException) -> str:
 
 
 def own_traceback(found: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that begins in the program itself."""
+    """Return a traceback without the frames of this file and of runpy at its start."""
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     while found is not None and found.tb_frame.f_code.co_filename in ours:
         found = found.tb_next
@@ -173,8 +173,8 @@ def own_traceback(found: TracebackType | None) -> TracebackType | None:
 
 
 def tell(text: str) -> None:
-    """Write text to standard error in one go, after what was printed before."""
-    # A stream may be closed, or read by nobody any more.
+    """Flush standard output, and write a text to standard error at once."""
+    # A stream may be closed, or its reader may have ended.
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     with suppress(OSError, ValueError, AttributeError):
@@ -183,7 +183,7 @@ def tell(text: str) -> None:
 
 
 def story(endings: Sequence[tuple[int, Ending]], size: int, name: str = NAME) -> str:
-    """Return the text about the failures of some ranks; equal ones are told once."""
+    """Return the text about the failures of some ranks; equal failures are printed once."""
     alike: dict[tuple[str, int], list[int]] = {}
     for rank, ending in endings:
         alike.setdefault((ending.line, ending.status), []).append(rank)
@@ -211,7 +211,7 @@ def _ranks(ranks: Sequence[int], size: int) -> str:
 
 
 def fail(ending: Ending) -> int:
-    """End all ranks because this one has failed; return its status where each of them ends by itself."""
+    """End all ranks after a failure of this rank; return its status if each rank ends itself."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return _fail_without_mpi(ending, finished=mpi is not None and mpi.Is_finalized())
@@ -221,7 +221,7 @@ def fail(ending: Ending) -> int:
         abort(comm, ending)
     elif comm.rank == 0:
         tell(story(list(enumerate(endings)), comm.size))
-    # Nobody leaves before rank 0 has spoken, since the first to leave may end the others.
+    # No rank ends before rank 0 has printed, since the end of the first rank may end all ranks.
     comm.Barrier()
     return ending.status
 
@@ -229,23 +229,23 @@ def fail(ending: Ending) -> int:
 def abort(comm: MPI.Intracomm, ending: Ending, name: str = NAME) -> None:
     """Print this rank's failure, and end all ranks."""
     tell(story([(comm.rank, ending)], comm.size, name))
-    # MPICH's launcher does not pass on what it has not read by then.
+    # MPICH's launcher does not forward output that it has not read before the abort.
     time.sleep(_PASSED_ON_S)
     comm.Abort(1 if ending.status == ALL_ALIKE and not ending.by_exit else ending.status)
 
 
 def all_endings(comm: MPI.Intracomm, ending: Ending) -> list[Ending] | None:
-    """Return the failures of all ranks, in their order; None unless all arrive here in a moment."""
+    """Return the failures of all ranks in rank order; None unless all ranks soon call this."""
     try:
         if not all_arrive(comm):
             return None
         return [Ending(*found) for found in comm.allgather(tuple(ending))]
     except Exception:
-        return None  # MPI itself may be what has failed
+        return None  # MPI itself may have failed
 
 
 def all_arrive(comm: MPI.Intracomm) -> bool:
-    """Whether every rank arrives here in a moment: errors are made to be raised on all of them."""
+    """Whether every rank soon calls this, since errors of halox are designed to be raised on all ranks."""
     arrived = comm.Ibarrier()
     deadline = time.monotonic() + OTHERS_FAIL_TOO_S
     while not (together := bool(arrived.Test())) and time.monotonic() < deadline:
@@ -254,7 +254,7 @@ def all_arrive(comm: MPI.Intracomm) -> bool:
 
 
 def _fail_without_mpi(ending: Ending, *, finished: bool) -> int:
-    """Fail before MPI has started, or after it has ended: rank 0 speaks first, and for all if its end ends them."""
+    """Fail before MPI has started, or after it has ended; rank 0 prints first, or alone if its end ends all ranks."""
     rank = launched_rank() or 0
     if ending.by_exit:
         tell(ending.said)
@@ -264,7 +264,7 @@ def _fail_without_mpi(ending: Ending, *, finished: bool) -> int:
     tell(story([(rank, ending)], 0))
     if finished or OPEN_MPI_RANK in os.environ:
         return ending.status
-    # MPICH's launcher lets the others wait for a rank that leaves like this, but not for one that ends by a signal.
+    # With MPICH's launcher, other ranks would wait for a rank that exits now, but not for a rank that ends by a signal.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _START_MPI_S)
     with suppress(ImportError):

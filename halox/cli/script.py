@@ -1,7 +1,8 @@
-"""``halox run SCRIPT.py``: the user's own script or module, on ranks that are started or run already.
+"""``halox run SCRIPT.py``: a user's script or module, on ranks that are started or already run.
 
-Options of halox stand before the script's name or right behind it. The first word behind the name that is no option of
-halox begins the script's own arguments, which it gets untouched; ``--`` begins them as well, and is removed.
+Options of halox are before the script's name or directly after it. The first word after the name that is not an option
+of halox begins the script's arguments, which are passed unchanged. ``--`` also begins the script's arguments, and is
+removed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DIGITS = 10
 
 @dataclass(frozen=True)
 class Script:
-    """A program of the user's: a file's path or a module's name, the ranks asked for, and its own arguments."""
+    """A user's program: a file's path or a module's name, the requested number of ranks, and its arguments."""
 
     kind: Literal["file", "module"]
     target: str
@@ -38,10 +39,10 @@ class Script:
 
 
 def read(words: Sequence[str]) -> Script | None:
-    """Return the program that the words after ``halox run`` ask for; None if they ask for a mini-app, a list or help.
+    """Return the program in the words after ``halox run``; None if they name a mini-app, or request a list or help.
 
-    Raises `HaloxError` if a number of ranks is none, or given twice; if ``--json`` is given with a script; if there is
-    no such file, or neither an app nor a file of the name.
+    Raises `HaloxError` if the number of ranks is invalid or given twice, if ``--json`` is given with a script, or if no
+    app or file has the name.
     """
     ranks, place = _ranks(words, 0, None)
     as_json = words[place : place + 1] == ["--json"]
@@ -72,7 +73,7 @@ def read(words: Sequence[str]) -> Script | None:
 
 
 def _ranks(words: Sequence[str], place: int, ranks: int | None) -> tuple[int | None, int]:
-    """Read ``-n`` where it stands at a place; return the ranks and the place behind."""
+    """Read ``-n`` options at a position in the words; return the ranks, and the position after the options."""
     while place < len(words):
         word = words[place]
         if word in ("-n", "--ranks"):
@@ -97,7 +98,7 @@ def _ranks(words: Sequence[str], place: int, ranks: int | None) -> tuple[int | N
 
 
 def _is_script(name: str) -> bool:
-    """Whether a name is a script's, rather than an app's; raise `HaloxError` if it is neither."""
+    """Whether a name is the name of a script, not of an app; raise `HaloxError` if it is neither."""
     path = Path(name)
     if not name.endswith(".py") and os.sep not in name:
         apps = catalogue.names()
@@ -117,11 +118,10 @@ def _is_script(name: str) -> bool:
 
 
 def start(script: Script) -> NoReturn:
-    """Become the program, on one rank, or the launcher that runs it on several.
+    """Become the program, for one rank, or the launcher that runs it on several ranks.
 
-    This process is replaced: standard input and output, signals and the exit status are the program's, or the
-    launcher's. Raises `HaloxError` if the launcher around has started another number of ranks, and as
-    `launcher.fitting` does.
+    The program or the launcher replaces this process, including standard input and output, signals and exit status.
+    Raises `HaloxError` if a launcher has started another number of ranks, and the errors of `launcher.fitting`.
     """
     present, asked = launcher.running_ranks(), script.ranks
     if present is None and asked is not None and asked > 1:
@@ -135,6 +135,6 @@ def start(script: Script) -> NoReturn:
 
 def _python(script: Script, ranks: int) -> list[str]:
     """Return the command line of one rank."""
-    # A launcher would take a lone colon for its own; the runner takes the sign in front away.
+    # A launcher would interpret a single colon itself; the runner removes the prefix "=".
     arguments = [f"={argument}" for argument in script.arguments]
     return [sys.executable, "-P", str(RUNNER), str(ranks), script.kind, script.target, *arguments]

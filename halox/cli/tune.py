@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 NAME = "halox tune"
 LIMIT_S = 45.0
-"""For measuring; the making of the last exchange and the fit come on top."""
+"""Limit for measuring, in seconds; the last exchange and the fit take additional time."""
 
 _MOST_HOST_BYTES = 1 << 20
 _LEAST_NAMED_RUN = 128
-"""Bytes of blocks from which on protocols of NumPy arrays are compared; shorter ones are always packed."""
+"""Minimum bytes of a run for comparing protocols of NumPy arrays; shorter runs are always packed."""
 _HOST_NOTE = (
     "nothing to tune and nothing written: these ranks have no GPU, and NumPy arrays follow fixed rules "
     "(docs: Choosing and tuning paths)"
@@ -58,15 +58,15 @@ def tune(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run ``halox tune`` and return the exit status; collective inside a launcher."""
     comm = run.ranks(ranks_wanted(getattr(args, "ranks", None)), words, NAME)
     with warnings.catch_warnings():
-        # A stale file is about to be replaced; there is no need to say that it should be.
+        # Do not warn about an outdated file, since this command replaces it.
         warnings.filterwarnings("ignore", message="the tuning file")
         return run.together(comm, lambda: _tune(args, comm), NAME)
 
 
 def ranks_wanted(asked: int | None) -> int | None:
-    """Return how many ranks to start: one a GPU and at least two, unless told or inside a launcher.
+    """Return the number of ranks to start: as requested, else one per GPU and at least two.
 
-    None leaves it to the launcher around.
+    Returns None inside a launcher, which determines the number.
     """
     started = launcher.running_ranks() is not None or launcher.STARTED_BY_HALOX in os.environ
     if asked is not None or started:
@@ -110,7 +110,7 @@ def _tuned_figures(
     *,
     write: bool,
 ) -> dict[str, object]:
-    """Measure, fit and write; collective."""
+    """Measure, fit and write the constants; collective."""
     world = prober.world
     topology, before = look_around(prober)
     fingerprint = calibration.fingerprint_of(world, topology, prober.device)
@@ -144,7 +144,7 @@ def _tuned_figures(
 
 
 def look_around(prober: probing.Prober) -> tuple[Topology, Costs]:
-    """Return who has which GPU, and the constants in use up to now; collective."""
+    """Return the topology of GPUs and ranks, and the constants in use; collective."""
     context = Context(World(prober.comm))
     if prober.device is not None:
         context.use_device(prober.device)
@@ -160,7 +160,7 @@ def rows_of(
     *,
     shared_gpu: bool,
 ) -> list[dict[str, str | float | None]]:
-    """Return two rows a protocol, its constants before and after, and how far each is from what was measured."""
+    """Return two rows per protocol, with its constants before and after, and their errors against the measurements."""
     rows = []
     for full, cost in protocols.items():
         name = full.removesuffix(", shared GPU") if shared_gpu else full
@@ -184,7 +184,7 @@ def rows_of(
 
 
 def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[str, object]:
-    """Measure what NumPy arrays take, and what they would by every protocol; collective."""
+    """Measure NumPy arrays by the protocols that halox chooses, and by every possible protocol; collective."""
     points = [point for point in probing.POINTS if point.nbytes <= _MOST_HOST_BYTES]
     rows = []
     for number, point in enumerate(points):

@@ -22,7 +22,7 @@ _NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 
 @dataclass(frozen=True)
 class Axis:
-    """A grid axis of a field: its place among all axes, its dimension, that without a suffix, and its points."""
+    """A grid axis of a field: its index among all axes, its dimension, the dimension without suffix, and its points."""
 
     place: int
     dim: str
@@ -34,7 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add ``view`` to the command's parser."""
     about = "draw a slice or a projection of a checkpoint, or several as an animation"
     viewing = commands.add_parser("view", help=about, description=f"{about}.")
-    # argparse takes -1e-3 for an option; this is its own test of what is a negative number, widened.
+    # argparse parses -1e-3 as an option; this replaces its pattern of negative numbers by a wider pattern.
     viewing._negative_number_matcher = _NEGATIVE
     viewing.add_argument(
         "checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="folder or .npy file"
@@ -117,7 +117,7 @@ def view(args: argparse.Namespace) -> int:
 
 
 def _frames(args: argparse.Namespace) -> tuple[list[drawing.Frame], str, list[str]]:
-    """Return what is drawn of each checkpoint, the field of the first, and the names of the last one's other fields."""
+    """Return a frame per checkpoint, the field's name in the first, and the names of other fields in the last."""
     frames: list[drawing.Frame] = []
     first = ""
     others: list[str] = []
@@ -130,7 +130,7 @@ def _frames(args: argparse.Namespace) -> tuple[list[drawing.Frame], str, list[st
                 field = _field(stored, name)
                 first = first or field.name
                 others = [other for other in stored.fields if other != field.name]
-                if path.suffix != ".npy":  # whose field has the file's name
+                if path.suffix != ".npy":  # the field of a .npy file has the file's name
                     name = field.name
                 dims = ", ".join(stored.dims(field.name))
                 numbers = "complex" if field.dtype.kind == "c" else "real"
@@ -147,7 +147,7 @@ def _frames(args: argparse.Namespace) -> tuple[list[drawing.Frame], str, list[st
 
 
 def _suffix(args: argparse.Namespace) -> str:
-    """Return the suffix of the file to write; raise HaloxError if the file that is asked for has another one."""
+    """Return the suffix of the file to write; raise HaloxError if the requested file has another suffix."""
     several = len(args.checkpoints) > 1
     if args.png is not None and several:
         raise HaloxError(
@@ -161,9 +161,9 @@ def _suffix(args: argparse.Namespace) -> str:
 
 
 def _default_output(checkpoint: Path, field: str, suffix: str) -> Path:
-    """Return the file beside a checkpoint for a picture of a field.
+    """Return the default file for a picture of a field, in the folder of the checkpoint.
 
-    Its name has the checkpoint's whole name and the field's, so that each field has a file of its own.
+    Its name consists of the checkpoint's full name and the field's name, so that each field has a separate file.
     """
     if checkpoint.name in ("", ".."):
         checkpoint = checkpoint.resolve()
@@ -172,7 +172,7 @@ def _default_output(checkpoint: Path, field: str, suffix: str) -> Path:
 
 
 def _field(stored: Stored, name: str | None) -> StoredField:
-    """Return the field to draw: by default the first one."""
+    """Return the field to draw; by default the first field."""
     if not stored.fields:
         raise HaloxError(f"{stored.path} has no fields")
     found = next(iter(stored.fields)) if name is None else name
@@ -184,7 +184,7 @@ def _field(stored: Stored, name: str | None) -> StoredField:
 def _frame(
     stored: Stored, field: StoredField, args: argparse.Namespace, progress: TerminalProgress
 ) -> drawing.Frame:
-    """Read what is drawn of a checkpoint."""
+    """Read the frame of a checkpoint."""
     axes = _axes(field, stored.dims(field.name))
     component, index = _components(field, args.component)
     picks: dict[int, Pick] = dict(index)
@@ -246,7 +246,7 @@ def _grid_axes(field: StoredField) -> int:
 
 
 def _axis(axes: Sequence[Axis], name: str, option: str, field: str) -> Axis:
-    """Return an axis by its dimension, with or without the suffix of faces or of a parity."""
+    """Return an axis by its dimension name, with or without the suffix for faces or parity."""
     for axis in axes:
         if name in (axis.dim, axis.base):
             return axis
@@ -289,7 +289,7 @@ def _components(
 def _borders(
     stored: Stored, field: StoredField, axes: Sequence[Axis], shown: Sequence[Axis]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the first points of all blocks but the first, along each axis of the picture."""
+    """Return the first points of all blocks except the first block, along each axis of the picture."""
     if not stored.blocks:
         why = (
             "a .npy file has no place for them: save a group instead, under a name without .npy"
@@ -304,7 +304,7 @@ def _borders(
 
 
 def _numbers(attrs: dict[str, object]) -> list[str]:
-    """Return the attributes that are numbers, such as step and time."""
+    """Return the texts of numeric attributes, such as step and time; at most three."""
     return [
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in attrs.items()

@@ -1,4 +1,4 @@
-"""Fields that a transform is given: their checks, their results, and what is known of earlier calls."""
+"""Fields of a transform: checks of arguments, new results, and the cache of earlier calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PHYSICAL = {pair: real for real, pair in SPECTRAL.items()}
 
 @dataclass(frozen=True)
 class Call:
-    """Checked arrays of a call: the spectral dtype, the dtype of the result, and the layouts of source and target."""
+    """A checked call: the spectral dtype, the dtype of the result, and the layouts of source and target."""
 
     dtype: DType
     result: DType
@@ -55,7 +55,7 @@ class Fields:
         self._view = as_ndarray if physical.device_id is None else as_device_array
 
     def read(self, forward: bool, source: object, out: object | None) -> Call:
-        """Check what one rank can see alone; errors as of `FFT.forward`."""
+        """Check this rank's arguments; raises the errors of `FFT.forward`."""
         grids = self._grids if forward else self._grids[::-1]
         name = "u" if forward else "s"
         found = describe(source, name)
@@ -104,7 +104,7 @@ class Fields:
         return array
 
     def cells(self, array: object, layout: FieldLayout) -> XArray:
-        """View the owned cells of an array, component axes in front."""
+        """View the owned cells of an array, with the component axes first."""
         cells = self._view(array)[layout.interior]
         if not layout.spec.components_after:
             return cells
@@ -160,17 +160,17 @@ def components(layout: FieldLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
 _Entry: TypeAlias = tuple[
     Callable[[], object], Callable[[], object] | None, tuple[object, object], Found
 ]
-"""Source and target, their forms, and what was kept for them."""
+"""Weak references to source and target, their forms, and the cached result."""
 
 
 class KnownCalls(Generic[Found]):
-    """Calls by their array objects, for as long as these live and are as they were."""
+    """Cache of calls by array objects; an entry is valid while its arrays live and do not change form."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[bool, int, int], _Entry[Found]] = {}
 
     def find(self, forward: bool, source: object, out: object | None) -> Found | None:
-        """Return what was kept for these arrays, None if nothing was."""
+        """Return the cached result for these arrays, None if there is no entry."""
         entry = self._entries.get((forward, id(source), id(out)))
         if entry is None:
             return None
@@ -180,7 +180,7 @@ class KnownCalls(Generic[Found]):
         return found if forms == (_form(source), _form(out)) else None
 
     def add(self, forward: bool, source: object, out: object | None, found: Found) -> None:
-        """Keep something for the next call with these arrays."""
+        """Cache a result for the next call with these arrays."""
         entries, key = self._entries, (forward, id(source), id(out))
 
         def forget(_: object) -> None:
@@ -196,16 +196,16 @@ class KnownCalls(Generic[Found]):
                 (_form(source), _form(out)),
                 found,
             )
-        except TypeError:  # of other libraries, which cannot be watched
+        except TypeError:  # arrays without weak references
             return
 
     def forget(self) -> None:
-        """Look at all arrays again at their next calls."""
+        """Clear the cache, so that the next calls check their arrays again."""
         self._entries.clear()
 
 
 def _form(array: object) -> tuple[object, ...]:
-    """Return what can be set on an array object."""
+    """Return the attributes of an array object that can be assigned."""
     if isinstance(array, np.ndarray):
         return array.shape, array.dtype, array.flags.writeable
     return (getattr(array, "shape", None),)

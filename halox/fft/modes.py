@@ -1,13 +1,14 @@
-"""Modes of a transform: extents, wave numbers, factors, and the modes that two resolutions have in common.
+"""Modes of a transform: extents, wave numbers, factors, and the common modes of two resolutions.
 
-A field of n points along an axis has the modes 0, 1, ..., -2, -1 in the order of `numpy.fft`. Resolutions n < m have
-the modes below n / 2 in common; they are the first and the last of either::
+A field of n points along an axis has the modes 0, 1, ..., -2, -1 in the order of `numpy.fft`. Two resolutions n < m
+have the modes below n / 2 in common. These are the first and the last modes of either resolution::
 
     n = 6          0  1  2 -3 -2 -1
     m = 9          0  1  2  3  4 -4 -3 -2 -1          the modes -3 and 3 of m are the one mode -3 of n
 
-The Nyquist mode of an even n is a cosine, the half of which each of two modes of m carries. So padding gives both of
-them one half, and truncation adds them: no field changes its values, and real fields stay real.
+The Nyquist mode of an even n is a cosine. In resolution m it is the sum of two modes, each with half of its amplitude.
+So padding writes one half to each of the two modes, and truncation adds the two modes. This keeps the values of a
+field, and real fields stay real.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ NORMS = ("backward", "ortho", "forward")
 
 
 def padded(n: int) -> int:
-    """Return the points of the 3/2 rule along an axis of ``n`` points."""
+    """Return the number of points by the 3/2 rule for an axis of ``n`` points."""
     return 3 * n // 2
 
 
 def kept(n: int) -> list[tuple[slice, slice]]:
-    """Return where the modes of ``n`` points are among themselves, and among those of more points.
+    """Return the slices of the modes of ``n`` points: in an array of these modes, and in an array of more modes.
 
     Examples
     --------
@@ -56,10 +57,10 @@ def wavenumbers(n: int, *, half: bool) -> npt.NDArray[np.float64]:
 
 
 def factor(norm: str, forward: bool, n: int, points: int) -> float:
-    """Return the number by which a sum over exponentials is multiplied.
+    """Return the normalization factor of a sum over exponentials.
 
-    ``n`` is the number of points of the spectral resolution, ``points`` that of the physical one, which is larger
-    where the spectrum is padded; both along one axis, or over all axes together.
+    ``n`` is the number of points of the spectral resolution, and ``points`` of the physical resolution, which is larger
+    if the spectrum is padded. Both count along one axis, or over all axes together.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Steps of a transform for fields of one dtype and component axes: transforms, transposes, copies, in work arrays.
+"""Steps of a transform for fields of one dtype and component shape: transforms, transposes, copies, in work arrays.
 
-The user's arrays are read by the first step and written by the last one only; all between them is in arrays of the
-pipeline, between which the transposes have persistent plans. So a new array costs a view, and no communication::
+Only the first step reads a user's array, and only the last step writes one. All other steps use work arrays of the
+pipeline, so the plans of the transposes are persistent. A new user array needs only a view, and no communication::
 
     forward of pencils       u --c2c--> a0 ==transpose==> b1 --c2c--> b1 ==transpose==> b2 --c2c--> out
     backward                 s --c2c--> b2 ==transpose==> b1 --c2c--> b1 ==transpose==> a0 --c2c--> out
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import XArray
 
 IN, OUT = 0, 1
-"""Slots of the user's arrays; those of work arrays follow."""
+"""Slots of the user's arrays; the slots of work arrays follow."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """One step on arrays, component axes in front.
+    """One step on arrays with the component axes first.
 
     Attributes
     ----------
@@ -39,11 +39,11 @@ class Op:
         Axes of the arrays.
     forward : bool
     norm : str
-        For transforms, that of `numpy.fft`.
+        For transforms, the ``norm`` of `numpy.fft`.
     factor : float
-        For copies.
+        Factor of a copy, scaling, cut or pad.
     points : int
-        Of the spectral resolution, to cut or pad.
+        Points of the spectral resolution, to cut or pad.
     half : bool
         Whether the axis that is cut or padded is halved.
     extents : dict
@@ -64,7 +64,7 @@ class Op:
 
 
 Form: TypeAlias = tuple[tuple[int, ...], DType]
-"""Shape and dtype of an array, component axes in front."""
+"""Shape and dtype of an array with the component axes first."""
 
 Step: TypeAlias = tuple[Op, int, int]
 """An operation, the slot it reads, and the slot it writes."""
@@ -73,8 +73,8 @@ Step: TypeAlias = tuple[Op, int, int]
 class Pipeline:
     """Steps of both directions, on one rank; collective to make.
 
-    ``engine`` has the transforms (`HostTransforms` or `CuFFT`), ``complex_dtype`` is the spectral dtype,
-    ``real_dtype`` that of halved fields, None without, and ``components`` are the extents of the component axes.
+    ``engine`` has the transforms (`HostTransforms` or `CuFFT`). ``complex_dtype`` is the spectral dtype. ``real_dtype``
+    is the dtype of real fields, None for complex transforms. ``components`` has the extents of the component axes.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class Pipeline:
         return not self._bound
 
     def run(self, forward: bool, source: XArray, target: XArray) -> None:
-        """Transform a view of a field's cells into another, component axes in front."""
+        """Transform a view of a field's cells into another view, both with the component axes first."""
         bound = self.bind(forward, source, target)
         arrays = [source, target, *self._work[2:]]
         for run, i, j in bound:
             run(arrays[i], arrays[j])
 
     def bind(self, forward: bool, source: XArray, target: XArray) -> list[tuple[Run, int, int]]:
-        """Return the steps for arrays of a layout, made at the first call with it; local."""
+        """Return the steps for arrays of a layout; made in the first call with this layout. Local."""
         engine = self._engine
         key = forward, engine.key(source), engine.key(target)
         bound = self._bound.get(key)
@@ -160,7 +160,7 @@ class Pipeline:
 
     def _backward(self) -> list[Step]:
         route, steps = self._route, list[Step]()
-        # The user's input is where the forward transform ends.
+        # The user's input is the array at the end of the forward transform.
         swapped = {IN: OUT, OUT: IN}
         for number in reversed(range(len(route.stages))):
             stage = route.stages[number]
@@ -197,7 +197,7 @@ class Pipeline:
         if not route.dealias:
             return [transform(stage.axes, route.norm if self._engine.scales else plain)]
         pairs = []
-        for axis in reversed(stage.axes):  # the halved one, which is last, first
+        for axis in reversed(stage.axes):  # the halved axis, the last one, first
             n, m, half = route.points[axis], route.padded[axis], axis == route.half
             scale = factor(route.norm, forward, n, m)
             extent = n if forward else m
@@ -213,9 +213,9 @@ class Pipeline:
     def _emit(
         self, steps: list[Step], ops: list[Op], start: int, end: int, form: Form | None
     ) -> None:
-        """Add steps that lead from one slot to another, through work arrays where it takes several.
+        """Add steps from one slot to another; several steps use work arrays in between.
 
-        ``form`` is that of the user's array if it is the start.
+        ``form`` is the form of the user's array if the steps start from it.
         """
         if form is None:
             form = self._work[start].shape, self._work[start].dtype
@@ -244,7 +244,7 @@ class Pipeline:
         return shape, self._complex if op.kind == "r2c" else form[1]
 
     def _scaled(self, steps: list[Step], forward: bool) -> list[Step]:
-        """Add the factor to a copy if there is one, or else a step at the end, where transforms do not scale."""
+        """Add the factor to a copy step, or else append a scaling step, if the transforms do not scale."""
         scale = 1.0 if self._route.dealias else self._route.factor(forward)
         if self._engine.scales or scale == 1.0:
             return steps
@@ -299,7 +299,7 @@ class Pipeline:
         return lambda source, target: multiply(target, scale, out=target)
 
     def _cut(self, op: Op) -> Run:
-        """Keep the modes of the spectral resolution; the source is changed."""
+        """Copy only the modes of the spectral resolution; the source is changed."""
         n, copy = op.points, self._copy(op)
         at, pieces = _index(op.axes[0]), kept(n)
         nyquist = n // 2 if n % 2 == 0 else None
@@ -324,7 +324,7 @@ class Pipeline:
         return cut
 
     def _pad(self, op: Op) -> Run:
-        """Set the modes of the physical resolution that the spectral one does not have to zero."""
+        """Copy the modes of the spectral resolution, and set all other modes of the physical resolution to zero."""
         n, copy = op.points, self._copy(op)
         at, pieces = _index(op.axes[0]), kept(n)
         nyquist = n // 2 if n % 2 == 0 else None

@@ -1,4 +1,4 @@
-"""Grids and transposes of a transform, stage by stage."""
+"""Grids and transposes of the stages of a transform."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class GridStage:
     Attributes
     ----------
     before, after : Grid
-        Of the cells before and after the transforms of this stage, maybe one; with the axes in ``order``.
+        Grids of the cells before and after the transforms of this stage, possibly the same grid. Their axes are in
+        ``order``.
     order : tuple of int
-        Axis of the user's grid that each axis is.
+        For each axis of these grids, the axis of the user's grid.
     axes : tuple of int
-        Axes of the user's grid that are transformed, the halved one last.
+        Transformed axes of the user's grid, the halved axis last.
     """
 
     before: Grid
@@ -36,15 +37,15 @@ class GridStage:
 
 @dataclass(frozen=True)
 class Route:
-    """All of a transform that does not depend on the fields.
+    """The parts of a transform that do not depend on the fields.
 
     Attributes
     ----------
     stages : list of GridStage
     transposes : list of Transpose
-        From the cells after each stage but the last to those before the next.
+        Transposes from the cells after each stage to the cells before the next stage.
     half : int or None
-        Axis whose coefficients are halved.
+        Axis with about half the coefficients, for a real transform.
     norm : str
     points, padded : tuple of int
         Points per axis of the spectral and of the physical resolution.
@@ -59,11 +60,11 @@ class Route:
 
     @property
     def dealias(self) -> bool:
-        """Whether physical fields have more points."""
+        """Whether physical fields have more points than spectra."""
         return self.points != self.padded
 
     def factor(self, forward: bool) -> float:
-        """Return the number by which plain sums over exponentials are to be multiplied."""
+        """Return the normalization factor of plain sums over exponentials."""
         found = 1.0
         for stage in self.stages:
             for axis in stage.axes:
@@ -77,7 +78,7 @@ class RouteMaker:
     Attributes
     ----------
     made : list of Grid and Transpose
-        All of them, in the order in which they were made; also after an error.
+        All grids and transposes in the order of their creation; also after an error.
     """
 
     def __init__(self, base: Grid) -> None:
@@ -95,7 +96,7 @@ class RouteMaker:
         path: str | None,
         turns: bool,
     ) -> Route:
-        """Make a route; with ``turns``, axes in the middle are turned innermost on the way."""
+        """Make a route; with ``turns``, intermediate stages store their transformed axes innermost."""
         base = self._base
         shape = base.grid_shape
         natural = tuple(range(len(shape)))
@@ -153,7 +154,7 @@ class RouteMaker:
         order: tuple[int, ...],
         placement: Placement,
     ) -> Grid:
-        """Make a grid of a stage."""
+        """Make a grid of a stage, without halo."""
         turned = turned_placement(placement, order)
         return self._grid(
             [cells[axis] for axis in order],
@@ -173,7 +174,7 @@ class RouteMaker:
 
 
 def _turned(natural: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the order with some axes innermost; the outermost ones stay, whose lines make one batch as they are."""
+    """Return the order with some axes innermost. Outermost axes stay there, since their lines form one batch."""
     if axes == natural[: len(axes)]:
         return natural
     return (*(axis for axis in natural if axis not in axes), *axes)

@@ -1,15 +1,15 @@
-"""Stages of a distributed transform: the divisions in which axes are whole, in integers only.
+"""Stages of a distributed transform: the divisions among ranks in which axes are whole; integers only.
 
-In each stage every rank transforms the axes of which it has whole lines. Between two stages a transpose moves the
-parts of one or more axes onto others, which are whole and done if possible, so that messages stay within the rows
-of the process grid that the moved axis spans::
+In each stage every rank transforms the axes along which it has whole lines. Between two stages, a transpose moves the
+division of one or more axes to other axes, which are whole and already transformed if possible. Messages then stay
+within the rows of the process grid along the moved axis::
 
     pencils (p, q, 1)    axis 2 is whole      transform it
             (p, 1, q)    q moves 1 -> 2       transform axis 1     messages within the q ranks of a row
             (1, p, q)    p moves 0 -> 1       transform axis 0     messages within the p ranks of a column
 
-The sequence is found by a search for the fewest moves onto axes that are cut (as blocks need one), then for the fewest
-transposes, then for axis 0 as the last one, then for the smallest groups of ranks.
+A search finds the best sequence. It has the fewest moves to axes that are already divided (blocks need one), then the
+fewest transposes, then axis 0 as the last axis, then the smallest groups of ranks.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from halox.decomposition import Placement
 from halox.errors import DecompositionError
 
 Moves: TypeAlias = tuple[tuple[int, int], ...]
-"""Axes whose parts move, each with the axis that they move onto."""
+"""Pairs of axes: the division of the first axis moves to the second axis."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Division of a stage, and the axes transformed in it.
+    """Division of a stage, and the axes transformed in this stage.
 
     Attributes
     ----------
     parts : tuple of int
         Ranks per axis.
     moves : tuple of (int, int)
-        Transpose that leads here from the stage before.
+        Moves of the transpose from the previous stage.
     axes : tuple of int
-        Axes transformed here, in ascending order.
+        Axes transformed in this stage, in ascending order.
     """
 
     parts: tuple[int, ...]
@@ -56,8 +56,8 @@ def find_stages(
 ) -> list[Stage]:
     """Return the stages of a forward transform.
 
-    ``cells`` and ``modes`` are the extents of each axis before and after its transform, ``parts`` the ranks along it,
-    ``axes`` those to transform, and ``first`` the one of them that must be transformed before all others. Raises
+    ``cells`` and ``modes`` are the extents of each axis before and after its transform, and ``parts`` the ranks along
+    each axis. ``axes`` are the axes to transform; ``first`` must be transformed before all other axes. Raises
     `DecompositionError` if every sequence of divisions leaves a rank without cells.
 
     Examples
@@ -85,7 +85,7 @@ def moved_parts(parts: Sequence[int], moves: Moves) -> tuple[int, ...]:
 
 
 def moved_placement(placement: Placement, moves: Moves) -> Placement:
-    """Return the ranks of the blocks after moves: those of a row stay in one."""
+    """Return the placement after moves: the ranks of a row stay in one row."""
     parts = moved_parts(placement.proc_shape, moves)
     coords = []
     for old in placement.coords:
@@ -104,7 +104,7 @@ def turned_placement(placement: Placement, order: Sequence[int]) -> Placement:
 
 
 def placed(parts: tuple[int, ...], coords: Sequence[tuple[int, ...]], like: Placement) -> Placement:
-    """Return a placement by the block of each rank, with the words of another one."""
+    """Return a placement with these blocks of the ranks, keeping the other attributes of ``like``."""
     rank_of = [0] * len(coords)
     for rank, block in enumerate(coords):
         index = 0
@@ -131,14 +131,14 @@ class _Search:
         return frozenset(axis for axis in self.axes - done if parts[axis] == 1)
 
     def extents(self, done: frozenset[int]) -> tuple[int, ...]:
-        """Return the extents once some axes are transformed."""
+        """Return the extents after some axes are transformed."""
         pairs = zip(self.cells, self.modes, strict=True)
         return tuple(
             after if axis in done else before for axis, (before, after) in enumerate(pairs)
         )
 
     def candidates(self, parts: tuple[int, ...], done: frozenset[int]) -> Iterator[Moves]:
-        """Yield the moves that make one or more axes whole that are still to be transformed."""
+        """Yield the moves that make one or more axes whole that are not yet transformed."""
         cut = [axis for axis in sorted(self.axes - done) if parts[axis] > 1]
         chosen = chain.from_iterable(combinations(cut, n) for n in range(1, len(cut) + 1))
         for sources in chosen:
@@ -147,7 +147,7 @@ class _Search:
                 yield tuple(zip(sources, targets, strict=True))
 
     def run(self, parts: tuple[int, ...], *, bounded: bool) -> list[Stage] | None:
-        """Return the best sequence; None if there is none, ``bounded`` by the extents."""
+        """Return the best sequence, None if no sequence exists; ``bounded``: with at most as many ranks as lines."""
         ready = self.ready(parts, frozenset())
         start = [Stage(parts, (), tuple(sorted(ready)))]
         number = count()
@@ -174,12 +174,13 @@ class _Search:
 
 
 def _raised(cost: tuple[object, ...], parts: tuple[int, ...], moves: Moves) -> tuple[object, ...]:
-    """Return the cost of a sequence with one transpose more; smaller is better."""
+    """Return the cost of a sequence with one more transpose; smaller is better."""
     merges, steps, order, ranks = cost
     onto = [target for _, target in moves]
     merged = sum(parts[target] > 1 for target in onto) + len(onto) - len(set(onto))
     group = math.prod(parts[source] for source, _ in moves)
-    # Later axes first, so that axis 0, whose lines make one batch, comes last; and lines along the last axis long.
+    # Prefer later axes first, so that axis 0 is last, since its lines form one batch. Also keep lines along the last
+    # axis long.
     preference = tuple(-source for source, _ in reversed(moves)), tuple(onto)
     return (merges + merged, steps + 1, (*order, preference), ranks + group)  # type: ignore[operator,misc]
 

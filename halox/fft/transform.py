@@ -1,4 +1,4 @@
-"""The distributed Fourier transform: a field of a grid to its spectrum, and back."""
+"""Distributed Fourier transform between fields of a grid and their spectra."""
 
 from __future__ import annotations
 
@@ -30,32 +30,35 @@ _MAKING = "the making of an FFT"
 
 
 class FFT(Closing):
-    """Transforms fields of a grid along some or all axes, forward to their spectra and backward.
+    """Transforms fields of a grid to their spectra and back, along some or all axes.
 
     Parameters
     ----------
     grid : Grid
-        Any division (slabs, pencils, blocks), extents and halo.
+        The grid of the fields, with any division (slabs, pencils, blocks), extents and halo.
     axes : int or sequence of int, optional
         Axes to transform; all by default.
     real : bool
-        Whether physical fields are real. Their spectra have ``n // 2 + 1`` coefficients along the last of ``axes``.
+        Whether physical fields are real. Their spectra have ``n // 2 + 1`` coefficients along the last axis in
+        ``axes``.
     norm : {"backward", "ortho", "forward"}
-        The direction that divides by the number of points, as in `numpy.fft`; "ortho" is both, by its square root.
+        The direction that divides by the number of points, as in `numpy.fft`. With "ortho", both directions divide by
+        its square root.
     dealias : bool
-        Whether physical fields have 3/2 as many points along each transformed axis, ``3 * n // 2``, as products of
-        fields need (the 3/2 rule). Spectra have the resolution of ``grid``.
+        Whether physical fields have 3/2 as many points, ``3 * n // 2``, along each transformed axis, to avoid aliasing
+        in products of fields (the 3/2 rule). Spectra keep the resolution of ``grid``.
     path : str, optional
-        The data path of the transposes, by default that of ``grid``.
+        The data path of the transposes; by default the path of ``grid``.
 
     Attributes
     ----------
     physical : Grid
-        Of the physical fields: ``grid``, unless ``dealias`` makes a finer one, with as many ranks and the same halo.
+        Grid of the physical fields. This is the argument ``grid``, or with ``dealias`` a finer grid with the same ranks
+        per axis and the same halo.
     grid : Grid
-        Of the spectra: no halo, the axes in the order of ``grid``, the coefficients in the order of `numpy.fft`.
-        Its division is the last of the transform; two transforms of one grid that differ in ``norm`` and ``dealias``
-        alone have the same, and may exchange spectra.
+        Grid of the spectra. It has no halo, the axes in the order of the argument ``grid``, and the coefficients in the
+        order of `numpy.fft`. Its division is the last division of the transform. Two transforms of one grid that differ
+        only in ``norm`` and ``dealias`` have the same division, so each can use spectra of the other.
     axes : tuple of int
         Axes of the transform.
     real : bool
@@ -63,24 +66,24 @@ class FFT(Closing):
     dealias : bool
         Whether the physical fields have 3/2 as many points along each axis.
     norm : str
-        Direction that divides by the number of points.
+        Direction that divides by the number of points, or "ortho".
 
     Raises
     ------
     DecompositionError
-        If ``axes`` are none of the grid's or named twice, or a division that is needed has fewer lines than ranks.
+        If an axis is not an axis of the grid or is given twice, or a required division has fewer lines than ranks.
     MismatchError
         If ranks give different arguments.
     PathError
-        If there is no such path.
+        If no path has this name.
     ClosedError
         If the grid is closed.
 
     Notes
     -----
-    Collective over the grid's ranks. On one rank, and along axes that are whole on every rank, there is no
-    communication. The other axes are made whole by transposes: one for slabs, two for pencils, three for blocks. Work
-    arrays and plans are made at the first call with fields of a dtype and components, and kept.
+    Collective over the grid's ranks. Axes that are whole on every rank need no communication. Transposes make the other
+    axes whole: one for slabs, two for pencils, three for blocks. The first call with fields of a dtype and component
+    shape makes work arrays and plans, which are kept.
 
     Examples
     --------
@@ -161,7 +164,7 @@ class FFT(Closing):
                     turns=self._engine.turns,
                 )
             except HaloxError:
-                self._release()  # an error of all ranks
+                self._release()  # raised on all ranks
                 raise
         self.physical: Grid = self._route.stages[0].before
         self.grid: Grid = self._route.stages[-1].after
@@ -176,10 +179,10 @@ class FFT(Closing):
         Parameters
         ----------
         u : array
-            Of `physical`: float32 or float64 for a real transform, complex64 or complex128 for others. Its halo is
-            not read. May have component axes.
+            A field of `physical`: float32 or float64 for a real transform, otherwise complex64 or complex128. It may
+            have component axes. Its halo is not read.
         out : array, optional
-            Of `grid`, complex of the same precision, with the same component axes; a new one by default.
+            A field of `grid`, complex with the same precision and component axes. By default a new array is made.
 
         Returns
         -------
@@ -195,16 +198,17 @@ class FFT(Closing):
         MismatchError
             If ranks give different dtypes or components.
         StateError
-            If the current stream is being captured, and a path cannot be, or plans have to be made.
+            If the current stream is being captured, and either a path does not support capture or plans have to be
+            made.
         ClosedError
             If the transform or a grid is closed.
         ExchangeTimeoutError
-            If another rank does not come within ``HALOX_TIMEOUT`` seconds.
+            If another rank does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
-        Collective. Ordered with CuPy's current stream on a GPU; can be captured in a CUDA graph after a first call with
-        the same arrays, where the paths of the transposes can.
+        Collective. Ordered with CuPy's current stream on a GPU. After a first call with the same arrays, the call can
+        be captured in a CUDA graph if the paths of the transposes support capture.
         """
         return self._run("forward", u, out)
 
@@ -214,10 +218,10 @@ class FFT(Closing):
         Parameters
         ----------
         s : array
-            Of `grid`, complex64 or complex128.
+            A field of `grid`, complex64 or complex128.
         out : array, optional
-            Of `physical`, real for a real transform, of the same precision, with the same component axes. Its halo
-            is left alone. A new one by default, with a halo of zeros.
+            A field of `physical` with the same precision and component axes, real for a real transform. Its halo is not
+            changed. By default a new array with a zero halo is made.
 
         Returns
         -------
@@ -226,29 +230,29 @@ class FFT(Closing):
 
         Notes
         -----
-        Errors and order as of `forward`.
+        Same errors, and same order with CuPy's current stream, as `forward`.
         """
         return self._run("backward", s, out)
 
     def wavenumbers(self, lengths: float | Sequence[float] | None = None) -> tuple[Any, ...]:
-        """Return the wave numbers of this rank's coefficients, one array an axis, ready to broadcast; local.
+        """Return the wave numbers of this rank's coefficients, one array per axis, ready to broadcast; local.
 
         Parameters
         ----------
         lengths : float or one per axis, optional
-            Lengths of the domain: wave numbers are multiplied by ``2 * pi / length``. Without them they are integers:
-            0, 1, ..., -2, -1, or 0 to ``n // 2`` along the halved axis.
+            Lengths of the domain: wave numbers are multiplied by ``2 * pi / length``. Without lengths, the wave numbers
+            are integers: 0, 1, ..., -2, -1, or 0 to ``n // 2`` along the halved axis.
 
         Returns
         -------
         tuple of ndarray
-            float64, on the grid's device; the shape is 1 along all axes but one. Zeros for axes that are not
-            transformed.
+            float64 arrays on the grid's device, each with length 1 along all axes except its own. The wave numbers of
+            axes that are not transformed are zero.
 
         Raises
         ------
         FieldError
-            If ``lengths`` are not one positive number, or one per axis.
+            If ``lengths`` is not a positive number, or one positive number per axis.
         """
         self._check_open()
         shape, xp = self._base.grid_shape, self._base.xp
@@ -268,7 +272,7 @@ class FFT(Closing):
     def close(self) -> None:
         """Close the transposes and the grids that the transform has made.
 
-        Collective, and harmless when repeated. Arrays stay valid; ``grid`` given by the user stays open.
+        Collective; repeated calls have no effect. Arrays stay valid. The user's grid stays open.
         """
         if not self._closed:
             self._release()
@@ -320,7 +324,7 @@ class FFT(Closing):
             pipeline.bind(forward, *views(target))
             return target
 
-        if pipeline.is_new:  # memory can run out on one rank alone
+        if pipeline.is_new:  # one rank alone can run out of memory
             target = self._world.guarded(first, direction)
         else:
             target = fields.new(forward, call) if out is None else out
@@ -330,14 +334,15 @@ class FFT(Closing):
         return target
 
     def _look_up(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:
-        """Check arrays that are new, and find their steps; collective where these must be made, or a check fails."""
+        """Check new arrays, and find their steps; collective if steps must be made or a check fails."""
         forward = direction == "forward"
         pipeline = None
         with suppress(HaloxError):
             call = self._fields.read(forward, source, out)
             pipeline = self._pipelines.get((call.dtype, call.components))
         if pipeline is None:
-            # That of the transpose which ranks whose arrays are known run first: so both sides find that calls differ.
+            # Use the world of the first transpose, where ranks with cached arrays wait: so both sides find that the
+            # calls differ.
             moves = self._route.transposes[:: 1 if forward else -1]
             world = moves[0].grid_a._world if moves else self._world
             world.begin(direction)
@@ -362,7 +367,7 @@ class FFT(Closing):
 
 
 def _axes(axes: object, ndim: int) -> tuple[int, ...]:
-    """Return axes as a tuple; raise `DecompositionError` for what is none of the grid's, or twice."""
+    """Return axes as a tuple; raise `DecompositionError` for an invalid or repeated axis."""
     if axes is None:
         return tuple(range(ndim))
     one = as_int(axes)
