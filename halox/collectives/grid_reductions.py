@@ -109,7 +109,7 @@ class GridReductions:
         array : scalar, numpy.ndarray or array on this rank's GPU
             Array of one shape and dtype on all ranks.
         op : str
-            Operation of `halox.Allreduce`; such an object repeats a reduction without comparing shapes each time.
+            Operation, as for `halox.Allreduce`, which can repeat a reduction without comparing shapes each time.
         out : array, optional
             Array of the same shape and dtype, for the result; may be ``array`` itself.
 

@@ -48,7 +48,7 @@ class Operation:
     name: str  # public name
     combine: np.ufunc  # combine(a, b, out), where a is first in the order of the ranks
     kernel_name: str  # in operations.cu
-    kinds: str  # kinds of NumPy dtypes for which the operation has a meaning
+    kinds: str  # kinds of NumPy dtypes that the operation supports
     of_truth: bool = False  # on truth values: true and false are 1 and 0 in the dtype of the values
 
     @np.errstate(all="ignore")
@@ -121,7 +121,7 @@ def _remedy(operation: Operation, dtype: DType) -> str:
 
 @lru_cache(maxsize=64)
 def wide_dtype(dtype: DType) -> DType:
-    """Return the dtype in which sums over a dtype are formed."""
+    """Return the accumulator dtype of sums over a dtype."""
     if dtype.kind == "c":
         return np.dtype(np.result_type(dtype, "c16"))
     if dtype.kind == "f":

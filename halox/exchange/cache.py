@@ -1,8 +1,8 @@
 """Plan cache keyed by array identity, by field and by layout.
 
 A plan of arrays that do not belong to the grid also serves other arrays of the same layouts: the layouts alone decide
-which copies the plan makes, and the addresses decide only the places. Such a plan takes no path on which the ranks
-would have to agree on addresses. A new array therefore costs no communication: either the plan works on it for one
+which copies the plan makes, and the addresses decide only the places. Such a plan takes no path that needs an
+agreement of the ranks on addresses. A new array therefore costs no communication: either the plan works on it for one
 call, or the plan makes new views of it. The plan stays in the cache while it is among the last plans, whichever arrays
 are alive. Garbage collection, which differs between ranks, has no influence on it.
 """
@@ -117,7 +117,7 @@ class PlanCache:
 
     ``key_of`` returns the cache key of some arrays: their memory, form and layout. It may raise a `HaloxError`.
     ``shared_key_of`` returns the key of a plan that serves other arrays, too, with the descriptions of the arrays; None
-    if the arrays cannot have such a plan. ``owners`` has the identities of arrays whose memory contains fields with
+    if no such plan can serve the arrays. ``owners`` has the identities of arrays whose memory contains fields with
     separate plans, or fields whose layouts do not follow from their shapes.
     """
 

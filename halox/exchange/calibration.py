@@ -37,7 +37,7 @@ _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Set-up for which measured constants hold."""
+    """Set-up of a measurement; its constants hold only for the same set-up."""
 
     gpu: str  # model of the ranks' GPUs, "none" for ranks on the host
     driver: str  # version of the NVIDIA driver and of the CUDA it supports
@@ -73,7 +73,7 @@ def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fing
 
 
 def describe_topology(topology: Topology) -> str:
-    """Return in words how ranks and GPUs are related, whatever the number of ranks."""
+    """Return in words how ranks and GPUs are related, independent of the number of ranks."""
     ranks = range(len(topology.gpus))
     nodes: dict[int, list[int]] = {}
     for rank in ranks:
@@ -110,7 +110,7 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
 
 
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
-    """Return the user's constants for a set-up, None if there are none.
+    """Return the user's constants for a set-up, None if there are no such constants.
 
     Local; never raises. Warns if the file exists but cannot be used: it is corrupt, too large, not a regular file, has
     another format, or has entries of other set-ups only.
@@ -201,7 +201,7 @@ def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
 
 
 def _warn(path: Path | None, why: str) -> None:
-    said = " ".join(why.split())  # on one line, whatever the file contains
+    said = " ".join(why.split())  # on one line, for any contents of the file
     said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]} ..."
     warnings.warn(
         f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {said}; "

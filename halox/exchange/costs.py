@@ -81,8 +81,7 @@ class Costs:
         """Return the candidate with the shortest expected time; there must be at least one candidate.
 
         Preferred candidates are compared first, if there are any. A candidate without a model is taken only if no
-        candidate has a model; then it is the first one. Between equal times the first name in alphabetical order wins,
-        whatever the order of the candidates.
+        candidate has a model; then it is the first one. Between equal times the first name in alphabetical order wins.
         """
 
         def rank(found: Candidate) -> tuple[float, str, str]:
@@ -95,7 +94,7 @@ class Costs:
         return min(known, key=rank) if known else candidates[0]
 
     def updated(self, protocols: Mapping[str, ProtocolCost], origin: str) -> Costs:
-        """Return a copy of these constants in which the constants of some protocols are replaced."""
+        """Return a copy of these constants, with some protocols replaced."""
         return replace(self, protocols={**self.protocols, **protocols}, origin=origin)
 
     def to_dict(self) -> dict[str, object]:

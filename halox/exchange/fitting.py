@@ -34,8 +34,8 @@ class Sample:
 def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
     """Return the constants with the best fit; None if the samples leave a constant undetermined.
 
-    Not collective. Minimises the sum of relative errors, by least squares whose weights are computed anew from the
-    errors in each round. So an error of 5 us in 50 weighs as much as an error of 0.5 us in 5, and an outlier has little
+    Not collective. Minimises the sum of relative errors, by least squares with weights that each round computes
+    from the errors. So an error of 5 us in 50 weighs as much as an error of 0.5 us in 5, and an outlier has little
     influence. Constants are never negative, and longer runs are never slower: the unknowns are the latency, the time
     per message, the time per byte of the longest runs, and for each shorter length the additional time per byte.
     """

@@ -94,7 +94,7 @@ _Ordered = tuple[_Place, int, int, Part]
 def _place(direction: tuple[int, ...]) -> _Place:
     """Return a sort key: faces, then edges, then corners; then by the axes concerned, then by direction.
 
-    Contributions to the same cells must be added one after the other. Opposite faces seldom share a cell, and neither
+    Contributions to the same cells must be added in sequence. Opposite faces seldom share a cell, and neither
     do edges along one axis, or corners; in this order a GPU needs the fewest launches. Slabs of the first axis are
     first.
     """

@@ -62,7 +62,7 @@ def make_plan(
     leave_sms: bool = False,
     call: str = "start of a plan",
 ) -> Plan:
-    """Make a plan together with the other ranks; collective. Waits until the GPU of the arrays is idle.
+    """Make a plan, collectively with all ranks. Waits until the GPU of the arrays is idle.
 
     ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive;
     otherwise the owner of the plan must drop the plan together with the arrays. ``path`` is the path of all messages to

@@ -46,7 +46,7 @@ class Timer:
     def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
         """Return, for each message, the microseconds of an exchange of the channel that carries it.
 
-        Collective; the exchanges move the arrays' contents. The channels are measured one after the other. All ranks
+        Collective; the exchanges move the arrays' contents. The channels are measured in sequence. All ranks
         use the same order of names, since a rank may lack channels that other ranks have.
         """
         mine = dict(zip((name for name, _ in self._messages), channels, strict=True))

@@ -74,11 +74,11 @@ class Plan(Unique):
     `start` and `finish` a rank must not wait for anything that a neighbour does only after its `finish`, such as a
     reduction or a message of the caller's program.
 
-    If a plan is closed or dropped between `start` and `finish`, or after an exchange has failed, it ends on this rank
+    When a plan is closed or dropped between `start` and `finish`, or after an exchange has failed, it ends on this rank
     alone: halox keeps memory for the messages still under way, and neighbours can finish their exchanges.
 
     On a GPU an exchange runs after the work that CuPy's current stream holds at the call, and before the work that is
-    put on that stream later. Calls on changing streams run one after the other; nothing else orders streams. On the
+    put on that stream later. Calls on changing streams run in sequence; nothing else orders streams. On the
     peer, nccl and local paths a call returns at once. On these paths, and on scatter_gather/copy_engine where the
     driver allows it, a call can be captured in a CUDA graph and replayed: make the plan before the capture, make
     equally many exchanges on all ranks, and never replay on two streams at once. On the other paths the host takes part

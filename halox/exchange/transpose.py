@@ -1,7 +1,7 @@
 """Transposes of fields between two decompositions, as messages between the ranks.
 
-Packed bytes must have the same order at both ends, whatever the strides of either array. Each end walks the same axes
-in the same order, the slowest first, with the strides of its array::
+Packed bytes must have the same order at both ends, independent of the strides of the arrays. Each end walks the same
+axes in the same order, the slowest first, with the strides of its array::
 
     u of grid_a, axes (x, y, z)       walk: x, y, z       packed:  x slowest, z fastest
     v of grid_b, axes (y, z, x)       walk: x, y, z       the same, by the strides of v
@@ -38,9 +38,9 @@ def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:
-    """Make the messages from the cells of one array to the same cells of the other array.
+    """Make the messages from the cells of one array to the same cells of a second array.
 
-    ``walk`` is the order in which the common axes are packed, the slowest first; the same on all ranks.
+    ``walk`` is the packing order of the common axes, the slowest first; the same on all ranks.
     """
     described = describe(source.array), describe(target.array)
 

@@ -1,4 +1,4 @@
-"""Channels whose whole exchange is enqueued on one stream: the current stream, or a separate stream beside it."""
+"""Channels that enqueue a whole exchange on one stream: the current stream, or a separate stream beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halox.runtime.gpu.streams import Stream, StreamOrder
 
 
 class AsideChannel(Channel):
-    """Base of GPU channels whose host work is only launching; `_enter` puts an exchange on a stream."""
+    """Base of GPU channels that only launch on the host; `_enter` puts an exchange on a stream."""
 
     needs_host = False
 

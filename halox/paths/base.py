@@ -42,7 +42,7 @@ NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared m
 
 @dataclass(frozen=True)
 class Job:
-    """The messages of one plan that take one path, with the arrays to which they refer."""
+    """The messages of one plan that take one path, with the arrays that their parts refer to."""
 
     arrays: Sequence[Any]  # the plan's, HostArray or Described
     sends: tuple[Message, ...]  # in the order of (peer, tag), like the receives
@@ -162,7 +162,7 @@ class Protocol:
     is_packed: bool = False  # through the node's shared memory
     # Partner in measurements: the rank itself, a rank of its node, or a rank of another node where possible.
     reach: Literal["self", "node", "nodes"] = "node"
-    in_field: bool = False  # measured on a grid's field, whose memory other ranks can map
+    in_field: bool = False  # measured on a grid's field, in memory that other ranks can map
     former: str | None = None  # earlier name, still accepted
     memory: Literal["host", "gpu"] | None = None  # of its arrays, if different from its path's
     is_tuned: bool = True  # by ``halox tune``, if its path is tuned
@@ -184,7 +184,7 @@ class EndpointInfo:
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """Selection inputs apart from the two ends of a message, identical on all ranks of a plan."""
+    """Selection inputs common to all messages, identical on all ranks of a plan."""
 
     operation: Operation = "copy"
     topology: Topology | None = None  # None if no rank has a GPU
@@ -232,7 +232,7 @@ class MessageEnds(NamedTuple):
 class Candidate:
     """A path and protocol by which a message can travel, and why they are possible or good.
 
-    ``preferred`` candidates are taken before all other candidates, whatever the cost model predicts.
+    ``preferred`` candidates are taken before all other candidates, even if the cost model predicts longer times.
     """
 
     path: str
@@ -379,7 +379,7 @@ class Path(ABC):
         return False
 
     def negotiate(self, build: Build) -> object:
-        """Agree with the other ranks on a plan's channels; by default, make the node's shared block if it is needed.
+        """Agree with all ranks on a plan's channels; by default, make the node's shared block if it is needed.
 
         Collective over all ranks; called if any rank has messages on this path.
         """

@@ -57,7 +57,7 @@ class TransportBuffers(ABC):
 
     @cached_property
     def stages_out(self) -> int:
-        """Stages in which this rank's messages are sent."""
+        """Stages of the messages that this rank sends."""
         return max(map(len, self.outgoing_ends), default=0)
 
     @cached_property
@@ -92,7 +92,7 @@ class TransportBuffers(ABC):
 
     @abstractmethod
     def awaited(self, epoch: int) -> list[int]:
-        """Return the ranks whose messages have not all arrived."""
+        """Return the ranks with messages that have not arrived."""
 
     def release(self, epoch: int) -> None:  # noqa: B027 - nobody waits by default
         """Signal that the incoming buffers have been read."""
@@ -182,7 +182,7 @@ class SharedBuffers(TransportBuffers):
         self._ready.wait(epoch * _STEPS)
 
     def awaited(self, epoch: int) -> list[int]:
-        """Return the ranks whose flags have not reached the end of the epoch."""
+        """Return the senders that have not set their flags to the end of the epoch."""
         return self._ready.missing(epoch * _STEPS)
 
     def release(self, epoch: int) -> None:

@@ -73,7 +73,7 @@ def cutter(fragment_bytes: int | None = None) -> Cutter:
 
 
 def within_counts(cut: Cutter) -> Cutter:
-    """Return a cutter whose fragments MPI can count: fragments beyond `MPI_BYTES` are cut again."""
+    """Return a cutter with fragments that MPI can count: fragments beyond `MPI_BYTES` are cut again."""
 
     def counted(message: Message) -> tuple[int, ...]:
         return tuple(
@@ -88,7 +88,7 @@ def within_counts(cut: Cutter) -> Cutter:
 def senders_by_stage(
     messages: Sequence[Message], ends: Sequence[tuple[int, ...]]
 ) -> list[list[int]]:
-    """Return for each fragment number the peers whose messages have such a fragment."""
+    """Return for each fragment number the peers with a message that has this fragment."""
     return [
         sorted({m.peer for m, at in zip(messages, ends, strict=True) if stage < len(at)})
         for stage in range(max(map(len, ends), default=0))

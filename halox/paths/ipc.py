@@ -1,7 +1,7 @@
-"""The ``ipc`` path: arrays on GPUs whose memory the ranks of a node map; events order their streams.
+"""The ``ipc`` path: arrays on GPUs, in memory that the ranks of a node map; events order the streams.
 
-The path serves ranks whose kernels cannot wait for one another: ranks that share a GPU run on it alternately, and so
-every wait of the host for the GPU is long. On this path the host never waits for the GPU. It records an interprocess
+The path serves ranks with kernels that cannot wait for one another: ranks that share a GPU run on it alternately, and
+so every wait of the host for the GPU is long. On this path the host never waits for the GPU. It records an interprocess
 event behind a kernel and signals a flag in the node's shared memory, which says only that the event *has been
 recorded*. The peer's host sees the flag and makes its stream wait for the event. After Wu et al. 2016, section 4.1,
 with flags in place of the active messages. There are three protocols::
@@ -87,7 +87,7 @@ _WRITTEN: SignalKey = ("packed", MOST_FRAGMENTS)
 
 
 class IpcPath(Path):
-    """Moves arrays between GPUs whose memory the ranks of a node map, or within one GPU."""
+    """Moves arrays between GPUs, or within one GPU, in memory that the ranks of a node map."""
 
     name = "ipc"
     protocols = (
@@ -190,7 +190,7 @@ def one_way_cutter(
 class IpcRecord:
     """Description of a rank's memory and events for its peers, with the handles of both."""
 
-    places: Mapping[Key, SlotPlaces]  # of messages whose packed bytes are in this rank's memory
+    places: Mapping[Key, SlotPlaces]  # of messages with packed bytes in this rank's memory
     segments: Mapping[Allocation, bytes]
     events: Mapping[SignalKey, tuple[int, ...]]  # numbers, by slot
     handles: dict[int, bytes]
@@ -459,6 +459,6 @@ def _peers(messages: Sequence[Message]) -> set[int]:
 
 
 def _one_way(messages: Mapping[str, Sequence[Message]], others: Sequence[Message]) -> set[int]:
-    """Return the peers whose only protocol is "staging", and that have no message in the opposite direction."""
+    """Return the peers with "staging" as the only protocol, and without a message in the opposite direction."""
     shortcut = _peers(messages["put"]) | _peers(messages["get"])
     return _peers(messages["staging"]) - _peers(others) - shortcut

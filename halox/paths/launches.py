@@ -184,7 +184,7 @@ def check_no_capture() -> None:
 
 
 class MovableChannel(Channel):
-    """A channel on a GPU whose launches, listed in `_movable`, can all move to other arrays."""
+    """A channel on a GPU; all its launches, listed in `_movable`, can move to other arrays."""
 
     is_movable = True
     _movable: Sequence[MovableLaunches] = ()

@@ -82,7 +82,7 @@ class Flag:
         return True
 
     def missing(self, epoch: int) -> list[int]:
-        """Return the peers whose flags have not reached an epoch."""
+        """Return the peers that have not set their flags to an epoch."""
         return [peer for peer, word, base in self._others if word[0] < base + epoch]
 
     def _wait_for(self, peer: int, word: memoryview, value: int) -> None:
@@ -140,14 +140,14 @@ class NodeLink:
         return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
     def _base(self, place: HostPlace, number: int) -> int:
-        """Return the value of a flag, from which epochs count; reset it to 0 if it is not a valid count."""
+        """Return the value of a flag, the origin of the epochs; reset it to 0 if it is not a valid count."""
         word = self._word(place, number)
         if not 0 <= word[0] < _MOST:
             word[0] = 0  # The block was a field's memory, and nobody reads these bytes any longer.
         return word[0]
 
     def flag(self, name: str, peers: Sequence[int]) -> Flag:
-        """Return one of `FLAGS`, with which this rank can wait for the given peers."""
+        """Return one of `FLAGS`, to wait for the given peers."""
         number = [*FLAGS].index(name)
         own, *others = (
             (self._word(record.place, number), record.bases[number])

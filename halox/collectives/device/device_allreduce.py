@@ -122,7 +122,7 @@ class DeviceAllreduce(ArrayReduction):
         return found
 
     def _target(self, source: CupyArray, out: object) -> CupyArray:
-        """Return the array in which the result is formed: ``out`` itself, if that is possible."""
+        """Return the array that receives the result: ``out`` itself, if that is possible."""
         if out is not None:
             self._check(describe(out, "out"), "out")
             if self._is_target(out, source):

@@ -78,7 +78,7 @@ class ReductionPlan:
 
     name: str  # of the call, for errors
     function: str  # name of the .cu file, and of the kernel in it
-    defines: tuple[tuple[str, str], ...]  # macros with which it is compiled
+    defines: tuple[tuple[str, str], ...]  # preprocessor definitions for the kernel
     ranks: int
     elements: int  # of the array; 1 for a field reduction
     chunks: int  # divided among the blocks

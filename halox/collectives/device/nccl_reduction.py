@@ -191,7 +191,7 @@ class NcclAcrossNodes:
     """``hierarchical`` with NCCL as the middle step; see the module. Collective to make.
 
     ``moves`` makes the steps on arrays of some number of elements. ``within`` combines the ranks of this node; it is
-    None if the rank is the only one on its node.
+    None if the rank is alone on its node.
     """
 
     captures = True
@@ -342,7 +342,7 @@ class NcclAcrossNodes:
         self._skip(stream)
 
     def _skip(self, stream: Stream) -> None:
-        """Make a call only for the other nodes, and notify them."""
+        """Make a call only for the ranks of the remaining nodes, and notify them."""
         self._cancelled.add(self._call)
         self._notes.send(self._world, self._number, self._call)
         self._transfer(self._own, self._own, stream.ptr)

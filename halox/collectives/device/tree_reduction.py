@@ -1,6 +1,6 @@
 """Reductions up a tree of ranks, through memory that the ranks map; events order their streams.
 
-For ranks whose kernels cannot wait for one another, such as ranks that share a GPU. As on the ``ipc`` path, the host
+For ranks with kernels that cannot wait for one another, for example on a shared GPU. As on the ``ipc`` path, the host
 never waits for the GPU; it waits only for flags, which say that an event *has been recorded* (`halox.paths.ipc`). After
 Faraji and Afsahi 2014: the star is their shared buffer (3.1), with rank 0 combining all arrays; the binomial tree is
 their binomial reduce and broadcast (3.2). As in their design, the directory of flags is in the node's host memory.
@@ -173,7 +173,7 @@ class TreeReduction:
         )
 
     def open(self, offers: list[_Offer]) -> Self:
-        """Map the memory and events of the ranks with which this rank communicates."""
+        """Map the memory and events of the ranks that exchange data with this rank."""
         rank, tree = self._world.rank, self._tree
         if any(offer.signature != self._signature for offer in offers):
             raise HaloxError(f"the ranks reduce differently: {[o.signature for o in offers]}")

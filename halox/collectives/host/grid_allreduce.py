@@ -1,4 +1,4 @@
-"""Allreduce of a grid's arrays on the host, whose calls compare the ranks' arguments."""
+"""Allreduce of a grid's arrays on the host; each call compares the arguments of all ranks."""
 
 from __future__ import annotations
 

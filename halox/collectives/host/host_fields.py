@@ -53,7 +53,7 @@ class HostFieldReduction:
     def __call__(self, cells: Sequence[object], out: object) -> object:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
 
-        Combining the ranks' values raises no floating-point errors, whatever `numpy.errstate` is: the result is then
+        Combining the ranks' values raises no floating-point errors, for any `numpy.errstate`: the result is then
         infinite or NaN, on all ranks.
         """
         try:

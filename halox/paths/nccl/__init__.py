@@ -38,7 +38,7 @@ class NcclPath(Path):
 
     name = "nccl"
     protocols = (
-        # One send per message. Measured on one node, like the other paths.
+        # One send per message. Measured on one node, like all paths.
         Protocol("packed", ProtocolCost(17.0, 1.5, (60.0, 110.0, 150.0, 180.0)), reach="nodes"),
         # One send per part, directly from and to the arrays if the part is one run.
         Protocol("parts", ProtocolCost(14.0, 1.5, (100.0, 150.0, 200.0, 250.0)), reach="nodes"),

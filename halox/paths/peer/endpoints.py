@@ -54,7 +54,7 @@ class PeerEndpoint:
 
     @property
     def signature(self) -> RunSignatures:
-        """Signatures of the runs; equal to the signatures of the other end if the runs match."""
+        """Signatures of the runs; equal at both ends if the runs match."""
         return tuple([run.signature for run in self.runs])
 
     def widen(self, signature: RunSignatures) -> None:
@@ -173,7 +173,7 @@ def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, S
 class PeerInfo:
     """Description of a message on a GPU for the kernels of both its ends."""
 
-    word_bytes: int  # shortest word in which a kernel moves it; 1 for unaligned runs
+    word_bytes: int  # bytes of the kernel's shortest word; 1 for unaligned runs
     layouts: tuple[StridedBlocks, ...] | None = None  # of its parts, if each has a strided form
     places: tuple[DevicePlace, ...] | None = None  # of their arrays, if peers can map them
     handles: Mapping[Allocation, bytes] = field(default_factory=dict)

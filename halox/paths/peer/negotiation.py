@@ -163,7 +163,7 @@ class Negotiation:
         return found
 
     def reply(self, requests: Mapping[int, Mapping[int, Rts]]) -> dict[int, Cts]:
-        """Allocate this rank's memory, and return the addresses to which each peer sends."""
+        """Allocate this rank's memory, and return the target addresses for each peer."""
         memory = self._memory
         self._incoming = {end.tag: requests[end.tag[0]][end.tag[1]] for end in self._takes}
         memory.reserve("state", 16)
@@ -293,7 +293,7 @@ class Negotiation:
         runtime = cupy().cuda.runtime
         parameter = planned.table
         table_bytes = 0 if planned.inline else rounded_up(parameter.nbytes, _ALIGNMENT)
-        # A separate block for memory that only this rank uses, whose size is known only now.
+        # A separate block for memory that only this rank uses; its size is known only now.
         block = self.arena.allocate(table_bytes + 4 * max(planned.send_chunks, 1))
         self._own.append(block)
         own = block.pointer
@@ -376,7 +376,7 @@ class Negotiation:
 def _segments_of(
     end: PeerEndpoint, common: Segment, base: int, flags: int, *, packed: int
 ) -> Iterator[Segment]:
-    """Yield the segments of a message whose packed side begins at an address: side 1 of a send, side 0 of a receive.
+    """Yield the segments of a message; its packed side, side 1 of a send or 0 of a receive, begins at ``base``.
 
     Each run has separate flags, unless all runs wait for all flags of the message.
     """

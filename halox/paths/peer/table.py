@@ -298,7 +298,7 @@ class PeerPlan:
         Opposite faces share cache lines: the high end of a row of cells is beside the low end of the next row. When
         their chunks are interleaved, a line is fetched once for both faces. Copies within the GPU follow all sends,
         while the receivers are still busy with the messages. If all messages are direct, copies are interleaved with
-        the sends, whose speed depends only on the link.
+        the sends, since only the link limits the sends.
         """
         first = self.segments["region"]["first_chunk"].astype(np.int64)
         counts = np.append(first[1:], self.chunks) - first
@@ -313,7 +313,7 @@ class PeerPlan:
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """Parameters with which the kernel is compiled."""
+        """Preprocessor definitions for the kernel."""
         return (
             ("MAX_LEVELS", str(self.levels)),
             ("WORD_BYTES", str(self.word_bytes)),
@@ -327,7 +327,7 @@ class PeerPlan:
 
 @cache
 def segment_dtype(levels: int) -> np.dtype[np.void]:
-    """Return the layout of a segment whose region has ``levels`` levels."""
+    """Return the layout of a segment with a region of ``levels`` levels."""
     return np.dtype(
         [
             ("flags", "u8"),

@@ -38,7 +38,7 @@ class CopyEngine(Engine):
     def register(
         self, address: int, nbytes: int, generation: int, device: int | None = None
     ) -> Region:
-        """Return a region; its handle names the segment if peers can map the memory, else it is None."""
+        """Return a region; its handle names the segment, or is None if peers cannot map the memory."""
         place = self.arena.locate(address, address + nbytes)
         return Region(address, nbytes, 0, handle=None if place is None else place.segment)
 

@@ -1,8 +1,8 @@
 """Keys of an engine, made in advance and reused: the pool, registrations, and the caches of both ends.
 
 Mapping a layout to keys and sending keys to a peer cost more than a transfer, and applications use the same layouts
-repeatedly. So a list of keys, once mapped, is cached by (layout, addresses, chunk size), together with the ranks to
-which it has been sent. A peer caches the lists that it has received by (rank, layout, addresses, chunk size). After
+repeatedly. So a list of keys, once mapped, is cached by (layout, addresses, chunk size), together with the ranks
+that have received it. A peer caches the lists that it has received by (rank, layout, addresses, chunk size). After
 Suresh et al. 2022, section IV.E.
 
 An address alone does not identify memory: freed memory may be allocated again, and an old registration then refers to
@@ -127,7 +127,7 @@ class KeyList:
     regions: tuple[Region, ...]
     sent_to: set[int] = field(default_factory=set)  # ranks that have the keys
     users: int = 0  # number of plans that use the keys
-    mapped: tuple[int, int] | None = None  # round to which the keys are mapped, and its windows
+    mapped: tuple[int, int] | None = None  # round that the keys are mapped to, and its windows
 
     @property
     def slides(self) -> bool:
@@ -141,7 +141,7 @@ class Memory(NamedTuple):
     base: int  # address of the array's first element
     address: int  # of the whole memory
     nbytes: int
-    owner: object  # whose life ends together with the memory
+    owner: object  # lives as long as the memory
     device: int | None = None  # None for memory of the host
 
 
@@ -284,7 +284,7 @@ class Keys:
 
 
 class Rounds:
-    """Rounds of one end of a message whose peer has offered its keys, with the transfers of each round's windows.
+    """Rounds of one end of a message after the peer's offer of keys, with the transfers of each round's windows.
 
     The ``count`` of rounds, equal at both ends, is 1 unless an engine has fewer keys than the message has windows.
     """
@@ -314,7 +314,7 @@ class Rounds:
         return [self.transfer(direction, slot) for slot in windows]
 
     def transfer(self, direction: Direction, slot: int) -> Transfer:
-        """Return the transfer of the window to which a key is mapped."""
+        """Return the transfer of the window that a key is mapped to."""
         made = self._made.get((direction, slot))
         if made is None:
             made = self._made[direction, slot] = self._keys.engine.transfer(

@@ -47,5 +47,5 @@ class StagedPath(Path):
         return [self.offer("shared" if is_near else "mpi", why)]
 
     def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
-        """Make a channel for each protocol; also called on ranks whose arrays are NumPy's."""
+        """Make a channel for each protocol; also called on ranks with NumPy arrays."""
         return packed_channels(build, self, agreed, cutter())
