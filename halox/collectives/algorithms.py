@@ -1,8 +1,8 @@
 """The algorithms of allreduce by name, their predicted times, and the choice among them.
 
-The constants need only be right enough to order the algorithms. Those of GPUs are for H200-class GPUs joined by NVLink;
-processes that share a GPU are time-sliced, a quarter of a millisecond each, and their kernels pay that at every step.
-Copies to and from the host need no time slice.
+The constants need to be accurate enough only to order the algorithms. The constants for GPUs are for H200-class GPUs
+joined by NVLink. Processes that share a GPU are time-sliced, a quarter of a millisecond each, and their kernels wait
+that long at every step. Copies to and from the host need no time slice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from halox.errors import FieldError
 from halox.values import shown
 
 HOST_ALGORITHMS = ("host", "hierarchical")
-"""Of NumPy arrays."""
+"""Algorithms for NumPy arrays."""
 
 DEVICE_ALGORITHMS = (
     "oneshot",
@@ -27,35 +27,35 @@ DEVICE_ALGORITHMS = (
     "hierarchical",
     "host",
 )
-"""Of arrays on GPUs."""
+"""Algorithms for arrays on GPUs."""
 
 _B_PER_US = 1e3
-_WIDE_PACKETS = 8 / 7  # bytes of them for a byte of data
+_WIDE_PACKETS = 8 / 7  # bytes of LL128-like packets per byte of data
 
 
 @dataclass(frozen=True)
 class Link:
-    """Cost of a step of a collective: its latency, and GB/s of each node's share of the wire."""
+    """Cost of a step of a collective: its latency, and the bandwidth of each node."""
 
     step_us: float
     gb_per_s: float
 
     def us(self, ranks: int, nbytes: float) -> float:
-        """Return the microseconds of a collective of some ranks that brings a node so many bytes."""
+        """Return the microseconds of a collective among some ranks in which each node receives ``nbytes``."""
         return self.step_us * math.ceil(math.log2(max(ranks, 1))) + nbytes / (
             self.gb_per_s * _B_PER_US
         )
 
 
 WITHIN, BETWEEN = Link(1.0, 8.0), Link(5.0, 10.0)
-"""MPI within a node, and over a network: orders of magnitude, which is all that the choice below needs."""
+"""MPI within a node, and over a network: orders of magnitude, which suffice for the choice below."""
 
 SHARED = Link(2.0, 80.0)
-"""Synchronisation of a node's ranks in shared memory, and the bytes they read and write there; measured on two."""
+"""Synchronisation of a node's ranks in shared memory, and the bytes that they read and write there; measured on two."""
 
 
 NCCL_GATHERED_BYTES = 1 << 18
-"""Bytes that a rank may receive by NCCL before arrays are cut: a second and third group cost some 20 us."""
+"""Most bytes that a rank receives by NCCL before arrays are cut: a second and third group cost some 20 us."""
 
 NCCL = Link(10.0, 20.0)
 """NCCL between nodes; a step is a group of sends and receives."""
@@ -65,18 +65,18 @@ NCCL = Link(10.0, 20.0)
 class DeviceCosts:
     """Constants of the algorithms on GPUs, in microseconds and GB/s."""
 
-    oneshot_us: float = 3.5  # of a launch that exchanges nothing but a few bytes
+    oneshot_us: float = 3.5  # of a launch that exchanges only a few bytes
     scattered_us: float = 8.0  # the same
-    peer_gb_per_s: float = 320.0  # out of a GPU into its peers
-    tree_us: float = 15.0  # of a tree's call; times the ranks that share a GPU, as are its steps
+    peer_gb_per_s: float = 320.0  # from a GPU into its peers
+    tree_us: float = 15.0  # of a call of a tree; multiplied by the ranks per GPU, as are its steps
     step_us: float = 10.0  # of each step that the host orders
     copy_gb_per_s: float = 250.0  # between ranks
-    host_us: float = 25.0  # of copies to the host and back
+    host_us: float = 25.0  # of copies to the host and from it
     host_gb_per_s: float = 25.0  # between a GPU and the host, for all its ranks together
 
 
 OWN_GPU = DeviceCosts()
-"""Costs where each rank has a GPU."""
+"""Costs if each rank has a separate GPU."""
 
 SHARED_GPU = DeviceCosts(
     tree_us=10.0,
@@ -85,8 +85,8 @@ SHARED_GPU = DeviceCosts(
     host_us=30.0,
     host_gb_per_s=90.0,
 )
-"""Costs where ranks share one: their kernels are time-sliced, and their copies to and from the host share its link;
-measured on one H200 with 2, 4 and 8 ranks."""
+"""Costs if ranks share a GPU: their kernels are time-sliced, and their copies to and from the host share its link.
+Measured on one H200 with 2, 4 and 8 ranks."""
 
 
 def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
@@ -152,12 +152,12 @@ def predict_device_us(
 
 
 def _leaders_us(nbytes: int, ranks: int, nodes: int) -> float:
-    """Cost of the nodes' first ranks among themselves, and of their broadcasts."""
+    """Return the cost of the reduction among the nodes' first ranks, and of their broadcasts."""
     return _ordered_us(nbytes, nodes, nodes) + WITHIN.us(math.ceil(ranks / nodes), nbytes)
 
 
 def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
-    """Cost of a `SharedReduction` on one node, of an `OrderedReduction` between nodes."""
+    """Return the cost of a `SharedReduction` on one node, or of an `OrderedReduction` between nodes."""
     if nodes == 1:
         if nbytes <= SMALL_BYTES:
             return SHARED.us(ranks, ranks**2 * nbytes)
@@ -171,7 +171,7 @@ def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
 
 
 def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
-    """Choose an algorithm for NumPy arrays: the one asked for, or the one that is expected to be fastest.
+    """Choose an algorithm for NumPy arrays: the requested or else the fastest by prediction.
 
     Examples
     --------
@@ -193,9 +193,9 @@ def rank_algorithms(
     sharers: int,
     by_nccl: bool = False,
 ) -> list[str]:
-    """Return algorithms for arrays on GPUs, the one first that is expected to be fastest.
+    """Return algorithms for arrays on GPUs, in ascending order of predicted times.
 
-    Parameters are those of :func:`predict_device_us`.
+    The parameters are the same as for :func:`predict_device_us`.
 
     Examples
     --------
@@ -215,7 +215,7 @@ def rank_algorithms(
 
 
 def check_name(name: object, *, on_gpu: bool) -> None:
-    """Raise unless there is an algorithm of this name, or None."""
+    """Raise `FieldError` unless ``name`` is an algorithm or None."""
     known = DEVICE_ALGORITHMS if on_gpu else HOST_ALGORITHMS
     if name is None or (isinstance(name, str) and name in known):
         return

@@ -31,40 +31,40 @@ _MAKING = "the making of an allreduce"
 
 
 class Allreduce(Closing):
-    """Combines arrays of all ranks, element by element, again and again.
+    """Combines arrays of all ranks element by element, any number of times.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or None
-        The ranks; None is ``MPI.COMM_WORLD``. Works on a private duplicate.
+        The ranks; None is ``MPI.COMM_WORLD``. The object uses a private duplicate of the communicator.
     shape : int or sequence of int
-        Of each rank's array; ``()`` for a single value.
+        Shape of each rank's array; ``()`` for a single value.
     dtype : dtype
         bool, an integer, float32, float64, complex64 or complex128.
     op : str
-        "sum", "prod" for numbers; "min", "max" for all but complex ones; "logical_and", "logical_or", "logical_xor",
-        "bitwise_and", "bitwise_or", "bitwise_xor" for bool and integers.
+        "sum", "prod" for numbers; "min", "max" for all dtypes except complex; "logical_and", "logical_or",
+        "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor" for bool and integers.
     algorithm : str, optional
         For arrays on the host "host" or "hierarchical"; on GPUs "oneshot", "reduce_scatter_allgather",
-        "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the one that is expected
-        to be fastest of those that are available.
+        "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the fastest available
+        algorithm, by prediction.
     device : {"auto", "cpu", "gpu"}
-        Where it combines; see `halox.Grid`.
+        Device that combines the arrays; see `halox.Grid`.
 
     Attributes
     ----------
     shape : tuple of int
         Shape of the arrays.
     dtype : numpy.dtype
-        Type of their elements.
+        Dtype of their elements.
     op : str
         Operation.
     algorithm : str
-        Algorithm given or chosen.
+        Algorithm, requested or chosen.
     device : {"cpu", "gpu"}
         Memory of the arrays.
     device_id : int or None
-        Number of this rank's GPU.
+        Number of this rank's GPU; None on the host.
     captures : bool
         Whether a call may be captured in a CUDA graph.
     reasons : dict of str to str
@@ -73,27 +73,28 @@ class Allreduce(Closing):
     Raises
     ------
     FieldError
-        If the shape or dtype is none, the operation has no meaning for the dtype, or there is no such algorithm, or it
-        is not available between these ranks; says why.
+        If the shape or dtype is invalid, the operation has no meaning for the dtype, or the algorithm does not exist or
+        is not available between these ranks; the text gives the reason.
     MismatchError
-        If ranks give different arguments; names the argument, and what two ranks gave.
+        If ranks give different arguments; names the argument, and the values of two ranks.
     DeviceError
-        If ``device="gpu"`` and there is none.
+        If ``device="gpu"`` and there is no GPU.
     StateError
         If the current stream is being captured.
     MissingPackageError
-        If there is no mpi4py or no MPI library.
+        If mpi4py or an MPI library is missing.
 
     Notes
     -----
-    Collective over ``comm``, as are calls and `close`. All errors are raised on all ranks or on none; but with
-    "oneshot" and "reduce_scatter_allgather" a call with a bad array raises on its rank alone, since the hosts do not
-    meet: the other ranks' kernels then stop, and their next call raises.
+    The constructor, calls and `close` are collective over ``comm``. All errors are raised on all ranks or on no rank,
+    with one exception. With "oneshot" and "reduce_scatter_allgather" the hosts do not synchronize in a call, so that a
+    call with an unsuitable array raises only on its rank; the kernels of the remaining ranks then stop, and their next
+    call raises.
 
-    The result is the same bits on every rank and in every run: the values are combined in the order of the ranks
-    ("hierarchical": of the ranks of a node, and then of the nodes; "binomial": of pairs, of pairs of pairs, ...).
-    Integers wrap around; "min" and "max" are NaN where any rank has NaN; logical operations give 1 or 0 in the array's
-    own dtype.
+    The result has the same bits on every rank and in every run: the values are combined in the order of the ranks
+    ("hierarchical": within each node, and then in the order of the nodes; "binomial": in pairs, in pairs of pairs,
+    ...). Integers wrap around. "min" and "max" are NaN if any rank has NaN. Logical operations give 1 or 0 in the dtype
+    of the array.
 
     Examples
     --------
@@ -145,7 +146,7 @@ class Allreduce(Closing):
             world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
             what = self.shape, self.dtype, op
             self._reduction: ArrayReduction
-            # On the host a call of a plain array costs no more than a prepared one.
+            # On the host a call with a plain array costs no more than a prepared call.
             self._bind: Callable[..., Launch | None] | None = None
             if self.device_id is None:
                 assert wish is not None
@@ -169,39 +170,41 @@ class Allreduce(Closing):
         Parameters
         ----------
         array : numpy.ndarray, array on this rank's GPU, or scalar
-            Of this object's shape and dtype, with any strides. Arrays elsewhere than on `device` are copied there
-            and the result back.
+            Array of this object's shape and dtype, with any strides. An array in other memory than `device` is copied
+            to the device, and the result is copied back.
         out : array, optional
-            Where the result is written; may be ``array`` itself, or overlap it.
+            Array for the result; may be ``array`` itself, or overlap it.
 
         Returns
         -------
         array
-            ``out``, or a new array where ``array`` is, of CuPy on a GPU; a NumPy scalar if a scalar was given.
+            ``out``, or a new array in the memory of ``array``, on a GPU of CuPy; a NumPy scalar for a scalar.
 
         Raises
         ------
         FieldError
-            If an array has another shape or dtype on some rank, or ``out`` is read-only or has elements that share
+            If an array has the wrong shape or dtype on some rank, or ``out`` is read-only or has elements that share
             memory.
         ClosedError
-            If it is closed.
+            If this object is closed.
         ExchangeTimeoutError
-            If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot" and
-            "reduce_scatter_allgather", if one missed an earlier call. That result, and those since, are not
-            valid.
+            If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot",
+            "reduce_scatter_allgather", and "hierarchical" by NCCL, if another rank missed an earlier call. The results
+            of that call and of all later calls are not valid.
         MismatchError
-            If another rank has cancelled the last call, because its array did not fit; that result is not valid. Only
-            with "oneshot", "reduce_scatter_allgather", and "hierarchical" by NCCL, where it may be an earlier call.
+            If another rank has cancelled the last call, because its array was unsuitable; the result of that call is
+            not valid. Only with "oneshot", "reduce_scatter_allgather", and "hierarchical" by NCCL; with the last, an
+            earlier call may be cancelled.
         StateError
-            If the current stream is being captured, and the algorithm cannot be (`captures`); if another thread is
-            inside a call of this object.
+            If the current stream is being captured, and the algorithm does not support this (`captures`); if another
+            thread is inside a call of this object.
 
         Notes
         -----
-        Collective. Blocks on the host. On a GPU the call is ordered with CuPy's current stream; "oneshot" and
-        "reduce_scatter_allgather" return at once, the trees wait for the other ranks' hosts, and "host" and
-        "hierarchical" for the stream. Calls on changing streams run one after the other, but those in captures.
+        Collective. Blocks for arrays on the host. On a GPU the call is ordered with CuPy's current stream. "oneshot",
+        "reduce_scatter_allgather", and "hierarchical" by NCCL return at once. "shared_buffer" and "binomial" wait for
+        the hosts of all ranks; "host", and "hierarchical" without NCCL, also wait for the stream. Calls on changing
+        streams run in the order of the calls, except in captures.
         """
         if self._bind is not None:
             prepared = self._launches.get(("", id(array), id(out)))
@@ -209,7 +212,7 @@ class Allreduce(Closing):
                 if out is not None:
                     prepared[0]()
                     return out
-                if array.shape == self.shape:  # CuPy's can be set anew
+                if array.shape == self.shape:  # the shape of CuPy arrays can be set
                     return prepared[0]()
         return self._call(array, out)
 
@@ -240,14 +243,14 @@ class Allreduce(Closing):
             self._context.close()
 
     def __repr__(self) -> str:
-        """Return what it combines, and how."""
+        """Return the operation, arrays, ranks and algorithm."""
         return (
             f"<halox.Allreduce {self.op} of shape {self.shape} of {self.dtype} over {self._world.size} rank(s), "
             f"{self.algorithm} on {self.device}{', closed' if self._world.closed else ''}>"
         )
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook: operation, algorithm, and reasons against others."""
+        """Return a table for a notebook: operation, algorithm, and reasons against other algorithms."""
         facts = {
             "operation": self.op,
             "array": f"shape {self.shape} of {self.dtype}",

@@ -11,7 +11,7 @@ from halox.runtime.arrays import Described, DType
 
 
 class ArrayReduction(ABC):
-    """Combines arrays of all ranks; collective to make, to call and to close. See `halox.Allreduce`."""
+    """Combines arrays of all ranks; the constructor, calls and `close` are collective. See `halox.Allreduce`."""
 
     algorithm: str
     captures = False
@@ -22,15 +22,15 @@ class ArrayReduction(ABC):
 
     @abstractmethod
     def __call__(self, array: object, out: object = None) -> Any:
-        """Return ``out``, or a new array where ``array`` is; NumPy's scalar for a scalar."""
+        """Return ``out``, or a new array in the memory of ``array``; a NumPy scalar for a scalar."""
 
     @abstractmethod
     def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call, on the other ranks too."""
+        """Raise this rank's reason not to take part in a call, also on the remaining ranks."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds; collective."""
+        """Free memory and communicators; collective."""
 
     def _check(self, found: Described, name: str) -> None:
         if tuple(found.shape) != self.shape or found.dtype != self.dtype:

@@ -1,4 +1,4 @@
-"""Cells of a field that its rank owns, as reductions read them."""
+"""Cells of a field that its rank owns, as input of reductions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Cells:
         return self.described.dtype
 
     def view(self) -> Any:
-        """View the cells as an array; on the host of NumPy, since other libraries form sums in other dtypes."""
+        """View the cells as an array; on the host always of NumPy, since other libraries form sums in other dtypes."""
         return as_ndarray(self.field)[self.layout.interior]
 
 
 def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[Cells]:
-    """Describe the cells of a reduction's fields, without a view, which takes longer on a GPU than a launch."""
+    """Describe the cells of a reduction's fields without a view; on a GPU, making a view takes longer than a launch."""
     layouts = [find_layout(field) for field in fields]
     if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
         specs = [layout.spec for layout in layouts]

@@ -1,7 +1,7 @@
 """Reductions of a grid: of its fields' cells, and of arrays of all ranks.
 
-Public methods of `halox.Grid`, with their cache. A call with arrays of a prepared call costs a look-up in a dict and a
-launch; so these are methods of the grid itself, and forward nothing before that look-up.
+These are public methods of `halox.Grid`, with their cache. A call with the arrays of a prepared call costs a dict
+look-up and a launch. Therefore the methods belong to the grid itself, and call no other method before the look-up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from halox.runtime.context import Context
 
 
 class GridReductions:
-    """Reductions as methods; for a grid, which calls `_make_reductions` when it is made."""
+    """Reductions as methods of a grid, which calls `_make_reductions` in its constructor."""
 
     _reductions: HostReductions | DeviceReductions
     _of_fields: dict[Hashable, tuple[Launch, Shape]]
@@ -26,7 +26,7 @@ class GridReductions:
     def _make_reductions(
         self, context: Context, device: int | None, find_layout: FindLayout
     ) -> None:
-        """Begin with reductions of arrays on a device; local."""
+        """Prepare for reductions of arrays on a device; local."""
         if device is None:
             self._reductions = HostReductions(context, device, find_layout)
         else:
@@ -40,63 +40,64 @@ class GridReductions:
         Parameters
         ----------
         field : array
-            Of numbers; made by this grid, or of its padded shape on its device.
+            Array of numbers, made by this grid, or of the grid's padded shape and on its device.
         out : array, optional
-            Of one element of the result's dtype, on the grid's device, where the result is written.
+            Array of one element of the result's dtype, on the grid's device, for the result.
 
         Returns
         -------
         scalar or array
-            ``out``; or else a NumPy scalar, and on a GPU a CuPy array of shape (): ``float(x)`` brings it to the host.
-            Floats are added in float64, complex ones in complex128, integers in 64 bits.
+            ``out``, or else a NumPy scalar, on a GPU a CuPy array of shape (): ``float(x)`` copies it to the host.
+            Floats are added in float64, complex numbers in complex128, integers in 64 bits.
 
         Raises
         ------
         FieldError
-            If the dtype has no such operation, the array does not fit the grid, or ``out`` the result.
+            If the dtype does not support the operation, or the array does not fit the grid, or ``out`` the result.
         DeviceError
-            If the array is on another device than the grid's fields.
+            If the array is not on the device of the grid's fields.
         ClosedError
             If the grid is closed.
         MismatchError
-            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU dtypes and parities
-            only, at the first call with these.
+            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU only dtypes and parities are
+            compared, in the first call with them.
         StateError
             If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
             ranks share a GPU or are on several nodes without NCCL; if another thread is inside a collective call of
             this grid.
         ExchangeTimeoutError
-            If a rank does not call within ``HALOX_TIMEOUT`` seconds; where GPUs signal to one another, if one
-            missed an earlier call. That result, and those since, are not valid.
+            If a rank does not call within ``HALOX_TIMEOUT`` seconds; if GPUs signal to one another, also if a rank
+            missed an earlier call. The results of that call and of all later calls are not valid.
 
         Notes
         -----
-        Collective, and the same for all reductions: the same bits on every rank and in every run. Blocks on the host.
-        On a GPU it is ordered with the current stream. Where every rank has a GPU of its own, and all map one another's
-        memory, it is one launch that does not block and can be captured in a CUDA graph, once it has been called;
-        otherwise it works like a `halox.Allreduce` of one element.
+        Collective. These notes hold for all reductions. The result has the same bits on every rank and in every run.
+        Blocks for arrays on the host. On a GPU the reduction is ordered with the current stream. If every rank has a
+        separate GPU, and all GPUs map one another's memory, the reduction is one launch that does not block; after its
+        first call it can be captured in a CUDA graph. Otherwise it works like a `halox.Allreduce` of one element.
 
-        There, an error that only one rank can see (an array that does not fit) is raised on it at once, and after the
-        first call as a `MismatchError` on the others when they call again; that result is not valid.
+        With one launch, an error that only one rank can detect (an array that does not fit) is raised on that rank at
+        once. After the first call, the remaining ranks raise it as a `MismatchError` in their next call, and the result
+        is not valid.
         """
         return self._reduce("sum", out, field)
 
     def min(self, field: Any, out: Any = None) -> Any:
-        """Return the smallest value of a real field; NaN if there is one. Otherwise the same as `sum`."""
+        """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
         return self._reduce("min", out, field)
 
     def max(self, field: Any, out: Any = None) -> Any:
-        """Return the largest value of a real field; NaN if there is one. Otherwise the same as `sum`."""
+        """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
         return self._reduce("max", out, field)
 
     def norm(self, field: Any, out: Any = None) -> Any:
-        """Return the Euclidean norm, formed in float64. Otherwise the same as `sum`."""
+        """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
         return self._reduce("norm", out, field)
 
     def dot(self, field: Any, other: Any, out: Any = None) -> Any:
-        """Return the sum of ``conj(field) * other``, formed in float64, complex128 or 64-bit integers.
+        """Return the sum of ``conj(field) * other``, computed in float64, complex128 or 64-bit integers.
 
-        The fields are of one layout. Otherwise the same as `sum`.
+        Both fields must have the same layout. Otherwise the same as `sum`.
         """
         return self._reduce("dot", out, field, other)
 
@@ -106,36 +107,36 @@ class GridReductions:
         Parameters
         ----------
         array : scalar, numpy.ndarray or array on this rank's GPU
-            Of one shape and dtype on all ranks.
+            Array of one shape and dtype on all ranks.
         op : str
-            One of those of `halox.Allreduce`, which does the same again and again without comparing shapes each time.
+            Operation, as for `halox.Allreduce`, which can repeat a reduction without comparing shapes each time.
         out : array, optional
-            Of the array's shape and dtype, where the result is written; may be ``array`` itself.
+            Array of the same shape and dtype, for the result; may be ``array`` itself.
 
         Returns
         -------
         scalar or array
-            ``out``, or a new array where ``array`` is; the same bits on every rank.
+            ``out``, or a new array in the memory of ``array``; the same bits on every rank.
 
         Raises
         ------
         FieldError
             If the operation has no meaning for the dtype, or ``out`` does not fit.
         MismatchError
-            If ranks give different shapes, dtypes or operations; on a GPU at the first call with these.
+            If ranks give different shapes, dtypes or operations; on a GPU compared in the first call with them.
         StateError, ExchangeTimeoutError
             The same as for `sum`.
 
         Notes
         -----
-        Collective. Blocks for arrays on the host: one meeting of the ranks compares the arguments and brings arrays of
-        up to 3520 bytes. For larger ones, and on a GPU, each first call with a shape, dtype and operation makes a
-        `halox.Allreduce`, of which the grid keeps the 32 that were made last. On a GPU these calls must come in one
-        order on all ranks, and later ones cost what those of a `halox.Allreduce` cost.
+        Collective. Blocks for arrays on the host: one synchronization of the ranks compares the arguments and also
+        gathers arrays of up to 3520 bytes. For larger arrays, and on a GPU, the first call with a shape, dtype and
+        operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
+        make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
         """
         try:
             prepared = self._of_arrays.get((op, id(array), id(out)))
-        except Exception:  # of an operation that is none
+        except Exception:  # of an invalid operation, such as an unhashable object
             prepared = None
         if prepared is not None:
             launch, shape = prepared
@@ -145,7 +146,7 @@ class GridReductions:
         return self._reductions.array(op, (array,), out)
 
     def _reduce(self, name: str, out: Any, field: Any, other: Any = None) -> Any:
-        """Reduce a field, or two, to one value."""
+        """Reduce one or two fields to one value."""
         prepared = self._of_fields.get((name, id(field), id(other), id(out)))
         if prepared is not None:
             launch, shape = prepared

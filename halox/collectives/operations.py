@@ -24,11 +24,11 @@ ELEMENTS: dict[str, str] = {
     "c16": "Complex<double>",
     "b1": "unsigned char",
 }
-"""For each dtype that can be reduced, by kind and bytes, its name in the kernels."""
+"""Kernel names of all dtypes that can be reduced, by kind and bytes."""
 
 
 def element(dtype: DType) -> str:
-    """Return the kernels' name of a dtype; an empty one if it cannot be reduced."""
+    """Return the kernel name of a dtype; empty if the dtype cannot be reduced."""
     return ELEMENTS.get(f"{dtype.kind}{dtype.itemsize}", "")
 
 
@@ -45,18 +45,18 @@ _NAMES = {
 class Operation:
     """An operation that combines the ranks' values, always in the order of the ranks."""
 
-    name: str  # users' name
+    name: str  # public name
     combine: np.ufunc  # combine(a, b, out), where a is first in the order of the ranks
     kernel_name: str  # in operations.cu
-    kinds: str  # of NumPy dtypes that it has a meaning for
-    of_truth: bool = False  # of true and false: 1 and 0 in the values' own dtype
+    kinds: str  # kinds of NumPy dtypes that the operation supports
+    of_truth: bool = False  # on truth values: true and false are 1 and 0 in the dtype of the values
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Set a total to all ranks' values combined; it may be the first rank's array."""
+        """Set a total to the combination of all ranks' values; it may be the first rank's array."""
         if self.of_truth:
             total[...] = values[0] != 0
-            for other in values[1:]:  # of bools, which are 1 or 0 in any dtype
+            for other in values[1:]:  # totals are bools, 1 or 0 in any dtype
                 self.combine(total, other, out=total, casting="unsafe")
         elif len(values) == 1:
             total[...] = values[0]
@@ -121,7 +121,7 @@ def _remedy(operation: Operation, dtype: DType) -> str:
 
 @lru_cache(maxsize=64)
 def wide_dtype(dtype: DType) -> DType:
-    """Return the dtype in which sums over a dtype are formed."""
+    """Return the accumulator dtype of sums over a dtype."""
     if dtype.kind == "c":
         return np.dtype(np.result_type(dtype, "c16"))
     if dtype.kind == "f":
@@ -151,7 +151,7 @@ def result_dtype(name: str, dtypes: Sequence[DType]) -> DType:
 
 
 def check_out(out: Described, shape: tuple[int, ...] | None, dtype: DType) -> None:
-    """Refuse an array that a result does not fit in."""
+    """Raise `FieldError` if a result does not fit an array."""
     fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
     if not fits or out.dtype != dtype:
         wanted = "one element" if shape is None else f"shape {tuple(shape)}"
@@ -162,7 +162,7 @@ def check_out(out: Described, shape: tuple[int, ...] | None, dtype: DType) -> No
 
 
 def check_writable(out: Described) -> None:
-    """Refuse an array into which a result cannot be written."""
+    """Raise `FieldError` if a result cannot be written to an array."""
     if not out.writable:
         raise FieldError("out is read-only; the result cannot be written")
     check_elements_apart(out, "out")

@@ -1,13 +1,13 @@
-"""Reductions kept by signature, and their launches kept by the identity of the arrays of a call.
+"""Reductions cached by signature, and launches cached by the identity of the arrays of a call.
 
-A reduction of fields, or of arrays on GPUs, looks for a launch first, which is all that is left to do where the arrays
-have been given before::
+A reduction of fields, or of arrays on GPUs, first looks for a cached launch. If it was called with the same arrays
+before, the launch is all the work that remains::
 
     (name, id(array), id(out))  ->  launch        while these arrays live
     (name, dtype, shape, ...)   ->  reduction     made collectively at the first call
 
-A launch without ``out`` returns a new result. It is prepared when its arrays are met again, since for temporaries that
-would cost more than it saves.
+A launch without ``out`` returns a new result. It is prepared in the second call with the same arrays, since for
+temporaries the preparation would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Launch = Callable[[], object]
 Shape = tuple[int, ...]
 
 Signature = tuple[object, ...]
-"""Key of a reduction: a name, dtypes, a shape or layout; alike on all ranks."""
+"""Key of a reduction: a name, dtypes, a shape or layout; the same on all ranks."""
 
 MOST_LAUNCHES = 512
-"""Launches kept at most; the oldest goes first."""
+"""Most launches in the cache; the oldest is dropped first."""
 
 MOST_ARRAYS = 32
-"""Allreduces of arrays that a grid keeps."""
+"""Most array allreduces that a grid keeps."""
 
 
 class Reduction(Protocol):
     """A reduction that the ranks have made together for calls of one signature."""
 
     def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call, on the other ranks too."""
+        """Raise this rank's reason not to take part in a call, also on the remaining ranks."""
 
     def close(self) -> None:
-        """Free what it holds; collective."""
+        """Free memory and communicators; collective."""
 
 
 R = TypeVar("R", bound=Reduction)
@@ -50,8 +50,8 @@ Arguments = TypeVarTuple("Arguments")
 class PreparedReductions(Generic[R]):
     """Reductions by signature, oldest first, and launches by array identity.
 
-    ``launches`` has a launch and the shape that its arrays must have, by a name and the ids of the arrays and ``out``
-    in one tuple; to look at only.
+    ``launches`` has the launches, each with the shape that its arrays must have. The keys are tuples of a name, the ids
+    of the arrays and the id of ``out``. Callers must not modify it.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -62,7 +62,7 @@ class PreparedReductions(Generic[R]):
         self._met = RecurringArrays()
 
     def add(self, signature: Signature, reduction: R) -> R:
-        """Keep a reduction; collective where it closes another one."""
+        """Keep a reduction; collective if it closes an old one because of the capacity."""
         self.reductions[signature] = reduction
         if self._capacity is not None and len(self.reductions) > self._capacity:
             self.forget()
@@ -89,7 +89,7 @@ class PreparedReductions(Generic[R]):
 
         try:
             watched = [weakref.ref(one, forget) for one in (*arrays, out) if one is not None]
-        except TypeError:  # of what cannot be watched
+        except TypeError:  # an object that does not support weak references
             return
         kept = tuple(self.launches)
         for oldest in kept[: max(len(kept) - MOST_LAUNCHES + 1, 0)]:
@@ -101,14 +101,14 @@ class PreparedReductions(Generic[R]):
         self._watched.pop(key, None)
 
     def refuse(self, error: Exception, *name: str) -> bool:
-        """Raise on all ranks, if it is clear which reduction the others call."""
+        """Raise an error on all ranks if exactly one reduction has this name; return whether any has it."""
         known = [one for of, one in self.reductions.items() if of[: len(name)] == name]
         if len(known) == 1:
             known[0].refuse(error)
         return bool(known)
 
     def forget(self) -> None:
-        """Forget all launches, since what belongs to their arrays has changed; local."""
+        """Forget all launches, since properties of their arrays have changed; local."""
         self.launches.clear()
         self._watched.clear()
         self._met.forget()
@@ -122,7 +122,7 @@ class PreparedReductions(Generic[R]):
 
 
 def weak_call(method: Callable[[*Arguments], object]) -> Callable[[*Arguments], object]:
-    """Return a call of a method that does not keep its object alive."""
+    """Return a function that calls a method without keeping the method's object alive."""
     find = weakref.WeakMethod(method)
 
     def call(*given: *Arguments) -> object:

@@ -1,10 +1,10 @@
 """Plan cache keyed by array identity, by field and by layout.
 
-A plan of arrays that are not the grid's own serves other arrays of their layout, too: the layout alone decides which
-copies it makes, addresses decide only where. Such a plan takes no path on which the ranks would have to agree on
-addresses, so that a new array costs no communication: it is lent to the plan for one call, or costs new views. The
-plan lives as long as it is among the last, whichever arrays live: garbage collection, which differs between ranks, does
-not matter to it.
+A plan of arrays that do not belong to the grid also serves other arrays of the same layouts: the layouts alone decide
+which copies the plan makes, and the addresses decide only the places. Such a plan takes no path that needs an
+agreement of the ranks on addresses. A new array therefore costs no communication: either the plan works on it for one
+call, or the plan makes new views of it. The plan stays in the cache while it is among the last plans, whichever arrays
+are alive. Garbage collection, which differs between ranks, has no influence on it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from halox.runtime.arrays import Described, DType, owner
 from halox.runtime.recurring import RecurringArrays
 
 CAPACITY = 512
-"""Plans kept at most: those that were added last."""
+"""Most plans in the cache: the last ones that were added."""
 
 _ndarray = np.ndarray
 
 Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
-"""Key of a plan that serves all arrays of some layouts, and arrays of them described."""
+"""Key of a plan that serves all arrays of some layouts, and the descriptions of the arrays of this call."""
 
 
 Found: TypeAlias = tuple[Plan, Bound | None]
-"""A plan, and what to call it with: None for its own arrays, otherwise views of others or these themselves."""
+"""A plan and its argument: None for the plan's own arrays, otherwise views of other arrays, or those arrays."""
 
 
 class _Entry:
-    """A plan, for as long as its arrays live and it is among the last."""
+    """A plan, kept while its arrays are alive and it is among the last plans."""
 
     __slots__ = ("__weakref__", "number", "plan", "watched")
 
@@ -45,7 +45,7 @@ class _Entry:
 
 
 class _Nodes(dict[int, "_Node"]):
-    """Arrays of earlier calls, by their identity; others find one that no array fits, at less than an error costs."""
+    """Arrays of earlier calls by identity; for an unknown array, a node that fits no array, cheaper than a KeyError."""
 
     __slots__ = ("__weakref__",)
 
@@ -63,10 +63,11 @@ class _Calls(dict[Hashable, _Nodes]):
 class _Node:
     """An array object as the next argument of an earlier call.
 
-    Its shape, dtype and whether it may be written are kept, since they can be set; only the shape if it is none of
-    NumPy's. (So can strides, but NumPy advises against it: no call pays for a look at them.) ``entry`` is that of the
-    plan of the arrays up to this one, ``found`` the plan with its views of these arrays if it serves others, too;
-    ``after`` has the arrays of earlier calls behind it.
+    The node keeps the array's shape, its dtype and whether it is writable, since all three can be set later; of an
+    array that is not NumPy's only the shape. (Strides can be set, too, but NumPy advises against it, and a comparison
+    would cost time in every call.) ``entry`` has the plan of the arrays up to this one. ``found`` has that plan, with
+    its views of these arrays if the plan serves other arrays, too. ``after`` has the arrays that followed this one in
+    earlier calls.
     """
 
     __slots__ = ("after", "dtype", "entry", "found", "is_numpy", "shape", "watch", "writable")
@@ -91,7 +92,7 @@ class _Node:
         self.watch = weakref.ref(array, forget)
 
     def fits(self, array: object) -> bool:
-        """Whether the array is as it was; `PlanCache.find` has the same in line, without the call."""
+        """Whether the array is unchanged; `PlanCache.find` repeats this code inline, to save the call."""
         return getattr(array, "shape", None) == self.shape and (
             not isinstance(array, np.ndarray)
             or (array.dtype is self.dtype and array.flags.writeable is self.writable)
@@ -106,18 +107,18 @@ _NO_NODE.shape = _NEVER
 class PlanCache:
     """Plans by the arrays they move.
 
-    An array object of an earlier call is recognised by its identity, if its shape, its dtype and whether it may be
-    written are as they were. A new view of known memory, such as ``state[i]`` taken anew each step, is recognised by
-    its field. Neither looks at contents.
+    An array object of an earlier call is recognised by its identity if its shape, dtype and permission to be written
+    are unchanged. A new view of known memory, such as ``state[i]`` taken anew each step, is recognised by its field.
+    The cache never looks at the contents of arrays.
 
-    An entry of a field ends with its arrays (or their owners), so that an address that is used again is not mistaken.
-    Every entry ends when `CAPACITY` plans have been added after it. Plans are added collectively, so that those left
-    at a call with the same arrays are the same on all ranks, however long each keeps other arrays.
+    An entry of a field ends with its arrays (or with their owners), so that reuse of an address cannot be mistaken for
+    the same field. Every entry ends when `CAPACITY` plans have been added after it. Adding is collective; all ranks
+    therefore keep the same plans for a call with the same arrays, however long each rank keeps other arrays.
 
-    ``key_of`` returns what tells apart all that a plan of some arrays depends on: memory, form and layout; it may raise
-    a `HaloxError`. ``shared_key_of`` returns the same of a plan that serves other arrays, too, and the arrays
-    described; None where it cannot. ``owners`` has the identities of the arrays in whose memory are fields that have
-    plans of their own, or layouts that their shapes alone do not tell.
+    ``key_of`` returns the cache key of some arrays: their memory, form and layout. It may raise a `HaloxError`.
+    ``shared_key_of`` returns the key of a plan that serves other arrays, too, with the descriptions of the arrays; None
+    if no such plan can serve the arrays. ``owners`` has the identities of arrays whose memory contains fields with
+    separate plans, or fields whose layouts do not follow from their shapes.
     """
 
     def __init__(
@@ -128,10 +129,10 @@ class PlanCache:
     ) -> None:
         self._key_of, self._shared_key_of, self._owners = key_of, shared_key_of, owners
         self._has_shared = False
-        # Whether some entry of a field is of arrays that a shared plan would take, but for other ranks'.
+        # Whether some entry of a field has arrays that a shared plan would serve if other ranks' arrays allowed it.
         self._has_strangers = False
         self._calls = _Calls()
-        # By the form of new arrays: the entry of a plan to which they are lent, or `_NEVER`.
+        # By the form of new arrays: the entry of a plan that works on the arrays themselves, or `_NEVER`.
         self._forms: dict[Hashable, _Entry] = {}
         self._met = RecurringArrays()
         self._entries: dict[Hashable, _Entry] = {}
@@ -139,14 +140,14 @@ class PlanCache:
         self._doomed: list[Plan] = []
 
     def __len__(self) -> int:
-        """Return how many plans are kept."""
+        """Return the number of plans in the cache."""
         return len(self._entries)
 
     def find(self, kind: Hashable, arrays: tuple[object, ...]) -> Found | None:
-        """Return the plan of these arrays, None if there is none yet.
+        """Return the plan of these arrays, None if there is no such plan yet.
 
-        None as well for what is no array, and for what cannot be a kind: making a plan of it fails on all ranks
-        together.
+        The result is also None for objects that are not arrays and for an unhashable kind of call: making a plan then
+        fails on all ranks together.
         """
         form = None
         try:
@@ -176,12 +177,12 @@ class PlanCache:
                     return entry.plan, arrays
         except (
             Exception
-        ):  # of kinds that cannot be, and of objects that are no arrays, which may raise anything
+        ):  # unhashable kinds, and objects that are not arrays and may raise anything
             pass
         return self._find_field(kind, arrays, form)
 
     def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
-        """Keep a plan; collective, so that all ranks count alike."""
+        """Keep a plan; collective, so that the count of plans is the same on all ranks."""
         self.sweep()
         self._added += 1
         for oldest, entry in self._entries.copy().items():  # arrays may be collected meanwhile
@@ -190,7 +191,7 @@ class PlanCache:
             self._drop(oldest)
         shared = self._shared_key_of(arrays)
         if shared is not None and plan.floats:
-            # `find` views these arrays as any others.
+            # `find` makes views of these arrays, too.
             self._has_shared = True
             self._drop((kind, shared[0]))
             self._entries[kind, shared[0]] = _Entry(self._added, plan)
@@ -215,7 +216,7 @@ class PlanCache:
             self._doomed.pop().close()
 
     def forget(self) -> None:
-        """Look at all arrays again at their next calls; local."""
+        """Forget the identities of all arrays, so that the next calls look at the arrays again; local."""
         self._calls.clear()
         self._forms.clear()
         self._met.forget()
@@ -228,9 +229,9 @@ class PlanCache:
         self.sweep()
 
     def _form(self, kind: Hashable, arrays: tuple[object, ...]) -> Hashable:
-        """Return what arrays of NumPy are apart from their addresses; None where these may matter, or they are others.
+        """Return an address-independent key of NumPy arrays; None for other arrays, or where addresses may matter.
 
-        They do not in memory that NumPy has allocated and in which no field is known.
+        Addresses do not matter in memory that NumPy has allocated and that contains no known field.
         """
         form: tuple[Hashable, ...] = (kind,)
         for array in arrays:
@@ -253,7 +254,7 @@ class PlanCache:
     def _find_field(
         self, kind: Hashable, arrays: tuple[object, ...], form: Hashable
     ) -> Found | None:
-        """Find the plan of the fields that the arrays are, or that of their layouts."""
+        """Find the plan of these fields, or the plan of their layouts."""
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
             entry = None
@@ -276,7 +277,7 @@ class PlanCache:
                 if len(self._forms) >= CAPACITY:
                     self._forms.clear()
                 self._forms[form] = entry if plan.accepts(arrays) else _NEVER
-        if self._met.meet(arrays):  # from now on found at once
+        if self._met.meet(arrays):  # `find` recognises these objects from now on
             self._remember(kind, arrays, entry, (plan, bound))
         return plan, bound
 
@@ -291,13 +292,13 @@ class PlanCache:
                 nodes = node.after
             node = nodes.get(id(array))
             if node is None or not node.fits(array):
-                # And nothing is known of calls in which others come after it as it is now.
+                # A new node also forgets the arrays that followed this one before it changed.
                 node = nodes[id(array)] = _Node(array, nodes)
         if node is not None:
             node.entry, node.found = entry, found
 
     def _drop(self, key: Hashable) -> None:
-        """Take an entry out. May run in the middle of anything, so that closing waits for `sweep`."""
+        """Remove an entry. This may run at any point of any code, so that `sweep` closes the plan later."""
         entry = self._entries.pop(key, None)
         if entry is not None and entry.plan is not None:
             self._doomed.append(entry.plan)

@@ -1,7 +1,7 @@
 """The user's file of measured path constants, and the agreement of all ranks on them.
 
-``halox tune`` writes it, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each `Fingerprint` of
-a set-up; a new driver or another MPI makes another one, so that stale constants are never used.
+``halox tune`` writes the file, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each `Fingerprint`
+of a set-up. A new driver or another MPI makes another entry, so that halox never uses stale constants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Entry: TypeAlias = dict[str, Any]
 """Constants of one set-up in the file, with its fingerprint."""
 
 FORMAT = 1
-"""Of the file; files of another format are ignored."""
+"""Format of the file; files of another format are ignored."""
 
 NO_GPU = "none"
 
@@ -37,16 +37,16 @@ _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Set-up for which measured constants hold."""
+    """Set-up of a measurement; its constants hold only for the same set-up."""
 
     gpu: str  # model of the ranks' GPUs, "none" for ranks on the host
     driver: str  # version of the NVIDIA driver and of the CUDA it supports
-    topology: str  # GPUs of a node, whether ranks share them and map one another's memory, one node or several
-    mpi: str  # as the library calls itself
+    topology: str  # GPUs of a node, whether ranks share GPUs and map one another's memory, one node or several
+    mpi: str  # name and version, from the MPI library
 
 
 def tuning_file() -> Path:
-    """Return where the user's constants are kept."""
+    """Return the path of the file with the user's constants."""
     try:
         return cache_folder() / "tuning.json"
     except RuntimeError as error:
@@ -73,7 +73,7 @@ def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fing
 
 
 def describe_topology(topology: Topology) -> str:
-    """Return in words how ranks and GPUs are related, whatever the number of ranks."""
+    """Return in words how ranks and GPUs are related, independent of the number of ranks."""
     ranks = range(len(topology.gpus))
     nodes: dict[int, list[int]] = {}
     for rank in ranks:
@@ -90,15 +90,16 @@ def describe_topology(topology: Topology) -> str:
 
 
 def costs_of(context: Context) -> Costs:
-    """Return the constants that all ranks choose by; collective, for `Context.once`."""
+    """Return the constants by which all ranks choose paths; collective, for `Context.once`."""
     fingerprint = fingerprint_of(context.world, context.find_gpus(), context.device)
     return agreed_costs(context.world, fingerprint)
 
 
 def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
-    """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones; collective.
+    """Return the constants by which all ranks choose: the user's for this set-up, or the shipped ones; collective.
 
-    Rank 0 alone reads: files may differ between nodes, and ranks must not. Nothing is read where there is no choice.
+    Only rank 0 reads the file, since files may differ between nodes and ranks must agree. One rank, or ranks without a
+    GPU, have no choice of paths, and no rank reads the file.
     """
     if world.size == 1 or fingerprint.gpu == NO_GPU:
         return Costs.default()
@@ -109,10 +110,10 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
 
 
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
-    """Return the user's constants for a set-up, None if there are none.
+    """Return the user's constants for a set-up, None if there are no such constants.
 
-    Local; never raises. Warns if there is a file and it cannot be used: it is corrupt, no regular file, too large, of
-    another format, or of other set-ups only.
+    Local; never raises. Warns if the file exists but cannot be used: it is corrupt, too large, not a regular file, has
+    another format, or has entries of other set-ups only.
     """
     try:
         path = path or tuning_file()
@@ -138,7 +139,7 @@ def _find(fingerprint: Fingerprint, found: object) -> Costs | None:
                 costs = Costs.from_dict(entry.get("costs"))
             except HaloxError as error:
                 raise HaloxError(f"it is corrupt: {error}") from error
-            # Protocols that could not be measured are not in the file.
+            # The file lacks protocols that could not be measured.
             return Costs.default().updated(costs.protocols, costs.origin)
     if entries:
         raise HaloxError(_other_machine(fingerprint, entries))
@@ -146,10 +147,10 @@ def _find(fingerprint: Fingerprint, found: object) -> Costs | None:
 
 
 def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Path:
-    """Write the constants of a set-up, in the place of those measured for it before.
+    """Write the constants of a set-up, in place of earlier constants of the same set-up.
 
-    Local. Other set-ups' entries are kept, unless the file is corrupt or of another format. Readers see the old
-    file or the new one, never half of one.
+    Local. Entries of other set-ups are kept, unless the file is corrupt or has another format. Readers see the old file
+    or the new file, never half of a file.
     """
     path = path or tuning_file()
     try:
@@ -161,7 +162,7 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
     try:
         try:
             write_json(path, {"format": FORMAT, "entries": [*kept, entry]})
-        except ValueError:  # in the others' entries
+        except ValueError:  # in the entries of other set-ups
             write_json(path, {"format": FORMAT, "entries": [entry]})
     except OSError as error:
         raise HaloxError(
@@ -184,7 +185,7 @@ def _entries(found: object) -> list[Entry]:
 
 
 def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
-    """Say in what the set-up most like this one differs from it."""
+    """Return an error text: the differences between this set-up and the most similar one in the file."""
 
     def differences(entry: Entry) -> list[str]:
         there = entry.get("fingerprint")
@@ -200,7 +201,7 @@ def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
 
 
 def _warn(path: Path | None, why: str) -> None:
-    said = " ".join(why.split())  # one line, however the file looks
+    said = " ".join(why.split())  # on one line, for any contents of the file
     said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]} ..."
     warnings.warn(
         f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {said}; "
@@ -210,7 +211,7 @@ def _warn(path: Path | None, why: str) -> None:
 
 
 def _gpu(device: int | None) -> tuple[str, str, int]:
-    """Return model, driver and number of GPUs as this process sees them."""
+    """Return the model of the GPU, its driver, and the node's number of GPUs."""
     if device is None:
         return NO_GPU, "none", 0
     from halox.runtime.gpu.cuda import cupy, gpu_count
@@ -223,6 +224,6 @@ def _gpu(device: int | None) -> tuple[str, str, int]:
         driver = f"{version[0]}, {driver}" if version else driver
     count = gpu_count()
     with suppress(OSError):
-        # GPUs that a rank's CUDA_VISIBLE_DEVICES hides count too.
+        # Count the GPUs that CUDA_VISIBLE_DEVICES hides from a rank, too.
         count = max(count, len(list(_GPU_FOLDER.iterdir())))
     return model, driver, count

@@ -1,4 +1,4 @@
-"""Cost constants of all protocols: the shipped ones of every path, or those measured by ``halox tune``."""
+"""Cost constants of all protocols: the shipped constants of every path, or constants measured by ``halox tune``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARED = ", shared GPU"
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost constants of all protocols: the shipped ones, or those measured on a machine.
+    """Cost constants of all protocols: shipped with halox, or measured on a machine.
 
     Not collective; touches no device.
 
@@ -32,7 +32,7 @@ class Costs:
     """
 
     protocols: Mapping[str, ProtocolCost]  # by `protocol_name`
-    origin: str  # where they come from, for people
+    origin: str  # source of the constants, as text for people
 
     @classmethod
     def default(cls) -> Costs:
@@ -46,7 +46,7 @@ class Costs:
         return cls(found, "shipped constants")
 
     def knows(self, path: str, protocol: str) -> bool:
-        """Whether there is a model of a protocol; there is none of those of NumPy arrays."""
+        """Whether a protocol has a cost model; protocols of NumPy arrays have no model."""
         return protocol_name(path, protocol) in self.protocols
 
     def predict(
@@ -60,9 +60,9 @@ class Costs:
     ) -> float:
         """Return the microseconds that an exchange is expected to take.
 
-        All its messages together carry ``nbytes`` in one direction, in blocks of ``block_bytes`` on the end where they
-        are shorter. ``shared_gpu`` says that either end's GPU is used by another rank of the job too. A `HaloxError` is
-        raised if there is no model of the protocol; see `knows`.
+        All messages of the exchange together carry ``nbytes`` in one direction. ``block_bytes`` is the length of their
+        blocks, at the end with the shorter blocks. ``shared_gpu`` says that another rank of the job uses the GPU of
+        either end, too. Raises a `HaloxError` if the protocol has no model; see `knows`.
         """
         name, known = protocol_name(path, protocol), self.protocols
         cost = known.get(protocol_name(path, protocol, shared_gpu), known.get(name))
@@ -78,10 +78,10 @@ class Costs:
         messages: int = 1,
         shared_gpu: bool = False,
     ) -> Candidate:
-        """Return the candidate, of at least one, that is expected to take least time.
+        """Return the candidate with the shortest expected time; there must be at least one candidate.
 
-        Of those that are preferred, if any are. Those without a model are taken only if none has one; then the first.
-        Of equal times, whatever the order of the candidates, the first by name is taken.
+        Preferred candidates are compared first, if there are any. A candidate without a model is taken only if no
+        candidate has a model; then it is the first one. Between equal times the first name in alphabetical order wins.
         """
 
         def rank(found: Candidate) -> tuple[float, str, str]:
@@ -94,7 +94,7 @@ class Costs:
         return min(known, key=rank) if known else candidates[0]
 
     def updated(self, protocols: Mapping[str, ProtocolCost], origin: str) -> Costs:
-        """Return these constants with those of some protocols replaced."""
+        """Return a copy of these constants, with some protocols replaced."""
         return replace(self, protocols={**self.protocols, **protocols}, origin=origin)
 
     def to_dict(self) -> dict[str, object]:
@@ -104,7 +104,7 @@ class Costs:
 
     @classmethod
     def from_dict(cls, found: Any) -> Costs:
-        """Read the result of `to_dict`, also of versions that spoke of ways and had other names of protocols."""
+        """Read the result of `to_dict`; also results of old versions, which said "ways" for protocols."""
         try:
             if tuple(found["run_bytes"]) != RUN_BYTES:
                 raise HaloxError(

@@ -1,4 +1,4 @@
-"""Draft of a plan, and the checks of it that one rank can make alone."""
+"""Draft of a plan, and the checks of it that one rank can do alone."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from halox.paths.messages import Message
 from halox.runtime.arrays import Described, HostArray, borrow
 
 Borrowed: TypeAlias = Sequence[HostArray] | Sequence[Described]
-"""Arrays as paths use them: memory of the host, or descriptions of arrays on a GPU."""
+"""Arrays in the form that paths use: memory of the host, or descriptions of arrays on a GPU."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Arrays, messages between them, and the operation on arrival, from which a plan is made."""
+    """Arrays, messages between them, and the operation on arrival: the input of a plan."""
 
-    arrays: tuple[object, ...]  # all on the host or all on this rank's GPU
+    arrays: tuple[object, ...]  # all on the host, or all on this rank's GPU
     described: tuple[Described, ...]
-    sends: tuple[Message, ...]  # in ascending order of (peer, tag), as the receives
+    sends: tuple[Message, ...]  # in ascending order of (peer, tag), like the receives
     receives: tuple[Message, ...]
     operation: Operation = "copy"
     names: tuple[str, ...] = ()  # of the arrays in the report; by default their dtypes and shapes
-    # For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
+    # For each array the number of its field in the grid, 0 if the grid did not make it: the same on all ranks.
     numbers: tuple[int, ...] = ()
-    # For each field how its axes are read; empty for arrays that are none.
+    # For each field the meaning of its axes; empty for arrays that are not fields.
     specs: tuple[str, ...] = ()
-    # Whether the plan may serve other arrays of the same layout: none of these is the grid's own.
+    # Whether the plan may serve other arrays of the same layouts: then no array belongs to the grid.
     floats: bool = False
 
     @property
     def device(self) -> int | None:
-        """The GPU that runs the kernels, None for NumPy arrays."""
+        """The GPU that runs the kernels; None for NumPy arrays."""
         return self.described[0].device if self.described else None
 
 
 def checked(draft: Draft) -> Borrowed:
-    """Return the arrays of a draft, borrowed; `FieldError` if something is wrong on this rank alone."""
+    """Return the arrays of a draft in the form that paths use; `FieldError` if this rank's part alone is wrong."""
     for message in draft.receives:
         for part in message.parts:
             if not draft.described[part.array].writable:
@@ -61,7 +61,7 @@ def checked(draft: Draft) -> Borrowed:
         for part in parts:
             check_bounds(draft.arrays[part.array], part.datatype, part.count)
         return draft.described
-    if draft.floats:  # other arrays have this much memory, too
+    if draft.floats:  # every other array of the layouts has this much memory, too
         borrowed = [found.borrowed() for found in draft.described]
     else:
         borrowed = [borrow(array) for array in draft.arrays]

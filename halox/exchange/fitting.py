@@ -1,4 +1,4 @@
-"""Constants of a protocol from measured times: least squares that no negative constant and few strays can spoil."""
+"""Cost constants of a protocol from measured times: non-negative least squares, robust against outliers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from halox.paths.costs import RUN_BYTES, ProtocolCost, run_weights
 Floats = npt.NDArray[np.float64]
 
 FASTEST_GB_PER_S = 20_000.0
-"""Bandwidth that stands for none measured: a time that does not grow with the bytes."""
+"""Bandwidth of a protocol whose time does not grow with the bytes, so that no bandwidth can be measured."""
 
 _ROUNDS = 30
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: an exchange of ``messages`` messages of ``nbytes`` bytes in all took ``us``."""
+    """One measurement: an exchange of ``messages`` messages, ``nbytes`` bytes in all, took ``us``."""
 
     nbytes: int
     run_bytes: int
@@ -32,22 +32,22 @@ class Sample:
 
 
 def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
-    """Return the constants that fit best, None if the samples leave one open.
+    """Return the constants with the best fit; None if the samples leave a constant undetermined.
 
-    Not collective. Minimises the sum of relative errors, by least squares with weights that are renewed from the
-    errors; so 5 us of 50 weigh as much as 0.5 of 5, and one stray measurement moves nothing. Constants are never
-    negative, and longer runs never slower: the unknowns are latency, time a message, time per byte of the
-    longest runs, and what each shorter length adds to it.
+    Not collective. Minimises the sum of relative errors, by least squares with weights that each round computes
+    from the errors. So an error of 5 us in 50 weighs as much as an error of 0.5 us in 5, and an outlier has little
+    influence. Constants are never negative, and longer runs are never slower: the unknowns are the latency, the time
+    per message, the time per byte of the longest runs, and for each shorter length the additional time per byte.
     """
     used = [sample for sample in samples if sample.us > 0 and math.isfinite(sample.us)]
     if not used:
         return None
     matrix = np.array([_row(sample) for sample in used])
-    # Unknowns of like size: bytes are many, messages few.
+    # Scale the unknowns to similar size: bytes are many, messages few.
     scale = np.abs(matrix).max(axis=0)
     measured = np.array([sample.us for sample in used])
     present = scale > 0
-    # Where all exchanges carry as many messages, their time cannot be told from the latency.
+    # If all exchanges have equally many messages, the time per message cannot be told from the latency.
     present[1] = np.ptp(matrix[:, 1]) > 0
     if not present[[0, *range(2, len(scale))]].all():
         return None
@@ -64,7 +64,7 @@ def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
 
 
 def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:
-    """Return the median relative error of a protocol's constants over some measurements."""
+    """Return the median relative error of a protocol's constants over some samples."""
     return float(
         np.median([abs(cost.us(s.nbytes, s.run_bytes, s.messages) / s.us - 1) for s in samples])
     )
@@ -76,10 +76,11 @@ def follow_siblings(
     before: Mapping[str, ProtocolCost],
     shared_gpu: bool,
 ) -> ProtocolCost | None:
-    """Guess the constants of a protocol that could not be measured, "path/protocol", from the others of its path.
+    """Guess the constants of a protocol that could not be measured, "path/protocol", from other protocols of its path.
 
-    They are those before, changed in the proportion in which its siblings' have changed; None where no sibling was
-    measured. Left alone, they would be compared with measured ones as if they were measured too.
+    The guess scales the protocol's constants in ``before`` by the mean change of the path's other protocols, from
+    ``before`` to ``fitted``. None if no other protocol of the path was measured. Without the guess, old constants would
+    be compared with new measurements as if they had been measured, too.
     """
     path, _, protocol = missing.partition("/")
     name = protocol_name(path, protocol, shared_gpu)
@@ -114,9 +115,9 @@ def _speed(i: int, cost: ProtocolCost) -> float:
 
 
 def _row(sample: Sample) -> list[float]:
-    """Return what each unknown contributes to a sample's time."""
+    """Return the factor of each unknown in a sample's time."""
     weights = run_weights(sample.run_bytes)
-    # What a length adds is paid by it and by all shorter ones.
+    # The additional time of a run length applies to that length and to all shorter lengths.
     paid = [sample.nbytes * sum(weights[: i + 1]) for i in range(len(RUN_BYTES))]
     return [1.0, float(max(sample.messages - 1, 0)), *paid]
 
@@ -149,7 +150,7 @@ def _non_negative(matrix: Floats, target: Floats) -> Floats:
             negative = free & (trial <= 0)
             if not negative.any():
                 break
-            # As far towards the trial as no unknown leaves the allowed side.
+            # Go towards the trial point, only so far that all unknowns stay non-negative.
             step = float(np.min(x[negative] / np.maximum(x[negative] - trial[negative], 1e-300)))
             x = x + step * (trial - x)
             free &= x > 1e-15

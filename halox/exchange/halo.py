@@ -26,9 +26,10 @@ def halo_draft(
 ) -> Draft:
     """Make the messages of a halo exchange of some fields: one per peer and direction, with all fields in it.
 
-    ``read`` has the arrays described, each with its layout; ``numbers`` and ``floats`` are those of `Draft`. "copy"
-    sends owned cells into the neighbours' halos. "add" is its adjoint: it sends halos, which are added to the owners'
-    cells and set to zero. With edges and corners, or without ``corners`` faces only.
+    ``read`` has the descriptions of the arrays, each with its layout; `Draft` explains ``numbers`` and ``floats``.
+    "copy" sends owned cells into the neighbours' halos. "add" is the adjoint operation: it sends halos, adds them to
+    the owners' cells and sets the sent halos to zero. With ``corners`` the regions include edges and corners, otherwise
+    only faces.
 
     Raises `FieldError` if a field is read-only, too narrow for its halo, or cannot be accumulated.
     """
@@ -36,14 +37,14 @@ def halo_draft(
     outgoing: list[_Ordered] = []
     incoming: list[_Ordered] = []
     for number, (found, layout) in enumerate(read):
-        # On a GPU one kernel moves everything at once, and to add is no longer right where cells travel twice.
+        # Slabs travel axis after axis, and corner cells repeatedly: a GPU moves everything at once, and sums go wrong.
         in_turn = corners and operation == "copy" and found.device is None
         in_turn = in_turn and not layout.spec.offsets
         for region in layout.slabs() if in_turn else layout.regions(corners):
             sent, received = region.send, region.recv
             if operation == "add":
                 sent, received = received, sent
-            # Both ends order their parts by the direction in which the sender sees the receiver.
+            # Both ends sort their parts by direction from the sender to the receiver.
             for box, sign, parts in ((sent, 1, outgoing), (received, -1, incoming)):
                 if box is not None:
                     datatype = (
@@ -69,9 +70,9 @@ def halo_draft(
 
 
 def _stepped(found: Described, box: Box, steps: Sequence[int]) -> Datatype:
-    """Return the cells of a box of an array that are steps apart, in C order.
+    """Return the datatype of a box with steps between its cells, in C order.
 
-    An axis of which every second index is taken is split in two: ``i`` becomes ``(i // 2, i % 2)``.
+    An axis with step 2 is split in two: index ``i`` becomes ``(i // 2, i % 2)``.
     """
     axes = []
     for extent, stride, start, size, step in zip(
@@ -87,14 +88,15 @@ def _stepped(found: Described, box: Box, steps: Sequence[int]) -> Datatype:
 _Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 _Ordered = tuple[_Place, int, int, Part]
-"""A part after its `_place`, its field and its peer."""
+"""A part, preceded by its `_place` and the numbers of its field and of its peer."""
 
 
 def _place(direction: tuple[int, ...]) -> _Place:
-    """Return a key that sorts into faces, edges and corners, each by the axes concerned; then by direction.
+    """Return a sort key: faces, then edges, then corners; then by the axes concerned, then by direction.
 
-    Contributions to the same cells must be added in turn. Opposite faces seldom share a cell, nor do edges along
-    one axis, or corners: in this order a GPU needs the fewest launches. Slabs of the first axis come first.
+    Contributions to the same cells must be added in sequence. Opposite faces seldom share a cell, and neither
+    do edges along one axis, or corners; in this order a GPU needs the fewest launches. Slabs of the first axis are
+    first.
     """
     axes = tuple([-abs(d) for d in direction])
     return -sum(axes), axes, direction

@@ -1,4 +1,4 @@
-"""Collective plan construction: both ends of every message are compared, and its route is chosen."""
+"""Collective plan construction: compares both ends of every message, and chooses each message's route."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from halox.runtime.world import World, raise_together
 _MAKING = "the making of a plan"
 
 Routes = dict[Key, tuple[Route, EndpointInfo]]
-"""For each message its route and the description of its other end."""
+"""For each message its route, and the description of its other end."""
 
 
 @dataclass(frozen=True)
 class _Said:
-    """A rank's part of the agreement on a plan, beside that on single messages; see `Draft` for the rest."""
+    """A rank's input to the agreement on a plan, except for its single messages; `Draft` explains the other fields."""
 
-    wish: str | None  # path asked for
+    wish: str | None  # requested path
     on_gpu: bool
     sends: Counter[int]  # messages to each rank
     receives: Counter[int]
     operation: Operation
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
-    closed: tuple[int, ...]  # plans that it has closed, and others may not have
-    plans: int  # number of the last plan that it has made on these ranks
+    closed: tuple[int, ...]  # plans that this rank has closed, and other ranks perhaps not
+    plans: int  # number of the last plan that this rank has made on these ranks
     floats: bool
 
 
@@ -62,27 +62,28 @@ def make_plan(
     leave_sms: bool = False,
     call: str = "start of a plan",
 ) -> Plan:
-    """Make a plan with the other ranks; collective. Arrays on a GPU are made idle.
+    """Make a plan, collectively with all ranks. Waits until the GPU of the arrays is idle.
 
-    ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive; else
-    its owner must drop it with them. ``path`` is the one that messages to other ranks must take, by default that of
-    HALOX_PATH, or else the fastest; ``leave_sms``, the same on all ranks, prefers paths that leave a GPU's
-    multiprocessors alone. Runs of the plan are counted as the collective call ``call``.
+    ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive;
+    otherwise the owner of the plan must drop the plan together with the arrays. ``path`` is the path of all messages to
+    other ranks, by default the value of HALOX_PATH, or else the fastest path. ``leave_sms``, the same on all ranks,
+    prefers paths that do not use a GPU's multiprocessors. The collective-call check counts runs of the plan as
+    ``call``.
 
-    Raises on all ranks a `PathError` if that path cannot be taken, a `HaloxError` if any of them cannot make its part
-    or two ends of a message do not match.
+    Raises on all ranks a `PathError` if the requested path cannot be taken, and a `HaloxError` if any rank cannot make
+    its part or the two ends of a message do not match.
     """
     world = context.world
     (drafted, arrays), said = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
-    # One more than any rank has reached: ranks whose calls differed may have begun other plans.
+    # Above every rank's number: ranks whose calls differed may have begun different plans.
     number = world.ranks.plans = 1 + max(one.plans for one in said)
     _check_alike(said)
     _check_counts(said)
     if context.device_arena is not None:
-        # All ranks' GPUs have been idle since the first of them came here.
+        # The GPUs of all ranks were idle before the first rank returned from `prepare`.
         context.device_arena.reclaim()
     context.leftovers.reclaim([one.closed for one in said])
-    # Results for other arrays of the layout cannot depend on the addresses of these.
+    # A plan for any arrays of the layouts must not depend on the addresses of these arrays.
     floats = all(one.floats for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
@@ -103,7 +104,7 @@ def make_plan(
         world.check_open,
         partial(context.leftovers.add, number),
         Timer(world, drafted.device, channels),
-        # A run that is a launch and no more is not counted, on any rank.
+        # A run without host work is only a launch, and no rank counts it.
         world.ticker(call, number) if needs_host else None,
         guard=world.guard,
     )
@@ -115,7 +116,10 @@ def make_plan(
 def _prepared(
     context: Context, draft: Callable[[], Draft], path: str | None
 ) -> tuple[tuple[Draft, Borrowed], _Said]:
-    """Return this rank's draft, its arrays borrowed, and what the other ranks must know of it; the GPU is idle then."""
+    """Return this rank's draft, its arrays in the form that paths use, and its input to the agreement.
+
+    The GPU is idle on return.
+    """
     wish = wished_path(path)
     drafted = draft()
     arrays = checked(drafted)
@@ -145,7 +149,7 @@ def _prepared(
 
 
 def _chooser(context: Context, said: Sequence[_Said], *, leave_sms: bool) -> Callable[..., Route]:
-    """Return `choose_route` with the inputs that all messages share; collective if any rank's arrays are on a GPU."""
+    """Return `choose_route` with the inputs common to all messages; collective if any rank's arrays are on a GPU."""
     on_gpu = any(one.on_gpu for one in said)
     topology = context.find_gpus() if on_gpu else None
     costs = context.once(costs_of) if on_gpu else Costs.default()
@@ -167,7 +171,7 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
 
 
 def _check_alike(said: Sequence[_Said]) -> None:
-    """Compare what does not belong to single messages; raises on all ranks alike."""
+    """Compare the inputs that concern no single message; raises the same error on all ranks."""
     wishes = [one.wish for one in said]
     if len(set(wishes)) > 1:
         raise MismatchError(
@@ -195,7 +199,7 @@ def _check_alike(said: Sequence[_Said]) -> None:
 
 
 def _check_counts(said: Sequence[_Said]) -> None:
-    """Compare numbers of messages between every two ranks, so that no step can deadlock; raises on all alike."""
+    """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
     errors: list[tuple[int, type[Exception], str]] = []
     for rank, one in enumerate(said):
         for peer, other in enumerate(said):
@@ -215,7 +219,7 @@ def _choose_routes(
 ) -> tuple[Routes, HaloxError | None]:
     """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route.
 
-    An error of a message is returned, for the ranks to agree on.
+    An error of a message is returned, so that the ranks can agree on it.
     """
     records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
     for (direction, peer, tag), end in ends.items():
@@ -245,7 +249,7 @@ def _choose_routes(
 def _build_channels(build: Build, error: HaloxError | None) -> tuple[list[Carried], bool, bool]:
     """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
 
-    Returned with whether some channel of any rank needs the host, and whether all can work on other arrays.
+    Returns also whether any channel of any rank needs the host, and whether all channels can move to other arrays.
     """
     world = build.world
     routes = [route for route, _ in build.routes.values()] if error is None else []

@@ -1,4 +1,4 @@
-"""Times of exchanges as their ranks see them: many in a row, the slowest rank's, the median of some rows."""
+"""Measured times of exchanges: many exchanges in a row, the slowest rank's time, the median of several rows."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from halox.runtime.world import World
 from halox.values import as_int, shown
 
 ROWS = 5
-"""Rows of exchanges, of which the median counts."""
+"""Rows of exchanges; the result is their median."""
 
 MOST_REPEATS = 1_000_000
-"""Exchanges in a row at most, which take minutes."""
+"""Most exchanges in a row; they take minutes."""
 
 _MEASURING = "the measuring of a plan"
 
 
 class Timer:
-    """Measures the channels of a plan apart."""
+    """Measures each channel of a plan separately."""
 
     def __init__(self, world: World, device: int | None, carried: Sequence[Carried]) -> None:
         self._world, self._device = world, device
-        # Not the channels: the plan lets go of them when it is closed.
+        # Without the channels themselves: the plan drops them when it is closed.
         self._messages = [(one.name, one.messages) for one in carried]
 
     def check(self, repeats: object) -> int:
-        """Return the number of exchanges; raise on all ranks unless all ask for the same; collective."""
+        """Return the number of exchanges; raise on all ranks unless all ranks ask for the same; collective."""
         self._world.begin("measure")
         wrong = None
         number = as_int(repeats)
@@ -44,10 +44,10 @@ class Timer:
         return asked[0]
 
     def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
-        """Return for each message the microseconds of an exchange of the channel that carries it.
+        """Return, for each message, the microseconds of an exchange of the channel that carries it.
 
-        Collective; the arrays' contents are exchanged. One channel after the other, in an order that all ranks
-        know, since a rank may have some that others have not.
+        Collective; the exchanges move the arrays' contents. The channels are measured in sequence. All ranks
+        use the same order of names, since a rank may lack channels that other ranks have.
         """
         mine = dict(zip((name for name, _ in self._messages), channels, strict=True))
         us = {
@@ -64,10 +64,11 @@ def exchange_us(
     device: int | None = None,
     rows: int = ROWS,
 ) -> float:
-    """Return the microseconds of one exchange among many, of the slowest rank, the same on all ranks.
+    """Return the microseconds of one exchange among many, on the slowest rank; the same on all ranks.
 
-    ``repeats`` exchanges in a row are timed, on a GPU until the stream is empty, in several rows after a barrier each,
-    of which the median counts. A rank without a part in it gives None for the channel, or the call.
+    The time of ``repeats`` exchanges in a row is measured, on a GPU until the stream is empty. Each of the ``rows``
+    rows starts after a barrier, and the median counts. A rank that takes no part gives None for the channel or the
+    call.
 
     Collective over the world.
     """
@@ -88,7 +89,7 @@ def exchange_us(
             cupy().cuda.get_current_stream().synchronize()
         return (time.perf_counter() - begin) / times * 1e6
 
-    run(1)  # what is done at a first call only
+    run(1)  # the first call does additional work
     mine = np.zeros(rows)
     for row in range(rows):
         world.gather(None, _MEASURING)

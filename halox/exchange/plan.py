@@ -1,4 +1,4 @@
-"""The persistent plan of an exchange: started and finished every step."""
+"""Persistent plan of an exchange, started and finished in every step."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from halox.runtime.call_guard import CallGuard, Unique
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
-]  # or an array of ctypes, which NumPy takes as well
+]  # or a function that returns an array of ctypes, which NumPy accepts, too
 
-# The first is false: a call looks at the state and at the guard's user alike.
+# _READY must be 0: a call tests the state and the guard's user together.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
 _MOST_BOUND = 32
 
 Bound: TypeAlias = list[object] | tuple[object, ...]
-"""Views of arrays for each movable channel of a plan; or the arrays themselves, for one call."""
+"""For each movable channel of a plan its views of other arrays; or, as a tuple, the arrays of one call."""
 
 
 LetGo: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
-"""Takes over from a closed plan channels to free, and arrays to keep, which other ranks may still reach."""
+"""Takes from a closed plan the channels to free, and the arrays to keep while other ranks may still access them."""
 
 
 class _Life:
-    """State of a plan, and the arrays that must live while it is under way; its finalizer has them too."""
+    """State of a plan, and the arrays that must live during an exchange; shared with the plan's finalizer."""
 
     __slots__ = ("arrays", "state", "watched")
 
@@ -46,7 +46,7 @@ class _Life:
         self.watched: tuple[weakref.ref[object], ...] = ()
 
     def fail(self) -> None:
-        """Keep the arrays alive, since peers may still come to them."""
+        """Keep the arrays alive, since peers may still access them."""
         if not self.arrays:
             self.arrays = tuple(found for ref in self.watched if (found := ref()) is not None)
 
@@ -54,35 +54,35 @@ class _Life:
 class Plan(Unique):
     """An exchange ready to run: ``plan()``, or ``plan.start()`` and ``plan.finish()`` around other work.
 
-    Made by `Grid.plan`, `Transpose.plan` and `Exchange`. Between `start` and `finish` the cells that are sent must not
-    be written and the halos must not be touched.
+    Made by `Grid.plan`, `Transpose.plan` and `Exchange`. Between `start` and `finish` do not write the cells that
+    are sent, and do not touch the halos.
 
     Attributes
     ----------
     bytes_sent : int
         Payload that this rank sends to other ranks in one exchange.
     messages_sent : int
-        Number of its messages to other ranks.
+        Number of messages that this rank sends to other ranks in one exchange.
 
     Notes
     -----
     Every rank that made the plan must call it. The plan keeps its arrays alive.
 
-    Several plans may be under way at once; every rank may start and finish them in an order of its own (on the nccl
-    path all ranks must start them in the same order, or a later call raises `MismatchError`). But `finish` may wait for
-    the neighbours' `finish` as well, where they read this rank's cells in place (``explain`` says "direct"): between
-    `start` and `finish` a rank must not wait for what a neighbour does only after its `finish`, such as a reduction or
-    a message of the caller's own.
+    Several plans may be under way at once, and each rank may start and finish them in any order. (On the nccl path all
+    ranks must start them in the same order, or a later call raises `MismatchError`.) But `finish` may also wait for the
+    neighbours' `finish`, if the neighbours read this rank's cells in place (``explain`` says "direct"). So between
+    `start` and `finish` a rank must not wait for anything that a neighbour does only after its `finish`, such as a
+    reduction or a message of the caller's program.
 
-    A plan that is closed or dropped between `start` and `finish`, or after an exchange has failed, ends on this rank
-    alone: messages on their way come to memory that is kept for them, and neighbours can finish theirs.
+    When a plan is closed or dropped between `start` and `finish`, or after an exchange has failed, it ends on this rank
+    alone: halox keeps memory for the messages still under way, and neighbours can finish their exchanges.
 
-    On a GPU an exchange comes after what CuPy's current stream holds at the call, and what is put on that stream
-    later comes after the exchange. Calls on changing streams run one after the other; nothing else orders streams.
-    On the peer, nccl and local paths a call returns at once. On these, and on scatter_gather/copy_engine where the
-    driver allows, it can be captured in a CUDA graph and replayed: make the plan before the capture, make as many
-    exchanges on all ranks, and never replay on two streams at once. On the other paths the host takes part, and a
-    capture is refused before anything is put on the stream.
+    On a GPU an exchange runs after the work that CuPy's current stream holds at the call, and before the work that is
+    put on that stream later. Calls on changing streams run in sequence; nothing else orders streams. On the
+    peer, nccl and local paths a call returns at once. On these paths, and on scatter_gather/copy_engine where the
+    driver allows it, a call can be captured in a CUDA graph and replayed: make the plan before the capture, make
+    equally many exchanges on all ranks, and never replay on two streams at once. On the other paths the host takes part
+    in an exchange, and a call under capture is refused before anything is put on the stream.
     """
 
     def __init__(
@@ -100,20 +100,20 @@ class Plan(Unique):
         self._channels = tuple(channels)
         self._life = _Life()
         release = partial(_close, self._channels, self._life, let_go)
-        # Not at exit, when MPI and CUDA may be gone.
+        # Not at exit, when MPI and CUDA may already be finalized.
         self._collected = weakref.finalize(self, guard.outside, release)
         self._collected.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         counted = () if tick is None else (tick,)
-        # Steps of channels that do nothing in them are left out.
+        # Leave out steps of channels that do nothing in them.
         starts = [c for c in channels if type(c).start is not Channel.start]
         self._starts = (*counted, *(channel.start for channel in starts))
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
         self._steps = (*counted, *map(_run_of, starts), *self._finishes)
         self._movable = tuple(channel for channel in channels if channel.is_movable)
-        # Of each array: the number of bytes before its first element, and what finds all by their address.
+        # Of each array: the number of bytes before its first element, and the function that maps memory at an address.
         self._spans: list[tuple[int, _MemoryAt]] = []
-        # Views by the addresses of the arrays: of memory in use, and of some that may come again.
+        # Views by the addresses of the arrays: of memory in use, and of memory that may be used again.
         self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
         self.floats = False
@@ -128,7 +128,7 @@ class Plan(Unique):
 
     def __call__(self, _bound: Bound | None = None) -> None:
         """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`."""
-        # The same as `_advance`, without the time of another call.
+        # The same code as `_advance`, to save the time of another call.
         guard, life = self._guard, self._life
         if life.state or guard.user:
             self._refuse(_READY, "called between start() and finish(); call finish() first")
@@ -136,7 +136,7 @@ class Plan(Unique):
         if self._checks:
             self._check(_READY)
         try:
-            if _bound is not self.bound:  # not before: another thread may be inside until then
+            if _bound is not self.bound:  # not earlier: until here another thread may be inside
                 if type(_bound) is tuple:
                     for channel in self._movable:
                         channel.lent = _bound
@@ -150,12 +150,12 @@ class Plan(Unique):
         guard.user, life.state = 0, _READY
 
     def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
-        """Keep the plan's arrays alive: always, or only from a failure on."""
+        """Keep the plan's arrays alive: always, or only after a failure."""
         if alive:
             self.arrays = tuple(arrays)
         watched = []
         for array in arrays:
-            with suppress(TypeError):  # arrays of other libraries may take no weak references
+            with suppress(TypeError):  # arrays of other libraries may not support weak references
                 watched.append(weakref.ref(owner(array)))
         self._life.watched = tuple(watched)
 
@@ -167,13 +167,13 @@ class Plan(Unique):
         self.bound = bound
 
     def accepts(self, arrays: tuple[object, ...]) -> bool:
-        """Whether the plan can be called with arrays that are like these but for their addresses."""
+        """Whether the plan can be called with arrays that differ from these only in their addresses."""
         return all([channel.accepts(arrays) for channel in self._movable])
 
     def views(self, described: Sequence[Described]) -> Bound | None:
-        """Return views of other arrays for a call; None if these must not be exchanged together.
+        """Return views of other arrays for a call; None if the plan must not exchange these arrays together.
 
-        Views know addresses only, so that they are good for every array of the layout that lives there at the call.
+        Views know only addresses, so that they serve every array of the layout at that address.
         """
         places = tuple([found.pointer for found in described])
         bound = self._bounds.get(places)
@@ -209,38 +209,38 @@ class Plan(Unique):
         Raises
         ------
         StateError
-            If the last one was not finished, or has failed; if the current stream is being captured, and a path
-            of the plan cannot be; if another thread is inside a call of this plan, or of its grid.
+            If the last exchange was not finished, or has failed; if the current stream is being captured, and a path
+            of the plan cannot be captured; if another thread is inside a call of this plan, or of its grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
-            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds; on the peer and nccl paths, if one did not
-            come to an earlier exchange. What was received in that and since is not valid.
+            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds; on the peer and nccl paths,
+            if a neighbour missed an earlier exchange. Values received in that exchange and since are not valid.
         MismatchError
-            On the nccl path, if ranks have started plans in different orders before.
+            On the nccl path, if ranks have earlier started plans in different orders.
 
         Notes
         -----
-        On the peer path the exchange runs on a stream of its own, of high priority, beside what is put on the
-        current stream until `finish`. On the other paths of a GPU the packing goes to the current stream.
+        On the peer path the exchange runs on a separate stream of high priority, concurrently with work that is put on
+        the current stream until `finish`. On the other paths of a GPU the packing kernels run on the current stream.
         """
         misuse = "start() was called twice; call finish() between two starts"
         self._advance((_READY, _STARTED), self._starts, misuse)
-        # What neighbours may still read or write lives on, even if this rank lets go of the plan.
+        # Neighbours may still read or write the arrays, even if this rank drops the plan.
         self._life.arrays = self.arrays
 
     def finish(self) -> None:
-        """End the exchange: the halos hold the neighbours' values, on a GPU for what is put on the current stream now.
+        """End the exchange: the halos hold the neighbours' values, on a GPU for work put on the current stream later.
 
         Raises
         ------
         StateError
-            If it was not started, or has failed; if the current stream is being captured, and a path of the plan
-            cannot be; if another thread is inside a call of this plan, or of its grid.
+            If no exchange was started, or it has failed; if the current stream is being captured, and a path of the
+            plan cannot be captured; if another thread is inside a call of this plan, or of its grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
-            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
+            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
         """
         misuse = "finish() was called without start(); call start() first"
         self._advance((_STARTED, _READY), self._finishes, misuse)
@@ -249,7 +249,7 @@ class Plan(Unique):
     def _advance(
         self, states: tuple[int, int], steps: Sequence[Callable[[], object]], misuse: str
     ) -> None:
-        """Take steps that lead from one state to another; no other thread comes in, and an error counts as failed."""
+        """Run the steps between two states; keeps other threads out, and marks the plan as failed on an error."""
         before, after = states
         guard, life = self._guard, self._life
         if life.state != before or guard.user:
@@ -266,7 +266,7 @@ class Plan(Unique):
         guard.user, life.state = 0, after
 
     def _fail(self, error: BaseException) -> None:
-        """Let the exchange count as failed, and keep the arrays alive, since peers may still come to them."""
+        """Mark the exchange as failed, and keep the arrays alive, since peers may still access them."""
         life = self._life
         life.state, life.arrays = _FAILED, self.arrays
         life.fail()
@@ -274,7 +274,7 @@ class Plan(Unique):
         self._guard.leave(error)
 
     def _check(self, before: int) -> None:
-        """Let the channels refuse, as if nothing had been called."""
+        """Let the channels refuse the exchange; the state is then the same as before the call."""
         try:
             for check in self._checks:
                 check()
@@ -283,7 +283,7 @@ class Plan(Unique):
             raise
 
     def _refuse(self, before: int, misuse: str) -> NoReturn:
-        """Raise the reason why a call that needs a state cannot be made now."""
+        """Raise the reason why the call is not allowed in this state."""
         self._check_open()
         if self._life.state == _RUNNING:
             raise StateError(
@@ -301,7 +301,7 @@ class Plan(Unique):
 
         Notes
         -----
-        Not collective. Predicted times are there for arrays on a GPU, measured ones after `measure`.
+        Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`.
         """
         return self._report
 
@@ -311,29 +311,30 @@ class Plan(Unique):
         Parameters
         ----------
         repeats : int
-            Exchanges in a row between two looks at the clock; the same on all ranks.
+            Exchanges in a row between two readings of the clock; the same on all ranks.
 
         Returns
         -------
         Report
-            That of `explain`, here and from now on. A message's measured time is that of all messages which go its
-            path together, both ways, on the slowest rank.
+            The report that `explain` returns from now on. The measured time of a message is the time of all messages
+            that take its path together, in both directions, on the slowest rank.
 
         Raises
         ------
         HaloxError
-            On all ranks, if ``repeats`` is no number of exchanges, or differs between ranks.
+            On all ranks, if ``repeats`` is not a valid number of exchanges, or differs between ranks.
         StateError
             If the last exchange was not finished, or has failed; if another thread is inside a call of the same grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
-            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
+            If a neighbour does not make the matching call within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
-        Collective. Waits for the current stream, so that it cannot be captured. The arrays' contents are exchanged
-        as in normal calls, some hundred times: cells that are received and sent on travel on each time.
+        Collective. Waits for the current stream, so that the call cannot be captured. Each of the some hundred
+        exchanges moves the arrays' contents like a normal call: if received cells are also sent, their values move one
+        rank further each time.
         """
         self._check_open()
         if self._timer is None:
@@ -352,7 +353,7 @@ class Plan(Unique):
     def close(self) -> None:
         """Release buffers and requests; local, and harmless when repeated.
 
-        What other ranks may still reach is released when they have closed the plan too.
+        Memory that other ranks may still access is released when these ranks have closed the plan, too.
 
         Raises
         ------
@@ -370,7 +371,7 @@ class Plan(Unique):
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:
-        """Return what it moves, and its state."""
+        """Return the plan's arrays, message counts and state."""
         return f"<halox.Plan of {self._summary()}>"
 
     def _repr_html_(self) -> str:
@@ -389,7 +390,7 @@ class Plan(Unique):
 
 
 def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
-    # What was made first is what the others stand on.
+    # Later channels may depend on earlier channels.
     backwards = channels[::-1]
     for channel in backwards:
         channel.close()

@@ -22,7 +22,7 @@ class Row:
     Attributes
     ----------
     peer : int
-        The other rank.
+        Rank of the peer.
     direction : {"send", "receive"}
         Direction, seen from this rank.
     nbytes : int
@@ -30,7 +30,7 @@ class Row:
     parts : int
         Datatypes in the message.
     blocks : int
-        Contiguous blocks in all of them.
+        Contiguous blocks in all datatypes together.
     block_bytes : int
         Mean length of a block.
     path : str
@@ -44,9 +44,9 @@ class Row:
     predicted_us : float or None
         Prediction of the cost model for an exchange of this message alone; None for paths without a model.
     measured_us : float or None
-        Time of an exchange of all messages that travel with this one, both ways; see `Plan.measure`.
+        Time of an exchange of all messages that travel together with this one, in both directions; see `Plan.measure`.
     why_not : mapping of str to str
-        For each path that cannot be taken, why.
+        For each path that cannot be taken, the reason.
     """
 
     peer: int
@@ -65,7 +65,7 @@ class Row:
 
     @classmethod
     def of(cls, message: Message, route: Route) -> Row:
-        """Describe a message, its route, and why other paths cannot be taken."""
+        """Describe a message, its route, and the reasons why other paths cannot be taken."""
         return cls(
             message.peer,
             message.direction,
@@ -83,18 +83,18 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """Direction, peer and tag, as of its message."""
+        """Direction, peer and tag, equal to `Message.key`."""
         return self.direction, self.peer, self.tag
 
 
 @dataclass(frozen=True)
 class Report:
-    """All messages of one rank's plan; ``print`` it, or take ``rows`` or ``as_dict()``.
+    """All messages of one rank's plan; ``print`` the report, or use ``rows`` or ``as_dict()``.
 
     Attributes
     ----------
     rank : int
-        Number of the rank.
+        Rank of this process.
     operation : {"exchange", "accumulation"}
         Operation of the plan.
     arrays : tuple of str
@@ -124,7 +124,7 @@ class Report:
         return f"rank {self.rank}: {self.operation} of {', '.join(self.arrays) or 'nothing'}"
 
     def _lines(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table, a line a message."""
+        """Return the cells of the table, one line per message."""
         return [
             (
                 str(row.peer),
@@ -150,7 +150,7 @@ class Report:
         return html_table(self._title, _HEAD, self._lines())
 
     def __str__(self) -> str:
-        """Return a table with a line a message."""
+        """Return a table with one line per message."""
         lines = self._lines()
         body = text_table([_HEAD, *lines], {1, 6, 9}) if lines else ["no messages: no neighbour"]
         if any(row.measured_us is not None for row in self.rows):

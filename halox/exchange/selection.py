@@ -1,4 +1,4 @@
-"""Selection of the path of a message, alike on both of its ends: over the registry, by the cost model."""
+"""Selection of a message's path, identical on both ends: candidates from the registry, compared by the cost model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from halox.values import shown
 
 
 def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
-    """Whether a field should be in shared memory, for neighbours to read it in place.
+    """Whether a field should be in shared memory, so that neighbours can read it in place.
 
-    Decided alike on all ranks, from what they all know.
+    Depends only on values that all ranks know, so that all ranks get the same answer.
     """
     return any(path.wants_shared_fields(layout, itemsize) for path in PATHS.values())
 
 
 def wished_path(path: str | None) -> str | None:
-    """Return the path that is asked for: the argument's, or else HALOX_PATH's; None for the fastest.
+    """Return the requested path: the argument, or else HALOX_PATH; None for the fastest path.
 
-    Raises `PathError` if there is no path, or no protocol of it, of that name, also where the other one of the two
-    counts; `HaloxError` if an environment variable of a path is none of its values, also where no rank has a GPU.
+    Both ``path`` and HALOX_PATH are validated: raises `PathError` if a path or protocol does not exist, and
+    `HaloxError` if an environment variable of a path has an invalid value, even if no rank has a GPU.
     """
     paths = {name: one for name, one in PATHS.items() if not one.to_self}
     for one in paths.values():
@@ -63,7 +63,7 @@ def describe_end(
     floats: bool = False,
     is_one_way: bool = False,
 ) -> EndpointInfo:
-    """Return this rank's description of its end of a message; `Path.describe` says what ``floats`` is."""
+    """Return this rank's description of its end of a message; `Path.describe` explains ``floats``."""
     world = context.world
     paths: dict[str, object] = {}
     on_host = arrays[message.parts[0].array].device is None
@@ -97,7 +97,7 @@ def choose_route(
 ) -> Route:
     """Choose the path of one message; both ends call this with the same arguments.
 
-    ``wish`` is the path, or "path/protocol", that was asked for: a `PathError` says why it cannot be taken.
+    ``wish`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the reason.
     """
     ends = MessageEnds(sender, receiver, selection)
     possible, impossible = candidates(ends, to_self=to_self)
@@ -134,7 +134,7 @@ def choose_route(
 def candidates(
     ends: MessageEnds, *, to_self: bool = False
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the protocols by which a message can travel, at least one, and for every other path why it cannot."""
+    """Return the protocols by which a message can travel, at least one, and for every other path the reason why not."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
     for name, path in PATHS.items():

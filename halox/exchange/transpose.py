@@ -1,13 +1,14 @@
 """Transposes of fields between two decompositions, as messages between the ranks.
 
-Packed bytes must come in one order at both ends, whatever the strides of either array. Each end walks the same axes in
-the same order, the slowest first, each with its own strides::
+Packed bytes must have the same order at both ends, independent of the strides of the arrays. Each end walks the same
+axes in the same order, the slowest first, with the strides of its array::
 
     u of grid_a, axes (x, y, z)       walk: x, y, z       packed:  x slowest, z fastest
-    v of grid_b, axes (y, z, x)       walk: x, y, z       the same, through other strides
+    v of grid_b, axes (y, z, x)       walk: x, y, z       the same, by the strides of v
 
-Any order is right; the memory order of the axes of ``u`` gives ``u`` its longest runs, and ``v`` too where its memory
-has the same order. All ranks take rank 0's, since an array of another rank may have other strides.
+Any order of axes is correct. The memory order of ``u`` gives ``u`` its longest runs, and also gives ``v`` its longest
+runs if its memory has the same order. All ranks use rank 0's order, since an array of another rank may have other
+strides.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ class Side:
     """One end of a transpose on this rank."""
 
     array: object
-    overlaps: tuple[Overlap, ...]  # its boxes, and which rank's array holds the same cells
-    axes: tuple[int, ...]  # in the order that both ends have in common
+    overlaps: tuple[Overlap, ...]  # its boxes, each with the rank whose array holds the same cells
+    axes: tuple[int, ...]  # in the order that both ends use
 
 
 def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the order in which some axes are in memory, the slowest first, as indices into ``axes``."""
+    """Return the memory order of some axes, the slowest first, as indices into ``axes``."""
     return tuple(sorted(range(len(axes)), key=lambda i: -abs(found.strides[axes[i]])))
 
 
 def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:
-    """Make the messages that carry the cells of one array to those that hold them at the other end.
+    """Make the messages from the cells of one array to the same cells of a second array.
 
-    ``walk`` is the order in which the axes in common are packed, the slowest first; the same on all ranks.
+    ``walk`` is the packing order of the common axes, the slowest first; the same on all ranks.
     """
     described = describe(source.array), describe(target.array)
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 _MOST_WORK, _BLOCKS = 1 << 14, 1 << 8
-"""Pairs of messages that are compared for bytes in common, and blocks of irregular ones that take as long as a pair: a
-tenth of a second in all."""
+"""Limits of the check for shared bytes: pairs of messages compared, and blocks of irregular messages that cost as much
+as one pair. The check takes a tenth of a second at most."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Send:
     Parameters
     ----------
     array : numpy.ndarray or array on a GPU
-        Displacements of the datatype count bytes of memory from its element [0, ..., 0]. In a view with memory between
-        its elements (``A[:, 1]``) the items may touch its own elements only: describe these by
-        `halox.datatypes.slab`, or by a vector with the view's stride.
+        Displacements of the datatype count bytes from element [0, ..., 0]. In a view with memory between its elements
+        (``A[:, 1]``) the items may touch only elements of the view: describe them by `halox.datatypes.slab`, or by a
+        vector with the view's stride.
     datatype : Datatype or dtype
     dest : int
         Rank in the exchange's communicator; may be this rank.
     count : int
         Consecutive items, 0 or more.
     tag : int
-        Tells several messages between two ranks apart.
+        Distinguishes messages between the same two ranks.
     """
 
     array: object
@@ -65,7 +65,8 @@ class Send:
 class Recv:
     """``count`` items of ``datatype``, at the first element of ``array``, from rank ``source``.
 
-    The type may differ from the sender's if its signature is the same. Parameters as of `Send`.
+    The type may differ from the sender's type if both have the same signature. The parameters are the same as for
+    `Send`.
     """
 
     array: object
@@ -82,27 +83,28 @@ class Exchange(Closing):
     ----------
     sends : sequence of Send
     receives : sequence of Recv
-        Those with the same peer and tag travel as one message, matched in the order given.
+        Receives (and sends) with the same peer and tag travel as one message, matched in the order given.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks; ``MPI.COMM_WORLD`` by default.
     path : str, optional
-        The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
-        HALOX_PATH, or else the fastest.
+        Data path of all messages to other ranks, as listed by ``halox info``; by default the value of HALOX_PATH, or
+        else the fastest path.
 
     Raises
     ------
     MismatchError
         On all ranks, if a send has no receive or their signatures differ.
     DatatypeError, FieldError
-        On all ranks, if a datatype reaches outside its array, or between the elements of a view, an array does not
-        fit, or a receive writes bytes of another receive or of a send.
+        On all ranks, if a datatype accesses bytes outside its array or between the elements of a view, if an array is
+        unsuitable, or if a receive writes bytes of another receive or of a send.
     PathError
-        On all ranks, if the path asked for cannot be taken; says why.
+        On all ranks, if the requested path cannot be taken; the text gives the reason.
 
     Notes
     -----
-    Collective over ``comm``, and so is `close`. Call it, or `start` and `finish` it, on all ranks. Streams and CUDA
-    graphs: as of `Plan`. The arrays of a rank are all NumPy arrays or all on one GPU; those of two ranks may differ.
+    The constructor and `close` are collective over ``comm``. Call the exchange, or `start` and `finish` it, on all
+    ranks. Streams and CUDA graphs: see `Plan`. The arrays of one rank are all NumPy arrays or all on one GPU; different
+    ranks may differ in this.
 
     Examples
     --------
@@ -141,7 +143,7 @@ class Exchange(Closing):
             raise
 
     def __call__(self) -> None:
-        """Run the exchange once, with the errors of `Plan.start` and `Plan.finish`."""
+        """Run the exchange once; raises the errors of `Plan.start` and `Plan.finish`."""
         self._plan()
 
     def start(self) -> None:
@@ -149,11 +151,11 @@ class Exchange(Closing):
         self._plan.start()
 
     def finish(self) -> None:
-        """End it; see `Plan.finish`."""
+        """End an exchange; see `Plan.finish`."""
         self._plan.finish()
 
     def explain(self) -> Report:
-        """Return, for each message, its path and why."""
+        """Return, for each message, its path and the reason for it."""
         return self._plan.explain()
 
     def measure(self, repeats: int = 20) -> Report:
@@ -166,7 +168,7 @@ class Exchange(Closing):
         self._context.close()
 
     def __repr__(self) -> str:
-        """Return what it moves, and its state."""
+        """Return the arrays, message counts and state of the exchange."""
         return f"<halox.Exchange of {self._plan._summary()}>"
 
     def _repr_html_(self) -> str:
@@ -175,7 +177,7 @@ class Exchange(Closing):
 
 
 def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:
-    """Return the messages that a user lists, all of one kind."""
+    """Return the listed messages as a tuple; raises `FieldError` unless all are of one kind."""
     items = as_list(given)
     if items is None:
         raise FieldError(f"{name} must be a sequence of halox.{kind.__name__}, got {shown(given)}")
@@ -190,13 +192,13 @@ class _Touched(NamedTuple):
 
     low: int
     high: int
-    origin: int  # address that the layout counts from
+    origin: int  # address from which the layout counts offsets
     layout: Layout
     name: str
     is_written: bool
 
     def meets(self, other: _Touched) -> bool:
-        """Whether some byte is touched by both; False where that is too hard to tell."""
+        """Whether both messages touch some byte; False where the answer would take too long."""
         one, two = self.layout.strided, other.layout.strided
         if one is not None and two is not None:
             shells = (
@@ -214,7 +216,8 @@ class _Touched(NamedTuple):
         mine = self.layout.block_list()
         theirs = other.layout.block_list().shifted(other.origin - self.origin)
         order = np.argsort(mine.offsets)
-        # The furthest end up to each of my blocks in order; for each of theirs, how many of mine begin before it ends.
+        # Running maximum of the ends of my blocks, in order; and for each block of ``other`` the number of mine that
+        # begin before its end.
         ends = np.maximum.accumulate((mine.offsets + mine.lengths)[order])
         begun = np.searchsorted(mine.offsets[order], theirs.offsets + theirs.lengths)
         return bool(((begun > 0) & (ends[begun - 1] > theirs.offsets)).any())

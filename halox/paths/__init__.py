@@ -1,7 +1,7 @@
 """The data paths, each one object behind one interface: `halox.paths.base`.
 
-`PATHS` has them by name, in the order in which a plan starts and finishes their channels: first those whose kernels
-wait for other ranks, so that what the others do on the host can go on meanwhile.
+`PATHS` has them by name, in the order in which a plan starts and finishes their channels. Paths whose kernels wait for
+other ranks are first, so that the host work of the remaining paths overlaps with these waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATHS: dict[str, Path] = {}
 
 
 def register(path: Path) -> None:
-    """Add a path, as the last; one of the same name is replaced."""
+    """Add a path at the end; it replaces a path of the same name."""
     PATHS[path.name] = path
 
 
@@ -35,7 +35,7 @@ register(ScatterGatherPath())
 
 
 def canonical(name: str) -> str:
-    """Return a name "path" or "path/protocol" with today's name of the protocol, or unchanged if there is none."""
+    """Return "path" or "path/protocol" with the protocol's current name, or unchanged if there is no such protocol."""
     path, _, protocol = name.partition("/")
     found = PATHS[path].protocol(protocol) if path in PATHS else None
     return f"{path}/{found.name}" if found else name

@@ -1,4 +1,4 @@
-"""Channels whose whole exchange is work of one stream: the current one, or one of their own beside other work."""
+"""Channels that enqueue a whole exchange on one stream: the current stream, or a separate stream beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halox.runtime.gpu.streams import Stream, StreamOrder
 
 
 class AsideChannel(Channel):
-    """Base of channels on a GPU whose host only launches; `_enter` puts an exchange on a stream."""
+    """Base of GPU channels that only launch on the host; `_enter` puts an exchange on a stream."""
 
     needs_host = False
 
@@ -26,14 +26,14 @@ class AsideChannel(Channel):
 
     @abstractmethod
     def _enter(self, stream: Stream, is_aside: bool) -> None:
-        """Put an exchange on a stream, beside other work or alone; raise if an earlier one has failed."""
+        """Put an exchange on a stream, concurrent with other work or alone; raise if an earlier exchange has failed."""
 
     def run(self) -> None:
         """Put the whole exchange on the current stream."""
         self._enter(self._current_stream(), False)
 
     def start(self) -> None:
-        """Put the whole exchange on a stream of its own, after what the current one holds by now."""
+        """Put the whole exchange on a separate stream, after the present work of the current stream."""
         side, runtime = self._side, self._runtime
         aside = side.stream.ptr
         runtime.eventRecord(side.before.ptr, self._current_stream().ptr)

@@ -1,13 +1,13 @@
 """The contract of a data path: one object, registered once in `halox.paths`.
 
-A path answers six questions, and nothing outside `halox.paths` asks for it by name:
+A path answers six questions, and code outside `halox.paths` never refers to a path by name:
 
-1. `Path.name`, `Path.protocols`: its names, shipped cost constants, and how ``halox tune`` probes each protocol.
-2. `Path.survey`: what it must know of all ranks (collective; most paths need nothing).
-3. `Path.describe`: its share of the `EndpointInfo` that both ends of a message swap when a plan is made.
-4. `Path.candidates`: the protocols by which it can carry a message, each with a reason; or why it cannot.
-5. `Path.negotiate`: what its ranks agree on before channels are made (collective; most paths need nothing).
-6. `Path.channels`: the `Channel` of its messages in one plan, started and finished in every exchange.
+1. `Path.name`, `Path.protocols`: names, shipped cost constants, and how ``halox tune`` measures each protocol.
+2. `Path.survey`: facts about all ranks that the path needs (collective; most paths need nothing).
+3. `Path.describe`: the path's share of the `EndpointInfo` that both ends of a message swap when a plan is made.
+4. `Path.candidates`: the protocols by which the path can carry a message, each with a reason; or why it cannot.
+5. `Path.negotiate`: the agreement of the ranks before channels are made (collective; most paths need nothing).
+6. `Path.channels`: the `Channel` of the path's messages in one plan, started and finished in every exchange.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from halox.runtime.topology import Topology
 
 Operation = Literal["copy", "add"]
-"""Received values replace the target's; or are added to them, and what was sent is set to zero."""
+"""Action on arrival: values replace the target's values ("copy"), or are added to them and cleared at the source."""
 
 Key = tuple[str, int, int]
 """Direction, peer and tag of a message."""
@@ -42,10 +42,10 @@ NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared m
 
 @dataclass(frozen=True)
 class Job:
-    """The messages of one plan that go one path, with the arrays they name."""
+    """The messages of one plan that take one path, with the arrays that their parts refer to."""
 
     arrays: Sequence[Any]  # the plan's, HostArray or Described
-    sends: tuple[Message, ...]  # in the order of (peer, tag), as the receives
+    sends: tuple[Message, ...]  # in the order of (peer, tag), like the receives
     receives: tuple[Message, ...]
     operation: Operation = "copy"
 
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def both_ways(self) -> set[int]:
-        """Ranks to which messages go, and from which some come."""
+        """Ranks that get messages from this rank and send messages to it."""
         return {m.peer for m in self.sends} & {m.peer for m in self.receives}
 
     def only(self, fits: Callable[[Message], bool]) -> Job:
@@ -70,7 +70,7 @@ class Job:
         return Job(self.arrays, sends, receives, self.operation)
 
     def pairs(self) -> Iterator[tuple[Part, Part]]:
-        """Pair what a rank sends to itself with what it receives, part by part."""
+        """Pair the parts that a rank sends to itself with the parts that it receives."""
         for send, receive in zip(self.sends, self.receives, strict=True):
             yield from zip(send.parts, receive.parts, strict=True)
 
@@ -87,62 +87,62 @@ class Job:
 
 
 class Channel(ABC):
-    """All messages of one plan that go one path.
+    """All messages of one plan that take one path.
 
     Notes
     -----
-    `start` may return before anything has moved; the parts sent must not be written, and those received must not
-    be touched, until `finish` returns (on a GPU: until what `finish` put on the stream has run). A plan starts all
-    its channels before it finishes any, and every rank finishes its channels in the same order of paths.
+    `start` may return before any data has moved. Until `finish` returns (on a GPU: until the work that `finish` puts on
+    the stream has run), nobody may write the parts that are sent or touch the parts that are received. A plan starts
+    all its channels before it finishes any of them, and every rank finishes its channels in the same order of paths.
 
-    A channel ends in two steps: each rank closes it when it likes, and it is freed when all have closed it.
+    A channel ends in two steps: each rank closes it at any time, and it is freed when all ranks have closed it.
     """
 
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
-    # Arrays to work on in the next exchange in place of those bound; given by the plan, and forgotten at its end.
+    # Arrays for the next exchange, in place of the bound arrays; set by the plan, and cleared when the exchange ends.
     lent: Sequence[Any] = ()
-    # Asked of a closed channel: nothing that this rank has begun is under way; an exchange has failed of which the
-    # caller may not have been told.
+    # Of a closed channel: whether no work of this rank is under way any longer; and whether an exchange has failed
+    # without an error that reached the caller.
     has_ended = True
     has_failed = False
 
     def check(self) -> None:  # noqa: B027 - most paths can always begin
-        """Raise if an exchange cannot begin as things are; nothing has begun yet."""
+        """Raise if an exchange cannot begin now; no part of it has begun yet."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin one exchange: send what this rank has to send."""
+        """Begin one exchange: send the parts that this rank sends."""
 
     def run(self) -> None:
-        """Begin one exchange that `finish` ends without other work in between."""
+        """Begin one exchange; `finish` follows at once, without other work in between."""
         self.start()
 
     def finish(self) -> None:  # noqa: B027 - plans leave out channels that end in `start`
-        """End it: everything received is in place."""
+        """End the exchange: on return everything received is in place."""
 
     def views(self, memories: Sequence[Any]) -> object:  # noqa: B027
-        """Return views of other arrays of the same layouts, for `bind`; local, of a movable channel alone.
+        """Return views of other arrays of the same layouts, for `bind`; local, of a movable channel only.
 
-        The arrays are given as their bytes on the host, and by their addresses on a GPU.
+        ``memories`` gives each array by its bytes on the host, and by its address on a GPU.
         """
 
     def bind(self, views: Any) -> None:  # noqa: B027 - most paths look at addresses
-        """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""
+        """Use the arrays of some views from the next exchange on; local, of a movable channel only."""
 
     def accepts(self, arrays: Sequence[Any]) -> bool:
-        """Whether arrays that are like these but for their addresses can be `lent`; local, of a movable channel."""
+        """Whether the plan can set `lent` to arrays that differ from these only in address; local, if movable."""
         return False
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
-        """End it, and release what no other rank reaches; local."""
+        """End the channel, and release resources that no other rank accesses; local."""
 
     def free(self) -> None:  # noqa: B027 - most paths share nothing
-        """Release what other ranks reached, when all have closed it; local."""
+        """Release resources that other ranks accessed, after all ranks have closed the channel; local."""
 
 
 class Carried(NamedTuple):
-    """A channel with the messages that it carries, under a name that only this channel of the plan has on any rank."""
+    """A channel with the messages that it carries; on every rank its name belongs to this channel of the plan alone."""
 
     name: str
     channel: Channel
@@ -151,49 +151,49 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way in which a path moves a message, as ``path="peer/ll"`` names it."""
+    """A protocol of a path, as named by ``path="peer/ll"``."""
 
     name: str
-    # Shipped constants; None for protocols that follow fixed rules.
+    # Shipped constants; None for protocols that are chosen by fixed rules.
     cost: ProtocolCost | None = None
     shared_gpu_cost: ProtocolCost | None = None  # the same for ranks that share a GPU
-    # "path/protocol" in its place where a node's shared memory is too small.
+    # "path/protocol" that replaces it if a node's shared memory is too small.
     fallback: str | None = None
     is_packed: bool = False  # through the node's shared memory
-    # The partner with whom it is measured: the rank itself, one of its node, or one of another node where possible.
+    # Partner in measurements: the rank itself, a rank of its node, or a rank of another node where possible.
     reach: Literal["self", "node", "nodes"] = "node"
-    in_field: bool = False  # measured on a grid's own field, whose memory other ranks can map
+    in_field: bool = False  # measured on a grid's field, in memory that other ranks can map
     former: str | None = None  # earlier name, still accepted
-    memory: Literal["host", "gpu"] | None = None  # of its arrays, if not that of its path
-    is_tuned: bool = True  # by ``halox tune``, if its path is
+    memory: Literal["host", "gpu"] | None = None  # of its arrays, if different from its path's
+    is_tuned: bool = True  # by ``halox tune``, if its path is tuned
 
 
 @dataclass(frozen=True)
 class EndpointInfo:
-    """Description of a message by one of its ends, exchanged when a plan is made."""
+    """Description of one end of a message, sent to the other end when a plan is made."""
 
     node: int
     memory: Literal["host", "gpu"]
-    block_bytes: int  # mean; on a GPU, of a row of tiles where kernels move those
+    block_bytes: int  # mean; on a GPU, mean row of tiles if kernels move tiles
     signatures: tuple[PartSignature, ...]
     rank: int = 0
     nbytes: int = 0
     paths: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.describe`
-    is_one_way: bool = False  # the plan has no message the other way between the two ranks
+    is_one_way: bool = False  # the plan has no message the opposite way
 
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """Selection inputs beside the two ends of a message, identical on all ranks of a plan."""
+    """Selection inputs common to all messages, identical on all ranks of a plan."""
 
     operation: Operation = "copy"
     topology: Topology | None = None  # None if no rank has a GPU
     surveys: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.survey`
-    leave_sms: bool = False  # protocols that leave a GPU's multiprocessors alone are preferred
+    leave_sms: bool = False  # prefer protocols that do not use a GPU's multiprocessors
 
 
 class MessageEnds(NamedTuple):
-    """Both ends of a message, and the selection inputs that all messages of a plan share."""
+    """Both ends of a message, and the selection inputs common to all messages of a plan."""
 
     sender: EndpointInfo
     receiver: EndpointInfo
@@ -201,26 +201,26 @@ class MessageEnds(NamedTuple):
 
     @property
     def are_near(self) -> bool:
-        """Whether both are on one node."""
+        """Whether both ends are on one node."""
         return self.sender.node == self.receiver.node
 
     @property
     def block_bytes(self) -> int:
-        """Mean bytes of a block at the end where they are shorter."""
+        """Mean bytes of a block, at the end with the shorter blocks."""
         return min(self.sender.block_bytes, self.receiver.block_bytes)
 
     def described(self, path: Path) -> tuple[Any, Any]:
-        """Return the results of a path's `Path.describe` at both, None where there is none."""
+        """Return the results of a path's `Path.describe` at both ends, None for an end without a result."""
         return self.sender.paths.get(path.name), self.receiver.paths.get(path.name)
 
     @property
     def on_host(self) -> str | None:
-        """Reason of paths between GPUs that arrays are NumPy's; None if both ends are on GPUs."""
+        """Reason against paths between GPUs: an end's array is NumPy's; None if both ends are on GPUs."""
         count = (self.sender.memory, self.receiver.memory).count("host")
         return (None, "one end's array is NumPy's", "these arrays are NumPy's")[count]
 
     def why_not_gpus(self, why: Callable[[Topology, int, int], str | None]) -> str | None:
-        """Return why the message cannot go between two GPUs, in the end what ``why`` says of them; None if it can."""
+        """Return why the message cannot go between two GPUs, from ``why`` if both ends have one; None if it can."""
         if self.on_host is not None:
             return self.on_host
         if self.selection.topology is None:
@@ -230,9 +230,9 @@ class MessageEnds(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A path and protocol by which a message can travel, and the reason why that is possible or good.
+    """A path and protocol by which a message can travel, and why they are possible or good.
 
-    Those that are ``preferred`` are taken before all others, whatever the cost model expects.
+    ``preferred`` candidates are taken before all other candidates, even if the cost model predicts longer times.
     """
 
     path: str
@@ -243,14 +243,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Route(Candidate):
-    """The path and protocol of a message, and the reason for them."""
+    """The chosen path and protocol of a message, and the reason for the choice."""
 
     predicted_us: float | None = None  # of an exchange of this message alone; None without a model
     why_not: Mapping[str, str] = field(default_factory=dict)  # for each path that is impossible
 
 
 class Build:
-    """A plan under construction: its messages with their routes, and the means to make its channels."""
+    """A plan under construction: its messages with their routes, and the resources for its channels."""
 
     def __init__(
         self,
@@ -262,17 +262,17 @@ class Build:
     ) -> None:
         self.context, self.world = context, context.world
         self.whole, self.device, self.number = whole, device, number
-        # As given, but for messages that `link` had to turn to another protocol.
+        # As given, except for messages that `link` moved to a fallback protocol.
         self.routes = dict(routes)
-        # Messages that the channel of a path carries to which they were not routed.
+        # Messages with a route on another path that a path's channel carries along with its messages.
         self.taken: set[Key] = set()
-        # For each rank the paths on which it has messages that need the node's shared memory; set before `link`.
+        # For each rank the paths by which it has messages that need the node's shared memory; set before `link`.
         self.near: list[Collection[str]] = []
-        # Paths and protocols on which any rank has messages.
+        # Paths and protocols of the messages of all ranks.
         self.protocols_used: set[tuple[str, str]] = set()
 
     def job(self, path: Path, *protocols: str) -> Job:
-        """Return the messages that go a path, by any of some protocols, or by any at all."""
+        """Return the messages on a path: with one of the given protocols, or with any protocol if none is given."""
 
         def fits(message: Message) -> bool:
             route = self.routes[message.key][0]
@@ -289,10 +289,10 @@ class Build:
         return self.routes[message.key][1].paths.get(path.name)
 
     def link(self, path: Path, words: int = 0) -> NodeLink | None:
-        """Make the shared block of a path's messages; where there is too little memory, turn to their fallbacks.
+        """Make the shared block of a path's messages; if memory is too small, change to their fallback protocols.
 
-        ``words`` are numbers that this rank has for its peers in it. None where this rank has no messages for it. The
-        path's channels free it.
+        ``words`` is the number of 64-bit words for the peers that the block of this rank holds. Returns None if this
+        rank has no messages that need the block. The path's channels free it.
 
         Collective over the ranks of the node.
         """
@@ -309,7 +309,7 @@ class Build:
                 self.routes[message.key] = Route(name, protocol, NODE_MEMORY_IS_FULL), other
             return None
         if not near:
-            link.close()  # made for the others of the node
+            link.close()  # it was only needed by other ranks of the node
             return None
         return link
 
@@ -324,7 +324,7 @@ class Build:
         return found
 
     def mpi_tag(self, message: Message) -> int:
-        """Return a tag that tells a message from others between its ranks, in this plan and in others."""
+        """Return a tag that distinguishes a message from all other messages between its ranks, in all plans."""
         same = self.whole.sends if message.direction == "send" else self.whole.receives
         tags = sorted(m.tag for m in same if m.peer == message.peer)
         most = int(self.world.comm.Get_attr(self.world.mpi.TAG_UB) or 32767) - FIRST_PLAN_TAG
@@ -332,72 +332,72 @@ class Build:
 
 
 class Path(ABC):
-    """A data path; see the module."""
+    """A data path; the module describes its methods."""
 
-    name: ClassVar[str]  # as ``path=``, HALOX_PATH and ``explain`` have it
+    name: ClassVar[str]  # in ``path=``, HALOX_PATH and ``explain``
     protocols: ClassVar[tuple[Protocol, ...]]
-    summary: ClassVar[str]  # for ``halox info``: when it serves
-    # The arrays for which it is made, and which it describes; without a GPU, those of the second kind do not exist.
+    summary: ClassVar[str]  # for ``halox info``: conditions of its use
+    # Kind of arrays that it moves and describes; without a GPU, arrays of kind "gpu" do not exist.
     memory: ClassVar[Literal["host", "gpu"]] = "gpu"
-    to_self: ClassVar[bool] = False  # only a rank's messages to itself; never asked for by name
+    to_self: ClassVar[bool] = False  # only a rank's messages to itself; no valid ``path=``
     is_tuned: ClassVar[bool] = True  # by ``halox tune``
 
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
-        """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""
+        """Raise a `HaloxError` if an environment variable of the path has an invalid value; local."""
 
     def survey(self, context: Context, *, is_named: bool) -> object:
-        """Find out what `candidates` must know of all ranks, alike on all of them; collective.
+        """Find facts about all ranks that `candidates` needs, the same on all ranks; collective.
 
-        ``is_named`` says whether the path was asked for. Called for each plan; of arrays on the host only for paths
-        that are made for those.
+        ``is_named`` says whether the path was requested. Called for each plan; if no rank's arrays are on a GPU, only
+        for paths with a protocol for arrays on the host.
         """
         return None
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> object | None:
-        """Return this path's share of an `EndpointInfo`, to be pickled; None for nothing. Local.
+        """Return this path's share of an `EndpointInfo`, which must be picklable; None for nothing. Local.
 
-        Where the plan may serve other arrays of the same layouts (``floats``), nothing in it depends on addresses in
-        these.
+        If the plan may serve other arrays of the same layouts (``floats``), the result must not depend on the addresses
+        of these arrays.
         """
         return None
 
     @abstractmethod
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Return the protocols by which a message can go this path, or else why it cannot.
+        """Return the protocols by which the path can carry a message, or a text that says why it cannot.
 
-        Local: both ends ask, with the same argument, and must get the same answer.
+        Local: both ends call this with the same argument, and must get the same answer.
         """
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Return why a message cannot go by one protocol, where it can by others; None for no reason in particular."""
+        """Return why one protocol cannot carry a message, if others of the path can; None for no specific reason."""
         return None
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
-        """Whether a grid's field on the host should be in shared memory; alike on all ranks."""
+        """Whether a grid's field on the host should be in shared memory; the same on all ranks."""
         return False
 
     def negotiate(self, build: Build) -> object:
-        """Agree with the other ranks on a plan's channels, by default on the node's shared block where it is needed.
+        """Agree with all ranks on a plan's channels; by default, make the node's shared block if it is needed.
 
-        Collective over them all if one has messages here.
+        Collective over all ranks; called if any rank has messages on this path.
         """
         return build.link(self)
 
     @abstractmethod
     def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:
-        """Make the channels of this rank's messages, from the result of `negotiate`; none where it has none.
+        """Make the channels of this rank's messages, from the result of `negotiate`; an empty result if it has none.
 
-        Local; an error here is raised on all ranks.
+        Local; an error raised here is raised on all ranks.
         """
 
     def moves(self, memory: Literal["host", "gpu"]) -> bool:
-        """Whether a protocol is made for arrays of a kind."""
+        """Whether any protocol of the path is made for arrays of a kind."""
         return any((one.memory or self.memory) == memory for one in self.protocols)
 
     def protocol(self, name: str) -> Protocol | None:
-        """Return the protocol of a name, today's or an earlier one; None if there is none."""
+        """Return the protocol with a current or former name; None if the path has no such protocol."""
         return next((p for p in self.protocols if name in (p.name, p.former)), None)
 
     def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:

@@ -1,25 +1,25 @@
-"""Transport buffers: memory of packed messages, and the means that move their contents to another rank.
+"""Transport buffers: memory of packed messages, and the transfer of their contents to another rank.
 
-There is a buffer for each message in each of the ``slots``; packing and unpacking
-are its user's. One exchange (epoch e = 1, 2, ...) calls, in this order::
+Each message has one buffer in each of the ``slots``. The channel that uses the buffers packs and unpacks. One exchange
+(epoch e = 1, 2, ...) calls, in this order::
 
-    open(e)        the outgoing buffers of slot e may be written from now on
+    open(e)        the channel may write the outgoing buffers of slot e from now on
       ... pack ...
-    post(e)        they have been written
-    collect(e)     the incoming buffers of slot e may be read from now on
+    post(e)        the outgoing buffers have been written
+    collect(e)     the channel may read the incoming buffers of slot e from now on
       ... unpack ...
-    release(e)     they have been read
+    release(e)     the incoming buffers have been read
 
-Where messages are cut into fragments, stage k being fragment number k of every message that has one, the same can
-be done stage by stage, so that stages overlap::
+If messages are cut into fragments, stage k consists of fragment k of every message that has so many. The channel can
+then call stage by stage, so that stages overlap::
 
     open(e)
       ... pack stage 0, 1, ... ...
     release(e-1)           the last epoch's incoming buffers have been read
-    expect(e)              the incoming buffers of slot e may be written by the peers' messages
-    post_stage(e, k)       stage k has been written; in turn
+    expect(e)              the peers' messages may write the incoming buffers of slot e
+    post_stage(e, k)       stage k has been written; in ascending order of k
     arrived(e, k)          whether stage k may be read; any number of times, for any k
-    complete(e)            all have arrived, and what was posted needs no more of this rank
+    complete(e)            all stages have arrived, and the sends need no further call of this rank
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ if TYPE_CHECKING:
 
 
 class TransportBuffers(ABC):
-    """Buffers for the messages of one channel, and what moves them."""
+    """Buffers for the messages of one channel, and their transfer."""
 
-    slots: int  # buffers a message; epoch e uses slot ``e % slots``
-    # ``outgoing[slot][number]`` is the buffer of send number ``number``; empty lists where buffers are a GPU's.
+    slots: int  # number of buffers per message; epoch e uses slot ``e % slots``
+    # ``outgoing[slot][number]`` is the buffer of send number ``number``; empty lists for buffers on a GPU.
     outgoing: list[list[Bytes]]
     incoming: list[list[Bytes]]
-    outgoing_ends: list[tuple[int, ...]]  # for each message where its fragments end
+    outgoing_ends: list[tuple[int, ...]]  # for each message the end offsets of its fragments
     incoming_ends: list[tuple[int, ...]]
 
     @cached_property
     def stages_out(self) -> int:
-        """Stages in which this rank's messages are sent."""
+        """Stages of the messages that this rank sends."""
         return max(map(len, self.outgoing_ends), default=0)
 
     @cached_property
     def stages_in(self) -> int:
-        """Stages in which messages arrive."""
+        """Stages of the messages that this rank receives."""
         return max(map(len, self.incoming_ends), default=0)
 
     def open(self, epoch: int) -> None:  # noqa: B027 - nothing to wait for by default
@@ -72,12 +72,12 @@ class TransportBuffers(ABC):
     def post(self, epoch: int) -> None:
         """Send the outgoing buffers."""
 
-    def expect(self, epoch: int) -> None:  # noqa: B027 - peers ask nobody by default
-        """Let the peers' messages into the incoming buffers."""
+    def expect(self, epoch: int) -> None:  # noqa: B027 - peers need no permission by default
+        """Let the peers' messages write the incoming buffers."""
 
     @abstractmethod
     def post_stage(self, epoch: int, stage: int) -> None:
-        """Send one stage of the outgoing buffers; after `expect`, and after the stages before."""
+        """Send one stage of the outgoing buffers; after `expect`, and after all earlier stages."""
 
     @abstractmethod
     def arrived(self, epoch: int, stage: int) -> bool:
@@ -87,39 +87,41 @@ class TransportBuffers(ABC):
     def collect(self, epoch: int) -> None:
         """Wait until all incoming buffers are filled."""
 
-    def complete(self, epoch: int) -> None:  # noqa: B027 - what is posted needs nothing more by default
-        """Wait until all that was posted is on its way, when all stages have arrived."""
+    def complete(self, epoch: int) -> None:  # noqa: B027 - sends need no further call by default
+        """Wait until all sends are complete; called when all stages have arrived."""
 
     @abstractmethod
     def awaited(self, epoch: int) -> list[int]:
-        """Return the ranks whose messages have not all arrived."""
+        """Return the ranks with messages that have not arrived."""
 
     def release(self, epoch: int) -> None:  # noqa: B027 - nobody waits by default
-        """Say that the incoming buffers have been read."""
+        """Signal that the incoming buffers have been read."""
 
     @abstractmethod
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the GPU's addresses of both sides' buffers, by slot, page-locking those on the host."""
+        """Return the GPU addresses of outgoing and incoming buffers, by slot; page-locks buffers on the host."""
 
     def close(self) -> None:  # noqa: B027 - nothing kept by default
-        """Release the buffers that no other rank reaches; local."""
+        """Release the buffers that no other rank accesses; local."""
 
     def free(self) -> None:  # noqa: B027 - nothing shared by default
-        """Release what other ranks reached; local."""
+        """Release the buffers that other ranks accessed; local."""
 
 
 class SharedBuffers(TransportBuffers):
-    """Packs into memory that the receiver reads: no copy by MPI, one flag a rank and exchange.
+    """Packs into memory that the receiver reads: no copy by MPI, one flag per rank and exchange.
 
-    Two slots: when a rank sees its peer's flag for epoch e + 1, the peer has finished reading epoch e, because it
-    packs e + 1 only after that. So slot e % 2 is free for epoch e + 2 without an acknowledgement, between ranks
-    that send both ways. A rank to which nothing is sent back waits for the receiver's second flag instead::
+    Two slots: when a rank sees its peer's flag for epoch e + 1, the peer has finished reading epoch e, because the peer
+    packs e + 1 only after that. So between ranks that send in both directions, slot e % 2 is free for epoch e + 2
+    without an acknowledgement. If the receiver sends nothing back, the sender waits for the receiver's second flag
+    instead::
 
         A: pack 1 | ready=1 |           | pack 2 | ready=2 | ... pack 3 overwrites slot 1
         B:        | ready=1 | unpack 1  |        | ready=2 | <- seen by A before it packs 3
 
-    The flag counts in steps, many of them an epoch: one is taken for each stage but the last, which takes all that
-    are left. So a receiver of any fragment need not know how many stages its sender has.
+    The flag counts in steps, many of them in one epoch. Each stage advances the flag by one step, except that the last
+    stage advances it to the end of the epoch. So a receiver of any fragment need not know the sender's number of
+    stages.
     """
 
     slots = 2
@@ -159,20 +161,20 @@ class SharedBuffers(TransportBuffers):
         ]
 
     def open(self, epoch: int) -> None:
-        """Wait for receivers that send nothing back to have read the slot's last message."""
+        """Wait until receivers that send nothing back have read the slot's last message."""
         self._consumed.wait(epoch - 2)
 
     def post(self, epoch: int) -> None:
-        """Raise this rank's flag."""
+        """Signal this rank's flag."""
         self._ready.signal(epoch * _STEPS)
 
     def post_stage(self, epoch: int, stage: int) -> None:
-        """Raise this rank's flag by a step, or for the last stage to the epoch's end."""
+        """Advance this rank's flag by one step, or for the last stage to the epoch's end."""
         last = stage == self.stages_out - 1
         self._ready.signal(epoch * _STEPS if last else (epoch - 1) * _STEPS + stage + 1)
 
     def arrived(self, epoch: int, stage: int) -> bool:
-        """Return whether the flags of all senders of a stage are raised for it."""
+        """Return whether the flags of all senders of a stage have reached it."""
         return self._stages[stage].passed((epoch - 1) * _STEPS + stage + 1)
 
     def collect(self, epoch: int) -> None:
@@ -180,15 +182,15 @@ class SharedBuffers(TransportBuffers):
         self._ready.wait(epoch * _STEPS)
 
     def awaited(self, epoch: int) -> list[int]:
-        """Return the ranks whose flags are not raised for the whole epoch."""
+        """Return the senders that have not set their flags to the end of the epoch."""
         return self._ready.missing(epoch * _STEPS)
 
     def release(self, epoch: int) -> None:
-        """Raise the flag for senders that get nothing back."""
+        """Signal the flag for senders that receive nothing from this rank."""
         self._consumed.signal(epoch)
 
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the GPU's addresses of both sides' buffers."""
+        """Return the GPU addresses of outgoing and incoming buffers."""
         pointer = self._arena.device_pointer
         return (
             [[pointer(place) for place in row] for row in self._places_out],
@@ -201,19 +203,19 @@ class SharedBuffers(TransportBuffers):
 
 
 _STEPS = 2 * MOST_FRAGMENTS
-"""Counts of the flag an epoch: more than any message has fragments."""
+"""Steps of the flag in one epoch: more than the fragments of any message."""
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one message, an array or mpi4py's, with its address on the GPU if it has one."""
+    """Memory of one message, as an array or as mpi4py's buffer, with its GPU address if it has one."""
 
     memory: Any
     device_pointer: int = 0
-    owner: object = None  # where ``memory`` does not keep it alive
+    owner: object = None  # if ``memory`` does not keep it alive
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Drop the memory."""
         self.memory = self.owner = None
 
 
@@ -223,7 +225,7 @@ def host_buffer(nbytes: int) -> Buffer:
 
 
 def pinned_buffer(nbytes: int) -> Buffer:
-    """Return page-locked host memory that the GPU reads and writes."""
+    """Return page-locked host memory that the GPU can read and write."""
     from halox.runtime.gpu.memory import pinned
 
     memory = pinned(nbytes)
@@ -231,10 +233,10 @@ def pinned_buffer(nbytes: int) -> Buffer:
 
 
 class RequestBuffers(TransportBuffers):
-    """Sends the buffers with persistent MPI requests, one a fragment: one message a peer if it is not cut.
+    """Sends the buffers with persistent MPI requests, one per fragment: one message per peer if it is not cut.
 
-    One slot: receives are started when this rank has read the last ones. MPI matches the fragments of a message in
-    the order in which they were started, so that they need no tags of their own.
+    One slot: receives are started when this rank has read the last messages. MPI matches the fragments of a message in
+    the order of their start, so that all fragments can share one tag.
     """
 
     slots = 1
@@ -289,7 +291,7 @@ class RequestBuffers(TransportBuffers):
         if self.stages_out <= 1 and self.stages_in <= 1:
             self._world.mpi.Prequest.Startall(self._requests)
             return
-        # Startall may start requests in any order, and fragments of one message must be matched in theirs.
+        # Startall may start requests in any order, but fragments of one message must be started in sequence.
         self.expect(epoch)
         for stage in range(self.stages_out):
             self.post_stage(epoch, stage)
@@ -308,7 +310,7 @@ class RequestBuffers(TransportBuffers):
         return bool(self._world.mpi.Request.Testall(self._receiving[stage]))
 
     def collect(self, epoch: int) -> None:
-        """Wait for all of them."""
+        """Wait for all requests."""
         self._world.wait(
             self._requests,
             lambda: f"for messages with ranks {self.awaited(epoch)}",
@@ -316,22 +318,22 @@ class RequestBuffers(TransportBuffers):
         )
 
     def complete(self, epoch: int) -> None:
-        """Wait for the sends too."""
+        """Wait for the sends, too."""
         self.collect(epoch)
 
     def awaited(self, epoch: int) -> list[int]:
-        """Return the ranks to or from which a message is not complete."""
+        """Return the peers of all messages that are not complete."""
         return sorted({peer for request, peer in self._peers if not request.Test()})
 
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the GPU's addresses of the buffers."""
+        """Return the GPU addresses of the buffers."""
         out, come = (
             [b.device_pointer for b in row] for row in (self._buffers_out, self._buffers_in)
         )
         return [out], [come]
 
     def close(self) -> None:
-        """Free the requests and the buffers, those of active requests when MPI has done with them."""
+        """Free the requests and the buffers; active requests and their buffers are freed when complete."""
         receives, sends = ([*chain(*stages)] for stages in (self._receiving, self._sending))
         buffers = [*self._buffers_out, *self._buffers_in]
         self._requests, self._receiving, self._sending, self._peers = [], [], [], []

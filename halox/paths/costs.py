@@ -1,15 +1,15 @@
-"""The cost model of a protocol: the constants by which paths are chosen.
+"""The cost model of a protocol: constants for the choice between paths.
 
 The time of one exchange that carries ``messages`` messages of ``nbytes`` bytes in all, in runs of b bytes, is::
 
     latency_us + (messages - 1) * message_us + nbytes / bandwidth(b)
 
-Launches, flags and waits are in the latency, so that messages which share an exchange pay it once. The bandwidth is
-end to end, packing and unpacking included. It is known at a few lengths of runs; between them the time
-per byte is a straight line over the logarithm of the length.
+Launches, flags and waits are in the latency, so that the messages of one exchange pay for them once. The bandwidth is
+end to end, packing and unpacking included. It is known at a few lengths of runs; between them the time per byte is
+interpolated linearly over the logarithm of the length.
 
-Both ends of a message ask with the same numbers (the shorter of their two run lengths, and whether either of them
-shares its GPU) and hold the same constants (`halox.exchange.calibration.agreed_costs`), so that they get the same
+Both ends of a message call the model with the same numbers (the shorter of their two run lengths, and whether either
+end shares its GPU) and with the same constants (`halox.exchange.calibration.agreed_costs`), so that they get the same
 answer. NumPy arrays have no model: their protocols follow fixed rules (`halox.paths.host`).
 """
 
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from halox.errors import HaloxError
 
 RUN_BYTES = (8, 32, 128, 1024)
-"""Lengths of runs at which bandwidths are given; longer runs are as fast as the last."""
+"""Lengths of runs with known bandwidths; longer runs are as fast as the last length."""
 
 _B_PER_US = 1e3
-"""Bytes a microsecond in a GB/s."""
+"""Bytes per microsecond in one GB/s."""
 
 
 _MOST = 1e12
 _LEAST_GB_PER_S = 1e-9
-"""Bounds of sensible constants, within which no prediction overflows."""
+"""Bounds of valid constants; within them no prediction overflows."""
 
 
 def _is_number(value: object) -> bool:
@@ -44,11 +44,11 @@ class ProtocolCost:
 
     latency_us: float  # of an exchange of one message without bytes
     message_us: float  # added by each further message of the same exchange
-    # Of payload, for runs of `RUN_BYTES`, never less for longer runs; 1 GB is 1e9 bytes.
+    # Payload bandwidths for runs of `RUN_BYTES`, never falling with longer runs; 1 GB is 1e9 bytes.
     gb_per_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raise a `HaloxError` unless the numbers, which may come from a file, are sensible and ascending."""
+        """Raise a `HaloxError` unless the numbers, which may be read from a file, are valid and ascending."""
         numbers = (self.latency_us, self.message_us, *self.gb_per_s)
         if not all(_is_number(number) for number in numbers):
             raise HaloxError(
@@ -74,9 +74,9 @@ class ProtocolCost:
 
 
 def run_weights(run_bytes: int) -> tuple[float, ...]:
-    """Return what share of the time per byte at each of `RUN_BYTES` makes that of a run length.
+    """Return the weights by which the times per byte at `RUN_BYTES` add up to the time per byte of a run length.
 
-    Below the first length a run costs what the first one does, however short it is.
+    A run shorter than the first length takes as long as a run of the first length.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """The ``cuda_aware`` path: packed on the device, sent by MPI from device memory, unpacked on the device.
 
-Only MPI libraries built for it take device pointers; `halox.runtime.device_pointers` finds out whether this one does.
+Only CUDA-aware MPI libraries accept device pointers; `halox.runtime.device_pointers` finds out whether this one does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from halox.runtime.world import load_mpi
 
 
 class CudaAwarePath(Path):
-    """Hands device pointers to MPI."""
+    """Passes device pointers to MPI."""
 
     name = "cuda_aware"
     protocols = (
@@ -30,11 +30,11 @@ class CudaAwarePath(Path):
     summary = "where MPI takes device memory; see `halox info --paths -n N`"
 
     def check_settings(self) -> None:
-        """Look at HALOX_CUDA_AWARE."""
+        """Check HALOX_CUDA_AWARE."""
         decided_by_user()
 
     def survey(self, context: Context, *, is_named: bool) -> str | None:
-        """Find out why MPI cannot be given device pointers, None if it can; collective the first time."""
+        """Return why MPI cannot take device pointers, None if it can; collective the first time."""
         return context.once(_why_no_device_pointers)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
@@ -43,7 +43,7 @@ class CudaAwarePath(Path):
         return why or [self.offer("mpi", "MPI takes device pointers")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
-        """Make the channel, of whole messages."""
+        """Make the channel; its messages are not cut into fragments."""
         job, device = build.job(self), build.device
         if device is None or not job.messages:
             return ()
@@ -65,7 +65,7 @@ def _why_no_device_pointers(context: Context) -> str | None:
 
 
 def device_buffer(nbytes: int) -> Buffer:
-    """Return memory of the current GPU from its driver, which MPI may export to other processes."""
+    """Return memory of the current GPU from the CUDA driver, which MPI may export to other processes."""
     from halox.runtime.gpu.cuda import cupy
 
     owner = cupy().cuda.Memory(max(1, nbytes))

@@ -1,8 +1,9 @@
-"""Fragments of large messages, alike on both of their ends.
+"""Fragments of large messages, the same at both ends.
 
-A message travels packed, so it can be cut at any byte: where depends on its size alone, which both ends know. While
-one fragment is packed, the one before it is under way and the one before that is unpacked. After Wu et al. 2016,
-section 4: what remains is the slowest of the three stages, and the other two for one fragment.
+A message travels packed, so that it can be cut at any byte. The cuts depend only on its size, which both ends know.
+While one fragment is packed, the previous fragment travels and the fragment before that is unpacked. After Wu et al.
+2016, section 4: the total time is the time of the slowest stage, plus the time of one fragment in each of the two
+faster stages.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ from halox.errors import PathError
 from halox.paths.messages import Message
 
 FRAGMENT_BYTES = 1 << 20
-"""Bytes of a fragment, from which each gets up to half as many more.
+"""Least bytes of a fragment; in a message of fewer than 32 fragments, they are at most 1.5 times as long.
 
-A fragment costs the host some 10 us: two launches, an event, a request or two. The GPU writes 1 MiB to host memory
-in 20 us (measured on an H200), and most networks take longer for it, so that this time is hidden.
+A fragment costs the host some 10 us: two launches, an event, and one or two requests. The GPU writes 1 MiB to host
+memory in 20 us (measured on an H200). Most networks take longer for 1 MiB, so that the host's time is hidden.
 """
 
 MOST_FRAGMENTS = 32
-"""Most fragments of a message: more of them would shorten neither the first nor the last stage by much."""
+"""Most fragments of a message: with more of them the first and last stage would hardly become shorter."""
 
 MPI_BYTES = 1 << 30
-"""Most bytes of one MPI message: counts are 32-bit integers in most MPI libraries."""
+"""Most bytes of one MPI message: most MPI libraries have 32-bit counts."""
 
-_GRANULE = 4096  # fragments start where pages, and the widest words of any kernel, do
+_GRANULE = 4096  # fragments start at multiples of pages, and of the widest words of any kernel
 
 Cutter: TypeAlias = Callable[[Message], tuple[int, ...]]
-"""Returns where the fragments of a message end, the last one at its ``packed_bytes``."""
+"""Returns the end offsets of a message's fragments, the last one equal to its ``packed_bytes``."""
 
 
 def ends_of(nbytes: int, fragment_bytes: int | None = None) -> tuple[int, ...]:
-    """Return where the fragments of a packed message end, at most 32 and the last one at its end.
+    """Return the end offsets of a packed message's fragments: at most 32, the last one equal to ``nbytes``.
 
-    Below twice ``fragment_bytes`` (the same on both ends, `FRAGMENT_BYTES` by default, 0 for none) it stays whole.
+    A message shorter than twice ``fragment_bytes`` stays whole. ``fragment_bytes`` is the same at both ends, by default
+    `FRAGMENT_BYTES`; 0 means no fragments.
 
     Examples
     --------
@@ -57,12 +59,12 @@ def ends_of(nbytes: int, fragment_bytes: int | None = None) -> tuple[int, ...]:
 
 
 def whole(message: Message) -> tuple[int, ...]:
-    """Leave a message in one piece."""
+    """Leave a message uncut."""
     return (message.packed_bytes,)
 
 
 def cutter(fragment_bytes: int | None = None) -> Cutter:
-    """Return the cutter of :func:`ends_of`."""
+    """Return a cutter that calls :func:`ends_of`."""
 
     def cut(message: Message) -> tuple[int, ...]:
         return ends_of(message.packed_bytes, fragment_bytes)
@@ -71,7 +73,7 @@ def cutter(fragment_bytes: int | None = None) -> Cutter:
 
 
 def within_counts(cut: Cutter) -> Cutter:
-    """Return a cutter whose fragments MPI can count: those beyond `MPI_BYTES` are cut once more."""
+    """Return a cutter with fragments that MPI can count: fragments beyond `MPI_BYTES` are cut again."""
 
     def counted(message: Message) -> tuple[int, ...]:
         return tuple(
@@ -86,7 +88,7 @@ def within_counts(cut: Cutter) -> Cutter:
 def senders_by_stage(
     messages: Sequence[Message], ends: Sequence[tuple[int, ...]]
 ) -> list[list[int]]:
-    """Return for each fragment number the peers whose messages have such a fragment."""
+    """Return for each fragment number the peers with a message that has this fragment."""
     return [
         sorted({m.peer for m, at in zip(messages, ends, strict=True) if stage < len(at)})
         for stage in range(max(map(len, ends), default=0))

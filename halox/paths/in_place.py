@@ -1,13 +1,13 @@
-"""Exchanges in which a rank reaches its peers' arrays in place, so that nobody returns before it is done.
+"""Exchanges in which a rank accesses its peers' arrays in place, and returns only when its peers have finished.
 
-No cell is copied twice; in exchange a rank must not return before its peers have done with its cells, so that two flags
-are needed where a packed message needs one::
+No cell is copied twice. In return a rank must not leave an exchange before its peers have finished with its cells, so
+that the exchange needs two flags, while a packed message needs one::
 
     A: cells final | ready=e | ...... move B's cells | read=e | wait for B's read=e | return
     B: cells final | ready=e | move A's cells | read=e | ...... wait for A's read=e | return
 
-A rank that waits takes this step for its other exchanges between `start` and `finish` too, so that they may be finished
-in any order (`halox.runtime.waiting`).
+A waiting rank also takes this step for its other exchanges between `start` and `finish`, so that each rank may finish
+its exchanges in any order (`halox.runtime.waiting`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from halox.runtime.waiting import UNDER_WAY
 
 
 class InPlaceChannel(Channel):
-    """Base of channels that move cells from array to array; `_move` is all that they add.
+    """Base of channels that move cells from array to array; a subclass adds only `_move`.
 
-    In it this rank reaches arrays of ranks ``waits_for``; those ``waited_for`` reach its own. `free` frees ``link``.
+    This rank accesses arrays of the ranks ``waits_for``; the ranks ``waited_for`` access this rank's arrays. `free`
+    frees ``link``.
     """
 
     def __init__(self, link: NodeLink, waits_for: Sequence[int], waited_for: Sequence[int]) -> None:
         self._world, self._link = link.world, link
         self._epoch = 0
         self._copied = 0
-        # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
+        # Epochs to be copied, at most one. The thread that removes the entry makes the copy.
         self._to_copy: list[int] = []
         self._ready = link.flag("ready", waits_for)
         self._read = link.flag("read", waited_for)
 
     @abstractmethod
     def _move(self) -> None:
-        """Move what the peers hold, which are ready."""
+        """Move the cells of the peers; the peers are ready."""
 
     def start(self) -> None:
         """Let the neighbours read."""
@@ -47,12 +48,12 @@ class InPlaceChannel(Channel):
         UNDER_WAY[self] = self._help
 
     def run(self) -> None:
-        """Let the neighbours read; nobody waits for anything else before `finish`."""
+        """Let the neighbours read; `finish` follows before this rank waits for anything else."""
         self._epoch += 1
         self._ready.signal(self._epoch)
 
     def finish(self) -> None:
-        """Copy what the neighbours hold, and wait until they have read as well."""
+        """Copy the neighbours' cells, and wait until the neighbours have read this rank's cells, too."""
         epoch = self._epoch
         if UNDER_WAY and not self._is_alone():
             self._finish_helping(epoch)
@@ -63,7 +64,7 @@ class InPlaceChannel(Channel):
         self._read.wait(epoch)
 
     def _is_alone(self) -> bool:
-        """Take this exchange out of those under way; return whether it was the only one, and nobody has copied yet."""
+        """Remove this exchange from `UNDER_WAY`; return whether it was the only one and nobody has copied yet."""
         was_started = UNDER_WAY.pop(self, None) is not None
         if not was_started:
             self._to_copy.append(self._epoch)
@@ -74,7 +75,7 @@ class InPlaceChannel(Channel):
         return False
 
     def _finish_helping(self, epoch: int) -> None:
-        """Finish while other exchanges are under way, or after somebody has copied."""
+        """Finish while other exchanges are under way, or when the copy may already be made."""
         self._ready.wait(epoch)
         self._copy()
         self._world.waiter().until(
@@ -84,21 +85,21 @@ class InPlaceChannel(Channel):
         self._read.wait(epoch)
 
     def _help(self) -> None:
-        """Copy, if the neighbours have come and nobody has copied yet."""
+        """Copy, if the neighbours are ready and nobody has copied yet."""
         if self._to_copy and self._ready.passed(self._epoch):
             self._copy()
 
     def _copy(self) -> None:
         try:
             epoch = self._to_copy.pop()
-        except IndexError:  # somebody else does
+        except IndexError:  # another call makes the copy
             return
         self._move()
         self._read.signal(epoch)
         self._copied = epoch
 
     def close(self) -> None:
-        """Leave an exchange that is under way: the neighbours need not wait for this rank to read."""
+        """Leave an exchange that is under way: signal "read", so that the neighbours do not wait for this rank."""
         UNDER_WAY.pop(self, None)
         if self._to_copy:
             self._to_copy.clear()

@@ -1,10 +1,10 @@
-"""The ``ipc`` path: arrays on GPUs whose memory the ranks of a node map, their streams ordered by events.
+"""The ``ipc`` path: arrays on GPUs, in memory that the ranks of a node map; events order the streams.
 
-For ranks whose kernels cannot wait for one another: those that share a GPU take turns on it, and so does every wait
-of the host for the GPU. Here the host never waits for the GPU. It records an interprocess event behind a kernel and
-raises a flag in the node's shared memory, which says only that the event *has been recorded*; the peer's host sees
-the flag and makes its stream wait for the event. After Wu et al. 2016, section 4.1, with the flags in place of the
-active messages. There are three protocols::
+The path serves ranks with kernels that cannot wait for one another: ranks that share a GPU run on it alternately, and
+so every wait of the host for the GPU is long. On this path the host never waits for the GPU. It records an interprocess
+event behind a kernel and signals a flag in the node's shared memory, which says only that the event *has been
+recorded*. The peer's host sees the flag and makes its stream wait for the event. After Wu et al. 2016, section 4.1,
+with flags in place of the active messages. There are three protocols::
 
     "staging"  A: pack -> B's staging memory, packed |
                B:                                    | waits for packed, unpacks
@@ -15,26 +15,27 @@ active messages. There are three protocols::
                B:       | waits for ready, unpacks <- A's array, consumed |    unpacked straight from there
                A:                                                         | waits for consumed
 
-The short cuts move the bytes once, and take one turn more.
+"put" and "get", the shortcuts, move the bytes only once, but add one handover from rank to rank.
 
-Staging memory is the receiver's: stores to another GPU are a little faster than loads from it, and what has been
-written there is known to the receiver alone. It has two slots, and epoch e uses slot e % 2, with events of its own.
-Slot and events are free for epoch e + 2 without a message for it wherever the sender waits for any event of the
-receiver in every exchange, because something comes back or because a short cut is taken between the two. For A waits
-in epoch e + 1 for an event that B recorded behind its unpacking of epoch e, and packs e + 2 behind that wait; and A's
-host had seen the flag of that event, which B's host raised after it had made its stream wait for A's event of epoch
-e. Where A waits for nothing else, B records "consumed" behind its unpacking, and A waits for that of epoch e before it
-packs e + 2. Streams keep all this in order, and where the caller uses another stream than the last time, it is
-ordered behind the last one.
+The receiver owns the staging memory: stores to another GPU are a little faster than loads from it, and only the
+receiver reads its contents. Staging memory has two slots; epoch e uses slot e % 2, and each slot has separate events.
+Slot and events must be free for epoch e + 2. That needs no additional message if the sender waits for any event of the
+receiver in every exchange, because a message travels back or because a shortcut is taken between the two ranks. Proof:
+A waits in epoch e + 1 for an event that B recorded behind its unpacking of epoch e, and packs e + 2 behind that wait.
+A's host had seen the flag of that event, and B's host signalled the flag after it had made its stream wait for A's
+event of epoch e. If A waits for no other event of B, B records "consumed" behind its unpacking, and A waits for the
+"consumed" of epoch e before it packs e + 2. Streams keep all this in order. If the caller uses another stream than
+before, halox orders it behind the previous stream.
 
-The GPUs cannot deadlock: a stream is made to wait only for what has been recorded by then, so that every piece of
-work stands behind others that were handed to a GPU before it, however streams share the hardware's queues. Nor can
-the hosts: `start` waits at most for the exchange before the last one, and each wait of `finish` is for what peers do
-in `start`, or in `finish` before they wait for anything that comes later in it.
+The GPUs cannot deadlock: a stream waits only for events that have already been recorded. Every piece of work therefore
+depends only on work that was handed to a GPU earlier, however streams share the hardware's queues. The hosts cannot
+deadlock either: `start` waits at most for the exchange before the last one, and each wait of `finish` is for a step
+that peers take in `start`, or in `finish` before they wait for any later step.
 
-Large messages that go one way between two GPUs are cut into fragments, each with its event and count of the flag:
-fragment k + 1 is packed while fragment k is unpacked. Between ranks that send both ways a stream packs all it sends
-before it unpacks anything, and on one GPU everything takes turns: fragments would only cost launches there.
+Large messages in one direction between two GPUs are cut into fragments, each with a separate event and count of the
+flag: fragment k + 1 is packed while fragment k is unpacked. Between ranks that send in both directions, fragments would
+only cost launches, since a stream packs all its messages before it unpacks any. The same holds on one GPU, where all
+work runs in sequence.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ from halox.runtime.world import World
 from halox.values import rounded_up
 
 SignalKey = tuple[str, int]
-"""Name of the flag that goes with an event, and the event's number among the counts of that flag in one epoch."""
+"""Name of the flag of an event, and the event's number among the counts of that flag in one epoch."""
 
 SlotPlaces = tuple[tuple[DevicePlace, ...], ...]
 """Places of the packed parts of a message, by slot."""
 
 FRAGMENT_BYTES = 4 << 20
-"""Least bytes of a fragment between two GPUs: at some 400 GB/s it takes twice the 5 us that a fragment costs."""
+"""Least bytes of a fragment between two GPUs: at some 400 GB/s it takes 10 us, twice the cost of a fragment."""
 
 _SLOTS = 2
 _ALIGNMENT = 256
@@ -86,12 +87,12 @@ _WRITTEN: SignalKey = ("packed", MOST_FRAGMENTS)
 
 
 class IpcPath(Path):
-    """Moves arrays between GPUs whose memory ranks of a node map, the same GPU included."""
+    """Moves arrays between GPUs, or within one GPU, in memory that the ranks of a node map."""
 
     name = "ipc"
     protocols = (
-        # Kernels and copies ordered by the host, events and host flags. Processes that share a GPU take turns of it,
-        # a quarter of a millisecond each.
+        # Kernels and copies, ordered by the host with events and host flags. Processes that share a GPU run on it
+        # alternately, a quarter of a millisecond each.
         Protocol(
             "staging",
             ProtocolCost(19.0, 4.0, (165.0, 220.0, 280.0, 320.0)),
@@ -115,13 +116,13 @@ class IpcPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> bool | None:
-        """Say that the message is contiguous in memory that peers can map."""
+        """Return True if the message is contiguous in memory that peers can map, else None."""
         if context.device_arena is None or floats:
             return None
         return contiguous_places(message, arrays, context.device_arena) is not None or None
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer to go by staging memory, or straight to or from a contiguous array."""
+        """Offer staging memory, and direct access to a contiguous array of the receiver or the sender."""
         why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
@@ -146,7 +147,7 @@ class IpcPath(Path):
         return make_ipc_channel(build.world, job, build.protocols(job), memory, link, cut)
 
     def channels(self, build: Build, agreed: IpcChannel | None) -> Sequence[Carried]:
-        """Return the channel that was agreed on."""
+        """Return the channel that `negotiate` made."""
         return [Carried(self.name, agreed, agreed.messages)] if agreed else []
 
 
@@ -157,10 +158,10 @@ def _packed(fragment: int) -> SignalKey:
 def contiguous_places(
     message: Message, arrays: Sequence[Addressed], arena: DeviceArena
 ) -> tuple[DevicePlace, ...] | None:
-    """Return the addresses of a message's parts, None unless each is contiguous and in the arena.
+    """Return the addresses of a message's parts; None unless each part is contiguous and in the arena.
 
-    Where the receiver has places a message may be put there, where the sender has, it may be got from there; not in
-    accumulations.
+    If the receiver has places, the sender may put the message there. If the sender has places, the receiver may get the
+    message from there. Neither is possible in accumulations.
     """
     if any(part.strided is None or part.strided.counts for part in message.parts):
         return None
@@ -174,7 +175,7 @@ def contiguous_places(
 def one_way_cutter(
     job: Job, sharers: Collection[int], fragment_bytes: int = FRAGMENT_BYTES
 ) -> Cutter:
-    """Return what cuts the messages of a job where fragments pay, alike on both ends."""
+    """Return the function that cuts the messages of a job if fragments are profitable; the same at both ends."""
     both_ways = job.both_ways
 
     def cut(message: Message) -> tuple[int, ...]:
@@ -189,14 +190,14 @@ def one_way_cutter(
 class IpcRecord:
     """Description of a rank's memory and events for its peers, with the handles of both."""
 
-    places: Mapping[Key, SlotPlaces]  # of messages whose packed bytes are in this rank's memory
+    places: Mapping[Key, SlotPlaces]  # of messages with packed bytes in this rank's memory
     segments: Mapping[Allocation, bytes]
     events: Mapping[SignalKey, tuple[int, ...]]  # numbers, by slot
     handles: dict[int, bytes]
 
 
 class _Signal:
-    """A signal that this rank gives, and for which it waits when some peers give it: an event and a flag each."""
+    """A signal of this rank, and the same signal of some peers for which this rank waits: an event and a flag each."""
 
     def __init__(
         self, number: int, flag: Flag, own: Sequence[int], theirs: Sequence[Sequence[int]]
@@ -209,7 +210,7 @@ class _Signal:
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
 
     def give(self, epoch: int, stream: int) -> None:
-        """Record the slot's event and say so, if any peer waits for it."""
+        """Record the slot's event and signal the flag, if any peer waits for the event."""
         if self._own:
             self._record(self._own[epoch % _SLOTS], stream)
             self._flag.signal(self._count(epoch))
@@ -227,11 +228,12 @@ class _Signal:
 class IpcChannel(MovableChannel):
     """Moves arrays on this rank's GPU to and from memory that it shares with its peers; see the module.
 
-    It moves to other arrays unless peers write to these, or read from them.
+    The channel can move to other arrays unless peers write this rank's arrays, or read them.
 
-    Made in two steps: the peers swap each `record`, and `open` those of the others.
+    It is made in two steps: the peers swap each `record`, and each peer opens the records of its peers with `open`.
 
-    Local. Kernels wait for the peers' on the stream; the host waits for the peers' hosts alone. Cannot be captured.
+    Local. Kernels wait on the stream for the peers' kernels; the host waits only for the peers' hosts. Cannot be
+    captured.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class IpcChannel(MovableChannel):
             }
             for messages in (job.sends, job.receives)
         )
-        # Those to which messages go by staging memory alone, and from which nothing comes.
+        # Peers that get messages only through staging memory, and send no message back.
         self._acknowledging = _one_way(self._sends, job.receives)
         self._fragments = max((len(self._cut(m)) for m in self._sends["staging"]), default=0)
         self._block: DeviceBlock | None = None
@@ -282,7 +284,7 @@ class IpcChannel(MovableChannel):
         self._streams = CallStreams("ipc")
 
     def _staging(self) -> dict[Key, SlotPlaces]:
-        """Allocate both slots, and return the places there of the messages' parts."""
+        """Allocate both slots, and return the places of the messages' parts in them."""
         offsets, end = [], 0
         for message in self._receives["staging"]:
             offsets.append(end)
@@ -359,13 +361,13 @@ class IpcChannel(MovableChannel):
         self.is_movable = not any(messages[name] for messages in found for name in ("put", "get"))
 
     def _items(self, messages: Sequence[Message], slot: int) -> list[Item]:
-        """Pair each part with the address here of its packed bytes."""
+        """Pair each part with the address, in this process, of its packed bytes."""
         pointer = self._arena.pointer
         addresses = [map(pointer, self._places(message)[slot]) for message in messages]
         return items_of(messages, addresses)
 
     def _places(self, message: Message) -> SlotPlaces:
-        """Return by slot the places of a message's packed bytes, from the record of one of its ends."""
+        """Return by slot the places of a message's packed bytes, from the record of the end that has them."""
         own = self.record.places.get(message.key)
         if own is not None:
             return own
@@ -373,7 +375,7 @@ class IpcChannel(MovableChannel):
         return self._records[message.peer].places[direction, self._link.world.rank, tag]
 
     def check(self) -> None:
-        """Refuse a stream that is being captured, and one behind a last one that is."""
+        """Refuse a stream that is being captured, or that follows a stream under capture."""
         self._streams.check()
 
     def start(self) -> None:
@@ -392,7 +394,7 @@ class IpcChannel(MovableChannel):
             clear.launch(stream)
 
     def finish(self) -> None:
-        """Put the unpacking on the current stream, and take the short cuts."""
+        """Put the unpacking on the current stream, and the kernels and waits of "put" and "get"."""
         stream = self._streams.enter()
         epoch = self._epoch
         if self._put is not None:
@@ -401,7 +403,7 @@ class IpcChannel(MovableChannel):
             self._written.give(epoch, stream)
         self._may_read.wait(epoch, stream)
         for stage, come in zip_longest(self._unpacks[epoch % _SLOTS].stages, self._come):
-            if come is not None:  # as where all is read from the senders' arrays
+            if come is not None:  # None if all messages are read from the senders' arrays
                 come.wait(epoch, stream)
             for launch, source, target in stage:
                 launch(stream, source, target)
@@ -410,9 +412,9 @@ class IpcChannel(MovableChannel):
         self._taken.wait(epoch, stream)
 
     def close(self) -> None:
-        """Wait until the stream has done with the memory, which stays as it is for the peers.
+        """Wait until the stream has finished with the memory, which stays unchanged for the peers.
 
-        That of a stream which does not end within ``HALOX_TIMEOUT`` is never used again.
+        If a stream does not end within ``HALOX_TIMEOUT``, its memory is never used again.
         """
         if self.has_ended:
             self.has_ended = self._streams.end(self._link.world.waiter())
@@ -457,6 +459,6 @@ def _peers(messages: Sequence[Message]) -> set[int]:
 
 
 def _one_way(messages: Mapping[str, Sequence[Message]], others: Sequence[Message]) -> set[int]:
-    """Return the peers with staging memory as the only protocol, and no message the other way."""
+    """Return the peers with "staging" as the only protocol, and without a message in the opposite direction."""
     shortcut = _peers(messages["put"]) | _peers(messages["get"])
     return _peers(messages["staging"]) - _peers(others) - shortcut

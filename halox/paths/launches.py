@@ -1,4 +1,4 @@
-"""Launches that pack and unpack the parts of messages on a GPU, for a plan's arrays or for others like them."""
+"""Launches that pack and unpack parts of messages on a GPU, for a plan's arrays or for arrays of the same layouts."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ if TYPE_CHECKING:
     from halox.runtime.gpu.marks import Mark
 
 WORD = 16
-"""Bytes of the longest word: launches serve all addresses that differ from theirs by a multiple of it."""
+"""Bytes of the longest word: a launch can be shifted to all addresses that differ by a multiple of it."""
 
 Item: TypeAlias = "tuple[Any, ...]"
-"""A part, and with it what its launches need beside its array: the address of its packed bytes, for example."""
+"""A part, followed by other inputs of its launches apart from its array, such as the address of its packed bytes."""
 
 Make: TypeAlias = "Callable[[Sequence[Item]], Sequence[Launchable]]"
-"""Returns launches, stage by stage, of items in which an endpoint has taken the place of the part."""
+"""Returns launches, stage by stage, of items in which an endpoint replaces the part."""
 
 Call: TypeAlias = "tuple[Callable[[int, int, int], None], int, int]"
-"""A launch, called with a stream's address and two shifts: of the addresses read, and of those written."""
+"""A launch function of a stream's address and two shifts (of the addresses read and written), and these shifts."""
 
 View: TypeAlias = "Sequence[Sequence[Call]]"
-"""Launches to be called, by stage."""
+"""Calls to make, by stage."""
 
 
 class MovableLaunches:
-    """Launches over the arrays of a job, or over others of the same layouts at other addresses.
+    """Launches over the arrays of a job, or over other arrays of the same layouts at other addresses.
 
-    The job's own arrays have joint launches. Others have launches of each array's parts, with their addresses shifted:
-    made at the first address of each remainder by `WORD`, on which words depend, and kept. So a new array takes no new
-    table, and no launch that has been captured reads a table that is changed later.
+    For the job's arrays there are joint launches of all parts. For other arrays there are launches of each array's
+    parts, with shifted addresses. They are made at the first address of each remainder modulo `WORD`, since the choice
+    of words depends on the remainder, and then kept. So a new array needs no new table, and a captured launch never
+    reads a table that changes later.
 
-    ``make`` is called for all items, and for those of one array, and returns as many stages each time; ``joint`` is the
-    launch over the job's own arrays if another than it would return. ``reads`` and ``writes`` say whether the addresses
-    in the arrays are among those that the launches read, and write. ``stages`` are called from now on, until `bind`.
+    ``make`` is called with all items, and with the items of one array; it returns equally many stages each time.
+    ``joint`` is the launch over the job's arrays, unless ``make`` returns it. ``reads`` and ``writes`` say whether the
+    launches read or write at the addresses of the arrays. `stages` holds the calls to make until the next `bind`.
     """
 
     def __init__(
@@ -70,16 +71,16 @@ class MovableLaunches:
             self._made[only, self._home[only] % WORD] = self._home[only], made
 
     def view(self, pointers: Sequence[int]) -> View:
-        """Return what to call for arrays at these addresses; local.
+        """Return the calls for arrays at these addresses; local.
 
-        `StateError` if launches must be made for that and the current stream is being captured.
+        `StateError` if new launches must be made and the current stream is being captured.
         """
         if all(pointers[number] == self._home[number] for number in self._numbers):
             return self._joint
         return self._moved(pointers)
 
     def _moved(self, pointers: Sequence[int]) -> View:
-        """Return what to call array by array."""
+        """Return the calls array by array."""
         stages: list[list[Call]] = [[] for _ in self._joint]
         for number in self._numbers:
             pointer = pointers[number]
@@ -91,7 +92,7 @@ class MovableLaunches:
         return stages
 
     def bind(self, view: View) -> None:
-        """Let `stages` be those of a view."""
+        """Set `stages` to a view."""
         self.stages = view
 
     def launch(self, stream: int) -> None:
@@ -116,9 +117,10 @@ class MovableLaunches:
 
 
 class PackingWithCopies(MovableLaunches):
-    """One launch that packs parts, and copies others within the rank, from the first of each pair to the second.
+    """One launch that packs parts, and copies others within the rank, from the first part of each pair to the second.
 
-    For other arrays there are launches apart: their copies move at both ends, and what is packed at one.
+    For other arrays there are two separate launches: both ends of a copy move with the arrays, but only one end of a
+    packing.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class PackingWithCopies(MovableLaunches):
         self._copies: MovableLaunches | None = None
 
     def view(self, pointers: Sequence[int]) -> View:
-        """Return what to call for arrays at these addresses; see :meth:`MovableLaunches.view`."""
+        """Return the calls for arrays at these addresses; see :meth:`MovableLaunches.view`."""
         if all(pointers[number] == self._home[number] for number in self._copied):
             found = super().view(pointers)
             if found is self._joint:
@@ -154,24 +156,24 @@ class PackingWithCopies(MovableLaunches):
 
 
 def _direct(launch: Launchable) -> Callable[[int, int, int], None]:
-    """Return the call that launches on a stream given by its address, less the layers around it."""
+    """Return the function that launches on a stream given by its address, without the Python layers around it."""
     found: Callable[[int, int, int], None] = getattr(launch, "at", None) or launch.launch
     return found
 
 
 def repeated(call: Call, stream: int) -> Callable[[], object]:
-    """Return a call on a stream, which has been made before and since which nobody has launched with other shifts."""
+    """Return a function that repeats the last launch on a stream; the shifts must be unchanged since then."""
     from halox.runtime.gpu.launch import PreparedLaunch
 
     launch, source, target = call
     owner = getattr(launch, "__self__", None)
     if isinstance(owner, PreparedLaunch):
-        return owner.ready(stream)  # its addresses are set
+        return owner.ready(stream)  # its addresses are already set
     return partial(launch, stream, source, target)
 
 
 def check_no_capture() -> None:
-    """Raise `StateError` if the current stream is being captured, where launches must be made."""
+    """Raise `StateError` if the current stream is being captured, so that launches cannot be made."""
     from halox.runtime.gpu.streams import is_capturing
 
     if is_capturing():
@@ -182,17 +184,17 @@ def check_no_capture() -> None:
 
 
 class MovableChannel(Channel):
-    """A channel on a GPU whose launches can all be moved to other arrays; `_movable` has them."""
+    """A channel on a GPU; all its launches, listed in `_movable`, can move to other arrays."""
 
     is_movable = True
     _movable: Sequence[MovableLaunches] = ()
 
     def views(self, memories: Sequence[int]) -> Sequence[View]:
-        """Return what to launch for arrays at other addresses."""
+        """Return the launches for arrays at other addresses."""
         return [launches.view(memories) for launches in self._movable]
 
     def bind(self, views: Sequence[View]) -> None:
-        """Launch for the arrays of these views."""
+        """Use the launches for the arrays of these views."""
         for launches, view in zip(self._movable, views, strict=True):
             launches.bind(view)
 
@@ -207,7 +209,7 @@ def items_of(messages: Sequence[Message], addresses: Sequence[Iterable[int]]) ->
 
 
 def packed_items(messages: Sequence[Message], starts: Sequence[int]) -> list[Item]:
-    """Pair each part of some messages with its address in the packed ones, which begin at ``starts``."""
+    """Pair each part of some messages with its address in the packed messages, which begin at ``starts``."""
     return items_of(
         messages,
         [
@@ -220,7 +222,7 @@ def packed_items(messages: Sequence[Message], starts: Sequence[int]) -> list[Ite
 def packing(
     job: Job, items: Sequence[Item], device: int, mark: Mark | None = None
 ) -> MovableLaunches:
-    """Return the launch that packs parts to the addresses beside them, and leaves a mark as it starts."""
+    """Return the launch that packs parts to their paired addresses, and sets a mark as it starts."""
     from halox.packing.device import launch_pack
 
     return MovableLaunches(job, items, lambda moves: [launch_pack(moves, device, mark)], reads=True)
@@ -229,7 +231,7 @@ def packing(
 def unpacking(
     job: Job, items: Sequence[Item], device: int, mark: Mark | None = None
 ) -> MovableLaunches:
-    """Return the launch that unpacks parts from the addresses beside them, or adds to them; marks as `packing`."""
+    """Return the launch that unpacks or adds parts from their paired addresses; sets a mark like `packing`."""
     from halox.packing.device import launch_add, launch_unpack
 
     unpack = launch_add if job.operation == "add" else launch_unpack
@@ -246,7 +248,7 @@ def fragmented(
     *,
     unpack: bool,
 ) -> MovableLaunches:
-    """Return the launches of each fragment of some messages, whose ends are in their packed bytes, as stages."""
+    """Return the launches of each fragment of some messages as stages; ``ends`` has each message's fragment ends."""
     from halox.packing.device import fragment_launches
 
     shares = [
@@ -260,7 +262,7 @@ def fragmented(
 
 
 def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
-    """Return the launch that sets to zero what has been sent, in accumulations."""
+    """Return the launch that clears the parts of an accumulation that have been sent."""
     from halox.packing.device import launch_zeros
 
     if not job.cleared:
@@ -274,7 +276,7 @@ def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
 
 
 def is_movable_copy(pair: tuple[Part, Part]) -> bool:
-    """Whether a copy within a rank can be moved to other arrays."""
+    """Whether a copy within a rank can move to other arrays."""
     source, target = pair
     both = source.strided is not None and target.strided is not None
     return both and source.array == target.array
@@ -283,7 +285,7 @@ def is_movable_copy(pair: tuple[Part, Part]) -> bool:
 def copying(
     job: Job, pairs: Sequence[tuple[Part, Part]], device: int
 ) -> tuple[MovableLaunches, bool]:
-    """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
+    """Return the launches of a rank's messages to itself, and whether they can move to other arrays."""
     from halox.packing.device import launch_between
 
     is_movable = all(map(is_movable_copy, pairs))

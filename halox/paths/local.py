@@ -1,4 +1,4 @@
-"""The ``local`` path: the neighbour is this rank itself, as on a periodic axis that it owns alone."""
+"""The ``local`` path: messages of a rank to itself, as on a periodic axis with one rank."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class LocalPath(Path):
     to_self = True
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate]:
-        """Copy."""
+        """Offer the copy."""
         return [self.offer("copy", "the neighbour is this rank")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
-        """Make the channel of messages that no kernel of another path takes along."""
+        """Make the channel, unless a kernel of another path carries the messages along."""
         job, device = build.job(self), build.device
         if not job.sends or build.taken:
             return ()
@@ -48,11 +48,12 @@ _Moves: TypeAlias = tuple[list[Move], list[Callable[[], object]]]
 
 
 class LocalHostChannel(Channel):
-    """Copies between NumPy arrays of one rank, without a buffer where one loop nest walks both sides.
+    """Copies between NumPy arrays of one rank, without a buffer if one loop nest can walk both sides.
 
-    The copies are made by `start`, since what is sent must not change before `finish` and what is received must
-    not be touched before it either: the earlier moment is as good, and leaves less for later. They are made in the
-    order of the parts, as a part may hold what an earlier one has received, and before anything is sent to other ranks.
+    `start` makes the copies. Between `start` and `finish` the caller changes neither the parts sent nor the parts
+    received, so that any moment in between is right, and `start` leaves less work for later. The copies are made in the
+    order of the parts, since a part may hold cells that an earlier part has received, and before anything is sent to
+    other ranks.
     """
 
     def __init__(self, job: Job) -> None:
@@ -61,10 +62,10 @@ class LocalHostChannel(Channel):
         found, cleared = _places_of(pairs, arrays, values=adds), places_of(job.cleared, arrays)
         self._words: tuple[int, Words, Indices, Indices] | None = None
         self._in_tiles: bool | None = None  # the same for all arrays of a layout
-        # Copies that are made as they are, and what is done in other ways.
+        # Plain copies, and calls for all other work.
         self._copies: list[Move] = []
         self._calls: list[Callable[[], object]] = []
-        # The same copies by array, as indices to which and from which.
+        # The same copies by array, as pairs of target and source indices.
         self.lent: Sequence[Array] = ()
         self._indices: list[tuple[int, Base | None, list[tuple[Index, Index]]]] = []
         if found is not None and cleared is not None:
@@ -104,11 +105,11 @@ class LocalHostChannel(Channel):
         return [], [partial(add_all, moves), partial(copy_all, cleared)]
 
     def bind(self, views: _Moves) -> None:
-        """Work on the arrays of these views."""
+        """Use the arrays of these views."""
         self._copies, self._calls = views
 
     def accepts(self, arrays: Sequence[Array]) -> bool:
-        """Whether copies between other arrays need no views."""
+        """Whether other arrays can be copied without views."""
         if self._adds or self._in_tiles:
             return False
         if self._words is not None:
@@ -147,14 +148,14 @@ class LocalHostChannel(Channel):
                 call()
 
     def close(self) -> None:
-        """Let go of the arrays."""
+        """Drop the arrays."""
         self._copies, self._calls = [], []
 
 
 def _places_of(
     pairs: Sequence[tuple[Part, Part]], arrays: Sequence[HostArray], *, values: bool
 ) -> tuple[list[PartView], list[PartView]] | None:
-    """Return the places to copy or add from, and those to copy or add to; None unless each two are alike."""
+    """Return the source places and the target places of copies or additions; None unless each pair has one shape."""
     sources = places_of((send for send, _ in pairs), arrays, values=values)
     targets = places_of((receive for _, receive in pairs), arrays, values=values)
     if sources is None or targets is None:

@@ -1,7 +1,7 @@
-"""Messages: what one rank sends to, or receives from, one peer in one exchange.
+"""Messages: the data that one rank sends to one peer, or receives from it, in one exchange.
 
-A message is a list of parts, each a datatype placed at the start of one of the plan's arrays. Parts travel
-packed one behind the other, so that all fields and all directions between two ranks share one message.
+A message is a list of parts. A part is a datatype at the start of one of the plan's arrays. The parts travel packed, in
+sequence, so that all fields and all directions between two ranks share one message.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Part:
 
     @property
     def strided(self) -> StridedBlocks | None:
-        """The part as strided blocks; None if it is not strided as a whole."""
+        """The part as strided blocks; None if the whole part has no strided form."""
         return self.datatype.items(self.count).strided
 
 
 @dataclass(frozen=True)
 class Message:
-    """Everything that goes one way between this rank and ``peer`` under one tag."""
+    """All data in one direction between this rank and ``peer`` under one tag."""
 
     peer: int
     direction: Direction
@@ -55,7 +55,7 @@ class Message:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Direction, peer and tag: what tells the messages of a plan apart."""
+        """Direction, peer and tag: the identity of a message in a plan."""
         return self.direction, self.peer, self.tag
 
     @property
@@ -84,7 +84,7 @@ class Message:
 
     @cached_property
     def is_strided(self) -> bool:
-        """Whether each part is, as a whole, strided blocks."""
+        """Whether each whole part has a strided form."""
         return all(part.strided is not None for part in self.parts)
 
     @cached_property
@@ -94,12 +94,12 @@ class Message:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Mean length of the contiguous runs of all parts: what decides between paths."""
+        """Mean length of the contiguous runs of all parts, an input of path selection."""
         return self.nbytes // max(self.block_count, 1)
 
     @cached_property
     def row_bytes(self) -> int:
-        """The same for a GPU, whose kernels move rows of tiles where an array's axes are in another order."""
+        """The same for a GPU, whose kernels move rows of tiles between arrays with different orders of axes."""
         rows = [
             part.nbytes / least_row_bytes(strided)
             if (strided := part.strided) is not None
@@ -115,7 +115,7 @@ class Message:
 
 
 ALIGNMENT = 16
-"""Parts start at multiples of this in a packed message, so that 16-byte words can be used."""
+"""In a packed message parts start at multiples of this, so that kernels can use 16-byte words."""
 
 
 def run_count(datatype: Datatype) -> int:
@@ -126,7 +126,7 @@ def run_count(datatype: Datatype) -> int:
 
 
 def fuse(direction: Direction, parts: Iterable[tuple[int, int, Part]]) -> tuple[Message, ...]:
-    """Fuse (peer, tag, part) into one message a peer and tag, in ascending order; parts of no bytes are dropped."""
+    """Fuse (peer, tag, part) triples into one message per peer and tag, in ascending order; drops parts of no bytes."""
     groups: dict[tuple[int, int], list[Part]] = {}
     for peer, tag, part in parts:
         if part.nbytes:
@@ -140,7 +140,7 @@ def fuse(direction: Direction, parts: Iterable[tuple[int, int, Part]]) -> tuple[
 def check_match(
     rank: int, peer: int, received: Sequence[PartSignature], expected: Sequence[PartSignature]
 ) -> None:
-    """Raise a `MismatchError` unless a peer's message has the signatures that are expected from it."""
+    """Raise a `MismatchError` unless a peer's message has the expected signatures."""
     if len(received) != len(expected):
         raise MismatchError(
             f"rank {peer} sends {len(received)} datatype(s) to rank {rank}, which receives "
@@ -161,7 +161,7 @@ def _readable(part: PartSignature) -> str:
 
 
 class Located(NamedTuple, Generic[SegmentT]):
-    """Places of the arrays of a message's parts, None unless all are in an arena, and the parts' layouts from there."""
+    """Places of the arrays of a message's parts, None unless all are in an arena; and the layouts of the parts."""
 
     places: tuple[Place[SegmentT], ...] | None
     layouts: tuple[StridedBlocks, ...]
@@ -176,7 +176,7 @@ def located(
     arrays: Sequence[Addressed],
     locate: Callable[[int, int], Place[SegmentT] | None],
 ) -> Located[SegmentT] | None:
-    """Locate a message's parts in an arena; None unless each is strided as a whole."""
+    """Locate a message's parts in an arena; None unless each part has a strided form."""
     layouts = tuple([strided for part in message.parts if (strided := part.strided) is not None])
     if len(layouts) < len(message.parts):
         return None

@@ -1,13 +1,13 @@
-"""Memory and flags of one path's messages in a plan, shared by the ranks of a node.
+"""Shared memory and flags of one path's messages in a plan, among the ranks of a node.
 
-A rank's block of shared memory holds its flags, each in a cache line of its own, and behind them the packed
-messages that it sends, once for each of two slots::
+A rank's block of shared memory holds its flags, each on a separate cache line, and behind them the packed messages that
+it sends, once for each of two slots::
 
     | packed | consumed | ready | read | words | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
 
-The words are numbers for the peers, of paths that need some: written before a flag is raised. A flag is a 64-bit count
-that only its owner writes and that only grows, over the lives of all plans that use the block: a plan's epochs count
-from what the flags held when it was made.
+The words are 64-bit numbers that some paths pass to their peers; they are written before a flag is signalled. A flag is
+a 64-bit count that only its owner writes and that only grows, over the lives of all plans that use the block: a plan
+counts its epochs from the value of the flag when the plan was made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLAGS = {
     "ready": "to come to the exchange",
     "read": "to read its cells",
 }
-"""Flags of a block, and what a peer is waited for where one is not set."""
+"""Flags of a block, each with the awaited action of a peer, for timeout errors."""
 
 _LINE_BYTES = 128  # two cache lines, since processors fetch them in pairs
 _HEAD_BYTES = _LINE_BYTES * len(FLAGS)
@@ -37,7 +37,7 @@ _MOST = 1 << 62
 
 
 class Flag:
-    """A flag of this rank and the same flag of some peers: a word of memory each, and what it held at first."""
+    """A flag of this rank and the same flag of some peers, each with its memory word and its initial value."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Flag:
         self._spins = range(0 if world.crowded else SPINS)
 
     def signal(self, epoch: int) -> None:
-        """Publish everything written so far, and set the flag."""
+        """Publish all earlier writes, and set the flag."""
         if NEEDS_FENCE:
             fence()
         self._word[0] = self._base + epoch
@@ -73,7 +73,7 @@ class Flag:
             fence()
 
     def passed(self, epoch: int) -> bool:
-        """Return whether every peer's flag has reached an epoch; what they wrote before may then be read."""
+        """Return whether every peer's flag has reached an epoch; if so, the peers' earlier writes may be read."""
         for _, word, base in self._others:
             if word[0] < base + epoch:
                 return False
@@ -82,7 +82,7 @@ class Flag:
         return True
 
     def missing(self, epoch: int) -> list[int]:
-        """Return the peers whose flags have not reached an epoch."""
+        """Return the peers that have not set their flags to an epoch."""
         return [peer for peer, word, base in self._others if word[0] < base + epoch]
 
     def _wait_for(self, peer: int, word: memoryview, value: int) -> None:
@@ -107,8 +107,7 @@ class _Record(NamedTuple):
 class NodeLink:
     """The shared block of this rank for one path of a plan, and the addresses of its peers' blocks.
 
-    Collective over the ranks of the node. ``failed`` is True, on all of them, where there is too little shared
-    memory.
+    Collective over the ranks of the node. ``failed`` is True, on all these ranks, if there is too little shared memory.
     """
 
     def __init__(
@@ -141,14 +140,14 @@ class NodeLink:
         return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
     def _base(self, place: HostPlace, number: int) -> int:
-        """Return what a flag holds, from which epochs count on; start at 0 where it held no count."""
+        """Return the value of a flag, the origin of the epochs; reset it to 0 if it is not a valid count."""
         word = self._word(place, number)
         if not 0 <= word[0] < _MOST:
-            word[0] = 0  # The block was a field's: nobody looks at its bytes any more.
+            word[0] = 0  # The block was a field's memory, and nobody reads these bytes any longer.
         return word[0]
 
     def flag(self, name: str, peers: Sequence[int]) -> Flag:
-        """Return one of `FLAGS`, which waits for the given peers."""
+        """Return one of `FLAGS`, to wait for the given peers."""
         number = [*FLAGS].index(name)
         own, *others = (
             (self._word(record.place, number), record.bases[number])
@@ -164,7 +163,7 @@ class NodeLink:
         return memory.data.cast("B").cast("q")
 
     def place(self, message: Message, slot: int) -> HostPlace:
-        """Return where a message is packed: in its sender's block."""
+        """Return the place of a packed message: in its sender's block."""
         record, key = self._own, (message.peer, message.tag)
         if message.direction == "receive":
             record, key = self._peers[message.peer], (self.world.rank, message.tag)

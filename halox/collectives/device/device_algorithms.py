@@ -1,14 +1,14 @@
-"""Allreduce algorithms for arrays on GPUs: why one is not available, and its construction.
+"""Allreduce algorithms for arrays on GPUs: reasons why one is not available, and construction.
 
-``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another (`kernel_reductions`);
+``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another (`kernel_reductions`).
 ``shared_buffer`` and ``binomial`` are trees of events (`tree_reduction`). ``host`` uses page-locked memory, which the
-ranks share or between which MPI carries; ``hierarchical`` uses it between nodes, after the GPUs of each node have
-combined::
+ranks share or whose contents MPI transfers. ``hierarchical`` uses page-locked memory between nodes, after the GPUs of
+each node have combined their arrays::
 
     node 0   GPUs 0 1 2 3, all get a = a0 op a1 op a2 op a3    rank 0: a -> host <- MPI -> a op b -> host of all -> GPUs
     node 1   GPUs 4 5 6 7, all get b = b4 op b5 op b6 op b7    rank 4: b -> host <-'
 
-Where the ranks have NCCL and a GPU each, that carries the nodes' values instead (`nccl_reduction`).
+If every rank has NCCL and a separate GPU, NCCL transfers the nodes' values instead (`nccl_reduction`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _MAKING = "the making of an allreduce"
 
 
 class DeviceAlgorithm(Combines, Protocol):
-    """One of the algorithms."""
+    """Interface of the algorithms."""
 
     captures: bool  # whether a call may be captured in a CUDA graph
 
 
 class Nothing:
-    """For arrays without elements."""
+    """Algorithm for arrays without elements."""
 
     captures = True
 
@@ -63,7 +63,7 @@ class Nothing:
 
 
 def _pinned(world: World, dtype: DType, elements: int) -> PinnedBuffer:
-    """Return page-locked memory of an array, for one call at a time; collective."""
+    """Return page-locked memory for one array, used by one call at a time; collective."""
     found: PinnedBuffer = world.guarded(lambda: pinned(dtype.itemsize * elements), _MAKING)
     return found
 
@@ -112,7 +112,7 @@ class ThroughHost:
             self._host = HostAlgorithm(context, "host", *what)
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine."""
+        """Combine the ranks' arrays."""
         moves = _Copies(source, target, stream)
         if error is None:
             try:
@@ -183,7 +183,7 @@ class AcrossNodes:
         self._leaders = Leaders(world, operation, dtype, elements)
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine."""
+        """Combine the ranks' arrays."""
         self._world.agree(error, _DOING)
         if self._within is not None:
             self._within.reduce(source, target, stream, None)
@@ -194,7 +194,7 @@ class AcrossNodes:
         self._order.follow(stream)
         if self._leaders.is_one:
             moves.fetch(self._values, 0)
-        # On other ranks for the last call's copy to the GPU, before its memory is written again.
+        # On ranks that are not leaders, wait for the last call's copy to the GPU before its memory is written again.
         moves.wait()
         self._leaders.combine(self._values)
         moves.bring(self._values, 0)
@@ -211,7 +211,7 @@ class AcrossNodes:
 
 
 def why_no_kernels(world: World, topology: Topology) -> str | None:
-    """Reason why one kernel on each rank cannot reduce over all of them, or None; the same on all ranks."""
+    """Return why kernels of all ranks cannot reduce together, None if they can; the same on all ranks."""
     return _first_reason(world, topology.why_no_signals)
 
 
@@ -257,7 +257,7 @@ def begin_making(context: Context, device: int, doing: str, why_no_capture: str)
         return arena
 
     arena: DeviceArena = context.world.guarded(begin, doing)
-    # All ranks' GPUs have been idle since the first of them came here.
+    # The GPUs of all ranks were idle before the first rank returned from `guarded`.
     arena.reclaim()
     return context.find_gpus()
 
@@ -269,7 +269,7 @@ def make_algorithm(
     wish: str | None = None,
     without: Collection[str] = (),
 ) -> tuple[DeviceAlgorithm, str, dict[str, str]]:
-    """Make the algorithm asked for, or the one that is expected to be fastest.
+    """Make the requested algorithm, or else the algorithm with the shortest predicted time.
 
     Collective. Waits for the GPU.
     """
@@ -334,13 +334,13 @@ def _can_use_nccl(context: Context) -> bool:
 
 
 class _OneNode:
-    """A reduction within a node, with the context that it alone uses; ``ranks`` are those of the node."""
+    """A reduction within a node, with a context that only it uses; ``ranks`` are the ranks of the node."""
 
     def __init__(self, context: Context, within: KernelReduction, ranks: Sequence[int]) -> None:
         self._context, self._within, self._ranks = context, within, ranks
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Launch."""
+        """Launch the reduction."""
         try:
             self._within.reduce(source, target, stream, error)
         except ExchangeTimeoutError as caught:
@@ -350,17 +350,17 @@ class _OneNode:
 
     @property
     def canceller(self) -> int | None:
-        """Rank that has cancelled a call since the ranks of the node met last; None if none has."""
+        """Rank that has cancelled a call since the last meeting of the node's ranks; None if no rank has."""
         who = self._within.canceller
         return None if who is None else self._ranks[who]
 
     def meet_again(self, calls: int) -> int:
-        """Go on after a call that was cancelled; return the most calls that a rank has made; collective."""
+        """Continue after a cancelled call; return the largest number of calls of any rank; collective."""
         self._within.meet_again()
         return max(self._context.world.gather(calls, _DOING))
 
     def close(self) -> None:
-        """Release both; collective over the node."""
+        """Release the reduction and the context; collective over the node."""
         self._within.close()
         self._context.close()
 
@@ -368,7 +368,7 @@ class _OneNode:
 def _across_nodes_by_nccl(
     context: Context, device: int, what: tuple[str, DType, int]
 ) -> DeviceAlgorithm | None:
-    """Make ``hierarchical`` by NCCL; None where a node cannot reduce by kernels alone. Collective."""
+    """Make ``hierarchical`` by NCCL; None if the kernels of a node cannot reduce together. Collective."""
     if not _can_use_nccl(context):
         return None
     op, dtype, elements = what

@@ -1,4 +1,4 @@
-"""Allreduce of arrays of one shape on GPUs: accepted arguments, and where results are formed."""
+"""Allreduce of arrays of one shape on GPUs: accepted arguments, and the memory of results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DeviceAllreduce(ArrayReduction):
-    """Combines arrays on the GPUs of all ranks; arrays of the host are copied there and back."""
+    """Combines arrays on the GPUs of all ranks; arrays on the host are copied to the GPU, and their results back."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DeviceAllreduce(ArrayReduction):
         return out
 
     def bind(self, array: object, out: object) -> Launch | None:
-        """Prepare calls that need no host, for arrays that are read and written as they are."""
+        """Prepare calls without host work, for arrays that are read and written in place."""
         if not isinstance(self._do, KernelReduction | NcclAcrossNodes) or not self._is_plain(array):
             return None
         if out is None:
@@ -82,11 +82,11 @@ class DeviceAllreduce(ArrayReduction):
         return self._do.bind(array.data.ptr, out.data.ptr) if self._is_target(out, array) else None
 
     def refuse(self, error: Exception) -> None:
-        """Raise an error, on the other ranks too."""
+        """Raise an error, also on the remaining ranks."""
         self._do.reduce(0, 0, self._current_stream(), error)
 
     def close(self) -> None:
-        """Free what it holds; collective."""
+        """Free memory and communicators; collective."""
         self._do.close()
 
     def _source(self, array: object) -> CupyArray:
@@ -99,13 +99,13 @@ class DeviceAllreduce(ArrayReduction):
         return self._plain(as_device_array(_host(given) if found.device is None else given))
 
     def _is_plain(self, array: object) -> TypeGuard[CupyArray]:
-        """Whether an array is CuPy's own, and an aligned contiguous run."""
+        """Whether an array is a CuPy array, and an aligned contiguous run."""
         return (
             is_cupy_array(array) and array.flags.c_contiguous and array.data.ptr % self._part == 0
         )
 
     def _plain(self, array: CupyArray) -> CupyArray:
-        """Return an array of the GPU, or an aligned contiguous copy of it."""
+        """Return a GPU array itself, or an aligned contiguous copy of it."""
         is_run, is_aligned = array.flags.c_contiguous, array.data.ptr % self._part == 0
         if is_run and is_aligned:
             return array
@@ -122,7 +122,7 @@ class DeviceAllreduce(ArrayReduction):
         return found
 
     def _target(self, source: CupyArray, out: object) -> CupyArray:
-        """Return where the result is formed: ``out`` itself, where that will do."""
+        """Return the array that receives the result: ``out`` itself, if that is possible."""
         if out is not None:
             self._check(describe(out, "out"), "out")
             if self._is_target(out, source):
@@ -131,7 +131,7 @@ class DeviceAllreduce(ArrayReduction):
         return self._empty(self.shape, self.dtype)
 
     def _is_target(self, out: object, source: CupyArray) -> TypeGuard[CupyArray]:
-        """Whether a result can be formed in an array, which is the source or disjoint from it."""
+        """Whether a result can be formed in ``out``, which must be the source or disjoint from it."""
         if not self._is_plain(out):
             return False
         apart = abs(out.data.ptr - source.data.ptr)
@@ -147,7 +147,7 @@ class DeviceAllreduce(ArrayReduction):
 
 
 def check_lasts(name: str) -> None:
-    """Raise `StateError` in a capture: replays would go on to use a copy's memory, which is free then."""
+    """Raise `StateError` in a capture: replays would use the memory of a temporary copy after it has been freed."""
     if is_capturing():
         raise StateError(
             f"{name} needs a copy on the way, which cannot be captured in a CUDA graph; give a contiguous CuPy array, "

@@ -1,11 +1,11 @@
-"""Reductions of a grid on GPUs: made at their first call and kept.
+"""Reductions of a grid on GPUs, made in their first call and cached.
 
-Where all ranks' kernels can signal to one another, a field reduction is one launch: the rank's cells, and then the
-ranks. Where they cannot, one launch combines the rank's cells, and the fastest allreduce of one element the ranks.
-Cells that no kernel walks are combined by CuPy first.
+If the kernels of all ranks can signal to one another, a field reduction is one launch: it combines the rank's cells,
+and then the ranks. Otherwise one launch combines the rank's cells, and the fastest allreduce of one element combines
+the ranks. CuPy first combines cells with strides that the kernel does not support.
 
-All that ranks decide together follows from the reduction's name, the dtypes and the parity of the cells, which they
-compare when it is made.
+All collective decisions follow from the reduction's name, the dtypes and the parity of the cells, which the ranks
+compare when the reduction is made.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DOING = "a reduction"
 
 
 class DeviceReductions(HostArrays):
-    """A grid's reductions on GPUs; of host arrays on the host."""
+    """A grid's reductions on GPUs; arrays on the host are reduced on the host."""
 
     fields: PreparedReductions[InOneLaunch | InTwoSteps]
     _device: int
@@ -163,7 +163,7 @@ class DeviceReductions(HostArrays):
 
 
 class InOneLaunch:
-    """By kernels that combine the cells and then the ranks."""
+    """Reduction by one kernel that combines the cells and then the ranks."""
 
     def __init__(self, name: str, reduction: FieldReduction) -> None:
         self._name, self._reduction = name, reduction
@@ -190,7 +190,7 @@ class InOneLaunch:
         return self._reduction.bind(described, target)
 
     def refuse(self, error: Exception) -> None:
-        """Cancel the reduction, and raise."""
+        """Cancel the reduction, and raise the error."""
         self._reduction.cancel(self._current_stream())
         raise error
 
@@ -200,9 +200,9 @@ class InOneLaunch:
 
 
 class InTwoSteps:
-    """By a launch for the rank's cells, or by CuPy, and an allreduce of one element; collective to make.
+    """Reduction by a launch or by CuPy for the rank's cells, and an allreduce of one element; collective to make.
 
-    An error of one rank is raised on the others where the host takes part in the allreduce.
+    An error of one rank is raised on the remaining ranks if the host takes part in the allreduce.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class InTwoSteps:
         self._local = "squares" if name == "norm" else name
         self._dtype = result_dtype(name, dtypes)
         if not element(self._dtype):
-            self._dtype = np.dtype("f4")  # of float16, exactly
+            self._dtype = np.dtype("f4")  # represents float16 exactly
         op = FIELD_REDUCTIONS[name].op
         self._all: DeviceAlgorithm
         self._all, self.algorithm, _ = make_algorithm(context, device, (op, self._dtype, 1))
@@ -231,11 +231,11 @@ class InTwoSteps:
                 made.open_alone()
                 return made, cupy().empty((), self._dtype)
 
-            # Graphs of calls go on to write the rank's value, so it is no temporary.
+            # CUDA graphs of calls keep writing the rank's value, so that it must not be a temporary.
             self._cells, self._own = world.guarded(make, _DOING)
 
     def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
-        """Launch, and combine; blocks as the allreduce does."""
+        """Launch, and combine; blocks if the allreduce blocks."""
         cp = cupy()
         stream = cp.cuda.get_current_stream()
         try:
@@ -257,11 +257,11 @@ class InTwoSteps:
             out[...] = total.reshape(out.shape)
 
     def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
-        """Return None: it takes two steps."""
+        """Return None: the reduction takes two steps."""
         return None
 
     def refuse(self, error: Exception) -> None:
-        """Raise, on the others as the allreduce does."""
+        """Raise the error, on all ranks if the allreduce does."""
         self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
@@ -272,7 +272,7 @@ class InTwoSteps:
         return self._own
 
     def close(self) -> None:
-        """Release what both steps hold; collective."""
+        """Release the resources of both steps; collective."""
         if self._cells is not None:
             self._cells.close()
         self._all.close()

@@ -1,6 +1,7 @@
 """Plans for the kernel that reduces fields over ranks: the loops over a rank's cells, and its launch shape.
 
-No GPU is touched here. Ranks plan alike what they meet by (`plan_meeting`); loops and blocks are a rank's own affair.
+This module touches no GPU. All ranks make equal plans of the memory for their meeting (`plan_meeting`); loops and
+blocks may differ between ranks.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, Row
 from halox.runtime.arrays import Described, DType
 
 CELLS_IN_FLIGHT = 4
-"""Cells that a thread loads before it combines the first."""
+"""Cells that a thread loads before it combines the first cell."""
 
 BLOCKS_PER_SM = 4
-"""Blocks a multiprocessor that read a field: one wave, each as long as the field takes."""
+"""Most blocks per multiprocessor that read a field: one wave of blocks, each as long as the field takes."""
 
 PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
-"""The parameter of ``allreduce_field`` for its blocks' results."""
+"""Parameter of ``allreduce_field`` for the results of its blocks."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class FieldOperation:
     finish: str = "Plain"
 
     def accumulator(self, dtype: DType) -> DType:
-        """Return the dtype in which it is formed: 64 bits for sums, the field's own for min and max."""
+        """Return the dtype of the accumulator: 64 bits for sums, the field's dtype for min and max."""
         if self.op in ("min", "max"):
             return dtype
         return np.dtype("f8") if self.local == "Square" else wide_dtype(dtype)
 
     def identity(self, dtype: DType) -> Any:
-        """Return the accumulator that leaves others as they are."""
+        """Return the identity element of the operation, in the accumulator's dtype."""
         found = self.accumulator(dtype)
         if self.op not in ("min", "max"):
             return found.type(0)
@@ -64,21 +65,21 @@ FIELD_REDUCTIONS: dict[str, FieldOperation] = {
     "dot": FieldOperation("sum", "Product"),
     "squares": FieldOperation("sum", "Square"),
 }
-"""Field reductions, by the name of the grid's method; "squares" are what "norm" is the root of."""
+"""Field reductions, by the name of the grid's method; "norm" is the square root of "squares"."""
 
 
 def plan_meeting(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
     """Plan the memory in which launches of :func:`plan_field` meet, for any field of a dtype.
 
-    Parameters and errors are those of :func:`plan_field`.
+    Parameters and errors are the same as for :func:`plan_field`.
     """
     return _planned_field(name, FIELD_REDUCTIONS[name], dtype, 1, 0, ranks, sms)
 
 
 def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the launch for a rank whose cells have been combined already, to one accumulator.
+    """Plan the launch for a rank whose cells have already been combined, to one accumulator.
 
-    Parameters and errors are those of :func:`plan_field`. Meets launches of that.
+    Parameters and errors are the same as for :func:`plan_field`. The launch meets launches of :func:`plan_field`.
     """
     found = FIELD_REDUCTIONS[name]
     of_values = FieldOperation(found.op, "Value", found.finish)
@@ -100,7 +101,7 @@ def _planned_field(
     ranks: int,
     sms: int,
 ) -> ReductionPlan:
-    # Cells that are added are added in 64 bits, so bools can be counted.
+    # Sums of cells are computed in 64 bits, so that bools can be counted.
     checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
     accumulator = reduction.accumulator(dtype)
     threads = block_threads(words)
@@ -108,7 +109,7 @@ def _planned_field(
     most = BLOCKS_PER_SM * sms
     blocks = max(1, min(wanted, most))
     unit_bytes = 32 if accumulator.itemsize == 16 else 16
-    kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
+    kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few values, because each is compiled
     return ReductionPlan(
         name,
         "allreduce_field",
@@ -136,9 +137,9 @@ def field_row(
     itemsize: int,
     other: tuple[int, Sequence[int]] | None = None,
 ) -> Row | None:
-    """Return the cells of a field, or the same cells of two, as loops over elements; None if no kernel walks them.
+    """Return the cells of a field, or of two fields, as loops over elements; None if the kernel does not support them.
 
-    There are none then, or more than MAX_WORDS, or they take more than MAX_LEVELS loops.
+    The kernel supports 1 to MAX_WORDS cells, in at most MAX_LEVELS loops.
 
     Examples
     --------
@@ -156,7 +157,7 @@ Level(steps=8, source_stride=8, target_stride=0))
 
 
 def check_aligned(field: Described) -> None:
-    """Raise unless a field's cells are aligned for the loads of a GPU."""
+    """Raise `FieldError` unless a field's cells are aligned for the loads of a GPU."""
     part = field.dtype.itemsize // (2 if field.dtype.kind == "c" else 1)
     strides = (stride for n, stride in zip(field.shape, field.strides, strict=True) if n > 1)
     if field.pointer % part or any(stride % part for stride in strides):
@@ -169,7 +170,7 @@ def check_aligned(field: Described) -> None:
 def _levels(
     shape: Sequence[int], strides: Sequence[int], other_strides: Sequence[int]
 ) -> list[Level]:
-    """Return loops over the cells of two fields, outermost first; those without gaps are one."""
+    """Return loops over the cells of two fields, outermost first; loops without a gap between them are merged."""
     levels: list[Level] = []
     for steps, stride, other_stride in zip(shape, strides, other_strides, strict=True):
         if steps == 1:

@@ -1,8 +1,8 @@
-"""Plans for the kernels that reduce over ranks: chunks, launch shapes, and places of everything in the ranks' memory.
+"""Plans for the kernels that reduce over ranks: chunks, launch shapes, and offsets of all data in the ranks' memory.
 
-No GPU is touched here. The parameters' layout is that of the C structs in ``kernels/allreduce_body.cu`` and
-``kernels/allreduce_field.cu``; a test holds one against the other. Ranks whose kernels meet must plan alike, so plans
-depend on nothing that differs between the GPUs of a node, but for a field's local part.
+This module touches no GPU. The parameters have the layout of the C structs in ``kernels/allreduce_body.cu`` and
+``kernels/allreduce_field.cu``; a test compares them. Ranks whose kernels meet must have equal plans, so that plans
+depend on no property that differs between the GPUs of a node, except for the rank-local part of a field reduction.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from halox.runtime.arrays import Array, DType
 from halox.values import rounded_up
 
 MOST_RANKS = 16
-"""Ranks of a kernel, as in ``allreduce_body.cu``."""
+"""Most ranks of a kernel, as in ``allreduce_body.cu``."""
 
 EPOCH_SHIFT = 20
-"""Shift of the epoch in a state, as there: a launch has fewer than 2**EPOCH_SHIFT turns."""
+"""Shift of the epoch in a state, as in ``allreduce_body.cu``: a launch has fewer than 2**EPOCH_SHIFT turns."""
 
 THREADS = 256
-"""Threads of a block; fewer where there is less for them to do."""
+"""Threads of a block; fewer if there is less work."""
 
 LEAST_THREADS = 32
-"""No fewer than ranks, since a thread each hears from them."""
+"""Least threads of a block: at least one thread per rank, since one thread waits for each rank."""
 
 WIDE_BYTES = 1 << 13
-"""Bytes of an array from which packets are LL128-like: fewer threads do more each, and fewer bytes are sent."""
+"""Bytes of an array from which packets are LL128-like: fewer threads move more bytes each, and fewer bytes are sent."""
 
 WIDE_THREADS, WIDE_BLOCKS = 64, 512
-"""Threads of a block then, and most blocks."""
+"""Threads of a block with LL128-like packets, and most blocks."""
 
 BLOCKS = 256
-"""Most blocks that exchange: more would only wait. Alike on all ranks, since it decides on the chunks."""
+"""Most blocks that exchange: further blocks would only wait. The same on all ranks, since it determines the chunks."""
 
 KNOWN_RANKS = 8
-"""Most ranks for whose number packets have a kernel of their own, in which every loop over ranks is unrolled."""
+"""Most ranks for which packets have a separate kernel for each number of ranks, with unrolled loops over the ranks."""
 
 PART_BYTES = (2048, 65536)
-"""Least and most bytes of a rank's part of a chunk; more only where there would be more than MOST_CHUNKS."""
+"""Least and most bytes of a rank's part of a chunk; more only if there would be more than MOST_CHUNKS chunks."""
 
 MOST_CHUNKS = 1 << 16
-"""Chunks of an array."""
+"""Most chunks of an array."""
 
 _ALIGNMENT = 256
 _SHARED = ("ranks", "elements", "chunks", "chunk_elements", "rank_bytes", "slot_bytes")
@@ -69,26 +69,26 @@ ALLREDUCE = np.dtype(
         ("memory", "u8", (MOST_RANKS,)),
     ]
 )
-"""The parameter of all kernels, as in ``allreduce_body.cu``."""
+"""Parameter of all kernels, as in ``allreduce_body.cu``."""
 
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """Plan of a reduction by a kernel, apart from addresses."""
+    """Plan of a reduction by a kernel, without addresses."""
 
     name: str  # of the call, for errors
-    function: str  # a file's name without its .cu, and that of the kernel in it
-    defines: tuple[tuple[str, str], ...]  # macros that it is compiled with
+    function: str  # name of the .cu file, and of the kernel in it
+    defines: tuple[tuple[str, str], ...]  # preprocessor definitions for the kernel
     ranks: int
     elements: int  # of the array; 1 for a field reduction
-    chunks: int  # in which blocks take turns
+    chunks: int  # divided among the blocks
     chunk_elements: int  # of a rank's part of a chunk, or of a chunk without parts
     threads: int
     blocks: int
-    rank_bytes: int  # of a rank's part of a slot
+    rank_bytes: int  # bytes of a rank's part of a slot
     slot_bytes: int
     flag_bytes: int = 0  # of the flags behind the slots
-    partial_bytes: int = 0  # of the blocks' results, which no other rank sees
+    partial_bytes: int = 0  # of the blocks' results, which no other rank reads
     slots: int = 2
 
     @property
@@ -98,7 +98,7 @@ class ReductionPlan:
 
     @property
     def state_offset(self) -> int:
-        """Offset of this rank's state, behind what peers write to."""
+        """Offset of this rank's state, behind the memory that peers write."""
         return rounded_up(self.flags_offset + self.flag_bytes, _ALIGNMENT)
 
     @property
@@ -113,7 +113,7 @@ class ReductionPlan:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Part of the plan that must be alike on all ranks."""
+        """Part of the plan that must be equal on all ranks."""
         shape = self.threads if self.chunk_elements == self.threads else 0
         return (
             self.function,
@@ -123,7 +123,7 @@ class ReductionPlan:
         )
 
     def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:
-        """Return the kernel's parameter but for ``source`` and ``target``, shape (1,) of ALLREDUCE."""
+        """Return the kernel's parameter without ``source`` and ``target``, shape (1,) of ALLREDUCE."""
         found = np.zeros(1, ALLREDUCE)
         entry = found[0]
         entry["state"] = memory[rank] + self.state_offset
@@ -137,10 +137,10 @@ class ReductionPlan:
 
 
 def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
-    """Plan the reduction of a small array: everything to everybody, in packets.
+    """Plan the reduction of a small array: every rank sends its array to all ranks, in packets.
 
-    Not collective; touches no device. Takes ``2 * ranks`` times the packets' bytes in device memory, and packets are
-    twice the array; from WIDE_BYTES on they are LL128-like.
+    Not collective; touches no device. Takes ``2 * ranks`` times the packets' bytes in device memory. Packets are twice
+    as long as the array; from WIDE_BYTES on they are LL128-like.
 
     Examples
     --------
@@ -165,10 +165,10 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
 
 
 def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
-    """Plan the reduction of a medium array: everything to everybody, in LL128-like packets.
+    """Plan the reduction of a medium array: every rank sends its array to all ranks, in LL128-like packets.
 
-    Parameters, errors and notes are those of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of
-    the array.
+    Parameters, errors and notes are the same as for :func:`plan_oneshot`, for elements of at most 8 bytes. Packets are
+    8/7 as long as the array.
 
     Examples
     --------
@@ -200,9 +200,9 @@ def _check_chunks(chunks: int, elements: int, most: int) -> None:
 
 
 def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
-    """Plan the reduction of a large array: each rank combines a part, and all gather the parts.
+    """Plan the reduction of a large array: each rank combines a part, and all ranks gather the parts.
 
-    Parameters, errors and notes are those of :func:`plan_oneshot`. Takes twice the array in device memory.
+    Parameters, errors and notes are the same as for :func:`plan_oneshot`. Takes twice the array in device memory.
 
     Examples
     --------
@@ -227,14 +227,14 @@ def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> Reductio
 
 
 def checked(dtype: DType, op: str, ranks: int) -> Operation:
-    """Return an operation that a kernel has for a dtype, among so many ranks."""
+    """Return an operation that a kernel supports for a dtype and for ``ranks`` ranks."""
     if ranks > MOST_RANKS:
         raise FieldError(f"{ranks} ranks are more than the {MOST_RANKS} that a kernel serves")
     return find_operation(op, dtype)
 
 
 def block_threads(units: int) -> int:
-    """Threads of a block, a power of two."""
+    """Return the threads of a block, a power of two."""
     return min(THREADS, max(LEAST_THREADS, 1 << (units - 1).bit_length() if units else 1))
 
 

@@ -1,8 +1,8 @@
-"""Reductions by one kernel a call, among GPUs that map one another's memory.
+"""Reductions by one kernel per call, among GPUs that map one another's memory.
 
-The kernels (``kernels/allreduce_body.cu`` states their protocol) store into the memory of all ranks, wait for
-what those store here, and combine in the order of the ranks. The host only launches them, so that a reduction can be
-captured in a graph::
+The kernels store into the memory of all ranks, wait for the stores of all ranks, and combine the values in the order of
+the ranks. (``kernels/allreduce_body.cu`` states their protocol.) The host only launches the kernels, so that a
+reduction can be captured in a CUDA graph::
 
     rank 0  ...user's kernels | a0 -> slots of 1, 2 | wait for a1, a2 | (a0 + a1) + a2 | user's kernels...
     rank 1  ...user's kernels | a1 -> slots of 0, 2 | wait for a0, a2 | (a0 + a1) + a2 | user's kernels...
@@ -56,18 +56,18 @@ _MAKING = "the making of a reduction"
 _MEETING = "a reduction after one that was cancelled"
 
 Target: TypeAlias = "int | Callable[[], CupyArray]"
-"""Address of a result, or what makes a CuPy array for it at each call."""
+"""Address of a result, or a function that makes a CuPy array for the result of each call."""
 
 Argument: TypeAlias = "ctypes.Array[ctypes.c_char]"
 Address = ctypes.c_uint64
-"""A place for an address in a launch's argument."""
+"""Location of an address in a launch's argument."""
 
 _Layout = tuple[tuple[Address, Address], PreparedLaunch]
-"""Addresses of two fields' cells in a launch's argument, and the launch."""
+"""Locations of the addresses of two fields' cells in a launch's argument, and the launch."""
 
 
 _Offer = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
-"""Offer of a rank to the others: handles of its memory, its place in there, and the signature of its plan."""
+"""Offer of a rank: handles of its memory, its place in that memory, and the signature of its plan."""
 
 
 class _Meeting:
@@ -82,7 +82,7 @@ class _Meeting:
         self.plan = plan
         self._world, self._arena = world, arena
         self._order = StreamOrder()
-        self._laid_for: Callable[[], None] | None = None  # whose addresses are set
+        self._laid_for: Callable[[], None] | None = None  # call whose addresses are set
         self._failure: FailureWord | None = None
         self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
         runtime = cupy().cuda.runtime
@@ -91,13 +91,13 @@ class _Meeting:
             runtime.deviceSynchronize()
 
     def offer(self) -> _Offer:
-        """Return this rank's memory and plan for the others."""
+        """Return this rank's memory and plan for the remaining ranks."""
         assert self._block is not None
         place = self._block.place
         return self._arena.handles([place]), place, self.plan.signature
 
     def open(self, offers: list[_Offer]) -> Self:
-        """Map the other ranks' memory and lay out the launch."""
+        """Map the memory of the remaining ranks and lay out the launch."""
         assert self._block is not None
         plan, rank = self.plan, self._world.rank
         for other, (handles, _, signature) in enumerate(offers):
@@ -136,7 +136,7 @@ class _Meeting:
         )
 
     def _enter(self, stream: Stream) -> None:
-        """Raise if an earlier call has failed, and keep the order of calls; who enters sets its own addresses."""
+        """Raise if an earlier call has failed, and keep the order of calls. The caller must then set its addresses."""
         if self._failed[0]:
             assert self._failure is not None
             if not (self._failure.is_told and self._failed[0] > MOST_RANKS):
@@ -149,7 +149,7 @@ class _Meeting:
     def _bind(
         self, launch: PreparedLaunch, sources: Sequence[tuple[Address, int]], target: Target
     ) -> Launch:
-        """Launch with fixed addresses on CuPy's current stream; returns the array if the target is a new one."""
+        """Return a launch with fixed addresses on CuPy's current stream; it returns the array if the target is new."""
         if callable(target):
             return self._bind_to_new(self._bind_at(launch, sources), target)
         return self._bind_at(launch, (*sources, (self._target, target)))
@@ -163,7 +163,7 @@ class _Meeting:
             except Exception:
                 self.cancel(current_stream())
                 raise
-            # The sources are set again as well: any launch in between has set its own.
+            # The sources must be set again, too, since any launch in between has set other addresses.
             target.value, self._laid_for = result.data.ptr, None
             go()
             return result
@@ -173,7 +173,7 @@ class _Meeting:
     def _bind_at(
         self, launch: PreparedLaunch, values: Sequence[tuple[Address, int]]
     ) -> Callable[[], None]:
-        """Return what sets some addresses, unless they are set, and launches on CuPy's current stream."""
+        """Return a function that sets some addresses, unless they are set, and launches on CuPy's current stream."""
         current_stream, failed, order = cupy().cuda.get_current_stream, self._failed, self._order
         on: Stream | None = None
         go: Callable[[], None]
@@ -194,10 +194,10 @@ class _Meeting:
         return call
 
     def cancel(self, stream: Stream) -> None:
-        """Cancel this rank's next call on all ranks, so that none waits for it.
+        """Cancel this rank's next call on all ranks, so that no rank waits for it.
 
-        Local; does not block. Other ranks that make that call raise at the one after. When all have raised, on their
-        own account or for another, the next call of all is as good as any.
+        Local; does not block. Each remaining rank that makes the call raises in its following call. When all ranks have
+        raised, later calls work normally.
         """
         if self._failure is None or self._failed[0] or is_capturing(stream):
             return
@@ -213,12 +213,12 @@ class _Meeting:
 
     @property
     def canceller(self) -> int | None:
-        """Rank that has cancelled a call since the ranks met last; None if none has."""
+        """Rank that has cancelled a call since the last meeting of the ranks; None if no rank has."""
         who = int(self._failed[0]) - MOST_RANKS - 1
         return None if who < 0 else who
 
     def meet_again(self) -> None:
-        """Go on after a reduction that was cancelled, once all ranks have noticed; collective, waits for the GPU."""
+        """Continue after a cancelled reduction, once all ranks have noticed it; collective, waits for the GPU."""
         assert self._block is not None
         runtime, state = cupy().cuda.runtime, np.zeros(2, np.uint64)  # State of signals.cu
         at, nbytes = self._block.pointer + self.plan.state_offset, state.nbytes
@@ -265,7 +265,7 @@ class _Meeting:
             self._failure.close(self._error)
             self._failure = None
         if self._block is not None:
-            # A peer that is behind may still store into it.
+            # A peer that is behind may still store into the block.
             self._arena.retire(self._block)
             self._block = None
 
@@ -284,7 +284,7 @@ class KernelReduction(_Meeting):
     def reduce(
         self, source: int, target: int, stream: Stream, error: Exception | None = None
     ) -> None:
-        """Launch on a stream, or cancel and raise; keeps the order of calls across streams, but in captures."""
+        """Launch on a stream, or cancel and raise; keeps the order of calls across streams, except in captures."""
         if error is not None:
             self.cancel(stream)
             raise error
@@ -293,15 +293,15 @@ class KernelReduction(_Meeting):
         self._launch.launch(stream.ptr)
 
     def bind(self, source: int, target: Target) -> Launch:
-        """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
+        """Prepare calls with these addresses on CuPy's current stream, with less overhead per call."""
         return self._bind(self._launch, ((self._source, source),), target)
 
 
 class FieldReduction(_Meeting):
     """A reduction of fields to one value; made by :func:`meet`, or for one rank alone.
 
-    Ranks meet by its name and the dtype alone. Strides of its cells are a rank's own affair, so that a launch
-    for cells of other strides is laid out without the other ranks.
+    Only its name and dtype must be the same on all ranks. The strides of the cells may differ between ranks, so that a
+    launch for cells with other strides is laid out without the remaining ranks.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class FieldReduction(_Meeting):
         self._kept = _argument(kept)
 
     def walks(self, cells: Sequence[Described]) -> bool:
-        """Whether a launch can be laid out for the cells of a field, or of two, or has been."""
+        """Whether the kernel supports the cells of one or two fields, or a launch for them already exists."""
         is_aligned = not any(one.pointer % self._dtype.itemsize for one in cells)
         if is_aligned and self._key(cells) in self._launches:
             return True
@@ -342,7 +342,7 @@ class FieldReduction(_Meeting):
         found = self._launches.get(key)
         if found is None:
             row = self._row(cells)
-            assert row is not None  # `walks` was asked
+            assert row is not None  # `walks` has returned True
             plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
             found = self._launches[key] = self._laid_out(plan, row)
         return found
@@ -361,17 +361,17 @@ class FieldReduction(_Meeting):
         return _addresses(argument, region.dtype), launch
 
     def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
-        """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
+        """Launch on a stream; collective, does not block. Calls keep their order across streams, except in captures."""
         self._go(self._find(cells), [one.pointer for one in cells], target, stream)
 
     def bind(self, cells: Sequence[Described], target: Target) -> Launch:
-        """Prepare calls with these cells on CuPy's current stream, with less on the way each time."""
+        """Prepare calls with these cells on CuPy's current stream, with less overhead per call."""
         places, launch = self._find(cells)
         sources = [(place, one.pointer) for place, one in zip(places, cells, strict=False)]
         return self._bind(launch, sources, target)
 
     def of_value(self, value: int, target: int, stream: Stream) -> None:
-        """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""
+        """Launch for a rank whose cells have already been combined, to an accumulator at an address."""
         found = self._launches.get("value")
         if found is None:
             plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
@@ -388,7 +388,7 @@ class FieldReduction(_Meeting):
 
 
 def _addresses(argument: Argument, dtype: DType) -> tuple[Address, Address]:
-    """Return the source and the target in a launch's argument; values set there hold from the next launch on."""
+    """Return the locations of source and target in a launch's argument; new values hold from the next launch on."""
     assert dtype.fields is not None
     at = (dtype.fields[name][1] for name in ("source", "target"))
     source, target = (Address.from_buffer(argument, offset) for offset in at)
@@ -403,7 +403,7 @@ _Kind = TypeVar("_Kind", bound=_Meeting)
 
 
 def meet(world: World, draft: Callable[[], _Kind]) -> _Kind:
-    """Make a reduction whose launches meet those of the other ranks; collective."""
+    """Make a reduction whose launches meet the launches of all ranks; collective."""
     rounds = [lambda made, _: made.offer(), lambda made, offers: made.open(offers)]
     found: _Kind = handshake(world, draft, rounds, _MAKING)
     return found

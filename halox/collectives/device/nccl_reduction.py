@@ -1,18 +1,19 @@
-"""Reductions between nodes by NCCL, all on the stream: the middle of ``hierarchical``.
+"""Reductions between nodes by NCCL, all on the stream: the middle step of ``hierarchical``.
 
-NCCL only moves bytes here. Its own allreduce combines in an order of its own, and has neither all operations nor NaN in
-"min" and "max"; the kernels here combine the nodes' values in the order of the nodes, the same bits on all ranks.
+NCCL only moves bytes here. NCCL's allreduce chooses its order of combination, lacks some operations, and ignores NaN in
+"min" and "max". The kernels here combine the nodes' values in the order of the nodes, so that all ranks get the same
+bits.
 
-The first messages of a call carry the reduction's name, as in `halox.runtime.nccl_ranks`: in front of small arrays,
-which are copied for that, or ahead of large ones.
+The first messages of a call carry the reduction's name, as in `halox.runtime.nccl_ranks`: in the message of a small
+array, which is copied behind its name, or in a separate message ahead of a large array.
 
-Small arrays: each rank gets the value of every other node from a rank there, and combines them all. Large ones are cut
-into slices, one for each of the first ranks of a node (as many as the smallest node has), and slices into pieces, one
-for each node::
+Small arrays: each rank gets the value of every other node from one rank there, and combines them all. Large arrays are
+cut into slices, one for each of the first ranks of a node (as many slices as the smallest node has ranks), and each
+slice into pieces, one for each node::
 
     node 0, ranks 0 1    pieces  | s0 n0 | s0 n1 | s1 n0 | s1 n1 |       1. rank 0 gets s0 n0 of rank 2, rank 1 gets
     node 1, ranks 2 3                                                       s1 n0 of rank 3, 2 s0 n1 of 0, 3 s1 n1 of 1
-                                                                         2. each combines its piece, which goes back
+                                                                         2. each combines its piece and returns it
                                                                          3. ranks of a node swap their slices
 """
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 512
 _COPIED_BYTES = 1 << 20
-"""Bytes of an array that is copied behind its name: a message of 16 bytes ahead takes 1 to 4 us, a copy 1."""
+"""Most bytes of an array that is copied behind its name: a separate message of 16 bytes takes 1 to 4 us, a copy 1."""
 
 _NOTE_TAG = 6
 _MAKING = "the making of an allreduce"
@@ -58,7 +59,7 @@ _MOST_STEPS = 64
 
 
 class Transfer(NamedTuple):
-    """Elements [start, stop) that go to a rank or come from it; what comes in the first step goes to a node's slot."""
+    """Elements [start, stop) that a rank sends or receives; elements received in the first step go to a node's slot."""
 
     is_send: bool
     peer: int
@@ -72,13 +73,13 @@ class Schedule:
     """Transfers of one rank."""
 
     before: tuple[Transfer, ...]  # between nodes, before anything is combined
-    # Elements [start, stop) that this rank combines; all where arrays are not cut.
+    # Elements [start, stop) that this rank combines; all elements if arrays are not cut.
     piece: tuple[int, int]
-    after: tuple[tuple[Transfer, ...], ...] = ()  # of what has been combined, step by step
+    after: tuple[tuple[Transfer, ...], ...] = ()  # of the combined values, step by step
 
 
 def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) -> Schedule:
-    """Return the transfers of a rank, given the node of each.
+    """Return the transfers of a rank, from the nodes of all ranks.
 
     Examples
     --------
@@ -132,34 +133,34 @@ def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) ->
 
 
 class Combines(Protocol):
-    """Combines contiguous arrays of one length on the GPUs of all ranks, or of a node's."""
+    """Combines contiguous arrays of one length on the GPUs of all ranks, or of the ranks of a node."""
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.
+        """Combine arrays at two addresses (the same array or disjoint) on the current stream; collective.
 
-        Or raise this rank's error: on all ranks where the host takes part in a call. Kernels cancel the reduction: it
-        is raised here, and a `MismatchError` on the other ranks at their next call.
+        With an error, raise it instead. If the host takes part in a call, all ranks raise it. Kernels cancel the
+        reduction: this rank raises the error, and the remaining ranks raise a `MismatchError` in their next call.
         """
 
     def close(self) -> None:
-        """Release what it holds; collective."""
+        """Release memory and communicators; collective."""
 
 
 class WithinNode(Combines, Protocol):
-    """Combines arrays of the ranks of a node by kernels, one of which a rank may cancel."""
+    """Combines arrays of the ranks of a node by kernels; a rank may cancel a call."""
 
     @property
     def canceller(self) -> int | None:
-        """Rank that has cancelled a call since the ranks of the node met last; None if none has."""
+        """Rank that has cancelled a call since the last meeting of the node's ranks; None if no rank has."""
 
     def meet_again(self, calls: int) -> int:
-        """Go on after a call that was cancelled; return the most calls that a rank has made; collective."""
+        """Continue after a cancelled call; return the largest number of calls of any rank; collective."""
 
 
 class _Notes:
-    """Notes by MPI that a rank has cancelled a call, for ranks of other nodes; of all reductions on a communicator.
+    """MPI messages to ranks of other nodes that a rank has cancelled a call; for all reductions on a communicator.
 
-    ``made`` counts the reductions, alike on all ranks, and ``found`` has for each the calls that ranks have cancelled.
+    ``made`` counts the reductions and is equal on all ranks. ``found`` has for each reduction the cancelled calls.
     """
 
     def __init__(self) -> None:
@@ -168,16 +169,16 @@ class _Notes:
         self._sent: list[tuple[MPI.Request, Array]] = []
 
     def send(self, world: World, number: int, call: int) -> None:
-        """Tell the ranks of other nodes; does not wait."""
+        """Notify the ranks of other nodes; does not wait."""
         self._sent = [(request, note) for request, note in self._sent if not request.Test()]
         note = np.array([number, call], "i8")
         for rank in set(range(world.size)) - set(world.node_ranks):
             self._sent.append((world.comm.Isend(note, rank, _NOTE_TAG), note))
 
     def look(self, world: World) -> None:
-        """Receive what has come; does not wait."""
+        """Receive the messages that have arrived; does not wait."""
         probe, anywhere = world.comm.Iprobe, world.mpi.ANY_SOURCE
-        # Open MPI lets in what has come only after it has looked: the second call sees it.
+        # Open MPI progresses messages only after it has probed for them: the second call finds them.
         if not (probe(anywhere, _NOTE_TAG) or probe(anywhere, _NOTE_TAG)):
             return
         status, note = world.mpi.Status(), np.zeros(2, "i8")
@@ -187,10 +188,10 @@ class _Notes:
 
 
 class NcclAcrossNodes:
-    """``hierarchical`` with NCCL in the middle; see the module. Collective to make.
+    """``hierarchical`` with NCCL as the middle step; see the module. Collective to make.
 
-    ``moves`` makes the steps on arrays of some number of elements, and ``within`` combines the ranks of this node, None
-    where it is alone there.
+    ``moves`` makes the steps on arrays of some number of elements. ``within`` combines the ranks of this node; it is
+    None if the rank is alone on its node.
     """
 
     captures = True
@@ -212,12 +213,12 @@ class NcclAcrossNodes:
         nodes = len(set(world.nodes))
         nbytes = elements * self._item
         slices = min(world.nodes.count(node) for node in world.nodes)
-        # Between two ranks pieces would be as many bytes, in two steps.
+        # Between two ranks, pieces would be as many bytes in total, in two steps.
         pays = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and nodes * slices > 2
         is_cut = pays and elements >= world.size
         self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
         self._node, self._nodes = world.nodes[world.rank], nodes
-        # In one message with its name, alike on all ranks; a rank alone on its node takes a copy for that.
+        # Whether array and name share a message, the same on all ranks; a rank alone on its node makes a copy for that.
         self._is_named = not is_cut and (slices > 1 or nbytes <= _COPIED_BYTES)
         start, stop = plan.piece
         slot = rounded_up(AHEAD_BYTES + (stop - start) * self._item, _ALIGNMENT)
@@ -229,7 +230,7 @@ class NcclAcrossNodes:
             piece = moves(stop - start) if stop > start else None
             return arena.allocate(own + nodes * slot + 8 * len(givers)), piece
 
-        # On all ranks or on none, before they connect.
+        # Allocate on all ranks or on none, before the ranks connect.
         self._block, self._piece = world.guarded(make, _MAKING)
         begin = int(arena.pointer(self._block.place))
         self._own = begin + AHEAD_BYTES
@@ -250,7 +251,7 @@ class NcclAcrossNodes:
                 ranks, what, peers, name, table, [one.peer for one in givers], world.limit_s
             )
             watches.append(watch)
-            # Of calls without a limit, none; otherwise the launch that marks their begin.
+            # Launch that marks the begin of a call; not needed without a time limit, or if a copy sets the mark.
             marks = [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, device)]
             self._begin = [mark.launch for mark in marks]
             self._end = MarkLaunch(watch.end, device).launch
@@ -269,13 +270,14 @@ class NcclAcrossNodes:
         self._world = world
         self._notes: _Notes = world.ranks.kept.setdefault("NCCL reductions", _Notes())
         self._number = self._notes.made = self._notes.made + 1
-        # Calls that this rank has made, as NCCL pairs them: another number on another rank only while it is behind.
+        # Calls that this rank has made, as NCCL pairs them; the number differs between ranks only while a rank is
+        # behind.
         self._call = 0
-        # Those that it has cancelled, and the call before which its caller has last read of one that another has.
+        # Calls that this rank has cancelled; and its number of calls when its caller last got a cancellation error.
         self._cancelled, self._told = set[int](), -1
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine; a rank's error is raised there, and a `MismatchError` by the others at a later call."""
+        """Combine; an error is raised on its rank, and as `MismatchError` on the remaining ranks in a later call."""
         self._watch.check()
         if error is not None and is_capturing(stream):
             raise error
@@ -287,7 +289,7 @@ class NcclAcrossNodes:
         self._put(source, target, stream)
 
     def bind(self, source: int, target: Target) -> Launch:
-        """Prepare calls on CuPy's current stream, to one address, or to arrays that are made for the results."""
+        """Prepare calls on CuPy's current stream, to one address, or to new arrays for the results."""
         reduce, current_stream = self.reduce, cupy().cuda.get_current_stream
         if not callable(target):
             return lambda: reduce(source, target, current_stream(), None)
@@ -305,13 +307,13 @@ class NcclAcrossNodes:
         return call
 
     def _check_cancelled(self, stream: Stream, error: Exception | None) -> None:
-        """Raise, once, if a rank has cancelled a call that this rank has made; then go on with those of its node."""
+        """Raise, once, if a rank has cancelled a call that this rank has made; then rejoin the ranks of its node."""
         self._notes.look(self._world)
         found, within = self._notes.found[self._number], self._within
-        # A call that this rank has yet to make it must make too: the cancelling rank takes part in it, and waits.
+        # Ignore cancelled calls that this rank has not made yet: it must make them, since the cancelling rank waits.
         past = [(call, found.pop(call)) for call in [*found] if call < self._call]
         ranks = [rank for call, rank in past if call >= self._told and call not in self._cancelled]
-        # By this rank or another one, and no call has been made since.
+        # Cancelled by this rank or by another rank, and no call has been made since.
         is_told = self._call == self._told or self._call - 1 in self._cancelled
         canceller = None if within is None else within.canceller
         if canceller is not None and not is_told:
@@ -323,24 +325,24 @@ class NcclAcrossNodes:
                 "last call, or of some before, is not valid"
             )
         if is_told and error is not None:
-            raise error  # nobody waits for this rank more than for others
+            raise error  # no rank waits for this rank in particular
         if within is not None and canceller is not None:
             most = within.meet_again(self._call)
             self._order.follow(stream)
             while (
                 self._call < most
-            ):  # others of the node have made calls that were as good as cancelled
+            ):  # ranks of the node have made further calls, without valid results
                 self._skip(stream)
 
     def _cancel(self, stream: Stream, error: Exception) -> None:
-        """Take part in a call without an array, so that the other ranks do not wait for this one, and tell them."""
+        """Take part in a call without an array, so that no rank waits for this one, and notify the other nodes."""
         if self._within is not None:
             with suppress(HaloxError):
                 self._within.reduce(0, 0, stream, error)
         self._skip(stream)
 
     def _skip(self, stream: Stream) -> None:
-        """Make a call for the other nodes alone, and tell them."""
+        """Make a call only for the ranks of the remaining nodes, and notify them."""
         self._cancelled.add(self._call)
         self._notes.send(self._world, self._number, self._call)
         self._transfer(self._own, self._own, stream.ptr)
@@ -352,7 +354,7 @@ class NcclAcrossNodes:
             try:
                 self._within.reduce(source, value, stream, None)
             except MismatchError:
-                self._check_cancelled(stream, None)  # cancelled since it was asked
+                self._check_cancelled(stream, None)  # cancelled since the last check
                 raise
         self._transfer(value, target, pointer)
 
@@ -363,7 +365,7 @@ class NcclAcrossNodes:
             step(pointer)
 
     def _steps_of(self, source: int, target: int) -> Sequence[Callable[[int], None]]:
-        """Return what a call launches for an array at one address and a result at another, which may be the same."""
+        """Return the launches of a call, for an array at one address and a result at another or the same address."""
         value = source
         if len(self._steps) >= _MOST_STEPS:
             self._steps.clear()
@@ -387,7 +389,7 @@ class NcclAcrossNodes:
     def _combining(
         self, value: int, target: int, mark: Mark | None
     ) -> Sequence[Callable[[int], None]]:
-        """Combine the nodes' values of this rank's piece, in the order of the nodes; the first launch leaves a mark."""
+        """Combine the nodes' values of this rank's piece, in the order of the nodes; the first launch sets a mark."""
         moves = self._piece
         if moves is None:
             return []
@@ -397,7 +399,7 @@ class NcclAcrossNodes:
         made = []
         total = values[0]
         for number, one in enumerate(values[1:], 1):
-            # On the way not in the result: that may be the array, whose turn is still to come.
+            # Intermediate totals are not in the result, which may be the array whose values are still needed.
             to = target + offset if number == self._nodes - 1 else self._slots[self._node]
             is_first = number == 1
             addresses = to, total, one
@@ -410,7 +412,7 @@ class NcclAcrossNodes:
         return [self._ranks.prepared(ops)] if ops else []
 
     def _named(self, ops: Sequence[NcclOp]) -> list[NcclOp]:
-        """Return sends and receives of the first step with names ahead: in the same messages, or in others."""
+        """Return the first step's sends and receives with names: in the same messages, or in separate ones ahead."""
         if self._is_named:
             return [
                 op._replace(pointer=op.pointer - AHEAD_BYTES, nbytes=op.nbytes + AHEAD_BYTES)
@@ -444,7 +446,7 @@ class NcclAcrossNodes:
         ]
 
     def close(self) -> None:
-        """Wait for the last call, and release what it holds; collective."""
+        """Wait for the last call, and release memory and communicators; collective."""
         self._order.synchronize()
         self._watch.close()
         if self._within is not None:

@@ -1,11 +1,11 @@
-"""Reductions up a tree of ranks, through memory that they map, their streams ordered by events.
+"""Reductions up a tree of ranks, through memory that the ranks map; events order their streams.
 
-For ranks whose kernels cannot wait for one another, such as those that share a GPU: as on the ``ipc`` path, the host
-never waits for the GPU, but only for flags which say that an event *has been recorded* (`halox.paths.ipc`). After
-Faraji and Afsahi 2014: the star is their shared buffer (3.1), in which rank 0 combines all; the binomial tree is their
-binomial reduce and broadcast (3.2). The directory of flags is in the node's host memory, as theirs does.
+For ranks with kernels that cannot wait for one another, for example on a shared GPU. As on the ``ipc`` path, the host
+never waits for the GPU; it waits only for flags, which say that an event *has been recorded* (`halox.paths.ipc`). After
+Faraji and Afsahi 2014: the star is their shared buffer (3.1), with rank 0 combining all arrays; the binomial tree is
+their binomial reduce and broadcast (3.2). As in their design, the directory of flags is in the node's host memory.
 
-Every rank has in its own memory a buffer for each of its children, and two for totals. In call e, rank r::
+Every rank has in its GPU memory a buffer for each of its children, and two for totals. In call e, rank r::
 
     source -> total[e % 2]
     for each child, the lowest first:    waits for "packed" of the child;   total = total op buffer of the child
@@ -13,14 +13,15 @@ Every rank has in its own memory a buffer for each of its children, and two for 
                                          waits for "consumed" of rank 0;     total of rank 0 -> target
     is rank 0:                           records and sets "consumed";      total -> target
 
-The star combines in the order of the ranks, the binomial tree ``(a0 op a1) op (a2 op a3)``; each always in one way.
+The star combines in the order of the ranks, the binomial tree ``(a0 op a1) op (a2 op a3)``; each has a fixed order.
 
-No rank acknowledges that a buffer is free, since each call goes up and down the whole tree. A rank stores its
-next total into its parent's buffer behind its wait for "consumed", which rank 0 recorded behind all that was combined.
-Rank 0 writes to the total of call e again in call e + 2, behind its waits for "packed" of call e + 1, which all ranks
-recorded, or their parents behind theirs, after they had copied the total of call e. And one event a rank is enough: a
-rank records it again only when its host has seen a flag that other hosts set after they had made their streams wait
-for the last record. For "packed" that is "consumed" of the same call, for "consumed" it is "packed" of the next one.
+No rank acknowledges that a buffer is free, since each call goes up and down the whole tree. A rank stores its next
+total into its parent's buffer behind its wait for "consumed", which rank 0 recorded behind all combinations of the
+previous call. Rank 0 writes the total of call e again in call e + 2, behind its waits for "packed" of call e + 1. Each
+child of rank 0 recorded this "packed" after it had copied the total of call e, and behind the "packed" of its own
+children. One event per rank is enough. A rank records its event again only when its host has seen a flag that other
+hosts set after they had made their streams wait for the last record: for "packed" this flag is "consumed" of the same
+call, for "consumed" it is "packed" of the next call.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def children(shape: Shape, rank: int, ranks: int) -> tuple[int, ...]:
 
 
 class DeviceMoves:
-    """Steps on arrays of the reduction's length, by a kernel and by the copy engines; addresses, and the stream's."""
+    """Steps on arrays of the reduction's length, by a kernel and by the copy engines; arguments are addresses."""
 
     def __init__(self, dtype: DType, op: str, elements: int, device: int) -> None:
         operation = find_operation(op, dtype)
@@ -95,7 +96,7 @@ class DeviceMoves:
         self._nbytes = elements * dtype.itemsize
 
     def begin(self, total: int, value: int, stream: int) -> None:
-        """Set a total to the first array, or to its truth."""
+        """Set a total to the first array, or to its truth values."""
         self._first.launch_at(stream, total, value)
 
     def combine(self, total: int, value: int, stream: int) -> None:
@@ -105,10 +106,10 @@ class DeviceMoves:
     def two(
         self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
     ) -> Callable[[int], None]:
-        """Return the launch that combines the second and third array into the first, on a stream given by its address.
+        """Return the launch that combines the second and third array into the first, for a stream's address.
 
-        With ``is_first`` the second is a rank's array, otherwise a total, which may be the first. The launch leaves a
-        mark as it starts.
+        With ``is_first`` the second is a rank's array; otherwise it is a total, which may be the first. The launch sets
+        a mark as it starts.
         """
         marked = (mark or Mark(0, is_end=False)).arguments
         numbers = map(ctypes.c_uint64, (*addresses, self._elements))
@@ -116,7 +117,7 @@ class DeviceMoves:
         return PreparedLaunch(*self._shape, args, device=self._device).launch
 
     def copied(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
-        """Return the launch that copies an array, after leaving a mark."""
+        """Return the launch that copies an array, after setting a mark."""
         numbers = map(ctypes.c_uint64, (target, source, self._elements))
         args = [*numbers, *(mark or Mark(0, is_end=False)).arguments]
         return PreparedLaunch(self._copy, *self._shape[1:], args, device=self._device).launch
@@ -128,7 +129,7 @@ class DeviceMoves:
 
 
 class _Offer(NamedTuple):
-    """Offer of a rank to the others: its memory, and the event that it records."""
+    """Offer of a rank: its memory, and the event that it records."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace
@@ -137,7 +138,7 @@ class _Offer(NamedTuple):
 
 
 class TreeReduction:
-    """A reduction that is called again and again; made by :func:`make_tree_reduction`."""
+    """A reduction for any number of calls; made by :func:`make_tree_reduction`."""
 
     captures = False
 
@@ -164,7 +165,7 @@ class TreeReduction:
         self._order = StreamOrder()
 
     def offer(self) -> _Offer:
-        """Return this rank's memory and events for the others."""
+        """Return this rank's memory and events for the remaining ranks."""
         assert self._block is not None
         place = self._block.place
         return _Offer(
@@ -172,7 +173,7 @@ class TreeReduction:
         )
 
     def open(self, offers: list[_Offer]) -> Self:
-        """Map the memory and events of the others that this rank uses."""
+        """Map the memory and events of the ranks that exchange data with this rank."""
         rank, tree = self._world.rank, self._tree
         if any(offer.signature != self._signature for offer in offers):
             raise HaloxError(f"the ranks reduce differently: {[o.signature for o in offers]}")
@@ -211,7 +212,7 @@ class TreeReduction:
     def __call__(self, source: int, target: int) -> None:
         """Put a call on the current stream.
 
-        Collective. Waits for the other ranks' hosts, not for GPUs.
+        Collective. Waits for the hosts of the ranks, not for GPUs.
         """
         stream = self._current_stream()
         refuse_capture(stream.ptr, self._signature[0])
@@ -238,17 +239,17 @@ class TreeReduction:
         moves.copy(target, result, at)
 
     def close(self) -> None:
-        """Release memory and events, when all ranks' GPUs have ended the last call; collective."""
+        """Release memory and events, when the GPUs of all ranks have ended the last call; collective."""
         if self._block is None:
             return
         self._order.synchronize()
-        # Others may still copy rank 0's total.
+        # Other ranks may still be copying rank 0's total.
         self._world.gather(None, "the closing of a reduction")
         self._link.close()
         self.abandon()
 
     def abandon(self) -> None:
-        """Release memory and events that no rank uses yet, or any more; local."""
+        """Release memory and events that no rank uses yet, or any longer; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._pool.release(self._numbers)

@@ -1,6 +1,6 @@
 """Rank-local reductions on the host, blocked to avoid temporaries.
 
-The blocks follow from the shape alone, and each is summed by NumPy: the same bits in every run.
+The blocks depend only on the shape, and NumPy sums each block, so that every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from halox.collectives.operations import wide_dtype
 from halox.runtime.arrays import Array, DType
 
 BLOCK = 1 << 14
-"""Most cells of a block: in 64 or 128 bits they stay in a core's cache."""
+"""Most cells of a block: with 64 or 128 bits per cell they stay in a core's cache."""
 
 
 def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[tuple[slice | int, ...]]:
-    """Yield the indices of blocks of at most so many cells, 1 or more, in order; of whole rows where rows are short.
+    """Yield the indices of blocks of at most ``most`` cells (1 or more), in order; short rows are not divided.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[tuple[slice | 
 
 
 def total(cells: Array) -> object:
-    """Return the sum, in 64 bits a part."""
+    """Return the sum, computed in 64 bits for each real or imaginary part."""
     return np.add.reduce(cells, None, wide_dtype(cells.dtype))
 
 
@@ -60,7 +60,7 @@ def sum_of_squares(cells: Array) -> object:
 
 
 def dot(cells: Array, others: Array) -> object:
-    """Return the sum of ``conj(cells) * others``, multiplied and summed in 64 bits a part."""
+    """Return the sum of ``conj(cells) * others``, computed in 64 bits for each real or imaginary part."""
     wide = wide_dtype(np.result_type(cells.dtype, others.dtype))
     scratch = np.empty(min(BLOCK, cells.size), wide)
 

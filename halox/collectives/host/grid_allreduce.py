@@ -1,4 +1,4 @@
-"""Allreduce of a grid's arrays on the host, whose calls compare the ranks' arguments."""
+"""Allreduce of a grid's arrays on the host; each call compares the arguments of all ranks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DOING = "an allreduce"
 
 
 class GridAllreduce:
-    """Allreduce of arrays of one operation, dtype and shape; local to make.
+    """Allreduce of arrays of one operation, dtype and shape; making the object is local.
 
-    One meeting of the ranks compares these and brings small arrays, which every rank combines. For larger ones a
-    `HostAllreduce` follows, made at the first call.
+    One synchronization of the ranks compares operation, dtype and shape, and gathers small arrays, which every rank
+    then combines. Large arrays are combined by a `HostAllreduce`, which is made in the first call.
     """
 
     def __init__(self, context: Context, op: str, dtype: DType, shape: tuple[int, ...]) -> None:
@@ -33,12 +33,12 @@ class GridAllreduce:
         self._large: HostAllreduce | None = None
         held = elements if self._is_small else 0
         self._values = GatheredValues(context.world, self._signature, dtype, held)
-        # Formed here, so that it is aligned as on all ranks.
+        # Combine here, in memory with the same alignment on all ranks.
         self._total = aligned(held * dtype.itemsize).view(dtype)
         self._shaped = self._total.reshape(shape) if self._is_small else None
 
     def target(self, out: Any) -> object:
-        """Return the array of a result: ``out`` if it fits, or a new one; local."""
+        """Return the array for a result: ``out`` if it fits, or a new array; local."""
         if out is None:
             return np.empty(self._shape, self._dtype)
         is_plain = type(out) is np.ndarray and out.dtype == self._dtype
@@ -57,14 +57,14 @@ class GridAllreduce:
             self._large(array, target)
         else:
             self._operation.fold(self._total, values)
-            if type(target) is np.ndarray:  # with less on the way
+            if type(target) is np.ndarray:  # with less overhead
                 target[...] = self._shaped
             else:
                 deliver(self._shaped, target)
         return target
 
     def _raise_mismatch(self) -> None:
-        """Raise on all ranks, which have met with different arguments."""
+        """Raise on all ranks: their arguments differ."""
         found = self._context.world.gather(self._signature, DOING)
         rank = next(rank for rank, other in enumerate(found) if other != found[0])
         part = int(found[rank][1] != found[0][1])
@@ -78,6 +78,6 @@ class GridAllreduce:
         self._context.world.agree(error, DOING)
 
     def close(self) -> None:
-        """Free what it holds; collective."""
+        """Free memory and communicators; collective."""
         if self._large is not None:
             self._large.close()

@@ -1,13 +1,13 @@
 """The algorithms of allreduce for NumPy arrays.
 
-``host``: all ranks alike, in the order of the ranks; in shared memory if they are on one node. ``hierarchical``: the
-ranks of each node first, then the first ranks of the nodes, in the order of the nodes; these broadcast to
-their nodes::
+``host`` combines the arrays of all ranks, in the order of the ranks; in shared memory if they are on one node.
+``hierarchical`` combines first within each node. Then the first ranks of the nodes combine the results, in the order of
+the nodes, and broadcast the total within their nodes::
 
     node 0   rank 0 <- 1, 2, 3      rank 0 <-> rank 4      rank 0 -> 1, 2, 3
     node 1   rank 4 <- 5, 6, 7                             rank 4 -> 5, 6, 7
 
-The result of either is the same bits on every rank and in every run. Those of one may differ from the other's, since
+Each algorithm gives the same bits on every rank and in every run. The bits of the two algorithms may differ, since
 ``hierarchical`` combines ``(a0 op a1 op a2 op a3) op (a4 op a5 op a6 op a7)``.
 """
 
@@ -33,7 +33,7 @@ _MAKING = "the making of an allreduce"
 
 
 class HostAlgorithm:
-    """``host`` or ``hierarchical``: see the module. Collective to make, to call and to close."""
+    """``host`` or ``hierarchical``, see the module; the constructor, calls and `close` are collective."""
 
     def __init__(
         self, context: Context, name: str, operation: Operation, dtype: DType, elements: int
@@ -76,7 +76,7 @@ class HostAlgorithm:
                 self._world.agree(error, _DOING)
         elif source is None or target is None:
             self._world.agree(error, _DOING)
-        else:  # a rank alone
+        else:  # the only rank
             self._operation.fold(target, [source])
         if self._leaders is not None:
             assert target is not None
@@ -91,12 +91,12 @@ class HostAlgorithm:
 
 
 class Leaders:
-    """The first ranks of the nodes, which combine their nodes' values and broadcast the result; collective to make."""
+    """The first ranks of the nodes; they combine their nodes' values and broadcast the result. Collective to make."""
 
     def __init__(self, world: World, operation: Operation, dtype: DType, elements: int) -> None:
         self._world = world
-        self.is_one = world.node_rank == 0  # whether this rank is the first one of its node
-        # Nodes are numbered in the order of their first ranks.
+        self.is_one = world.node_rank == 0  # whether this rank is the first rank of its node
+        # The order of the nodes is the order of their first ranks.
         world.gather(None, _MAKING)
         color = 0 if self.is_one else world.mpi.UNDEFINED
         comm = cast("MPI.Intracomm", world.comm.Split(color, world.rank))
@@ -105,7 +105,7 @@ class Leaders:
             self._between = OrderedReduction(comm, world.wait_all, operation, dtype, elements)
 
     def combine(self, values: Array) -> None:
-        """Combine the nodes' values in place; on other ranks than the first ones they are only written.
+        """Combine the nodes' values in place; on ranks that are not leaders the values are only overwritten.
 
         Collective; blocks.
         """

@@ -1,4 +1,4 @@
-"""Allreduce of NumPy arrays of one shape: accepted arguments, and where results are formed."""
+"""Allreduce of NumPy arrays of one shape: accepted arguments, and the memory of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halox.runtime.gpu.devices import array_module, as_device_array, to_host
 
 
 class HostAllreduce(ArrayReduction):
-    """Combines arrays on the host; arrays of a GPU are copied there and back."""
+    """Combines arrays on the host; arrays on a GPU are copied to the host, and the results are copied back."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class HostAllreduce(ArrayReduction):
         error: Exception | None = None
         is_plain = self._are_plain(array, out)
         try:
-            if is_plain:  # with less on the way
+            if is_plain:  # with less overhead
                 result = np.empty(self.shape, self.dtype) if out is None else out
                 source = array if array.ndim == 1 else array.reshape(-1)
                 target = source if out is array else result.reshape(-1)
@@ -54,7 +54,7 @@ class HostAllreduce(ArrayReduction):
         return self._delivered(array, target.reshape(self.shape), out)
 
     def _memory(self, array: object, out: object) -> tuple[Array, Array]:
-        """Return contiguous values of the host, and where the result is formed: in ``out`` where that will do."""
+        """Return contiguous values on the host, and the memory for the result: ``out`` itself if that is possible."""
         if np.isscalar(array):
             array = scalar_array(array, self.dtype)
         self._check(describe(array, "array"), "array")
@@ -81,7 +81,7 @@ class HostAllreduce(ArrayReduction):
         return out
 
     def _is_plain(self, array: object) -> TypeGuard[Array]:
-        """Whether an array is NumPy's own, fits, and is a run that can be read and written as it is."""
+        """Whether an array is a NumPy array of the right form, C-contiguous, aligned and writable."""
         return (
             type(array) is np.ndarray
             and array.dtype == self.dtype
@@ -90,7 +90,7 @@ class HostAllreduce(ArrayReduction):
         )
 
     def _are_plain(self, array: object, out: object) -> TypeGuard[Array]:
-        """Whether arrays are plain, and ``out`` none, the same one or disjoint."""
+        """Whether ``array`` is plain, and ``out`` is None, the same array, or plain and disjoint."""
         return self._is_plain(array) and (
             out is None
             or out is array

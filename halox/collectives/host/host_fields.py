@@ -1,6 +1,6 @@
 """Reductions of a grid on the host: combined in the order of the ranks, the same bits on every rank.
 
-Every call compares dtypes and layouts of the ranks, along with the errors of all, so that they raise together.
+Every call compares dtypes and layouts of the ranks, along with their errors, so that all ranks raise together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OF_RANKS: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum}
 
 
 class HostFieldReduction:
-    """A reduction of fields of one layout and of given dtypes to one value; local to make."""
+    """A reduction of fields of one layout and of given dtypes to one value; making the object is local."""
 
     def __init__(
         self, context: Context, name: str, dtypes: Sequence[DType], layout: FieldLayout
@@ -53,8 +53,8 @@ class HostFieldReduction:
     def __call__(self, cells: Sequence[object], out: object) -> object:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
 
-        Combining the ranks' values raises no floating-point errors, whatever `numpy.errstate` is: the
-        result is then infinite or NaN, on all ranks.
+        Combining the ranks' values raises no floating-point errors, for any `numpy.errstate`: the result is then
+        infinite or NaN, on all ranks.
         """
         try:
             mine = np.asarray(self._of_cells(*cells), self.dtype).tobytes()
@@ -79,7 +79,7 @@ class HostFieldReduction:
         fields = [one.field for one in cells]
         if not all(type(array) is np.ndarray for array in fields):
             return None
-        # Held weakly, since launches are kept for as long as their arrays live.
+        # Hold the fields weakly, since a launch is cached as long as its arrays live.
         found = [(weakref.ref(one.field), one.dtype, one.layout.interior) for one in cells]
         find_out = None if out is None else weakref.ref(out)
         world, name = self._world, self._name
@@ -102,11 +102,11 @@ class HostFieldReduction:
         self._world.agree(error, _REDUCING)
 
     def close(self) -> None:
-        """Do nothing: it holds no memory."""
+        """Do nothing: this object holds no memory."""
 
 
 class HostArrays:
-    """A grid's reductions of arrays on the host, and the cache of all of its reductions."""
+    """A grid's reductions of arrays on the host, and the cache of all its reductions."""
 
     fields: PreparedReductions[Any]
 
@@ -134,7 +134,7 @@ class HostArrays:
             except Exception as caught:
                 self._world.agree(as_halox_error(caught, _COMBINING), _COMBINING)
             result: Any = reduction(host, target)
-            if is_new:  # on all ranks alike, now that they have compared it
+            if is_new:  # on all ranks, since the call has compared the signature
                 self.arrays.add(signature, reduction)
         if out is not None or isinstance(array, np.ndarray):
             return result
@@ -145,7 +145,7 @@ class HostArrays:
         self.fields.forget()
 
     def close(self) -> None:
-        """Free what reductions hold; collective."""
+        """Free the reductions' memory and communicators; collective."""
         self.fields.close()
         self.arrays.close()
 
@@ -161,7 +161,7 @@ class HostReductions(HostArrays):
             self._world.begin(name)
             try:
                 cells = cells_of(name, fields, self._find_layout)
-                # A layout is one object for equal ones, and lives as long as its reduction.
+                # Equal layouts are one object, which lives as long as its reduction.
                 layout = cells[0].layout
                 dtypes = [one.dtype for one in cells]
                 signature = (name, *dtypes, id(layout))
@@ -187,7 +187,7 @@ def _combined(of_ranks: np.ufunc, values: Sequence[Array]) -> Any:
 
 
 def _values(array: object) -> Array:
-    """Return an array or a number as an array of NumPy."""
+    """Return an array or a number as a NumPy array."""
     try:
         return to_host(array)
     except HaloxError:

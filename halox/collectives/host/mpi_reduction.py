@@ -1,10 +1,10 @@
-"""Combining NumPy arrays of all ranks in the order of the ranks, by MPI's collectives.
+"""Combination of NumPy arrays of all ranks in the order of the ranks, by MPI's collectives.
 
-MPI leaves it open in which order `MPI_Allreduce` combines, so that its bits may differ from run to run, and with some
-algorithms from rank to rank. Here MPI only moves bytes. The result is ``((a0 op a1) op a2) op ...`` on every rank, in
-every run and for every size of array, in one of two ways::
+MPI does not define the order in which `MPI_Allreduce` combines, so that its bits may differ from run to run, and with
+some algorithms from rank to rank. Here MPI only moves bytes. The result is ``((a0 op a1) op a2) op ...`` on every rank,
+in every run and for every size of array. There are two methods::
 
-    gathered    all ranks get all arrays, and each combines all of them: one step, (R - 1) n bytes to each
+    gathered    all ranks get all arrays, and each rank combines them: one step, (R - 1) n bytes to each rank
     scattered   rank r gets part r of all arrays, combines it, and all gather the parts: two steps, 2 n bytes to each
 """
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 GATHERED_BYTES = 8192
-"""Bytes of an array up to which it is gathered."""
+"""Most bytes of an array for the gathered method."""
 
 PIECE_BYTES = 4 << 20
 """Bytes of an array that are scattered at a time, which bounds temporary memory and MPI's counts."""
 
 _LINE_BYTES = 64
-"""Alignment of arrays, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
-elements give the same numbers, but may differ in the sign of a NaN, or in which of two zeros is the smaller."""
+"""Alignment of arrays, so that NumPy runs the same loops on all ranks. Its vector loops and its scalar loops give the
+same numbers, except that the sign of a NaN, or the choice between zeros of opposite sign, may differ."""
 
 HEAD_BYTES = _LINE_BYTES
-"""Header of a gathered record: whether the rank's array is good."""
+"""Header of a gathered record: whether the rank's array is valid."""
 
 Wait: TypeAlias = "Callable[[Sequence[MPI.Request], str], None]"
 
@@ -45,7 +45,7 @@ _WAITING = "in an allreduce for the other ranks"
 class OrderedReduction:
     """Combines one-dimensional arrays of one length over a communicator.
 
-    If it ``carries_errors``, a rank without a good array may call with None, and all get False.
+    If ``carries_errors``, a rank without a valid array may call with None, and all ranks get False.
     """
 
     def __init__(

@@ -1,25 +1,26 @@
-"""Combining arrays of the ranks of one node in the order of the ranks, in memory that they share.
+"""Combination of arrays of the ranks of one node in the order of the ranks, in memory that the ranks share.
 
 A rank's block of shared memory holds its flag, a total, and slots for pieces of its array::
 
     | flag | total | slot 0 | slot 1 | slot 2 |
 
-The flag counts the meetings of the ranks, by twos: a rank increases it when it has written its data for the others, and
-waits until all ranks have. An odd count says that the rank has no good array. It stays so until all have
-seen it, since they then raise the error together.
+The flag counts the synchronizations of the ranks (the meetings), in steps of two. A rank advances its flag when it has
+written its data for its peers, and waits until all ranks have advanced their flags. An odd count means that the rank
+has no valid array. The flag stays odd until all ranks have seen it, since all ranks then raise the error together.
 
-Small arrays are combined by every rank for itself. Of larger ones rank r combines part r of all ranks, in place in
-rank 0's slot, from which all then copy the whole. The next piece is copied meanwhile, so that a piece takes one
-meeting::
+Every rank combines small arrays completely. Of larger arrays rank r combines part r of all ranks, in place in rank 0's
+slot, from which all ranks then copy the whole result. Meanwhile each rank copies its next piece, so that a piece takes
+one meeting::
 
     small    write a              | meet | total = a0 op a1 op a2 ...; read the total
     large    write piece 0        | meet |
              write piece 1, combine part r of piece 0 | meet | read piece 0
              write piece 2, combine part r of piece 1 | meet | read piece 1 ...
 
-Three slots are enough. A rank writes piece p + 3 behind the meeting at which piece p + 1 was combined, and the others
-had by then read piece p. On GPUs they had only put the copy on their streams before they wrote piece p + 2; but then
-they waited for their streams, and after that came the meeting at which piece p + 1 was combined.
+Three slots are enough. A rank writes piece p + 3 after the meeting that follows the combination of piece p + 1, and its
+peers had read piece p before that meeting. On GPUs, the peers had only enqueued the copy of piece p before they wrote
+piece p + 2; but then they waited for their streams, and the meeting after the combination of piece p + 1 followed that
+wait.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from halox.runtime.world import World
 from halox.values import rounded_up
 
 SMALL_BYTES = 32 << 10
-"""Bytes of an array up to which every rank combines all of it."""
+"""Most bytes of an array that every rank combines completely."""
 
 PIECE_BYTES, DEVICE_PIECE_BYTES = 512 << 10, 1 << 20
-"""Bytes of a slot, which bound the shared memory: all ranks' arrays stay in caches, or a GPU's copies are
-worth a wait."""
+"""Most bytes of a piece, which bound the shared memory: all ranks' arrays stay in caches, or on GPUs the copies are
+long enough to be efficient."""
 
 _SLOTS = 3
 _LINE_BYTES = 64  # see `halox.collectives.host.mpi_reduction`
@@ -50,20 +51,20 @@ _MAKING = "the making of an allreduce"
 
 
 class Moves(Protocol):
-    """Moves one rank's array into shared memory, and the result out of it; positions in elements."""
+    """Moves one rank's array into shared memory, and the result from there; positions count elements."""
 
     def fetch(self, values: Array, start: int) -> None:
-        """Begin to fill ``values`` with the array from ``start`` on."""
+        """Begin to fill ``values`` with the array, from element ``start`` on."""
 
     def wait(self) -> None:
         """Wait until all moves have ended."""
 
     def bring(self, values: Array, start: int) -> None:
-        """Begin to write ``values`` to the result from ``start`` on."""
+        """Begin to write ``values`` to the result, from element ``start`` on."""
 
 
 class HostMoves:
-    """`Moves` of contiguous arrays on the host, the same memory or disjoint."""
+    """`Moves` of contiguous arrays on the host, in the same memory or disjoint."""
 
     __slots__ = ("_source", "_target")
 
@@ -108,12 +109,12 @@ class SharedReduction:
 
         flag = block.memory[:8].data.cast("B").cast("q")
         if not 0 <= flag[0] < _MOST:
-            flag[0] = 0  # the block was a field's: nobody looks at its bytes any more
+            flag[0] = 0  # the block was a field's memory, and nobody reads these bytes any longer
         records = world.ranks.gather_node((block.place, flag[0]), _MAKING)
         places = [place for place, _ in records]
         # Sources and targets of moves.
         self.moved = {places[world.node_rank], places[world.node_rank if self._is_small else 0]}
-        # Counts of all ranks begin with the greatest that any block holds of its uses before.
+        # Counts start from the greatest count that any block holds from its earlier uses.
         self._count = max(count for _, count in records)
         self._flag = flag
         names = {place: rank for rank, place in world.node_ranks.items()}
@@ -140,7 +141,7 @@ class SharedReduction:
     def reduce(self, moves: Moves | None, error: Exception | None) -> None:
         """Combine, or raise on all ranks.
 
-        Collective over the world, which must be of one node if a rank may have an error. Blocks, but for moves.
+        Collective over the world, which must be of one node if a rank may have an error. Blocks, except for the moves.
         """
         slot = self._slot
         if error is None:
@@ -179,7 +180,7 @@ class SharedReduction:
             moves.bring(values[0][: elements - start], start)
 
     def _meet(self, is_good: bool) -> bool:
-        """Synchronise the ranks, and return whether all are good."""
+        """Synchronize the ranks, and return whether all have valid arrays."""
         count = self._count = self._count + 2
         if NEEDS_FENCE:
             fence()
@@ -201,7 +202,7 @@ class SharedReduction:
         )
 
     def close(self) -> None:
-        """Release the block, when all moves have ended; local."""
+        """Release the block, after all moves have ended; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._block = None
@@ -218,7 +219,7 @@ def make_shared_reduction(
 ) -> SharedReduction | None:
     """Make a reduction of a node's ranks in shared memory.
 
-    Collective over the ranks of the node; over the world if it is to be page-locked, which must be of one node then.
+    Collective over the ranks of the node. With ``page_locked`` collective over the world, which must be of one node.
     """
     if not elements:
         return None
@@ -241,7 +242,7 @@ def make_shared_reduction(
 
 
 def _part(length: int, line: int, rank: int, ranks: int) -> slice:
-    """Return which elements of a piece a rank combines: whole cache lines.
+    """Return the slice of a piece that a rank combines: whole cache lines.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The ``host`` path: NumPy arrays, read in place or packed into shared memory or into messages of MPI."""
+"""The ``host`` path: NumPy arrays, read in place, or packed into shared memory or MPI messages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 
 DIRECT_BYTES = 256
-"""Blocks at least this long are read in place from a neighbour's window; shorter ones travel packed.
+"""Blocks of at least this length are read in place from a neighbour's window; messages of shorter blocks travel packed.
 
-Another core's cache lines are fetched one by one where blocks are short, but in streams once packed
+A core fetches another core's cache lines one by one if blocks are short, but in streams if they are packed
 (docs/performance/host.md has the measurements).
 """
 
 
 HUGE_PAGE_BYTES = 4 << 20
-"""From this size on NumPy asks for huge pages, which shared memory does not have; packing short blocks from 4 KiB
-pages misses the address cache at every block."""
+"""From this size NumPy asks for huge pages, which shared memory lacks; packing short blocks from 4 KiB pages misses the
+TLB at every block."""
 
 
 class HostPath(Path):
@@ -43,7 +43,7 @@ class HostPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> Window | None:
-        """Return the layouts of the message's parts, and their places in shared memory if they have them."""
+        """Return the layouts of the message's parts, and the places of the parts if all are in shared memory."""
         if floats or arrays[message.parts[0].array].device is not None:
             return None
         if any(part.count != 1 for part in message.parts):
@@ -51,7 +51,7 @@ class HostPath(Path):
         return located(message, arrays, context.locate)
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
-        """Want fields whose blocks are read in place, and small ones."""
+        """Return True for fields whose blocks are read in place, and for small fields."""
         spec, axes = layout.spec, layout.decomposition.axes
         inner = itemsize * math.prod(spec.components_after)
         cells = math.prod(
@@ -59,7 +59,7 @@ class HostPath(Path):
         )
         width = max(spec.halo[-1])
         if spec.parity is not None:
-            cells, width = cells // 2, width // 2  # what every row has of a block
+            cells, width = cells // 2, width // 2  # every row of a block has half of the cells
         is_large = cells * inner * math.prod(spec.components_before) >= HUGE_PAGE_BYTES
         has_short_blocks = (
             axes[-1].parts > 1 and width * inner < DIRECT_BYTES and any(spec.halo[-1])
@@ -67,7 +67,7 @@ class HostPath(Path):
         return not (is_large and has_short_blocks)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Choose by node and length of blocks."""
+        """Choose by node and block length."""
         if "gpu" in (ends.sender.memory, ends.receiver.memory):
             return ends.on_host or "it is for NumPy arrays, and these are on a GPU"
         if not ends.are_near:
@@ -77,7 +77,7 @@ class HostPath(Path):
         run, operation = ends.block_bytes, ends.selection.operation
         is_near = False
         if operation == "copy" and source is not None and target is not None:
-            # In a transpose the other end's order of axes may cut what is long in the sender's memory.
+            # In a transpose the receiver's order of axes may cut runs that are long in the sender's memory.
             run = max(run, run_bytes(source))
             is_near = run >= DIRECT_BYTES and are_readable(source, target)
         if operation == "add":

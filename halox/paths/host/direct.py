@@ -1,8 +1,8 @@
 """The ``direct`` protocol of the ``host`` path: copies halos straight from the neighbour's array in shared memory.
 
-For arrays that a grid allocated, on one node, with runs long enough that reading another core's cache lines in place is
-faster than packing them; the receiver's array may be any, with its axes in any order. `halox.paths.in_place` has the
-order of steps.
+For arrays that a grid allocated, on one node, with runs so long that reading another core's cache lines in place is
+faster than packing. The receiver's array may be any array, with its axes in any order. `halox.paths.in_place` describes
+the order of steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from halox.runtime.arrays import WORDS, HostArray, common_word
 from halox.runtime.context import Context
 
 Window: TypeAlias = Located[SegmentKey]
-"""Parts of a message at one end, of single strided items, in memory of the node."""
+"""Parts of a message at one end, each a single strided item, in memory of the node."""
 
 
 def are_readable(source: Window, target: Window) -> bool:
-    """Whether each part of a message can be copied out of the source's window in one loop nest."""
+    """Whether each part of a message can be copied from the source's window in one loop nest."""
     if source.places is None or len(target.layouts) != len(source.layouts):
         return False
     return all(
@@ -58,7 +58,7 @@ def _are_alike(a: StridedBlocks, b: StridedBlocks) -> bool:
 
 
 def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, StridedBlocks]) -> Move:
-    """View a part at both ends, element by element."""
+    """View a part at both ends, with one shape."""
     layouts = target[1], source[1]
     if _are_alike(*layouts):
         word = WORDS[common_word(*((array.pointer, layout) for array, layout in (target, source)))]
@@ -75,7 +75,7 @@ def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, Stri
 
 
 def _array_at(context: Context, place: HostPlace) -> HostArray:
-    """Return the memory of another rank's array; the address is this rank's."""
+    """Return the memory of another rank's array, by its address in this process."""
     segment = context.segment_of(place)
     return HostArray(segment.data, place.offset, segment.ctypes.data + place.offset)
 
@@ -108,6 +108,6 @@ class DirectChannel(InPlaceChannel):
             target[...] = source
 
     def close(self) -> None:
-        """Leave an exchange that is under way, and let go of the arrays."""
+        """Leave an exchange that is under way, and drop the arrays."""
         self._moves = []
         super().close()

@@ -1,6 +1,6 @@
-"""Small parts of NumPy arrays, moved together by the indices of their words: one call in place of one a part.
+"""Small parts of NumPy arrays, moved together by the indices of their words: one NumPy call instead of one per part.
 
-A copy of NumPy takes 0.15 us, and a view of a new array 0.3; a word that is found by its index takes 2.5 ns.
+A NumPy copy takes 0.15 us, and a view of a new array 0.3 us; a word that is found by its index takes 2.5 ns.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from halox.runtime.arrays import WORDS, Array, DType
 from halox.runtime.shared_memory import Bytes
 
 PartView = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
-"""A part in the memory of its array: the array's number, shape, dtype, first byte in the memory, and strides of a view.
+"""A part in the memory of its array: the array's number, and shape, dtype, offset in the memory and strides of a view.
 
-A plain tuple, as these are made fastest.
+A plain tuple, since tuples are made fastest.
 """
 
 Indices = npt.NDArray[np.intp]
 
 WORDS_A_CALL = 50
-"""Words that are indexed in the time of one call of NumPy."""
+"""Words that are indexed in the time of one NumPy call."""
 
 
 class Words(NamedTuple):
-    """Memory of an array as words: their dtype, and the byte at which the first begins."""
+    """Memory of an array as words: the words' dtype, and the offset of the first word."""
 
     dtype: DType
     start: int
 
     def of(self, memory: memoryview) -> Array:
-        """View memory so."""
+        """View memory as words."""
         dtype, start = self
         n = (len(memory) - start) // dtype.itemsize
         return np.ndarray((n,), dtype, memory, start)
 
     def indices(self, places: Sequence[PartView]) -> Indices:
-        """Return the numbers of the words of some places, in packed order."""
+        """Return the indices of the words of some places, in packed order."""
         size, found = self.dtype.itemsize, [np.zeros(0, np.intp)]
         for _, shape, dtype, offset, strides in places:
             at = np.arange(dtype.itemsize // size, dtype=np.intp) + (offset - self.start) // size
@@ -53,7 +53,7 @@ class Words(NamedTuple):
 
 
 def words_of(places: Sequence[PartView]) -> Words:
-    """Return the widest words of which the places, all of one array, consist."""
+    """Return the widest words that divide some places, all of one array."""
     size, first = 16, places[0][3]
     for _, shape, dtype, offset, strides in places:
         size = gcd(size, dtype.itemsize, offset - first)
@@ -62,7 +62,7 @@ def words_of(places: Sequence[PartView]) -> Words:
 
 
 def pays(places: Sequence[PartView], calls: int) -> bool:
-    """Whether so many calls that index all words are faster than one for each place; all must be of one array."""
+    """Whether ``calls`` calls that index all words are faster than one call per place; False for several arrays."""
     if not places or len({number for number, *_ in places}) > 1:
         return False
     nbytes = sum([dtype.itemsize * prod(shape) for _, shape, dtype, _, _ in places])
@@ -71,17 +71,19 @@ def pays(places: Sequence[PartView], calls: int) -> bool:
 
 
 Indexed = tuple[Array, Indices, Array, Indices]
-"""Words of a target, the numbers of some of them, and the same of the source."""
+"""Words of a target, indices of some of them, words of the source, and the indices there."""
 
 
 def index_all(moves: Sequence[Indexed]) -> None:
-    """Copy words to words."""
+    """Copy words to words by their indices."""
     for target, numbers, source, others in moves:
         target[numbers] = source[others]
 
 
 def at_once(targets: Indices, sources: Indices) -> tuple[Indices, Indices]:
-    """Return targets and sources of one copy that does what copying word by word does, where targets are read later.
+    """Resolve sequential dependencies between word copies, so that one gather is equivalent.
+
+    Returns the targets and the sources of that gather.
 
     Examples
     --------
@@ -109,7 +111,7 @@ class IndexedMessages:
         self._sides = _side(*sends), _side(*receives)
 
     def views(self, memories: Sequence[memoryview]) -> tuple[list[list[Indexed]], ...]:
-        """Return for each slot what to copy to pack, and what to unpack, for the memory of an array."""
+        """Return for each slot the moves that pack, and the moves that unpack, for the memory of an array."""
         memory = memories[self._number]
         (words, sends), (others, receives) = self._sides
         source, target = words.of(memory), others.of(memory)
@@ -125,7 +127,7 @@ _Row = list[tuple[Indices, Indices, Array]]
 def _side(
     places: Sequence[PartView], messages: Sequence[Message], rows: Sequence[Sequence[Bytes]]
 ) -> tuple[Words, list[_Row]]:
-    """Return for each slot and message the numbers of its words in the array and in its buffer, and the buffer."""
+    """Return the words, and for each slot and message the word indices in array and buffer, and the buffer."""
     words, numbers, at = words_of(places), [], 0
     for message in messages:
         of_it = places[at : at + len(message.parts)]
@@ -142,7 +144,7 @@ def _side(
 
 
 def _packed_indices(words: Words, message: Message) -> Indices:
-    """Return the numbers of the words of a message's parts in the packed message."""
+    """Return the word indices of a message's parts in the packed message."""
     size = words.dtype.itemsize
     found = [
         np.arange(part.nbytes // size, dtype=np.intp) + offset // size

@@ -17,13 +17,13 @@ Calls = list[Call]
 
 
 def call_all(calls: Iterable[Call]) -> None:
-    """Make some calls in turn."""
+    """Make some calls in sequence."""
     for call in calls:
         call()
 
 
 class _Part(NamedTuple):
-    """A part's layout, the number of its array, and the byte of that array's memory at which it begins."""
+    """A part's layout, the number of its array, and the part's offset in the memory of that array."""
 
     layout: HostLayout
     array: int
@@ -36,9 +36,9 @@ class _Part(NamedTuple):
 
 
 class OddBlocks:
-    """All parts of a job's messages, which are regular and copied, each with the copier that suits it best.
+    """All parts of a job's messages, each with the fastest copier for its layout; all are regular and copied.
 
-    ``outgoing`` and ``incoming`` have the packed bytes of each part, slot by slot; contiguous.
+    ``outgoing`` and ``incoming`` have the packed bytes of each part by slot, in contiguous memory.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class OddBlocks:
 
     @property
     def are_some(self) -> bool:
-        """Whether MPI packs or unpacks any of them."""
+        """Whether MPI packs or unpacks any of the parts."""
         return any(part.layout.prefers_mpi for part in (*self._sent, *self._received))
 
     def views(self, memories: Sequence[memoryview]) -> tuple[list[Calls], list[Calls]]:
-        """Return for each slot the calls that pack, and those that unpack, for the memory of some arrays."""
+        """Return for each slot the calls that pack, and the calls that unpack, for the memory of some arrays."""
         packs = [part.copier(memories) for part in self._sent]
         unpacks = [part.copier(memories) for part in self._received]
         return _rows(packs, self._outgoing, False), _rows(unpacks, self._incoming, True)

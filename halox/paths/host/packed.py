@@ -1,4 +1,4 @@
-"""Packed protocols of NumPy arrays: packed into transport buffers, and unpacked from them."""
+"""Packed protocols of NumPy arrays: pack into transport buffers, unpack from transport buffers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from halox.runtime.arrays import Array, HostArray
 from halox.runtime.shared_memory import Bytes
 
 _LINE_BYTES = 64
-_LARGE_BYTES = 2 << 20  # of cache lines: more than a core's own cache is sure to hold
+_LARGE_BYTES = 2 << 20  # of cache lines: more than a core's private cache is sure to hold
 _BLOCK_BYTES = 1 << 18
 
 
 def places_of(
     parts: Iterable[Part], arrays: Sequence[HostArray], *, values: bool = False
 ) -> list[PartView] | None:
-    """Return the places of parts, of words to be copied or of ``values`` to be added to.
+    """Return the places of parts: of words to copy, or with ``values`` of elements to add to.
 
-    They are the same in all arrays of the layouts of these. None unless the blocks of all parts are regular.
+    They are the same in all arrays of these layouts. None unless the blocks of all parts are regular.
     """
     found = []
     for part in parts:
@@ -57,7 +57,7 @@ def places_of(
 def paired_places(
     source: Part, target: Part, arrays: Sequence[HostArray]
 ) -> tuple[PartView, PartView] | None:
-    """Return the places of two parts of one size, in views of one shape; None if there are no such views."""
+    """Return the places of two parts of equal size, in views of one shape; None if there are no such views."""
     to, of = target.strided, source.strided
     views = None if to is None or of is None else common_views(to, of)
     if views is None:
@@ -66,7 +66,7 @@ def paired_places(
 
 
 def _in_memory(part: Part, view: View, arrays: Sequence[HostArray]) -> PartView:
-    """Return a view of a part, from its array's first element on, as one from the first byte of the memory on."""
+    """Convert a view that starts at an array's first element to a place that starts at the first byte of its memory."""
     shape, dtype, offset, strides = view
     return part.array, shape, dtype, arrays[part.array].origin + offset, strides
 
@@ -87,7 +87,7 @@ def views_of(places: Sequence[PartView], memories: Sequence[memoryview]) -> list
 
 
 def add_all(moves: Sequence[Move]) -> None:
-    """Add the sources of some moves to their targets, one after the other."""
+    """Add the sources of some moves to their targets, in sequence."""
     for target, source in moves:
         np.add(target, source, target)
 
@@ -108,7 +108,7 @@ class _Views(NamedTuple):
 
 
 _Sliced = list[tuple[int, Base | None, list[tuple[Array, Index]]]]
-"""By array: views of buffers, and the indices of the same elements in the array."""
+"""By array: views of buffers, with the indices of the same elements in the array."""
 
 
 class HostChannel(Channel):
@@ -122,7 +122,7 @@ class HostChannel(Channel):
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
         self._odd: OddBlocks | None = None
-        # The same moves as indices of arrays that are lent.
+        # The same moves as indices of lent arrays.
         self.lent: Sequence[Array] = ()
         self._puts: list[_Sliced] = []
         self._gets: list[_Sliced] = []
@@ -160,7 +160,7 @@ class HostChannel(Channel):
         self.bind(self.views([array.memory for array in arrays]))
 
     def views(self, memories: Sequence[memoryview]) -> _Views:
-        """Return views of other arrays, and what to copy between them and the buffers."""
+        """Return the moves between other arrays and the buffers."""
         if self._indexed is not None:
             pack, unpack = self._indexed.views(memories)
             return _Views(pack, [], unpack)
@@ -178,11 +178,11 @@ class HostChannel(Channel):
         return _Views(packs, clear, unpacks)
 
     def bind(self, views: _Views) -> None:
-        """Work on the arrays of these views."""
+        """Use the arrays of these views."""
         self._views = views
 
     def accepts(self, arrays: Sequence[Array]) -> bool:
-        """Whether copies of other arrays need no views."""
+        """Whether other arrays can be copied without views."""
         if self._take is add_all or self._odd is not None or self._is_large:
             return False
         found = slices_of([*self._sent, *self._received], arrays)
@@ -218,7 +218,7 @@ class HostChannel(Channel):
         self._buffers.post(epoch)
 
     def finish(self) -> None:
-        """Wait for what comes in and unpack it."""
+        """Wait for the incoming messages and unpack them."""
         epoch = self._epoch
         self._buffers.collect(epoch)
         if self.lent:
@@ -235,7 +235,7 @@ class HostChannel(Channel):
         self._buffers.release(epoch)
 
     def close(self) -> None:
-        """Close the buffers, and let go of the arrays."""
+        """Close the buffers, and drop the arrays."""
         self._views, self._calls = _Views([], [], []), []
         self._buffers.close()
 
@@ -249,7 +249,7 @@ def packed_channels(
 ) -> list[Carried]:
     """Make the channels of a path's packed messages: through the node's shared memory, and through MPI.
 
-    The peers' arrays may be in another kind of memory than this rank's.
+    The peers' arrays may be in a different kind of memory from this rank's arrays.
     """
     made = []
     for protocol in ("shared", "mpi"):
@@ -283,7 +283,7 @@ def packed_channels(
 def _packed(
     places: Sequence[PartView], messages: Sequence[Message], buffers: list[Bytes]
 ) -> list[Array]:
-    """View the parts of packed messages as their places are viewed."""
+    """View the parts of packed messages with the shapes and dtypes of their places."""
     starts = [
         (buffer, offset)
         for message, buffer in zip(messages, buffers, strict=True)
@@ -296,7 +296,7 @@ def _packed(
 
 
 def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls]]:
-    """Return for each slot the calls that pack messages, and those that unpack them."""
+    """Return for each slot the calls that pack messages, and the calls that unpack them."""
     unpack = "adding" if job.operation == "add" else "unpacking"
     packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
     unpacks = _by_slot(job, job.receives, buffers.incoming, unpack)
@@ -331,17 +331,18 @@ def packer_of(job: Job, part: Part) -> HostPacker:
 
 
 def _ordered(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
-    """Cut permuting copies into tiles; where there are none, let large copies of short runs take turns."""
+    """Cut permuting copies into tiles; if there are none, interleave large copies of short runs."""
     cut = blocked(copies)
     return cut if len(cut) > len(copies) else _in_turns(copies, side, backwards=backwards)
 
 
 def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
-    """Cut large copies of short runs into blocks, and let those of one block follow one another.
+    """Cut large copies of short runs into blocks, and interleave the copies block by block.
 
-    The blocks at both ends of a row share cache lines as the next row's: the low halo beside the cells that
-    are sent up, the high halo beside those sent down. In turns, a block's lines are still near when they are used
-    again; backwards, so are those of the last blocks of the copies before.
+    The blocks at both ends of a row share cache lines with the next row: the low halo is beside the cells that are sent
+    up, and the high halo beside the cells that are sent down. When the copies are interleaved, a block's cache lines
+    are still in the cache when they are used again. Backwards, the same holds for the last blocks of the preceding
+    copies.
     """
     large = [copy for copy in copies if _lines_bytes(copy[side]) > _LARGE_BYTES]
     if len({len(copy[side]) for copy in large}) != 1:
@@ -356,7 +357,7 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
 
 
 def _lines_bytes(view: Array) -> int:
-    """Return the bytes of the cache lines that runs too short to fill one touch, 0 for longer runs."""
+    """Return the bytes of the cache lines that a view touches, if its runs are shorter than a line; otherwise 0."""
     run, steps = 1, view.strides
     if steps[-1] == view.itemsize:
         run, steps = view.shape[-1], steps[:-1]

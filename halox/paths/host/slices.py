@@ -1,6 +1,6 @@
-"""Parts of NumPy arrays as indices, made once for a layout: a new array of it needs no views of its own.
+"""Parts of NumPy arrays as indices, made once for a layout, so that a new array needs no views.
 
-To copy by an index takes 0.1 us more than to copy a view; to make a view of memory at an address takes 0.4.
+A copy by an index takes 0.1 us more than a copy of a view; making a view of memory at an address takes 0.4 us.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Index: TypeAlias = slice | int | tuple[slice | int, ...] | Indices
 
 Moved = TypeVar("Moved")
 
-# NumPy takes 8 ns for an inner loop: many blocks of fewer elements than these are better copied as one element each.
+# An inner loop of NumPy takes 8 ns: if there are many blocks of fewer elements, copy each block as one element.
 _FEW_BLOCKS, _FEW_ELEMENTS = 16, 8
-# Larger places along several axes are copied faster by views of one axis, which NumPy never copies twice.
+# Larger places along several axes are copied faster through views of one axis, which NumPy never copies twice.
 _LARGE_BYTES = 1 << 15
 
 
 class Base(NamedTuple):
-    """Other form of a contiguous array, in the order of its addresses: shape, dtype, first byte.
+    """Alternative form of a contiguous array, in the order of its addresses: shape, dtype, first byte.
 
-    ``is_row`` says that it has the array's own elements, in a row.
+    ``is_row`` says that the form has the array's elements, in one row.
     """
 
     shape: tuple[int, ...]
@@ -37,14 +37,14 @@ class Base(NamedTuple):
     is_row: bool = False
 
     def of(self, array: Array) -> Array:
-        """View an array so."""
+        """View an array in this form."""
         run = array.ravel("K")
         shape, dtype, start, is_row = self
         return run if is_row else np.ndarray(shape, dtype, run, start)
 
 
 class Slice(NamedTuple):
-    """A place as an index of an array, or of its base: the extents in packed order, and the order of the axes."""
+    """A place as an index of an array, or of its base, with the extents in packed order and the order of the axes."""
 
     array: int
     base: Base | None
@@ -54,14 +54,14 @@ class Slice(NamedTuple):
     dtype: DType
 
     def packed(self, view: Array) -> Array:
-        """View the place's packed bytes as its index selects them."""
+        """View the place's packed bytes with the shape that its index selects."""
         return view.reshape(-1).view(self.dtype).reshape(self.counts).transpose(self.order)
 
 
 def slices_of(places: Sequence[PartView], arrays: Sequence[Array]) -> list[Slice] | None:
-    """Return places as indices of all arrays that are like these but for their addresses.
+    """Return places as indices that are valid for all arrays that differ from these only in address.
 
-    None where some place is no index, or the copy of a view is faster.
+    None if some place cannot be an index, or if copying through a view is faster.
     """
     found: list[Slice] = []
     bases = {n: _bases([p for p in places if p[0] == n], arrays[n]) for n in {p[0] for p in places}}
@@ -78,7 +78,7 @@ def slices_of(places: Sequence[PartView], arrays: Sequence[Array]) -> list[Slice
 def grouped(
     slices: Sequence[Slice], moves: Sequence[Moved]
 ) -> list[tuple[int, Base | None, list[Moved]]]:
-    """Return moves of some places by array, in their order, those in one form together."""
+    """Return the moves of some places by array, in their order, moves of one form together."""
     found: list[tuple[int, Base | None, list[Moved]]] = []
     pairs = [*zip(slices, moves, strict=True)]
     for one, move in sorted(pairs, key=lambda pair: pair[0].array):
@@ -89,19 +89,19 @@ def grouped(
 
 
 def flat(dtype: DType, start: int, array: Array) -> Base | None:
-    """Return the base that has all memory of an array from a byte on as words; None unless it is contiguous."""
+    """Return the base that views all memory of an array from a byte on as words; None unless it is contiguous."""
     n = (array.nbytes - start) // dtype.itemsize
     is_row = start == 0 and dtype == array.dtype
     return Base((n,), dtype, start, is_row) if _is_contiguous(array) else None
 
 
 def _bases(places: Sequence[PartView], array: Array) -> list[Base | None]:
-    """Return the bases to try for places of an array, the fastest first; None for the array itself."""
-    size = 0  # of the widest elements of which they consist
+    """Return the bases to try for places of an array, the fastest first; None in the list is the array itself."""
+    size = 0  # of the widest elements that divide all places
     for _, shape, dtype, offset, strides in places:
         size = gcd(size, dtype.itemsize, offset)
         size = gcd(size, *[stride for n, stride in zip(shape, strides, strict=True) if n > 1])
-    # Elements of two arrays of one of these dtypes are copied byte by byte.
+        # NumPy copies elements between two arrays of such a dtype byte by byte.
     is_plain = array.dtype.kind in "biufcmM"
     if not _is_contiguous(array):
         return [None] if is_plain else []
@@ -117,12 +117,12 @@ def _bases(places: Sequence[PartView], array: Array) -> list[Base | None]:
 
 
 def _is_contiguous(array: Array) -> bool:
-    """Whether the elements are a run of memory, in any order of the axes."""
+    """Whether the elements fill a contiguous run of memory, in any order of the axes."""
     return array.size > 0 and array.ravel("K").ctypes.data == array.ctypes.data
 
 
 def _slice(place: PartView, array: Array, base: Base | None) -> Slice | None:
-    """Return a place as an index of an array in one form."""
+    """Return a place as an index of an array in one form; None if that is not possible."""
     number, counts, block, offset, steps = place
     offset -= span(array.shape, array.strides, array.itemsize)[0]
     shape, dtype, strides = array.shape, array.dtype, array.strides
@@ -147,7 +147,7 @@ def _slice(place: PartView, array: Array, base: Base | None) -> Slice | None:
         index[axis] = starts[axis]
     if offset or any(starts[axis] >= shape[axis] for axis in axes):
         return None
-    chosen: list[tuple[int, int]] = []  # axes with their extents, from the inner one
+    chosen: list[tuple[int, int]] = []  # axes with their extents, innermost first
     while levels:
         count, step = levels.pop()
         fits = [axis for axis in axes if step > 0 and step % strides[axis] == 0]
@@ -155,7 +155,7 @@ def _slice(place: PartView, array: Array, base: Base | None) -> Slice | None:
             return None
         axis = fits[0]
         n, start, by = shape[axis], starts[axis], step // strides[axis]
-        if by == 1 and start == 0 and count > n and count % n == 0:  # goes on along another axis
+        if by == 1 and start == 0 and count > n and count % n == 0:  # continues along another axis
             levels.append((count // n, step * n))
             count = n
         if start + (count - 1) * by >= n:
@@ -164,7 +164,7 @@ def _slice(place: PartView, array: Array, base: Base | None) -> Slice | None:
         chosen.append((axis, count))
     if len(chosen) > 1 and block.itemsize * prod(counts) > _LARGE_BYTES:
         return None
-    if not chosen:  # no scalar, which would be a copy
+    if not chosen:  # a scalar index would make a copy
         axis = len(shape) - 1
         start = starts.get(axis, 0)
         index[axis] = slice(start, start + 1)

@@ -1,4 +1,4 @@
-"""The ``nccl`` path: packed on the device, sent by NCCL, unpacked on the device, all on the stream."""
+"""The ``nccl`` path: pack on the device, send by NCCL, unpack on the device, all on one stream."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from halox.runtime.context import Context
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of, why_no_nccl
 
 PART_BYTES = 1 << 20
-"""Least mean bytes of the parts of a message that go each by itself, its name ahead: one send is faster than several.
+"""Least mean bytes of the parts of a message that are sent separately: one send is faster than several short sends.
 
-Kernels that pack leave the marks of the time limit for nothing, too.
+Separate sends also need launches for the marks of the time limit, which packing kernels set without additional cost.
 """
 
 NOT_LOOKED_FOR = "halox looks for NCCL only if some ranks cannot map one another's GPU memory, or if it is asked for"
 
 _Runs: TypeAlias = tuple[bool, ...]
-"""For each part of a message whether it is one run of bytes at this end."""
+"""For each part of a message, whether it is one run of bytes at this end."""
 
 
 class Agreed(NamedTuple):
-    """Result of `NcclPath.negotiate`: the plan's name, and what this rank sends to itself in the packing launch."""
+    """Result of `NcclPath.negotiate`: the plan's name, and this rank's messages to itself in the packing launch."""
 
     ranks: NcclRanks
     name: int
@@ -34,13 +34,13 @@ class Agreed(NamedTuple):
 
 
 class NcclPath(Path):
-    """Sends between the GPUs of all ranks by NCCL, whichever nodes they are on."""
+    """Sends between the GPUs of all ranks by NCCL, on any nodes."""
 
     name = "nccl"
     protocols = (
-        # One send a message. Measured on one node, as those of other paths are.
+        # One send per message. Measured on one node, like all paths.
         Protocol("packed", ProtocolCost(17.0, 1.5, (60.0, 110.0, 150.0, 180.0)), reach="nodes"),
-        # A send a part, from and to the arrays where the part is one run.
+        # One send per part, directly from and to the arrays if the part is one run.
         Protocol("parts", ProtocolCost(14.0, 1.5, (100.0, 150.0, 200.0, 250.0)), reach="nodes"),
     )
     summary = "between ranks with a GPU each, on any nodes, if NCCL is installed; see `halox info --paths -n N`"
@@ -54,11 +54,11 @@ class NcclPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> _Runs:
-        """Say which parts of the message are one run each."""
+        """Return for each part of the message whether it is one run."""
         return tuple(run_of(part) is not None for part in message.parts)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer a send of the packed message, or one of each part."""
+        """Offer one send of the packed message, or one send per part."""
         surveys = ends.selection.surveys
         why = ends.why_not_gpus(lambda *_: surveys.get(self.name, NOT_LOOKED_FOR))
         if why is not None:
@@ -73,11 +73,11 @@ class NcclPath(Path):
         return found
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Say which parts go by themselves."""
+        """Return the condition for sends of separate parts."""
         return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 
     def negotiate(self, build: Build) -> Agreed:
-        """Make NCCL's communicator if there is none, connect the ranks of this plan, and agree on its name there."""
+        """Make NCCL's communicator if necessary, connect this plan's ranks, and agree on the plan's name."""
         job = build.job(self)
         copies = build.whole.only(lambda m: m.peer == build.world.rank and not build.taken)
         is_joint = (
@@ -102,6 +102,6 @@ class NcclPath(Path):
 
 
 def run_of(part: Part) -> int | None:
-    """Return where a part begins in its array if it is one run of bytes, else None."""
+    """Return the offset of a part in its array if the part is one run of bytes, else None."""
     strided = part.strided
     return strided.offset if strided is not None and not strided.counts else None

@@ -1,17 +1,17 @@
 """Exchanges by NCCL: pack kernels, one group of sends and receives, unpack kernels, all in order on one stream.
 
-Each end packs and unpacks as it likes: what travels is each message, or each of its parts, as bytes in one send::
+Each end chooses how to pack and unpack. Each message, or each of its parts, travels as bytes in one send::
 
     "packed"  array -> pack -> buffer | send ... receive | buffer -> unpack -> array      one send a message
     "parts"   array ------------------> send ... receive -------------------> array       one send a part, and one ahead
               array -> pack -> buffer | send ... receive | buffer -> unpack -> array      where it is no run of bytes
 
-Between two ranks NCCL matches sends and receives in their order, which is that of the tags, and of the parts. There is
-one buffer a message: the stream has unpacked it before the next exchange receives into it.
+Between two ranks NCCL matches sends and receives in their order: the order of the tags, then of the parts. There is one
+buffer per message; the stream has unpacked it before the next exchange receives into it.
 
-All ranks must put the exchanges of all plans on their streams in the same order, since NCCL carries out what one
-communicator is given one after the other. So each buffer begins with the plan's name, written when the plan is made,
-and the kernel that unpacks looks for it in each message::
+All ranks must put the exchanges of all plans on their streams in the same order, since NCCL runs the operations of one
+communicator in sequence. To detect other orders, each buffer begins with the plan's name, written when the plan is
+made, and the unpacking kernel checks the name of each message::
 
     | name | packed parts ... |      "packed": one send; "parts": the name is sent, then each part
 """
@@ -51,7 +51,7 @@ _ALIGNMENT = 512
 _MOST_STREAMS = 16
 
 _Views = tuple[Sequence[View], Sequence[int]]
-"""Launches for other arrays, and the addresses of these."""
+"""Launches for other arrays, and the addresses of these arrays."""
 
 
 class NcclChannel(AsideChannel, MovableChannel):
@@ -73,14 +73,14 @@ class NcclChannel(AsideChannel, MovableChannel):
         self._block = arena.allocate(table + sum(map(_buffer_bytes, job.messages)))
         names = int(arena.pointer(self._block.place))
         self._next = names + table
-        # Array and offset of each run that is sent from an array, or received there; else the address.
+        # Array and offset of each run that is sent from an array or received there; for buffers None and the address.
         self._ops: list[tuple[int | None, NcclOp]] = []
         starts: list[int] = []
         packed = [item for m in job.sends for item in self._items(m, protocols[m.key], starts)]
         come = [item for m in job.receives for item in self._items(m, protocols[m.key], starts)]
         sent, received = starts[: len(job.sends)], starts[len(job.sends) :]
         written = dict.fromkeys(sent, np.array([name], "u4"))
-        if received:  # else there is no table, and a message has its place
+        if received:  # otherwise there is no table, and its place belongs to the first message
             written[names] = np.array(received, "u8")
         write(self._device, written)
         sources = [m.peer for m in job.receives]
@@ -90,12 +90,12 @@ class NcclChannel(AsideChannel, MovableChannel):
         begin, end = watch.begin, watch.end
         self._before: list[MovableLaunches] = []
         self._after = clearing_of(job, self._device)
-        # Marks that no kernel for packing or unpacking leaves.
+        # Launches of marks, if no packing or unpacking kernel sets them.
         self._begin = _marked(begin, packed, self._device)
         self._end = _marked(end, come, self._device)
         pairs = [*agreed.copies.pairs()]
         if pairs:
-            mark = begin if packed else None  # copies in other arrays leave none
+            mark = begin if packed else None  # copies between other arrays set no mark
             self._before.append(PackingWithCopies(job, packed, pairs, self._device, mark))
         elif packed:
             self._before.append(packing(job, packed, self._device, begin))
@@ -107,9 +107,9 @@ class NcclChannel(AsideChannel, MovableChannel):
         self._collect()
 
     def _items(self, message: Message, protocol: str, starts: list[int]) -> list[Item]:
-        """Add a message's sends or receives, and return the parts that are packed, with their addresses.
+        """Add a message's sends or receives, and return the packed parts with their addresses.
 
-        The address of its buffer joins ``starts``.
+        Appends the address of the message's buffer to ``starts``.
         """
         sends, peer = message.direction == "send", message.peer
         start = self._next
@@ -142,11 +142,11 @@ class NcclChannel(AsideChannel, MovableChannel):
         )
 
     def views(self, memories: Sequence[int]) -> _Views:  # type: ignore[override]
-        """Return launches for arrays at other addresses, and these."""
+        """Return launches for arrays at other addresses, and these addresses."""
         return super().views(memories), memories
 
     def bind(self, views: _Views) -> None:  # type: ignore[override]
-        """Work on the arrays of these views."""
+        """Use the arrays of these views."""
         launches, pointers = views
         super().bind(launches)
         if pointers != self._pointers and any(array is not None for array, _ in self._ops):
@@ -155,13 +155,13 @@ class NcclChannel(AsideChannel, MovableChannel):
         self._collect()
 
     def _collect(self) -> None:
-        """List what a call launches before and after the group."""
+        """List the launches of a call before and after the group."""
         before, after = (
             [call for launches in ahead for call in launches.stages[0]]
             for ahead in (self._before, self._after)
         )
         self._calls = [*self._begin, *before], [*self._end, *after]
-        # For streams on which that has been called twice in a row.
+        # For each stream that was used in two successive calls, the prepared steps of a call.
         self._steps: dict[int, Sequence[Callable[[], object]]] = {}
         self._last = 0
 
@@ -203,5 +203,5 @@ def _buffer_bytes(message: Message) -> int:
 
 
 def _marked(mark: Mark | None, packed: Sequence[object], device: int) -> list[Call]:
-    """Return the launch that leaves a mark, where there is one and nothing is packed."""
+    """Return the launch that sets a mark, if there is a mark and no kernel sets it."""
     return [] if mark is None or packed else [(MarkLaunch(mark, device).launch, 0, 0)]

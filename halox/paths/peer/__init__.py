@@ -1,4 +1,4 @@
-"""The ``peer`` path: one kernel an exchange, through mapped memory of other GPUs."""
+"""The ``peer`` path: one kernel per exchange, through mapped memory of other GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from halox.paths.peer.channel import PeerChannel
 
 MOST_PIECES = 16
-"""Loop nests into which a part may fall where its two ends' layouts meet, to go straight from one to the other."""
+"""Most loop nests of a part that is stored directly, where the layouts of its two ends are combined."""
 
 
 class PeerPath(Path):
@@ -27,11 +27,11 @@ class PeerPath(Path):
 
     name = "peer"
     protocols = (
-        # Data and epoch in one store, so no flag, but up to twice the bytes.
+        # Data and epoch in one store, so that no flag is needed, but up to twice the bytes.
         Protocol("ll", ProtocolCost(3.9, 0.2, (200.0, 250.0, 290.0, 305.0))),
-        # Packed into the peer's memory, a flag a chunk, unpacked there.
+        # Packed into the peer's memory, with a flag per chunk, and unpacked there.
         Protocol("staging", ProtocolCost(4.8, 0.3, (160.0, 225.0, 290.0, 315.0))),
-        # Stored into the halo itself, once its owner has said that it may be: short blocks are short remote stores.
+        # Stored into the halo itself, after its owner has signalled "begun": short blocks are short remote stores.
         Protocol("direct", ProtocolCost(7.4, 0.3, (73.0, 180.0, 330.0, 352.0)), in_field=True),
     )
     summary = (
@@ -59,7 +59,7 @@ class PeerPath(Path):
         return found
 
     def negotiate(self, build: Build) -> PeerChannel | None:
-        """Make the channel with the peers; it takes messages of this rank to itself along where it can."""
+        """Make the channel with the peers; if possible it also carries this rank's messages to itself."""
         from halox.paths.peer.channel import PeerChannel
         from halox.paths.peer.negotiation import Cts, Negotiation
 
@@ -84,7 +84,7 @@ class PeerPath(Path):
             agreed.open(replies)
             return PeerChannel(agreed)
 
-        # GPUs are idle as far as earlier plans are concerned: their memory is used again.
+        # GPUs have finished the exchanges of earlier plans, so that the memory of these plans can be used again.
         rounds = (Negotiation.request, Negotiation.reply, made)
         channel: PeerChannel | None = handshake(
             world, begin, rounds, "the making of a plan", peers=lambda agreed: agreed.peers
@@ -92,7 +92,7 @@ class PeerPath(Path):
         return channel
 
     def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[Carried]:
-        """Return the channel that was agreed on."""
+        """Return the channel that `negotiate` made."""
         if agreed is None:
             return ()
         taken = tuple(m for m in build.whole.messages if m.key in build.taken)
@@ -104,6 +104,6 @@ def _is_straight(sender: PeerInfo, receiver: PeerInfo) -> bool:
     if receiver.places is None or sender.layouts is None or receiver.layouts is None:
         return False
     if [a.nbytes for a in sender.layouts] != [b.nbytes for b in receiver.layouts]:
-        return False  # they do not match, which the receiver finds
+        return False  # the ends do not match; the receiver reports it
     pairs = zip(sender.layouts, receiver.layouts, strict=True)
     return all(pieces_between(a, b) <= MOST_PIECES for a, b in pairs)

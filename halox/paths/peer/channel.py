@@ -1,19 +1,20 @@
-"""The ``peer`` path: one kernel an exchange, among GPUs that map one another's memory.
+"""The ``peer`` path: one kernel per exchange, among GPUs that map one another's memory.
 
-The kernel (``paths/peer/kernels/peer.cu`` states its protocol, and why no order of its blocks can deadlock) packs into
-the peers' memory, signals there, waits for what the peers send, and unpacks. The host only launches it::
+The kernel packs into the peers' memory, signals there, waits for the messages of the peers, and unpacks them.
+(``paths/peer/kernels/peer.cu`` states its protocol, and why no order of its blocks can deadlock.) The host only
+launches the kernel::
 
     rank A  ...user's kernels | pack -> B's staging memory, flag | wait for B's flag, unpack | user's kernels...
     rank B  ...user's kernels | pack -> A's staging memory, flag | wait for A's flag, unpack | user's kernels...
 
-There are three protocols. ``ll``: in packets of data and epoch, which need no flag, for small ones.
-``staging``: packed, a flag a chunk. ``direct``: straight into the receiver's array, where both sides have long runs
-and the array is in memory that the receiver has exported.
+There are three protocols. ``ll``: packets of data and epoch, which need no flag, for small messages. ``staging``:
+packed, with a flag per chunk. ``direct``: stored straight into the receiver's array, if both ends have long runs and
+the array is in memory that the receiver has exported.
 
-Double buffers. A rank's launch for epoch e + 2 writes the slot of epoch e in its peer's memory. It comes after its
-launch for e + 1, which took what the peer sent in its launch for e + 1; and that began when the peer's launch for e
-had ended, and with it the last use of the slot. Where nothing comes back from a peer, the launch waits instead until
-the peer says that it has begun epoch e + 1.
+Double buffers. A rank's launch for epoch e + 2 writes the slot of epoch e in its peer's memory. This launch follows the
+rank's launch for e + 1, which consumed the messages of the peer's launch for e + 1. The peer's launch for e + 1 began
+after its launch for e had ended, and with it the last use of the slot. If a peer sends nothing back, the launch waits
+instead until the peer has signalled that it has begun epoch e + 1.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from halox.paths.peer.negotiation import LaunchSet, Negotiation
 from halox.runtime.gpu.streams import Stream
 
 View = tuple[LaunchSet, Sequence[int], Sequence[LaunchView]]
-"""Launches, the arrays' shifts of the kernel's table, and the views of the launches around it."""
+"""Launches, the shifts of the arrays in the kernel's table, and the views of the launches around the kernel."""
 
 
 class PeerChannel(AsideChannel):
-    """All messages that one launch moves, from a negotiation that has ended.
+    """All messages that one launch moves, from a completed negotiation.
 
-    For other arrays the launch's parameters get their distances from the arrays of its table. That asks for the same
-    remainders by the longest word, which the segments' words were chosen for; arrays of others go through buffers.
+    For other arrays, the launch's parameters hold the distances of these arrays from the arrays of its table. The
+    distances must be multiples of the longest word, since the words of the segments depend on the remainders. All other
+    arrays are moved through buffers.
     """
 
     def __init__(self, agreed: Negotiation) -> None:
@@ -62,7 +64,7 @@ class PeerChannel(AsideChannel):
         return found, shifts, [one.view(memories) for one in (*found.before, *found.after)]
 
     def bind(self, views: View) -> None:
-        """Launch for the arrays of these views."""
+        """Use the launches for the arrays of these views."""
         self._now, shifts, around = views
         if self._now is self._straight:
             self._now.shift(shifts)
@@ -86,11 +88,11 @@ class PeerChannel(AsideChannel):
     def close(self) -> None:
         """Wait for the last launch; warn if an exchange has failed since the last call.
 
-        The memory stays as it is: the peers' launches may still store into it, and look there for this rank's.
+        The memory stays unchanged: the peers' launches may still store into it, and wait there for this rank's signals.
         """
         super().close()
         self.has_failed = self._failure.close(self._agreed.error)
 
     def free(self) -> None:
-        """Release the memory, when the peers' last launches have ended too."""
+        """Release the memory, after the peers' last launches have ended, too."""
         self._agreed.abandon()

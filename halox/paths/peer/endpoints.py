@@ -1,4 +1,4 @@
-"""Endpoints of the messages of the peer path: the runs that this rank's kernel walks, and their signatures."""
+"""Endpoints of the messages of the peer path: the runs that this rank's kernel moves, and their signatures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.values import rounded_up
 
 WIDE_BYTES = 1 << 17
-"""Bytes of a message from which packets are wide: fewer threads do more each, and less goes over the wire."""
+"""Bytes of a message from which packets are LL128-like: fewer threads move more bytes each, and fewer bytes travel."""
 
 PACKET_WORD = 4
 """Bytes of data in the smallest packet: shorter words do not travel in packets."""
@@ -36,16 +36,16 @@ Tag = tuple[int, int]
 
 @dataclass
 class PeerEndpoint:
-    """One message on this rank: its runs against a packed message at address 0, or the peer's array."""
+    """One message on this rank: its runs, relative to a packed message at address 0 or to the peer's array."""
 
     message: Message
     protocol: str
     runs: list[Run]
     buffered: bool
-    """Whether its packed bytes are collected in a buffer of this rank, for types that no kernel walks in one go."""
+    """Whether a buffer of this rank holds its packed bytes, for types that the kernel cannot move in one pass."""
     buffer: int = 0
     is_wide: bool = False
-    """Whether it goes in LL128-like packets, as both ends' runs are alike."""
+    """Whether the message travels in LL128-like packets, since the runs of both ends are equal."""
 
     @property
     def tag(self) -> Tag:
@@ -54,11 +54,11 @@ class PeerEndpoint:
 
     @property
     def signature(self) -> RunSignatures:
-        """Signatures of its runs, equal to those of the other end if they match."""
+        """Signatures of the runs; equal at both ends if the runs match."""
         return tuple([run.signature for run in self.runs])
 
     def widen(self, signature: RunSignatures) -> None:
-        """Choose LL128-like packets if the other end's runs are alike, and the message is not too small."""
+        """Choose LL128-like packets if the runs of the other end are equal, and the message is not too small."""
         words = {run.row.word_bytes for run in self.runs}
         self.is_wide = (
             self.protocol == "ll"
@@ -69,7 +69,7 @@ class PeerEndpoint:
         )
 
     def through_buffer(self, buffer: int) -> PeerEndpoint:
-        """Return the endpoint for a buffer of its packed bytes in the array's place: with the same words and chunks."""
+        """Return the endpoint with a buffer of packed bytes in place of the array: with the same words and chunks."""
         side = int(self.message.direction == "send")
         return replace(
             self,
@@ -80,7 +80,7 @@ class PeerEndpoint:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of a slot of its staging memory."""
+        """Bytes of one slot of the message's staging memory."""
         if self.protocol == "direct":
             return 0
         if self.is_wide:
@@ -90,14 +90,14 @@ class PeerEndpoint:
 
 @dataclass(frozen=True)
 class Rts:
-    """Ready to send: the chunks of a message, which its sender tells the receiver first."""
+    """Ready to send: the signature and chunks of a message, which the sender gives to the receiver."""
 
     signature: RunSignatures
     chunks: int
 
 
 def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
-    """Return this rank's endpoint of a message that goes packed, or in packets; of a direct one, the receiver's."""
+    """Return this rank's endpoint of a packed message or of packets; of a direct message, the receiver's endpoint."""
     if protocol == "direct":
         return PeerEndpoint(message, protocol, [], False)
     is_send = message.direction == "send"
@@ -121,7 +121,7 @@ def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
 def direct_endpoints(
     job: Job, targets: Sequence[tuple[Message, Sequence[Side]]], sms: int
 ) -> list[PeerEndpoint]:
-    """Return this rank's endpoints of messages that it sends direct."""
+    """Return this rank's endpoints of direct messages that it sends."""
     ends = []
     for message, sides in targets:
         copies = [Copy(whole(job, p), side) for p, side in zip(message.parts, sides, strict=True)]
@@ -140,10 +140,10 @@ def whole(job: Job, part: Part) -> Side:
 
 
 def _waited_for(message: Message) -> list[tuple[int, int]]:
-    """Return where the bytes of a message that every sender sends are, once packed: first byte, and length.
+    """Return the blocks of a packed message (first byte and length) that every possible sender fills.
 
-    A sender that packs straight from its arrays does not send what lies between the parts. A part that ends within a
-    PACKET_WORD goes in packets only if its sender sends a packed message as a whole.
+    A sender that packs straight from its arrays does not send the padding between the parts. A part whose length is not
+    a multiple of PACKET_WORD travels in packets only if its sender sends the packed message as a whole.
     """
     blocks: list[tuple[int, int]] = []
     for part, start in zip(message.parts, message.offsets, strict=True):
@@ -156,9 +156,9 @@ def _waited_for(message: Message) -> list[tuple[int, int]]:
 
 
 def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, Side, int]] | None:
-    """Return its bytes in the arrays beside those of the packed message, and the numbers of the arrays.
+    """Return pairs of a message's bytes in the arrays and in the packed message, with the numbers of the arrays.
 
-    None if no kernel walks them in one go.
+    None if the kernel cannot move the message in one pass.
     """
     found: list[tuple[Side, Side, int]] = []
     for part, offset in zip(message.parts, message.offsets, strict=True):
@@ -173,8 +173,8 @@ def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, S
 class PeerInfo:
     """Description of a message on a GPU for the kernels of both its ends."""
 
-    word_bytes: int  # of the shortest word in which a kernel walks it, 1 for runs of no alignment
-    layouts: tuple[StridedBlocks, ...] | None = None  # of its parts, if all are strided as a whole
+    word_bytes: int  # bytes of the kernel's shortest word; 1 for unaligned runs
+    layouts: tuple[StridedBlocks, ...] | None = None  # of its parts, if each has a strided form
     places: tuple[DevicePlace, ...] | None = None  # of their arrays, if peers can map them
     handles: Mapping[Allocation, bytes] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ def _nowhere(start: int, end: int) -> None:
 def peer_info(message: Message, arrays: Sequence[Addressed], arena: DeviceArena | None) -> PeerInfo:
     """Describe a message of arrays on this rank's GPU."""
     pairs = _paired(message, arrays)
-    # What no kernel walks in one go is packed by itself first.
+    # A message that the kernel cannot move in one pass is packed by a separate launch first.
     copies = [Copy(a, b) for a, b, _ in pairs or ()]
     word = ALIGNMENT if pairs is None else least_word(runs(copies, packed=1))
     found = located(message, arrays, _nowhere if arena is None else arena.locate)

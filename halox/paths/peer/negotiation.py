@@ -1,4 +1,4 @@
-"""Negotiation of a peer channel: its memory, ready-to-send and clear-to-send records, the segments and the launch."""
+"""Negotiation of a peer channel: memory, ready-to-send and clear-to-send records, segments and the launch."""
 
 from __future__ import annotations
 
@@ -62,28 +62,28 @@ EXCHANGE = np.dtype(
         ("shift", "u8", (MOST_SHIFTS,)),
     ]
 )
-"""The kernel's second parameter, as in ``peer.cu``."""
+"""Second parameter of the kernel, as in ``peer.cu``."""
 _SHIFTS_AT = EXCHANGE.itemsize - 8 * MOST_SHIFTS
 
 
 @dataclass(frozen=True)
 class Cts:
-    """Clear to send: the receiver's reply to a peer, with its staging and flag addresses."""
+    """Clear to send: the receiver's reply to a peer, with staging and flag addresses."""
 
     handles: Mapping[Allocation, bytes]
     begun: DevicePlace
     staging: dict[int, tuple[DevicePlace, int, bool]] = field(default_factory=dict)
-    """By tag: place, bytes of a slot, and whether in LL128-like packets."""
+    """By tag: place, bytes of a slot, and whether the message travels in LL128-like packets."""
     flags: dict[int, DevicePlace] = field(default_factory=dict)
 
 
 _Item = str | tuple[object, ...]
-"""Name of a piece of this rank's block."""
+"""Name of a region in this rank's block."""
 
 
 @dataclass
 class _Memory:
-    """The pieces of this rank's block, by their offsets."""
+    """The regions of this rank's block, by their offsets."""
 
     size: int = 0
     at: dict[_Item, int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Memory:
 
 @dataclass
 class LaunchSet:
-    """All launches of an exchange: of the kernel, alone and beside other work, and of others before and after it."""
+    """All launches of an exchange: the kernel, alone and beside other work, and other launches before and after it."""
 
     run: PreparedLaunch
     aside: PreparedLaunch
@@ -155,7 +155,7 @@ class Negotiation:
         ]
 
     def request(self, _: object) -> dict[int, dict[int, Rts]]:
-        """Return what each peer must know of the messages it gets, by tag."""
+        """Return, for each peer, the records of the messages to that peer, by tag."""
         found: dict[int, dict[int, Rts]] = {peer: {} for peer in self.peers}
         for end in self._sends:
             peer, tag = end.tag
@@ -163,7 +163,7 @@ class Negotiation:
         return found
 
     def reply(self, requests: Mapping[int, Mapping[int, Rts]]) -> dict[int, Cts]:
-        """Allocate this rank's memory, and return where each peer puts what it sends."""
+        """Allocate this rank's memory, and return the target addresses for each peer."""
         memory = self._memory
         self._incoming = {end.tag: requests[end.tag[0]][end.tag[1]] for end in self._takes}
         memory.reserve("state", 16)
@@ -202,7 +202,7 @@ class Negotiation:
 
     @property
     def is_movable(self) -> bool:
-        """Whether all launches can be moved to other arrays of the same layouts."""
+        """Whether all launches can move to other arrays of the same layouts."""
         ends = (*self._sends, *self._takes)
         return (
             len(self.job.arrays) < MOST_SHIFTS
@@ -211,7 +211,7 @@ class Negotiation:
         )
 
     def prepared(self) -> LaunchSet:
-        """Return all launches of an exchange; memory that their tables need is allocated here."""
+        """Return all launches of an exchange; allocates the memory of their tables."""
         copies = [
             Segment(Kind.COPY, run.row, 0, shifts=shifts_of(send.array, receive.array))
             for send, receive in self._copies.pairs()
@@ -222,9 +222,9 @@ class Negotiation:
         return self._launches(copies, self._sends, self._takes)
 
     def through_buffers(self) -> LaunchSet:
-        """Return launches for arrays of any address: parts are packed to buffers, and unpacked from there.
+        """Return launches for arrays at any addresses: parts are packed to buffers, and unpacked from buffers.
 
-        What they send and take in is, chunk by chunk, that of the others. Local; waits for the GPU.
+        These launches send and receive the same chunks as the launches of `prepared`. Local; waits for the GPU.
         """
         ends = [*self._sends, *self._takes]
         block = self.arena.allocate(sum(end.message.packed_bytes for end in ends))
@@ -242,7 +242,7 @@ class Negotiation:
     def _launches(
         self, copies: list[Segment], sends: Sequence[PeerEndpoint], takes: Sequence[PeerEndpoint]
     ) -> LaunchSet:
-        """Return the kernel's launches, and those around it: of types that it does not walk, and of additions."""
+        """Return the kernel's launches, with launches around it for types that it cannot move and for additions."""
         segments = [*copies, *self._send_segments(sends), *self._take_segments(takes)]
         kernels = self._prepare(plan(segments, sms=multiprocessors(self.device)))
         before, after = (self._buffered_items(ends) for ends in (sends, takes))
@@ -267,7 +267,7 @@ class Negotiation:
             common = Segment(Kind.SEND_STAGED, _NOTHING, number, slot_bytes=slot_bytes)
             if end.protocol == "direct":
                 common = common._replace(kind=Kind.SEND_DIRECT, begun=begun)
-                base = 0  # these rows hold the peer's addresses already
+                base = 0  # these rows already hold the peer's addresses
             elif peer not in self._of:
                 common = common._replace(begun=begun, lag=1)
             segments += _segments_of(end, common, base, flags, packed=1)
@@ -293,7 +293,7 @@ class Negotiation:
         runtime = cupy().cuda.runtime
         parameter = planned.table
         table_bytes = 0 if planned.inline else rounded_up(parameter.nbytes, _ALIGNMENT)
-        # One more block for what only this rank uses, known only now.
+        # A separate block for memory that only this rank uses; its size is known only now.
         block = self.arena.allocate(table_bytes + 4 * max(planned.send_chunks, 1))
         self._own.append(block)
         own = block.pointer
@@ -302,13 +302,13 @@ class Negotiation:
             if table_bytes:
                 self._upload(own, parameter)
                 parameter = np.array([own, own + planned.segments.nbytes], np.uint64)
-            # Those who wait for this rank to begin: whoever stores straight into its arrays, or gets nothing back.
+            # Peers that wait until this rank has begun: senders of direct messages, and senders that get nothing back.
             waiting = sorted(
                 {s.message.peer for s in self._takes if s.protocol == "direct"}
                 | (self._of - self._to)
             )
             addresses = [self.arena.pointer(self._cts[peer].begun) for peer in waiting]
-            # The same each time, so that a launch which still runs reads no other ones.
+            # Equal for all launch sets, so that this upload changes nothing for a launch that still runs.
             self._upload(self._pointer("peers"), np.array(addresses, np.uint64))
             runtime.deviceSynchronize()
         exchange = np.zeros(1, EXCHANGE)
@@ -344,7 +344,7 @@ class Negotiation:
         runtime.memcpy(pointer, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
 
     def error(self) -> ExchangeTimeoutError:
-        """Return the failure that the kernel has reported."""
+        """Return the failure that the kernel has reported, as an exception."""
         assert self.failure is not None
         number, epoch = self.failure.words[:2]
         call = "accumulation" if self.job.operation == "add" else "exchange"
@@ -356,7 +356,7 @@ class Negotiation:
         )
 
     def abandon(self) -> None:
-        """Release the memory; no rank may use it any more."""
+        """Release the memory; no rank may use it any longer."""
         for block in (*self._own, self._block):
             if block is not None:
                 self.arena.release(block)
@@ -376,9 +376,9 @@ class Negotiation:
 def _segments_of(
     end: PeerEndpoint, common: Segment, base: int, flags: int, *, packed: int
 ) -> Iterator[Segment]:
-    """Yield the segments of a message whose packed side, number 1 where it is sent, begins at an address.
+    """Yield the segments of a message; its packed side, side 1 of a send or 0 of a receive, begins at ``base``.
 
-    Each run has flags of its own, unless all wait for all flags of the message.
+    Each run has separate flags, unless all runs wait for all flags of the message.
     """
     kinds = (Kind.TAKE_LL, Kind.TAKE_WIDE), (Kind.SEND_LL, Kind.SEND_WIDE)
     for run in end.runs:
@@ -386,7 +386,7 @@ def _segments_of(
         common = common._replace(
             shifts=shifts_of(*((run.array, -1) if packed else (-1, run.array)))
         )
-        if end.buffered:  # beside the packed message, there is this rank's own buffer
+        if end.buffered:  # the side opposite the packed message is this rank's buffer
             side = ("target", "source")[packed]
             row = row._replace(**{side: getattr(row, side) + end.buffer})
         if end.is_wide:

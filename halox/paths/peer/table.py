@@ -1,7 +1,7 @@
-"""Plans for the kernel that makes a whole exchange among GPUs in one launch: the table of its segments.
+"""Plans for the kernel that runs a whole exchange among GPUs in one launch: the table of its segments.
 
-No GPU is touched here. The table's layout is that of the C structs in ``kernels/peer.cu``; a test holds one against
-the other. A message is a list of segments on either side, cut into chunks, each of which its sender flags.
+This module touches no GPU. The table has the layout of the C structs in ``kernels/peer.cu``; a test compares the two.
+At each end a message is a list of segments. Segments are cut into chunks, and the sender sets a flag for each chunk.
 """
 
 from __future__ import annotations
@@ -29,75 +29,75 @@ from halox.packing.strided_plan import (
 )
 
 EPOCH_SHIFT = 12
-"""Bits of a block's number, the same as in ``peer.cu``: a launch has fewer than 2**EPOCH_SHIFT blocks."""
+"""Bits of a block number, the same as in ``peer.cu``: a launch has fewer than 2**EPOCH_SHIFT blocks."""
 
 PACKET_EXPANSION = 2
-"""Bytes of packets for a byte of data."""
+"""Bytes of LL packets per byte of data."""
 
 TILE_BYTES, TILE_DATA_BYTES = 2048, 32 * 56
-"""Bytes of the LL128-like packets that a warp sends at once, and of the data in them."""
+"""Bytes of the LL128-like packets that a warp sends at once, and bytes of data in these packets."""
 
 WIDE_WORDS = (4, 8)
 """Bytes of the words that travel in LL128-like packets."""
 
 TABLE_BYTES = 3800
-"""Most bytes of a table that travels with the launch; larger ones are in device memory."""
+"""Most bytes of a table in the launch's parameters; larger tables are in device memory."""
 
 INLINE_CHUNKS = 600
-"""Most chunks that are worked on in the order of the segments, which needs no table in device memory."""
+"""Most chunks that are processed in the order of the segments, which needs no table in device memory."""
 
 MOST_SHIFTS = 16
-"""Shifts of a launch's arrays to others, the first of which is 0, as in ``peer.cu``."""
+"""Shifts from a launch's arrays to other arrays; shift 0 is always 0, as in ``peer.cu``."""
 
 IN_FLIGHT = 4
-"""Words that a thread loads before it stores the first; 1 in small exchanges."""
+"""Words that a thread loads before it stores the first word; 1 in small exchanges."""
 
 THREADS = 128
 """Threads of a block in small exchanges."""
 
 MANY_THREADS = 256
-"""The same in larger ones, where a block ends each chunk with a flag."""
+"""The same in larger exchanges, whose blocks end each chunk with a flag."""
 
 WIDE_THREADS = 64
-"""The same in larger ones where something goes in LL128-like packets: each thread has seven loads under way."""
+"""The same in larger exchanges with LL128-like packets: each thread has seven loads under way."""
 
 BLOCKS_PER_SM = {THREADS: 2, MANY_THREADS: 1}
-"""Most blocks a multiprocessor that send, and as many that take, by their threads.
+"""Most sending blocks per multiprocessor, and most receiving blocks per multiprocessor, by threads per block.
 
-A thread has at most 128 registers, so that a multiprocessor holds 4 or 2 of them, or 8 of WIDE_THREADS. What is taken
-thus never fills a GPU by itself: another exchange, on another stream, finds room to send what others wait for.
+A thread has at most 128 registers, so that a multiprocessor holds 4 or 2 of these blocks, or 8 blocks of WIDE_THREADS.
+Receiving blocks thus never fill a GPU: an exchange on another stream finds room to send data for which peers wait.
 """
 
 WIDE_BLOCKS_PER_SM = ((3, 3), (10, 2), (inf, 4))
-"""The same for blocks of WIDE_THREADS: up to so many chunks a multiprocessor, so many blocks.
+"""The same for blocks of WIDE_THREADS, as pairs: most chunks per multiprocessor, and the number of blocks for them.
 
-One chunk a block while three a multiprocessor suffice. Then two, which all run at once on half of a GPU as well; four
-where there is much to do, as for six faces.
+One chunk per block while three blocks per multiprocessor suffice. Then two blocks, which also run concurrently on half
+of a GPU; four blocks for much data, such as six faces.
 """
 
 WIDE_BLOCKS_ASIDE = 2
-"""Most of them in an exchange beside other work, which they leave half of each multiprocessor."""
+"""Most such blocks in an exchange beside other work; they leave half of each multiprocessor to that work."""
 
 SMALL_WORDS = 1 << 16
-"""Words, of what is sent or taken, up to which an exchange is small."""
+"""Most words sent, and most words received, in a small exchange."""
 
 CHUNK_BYTES = (2048, 8192)
-"""Least and most bytes of a chunk that is flagged."""
+"""Least and most bytes of a chunk with a flag."""
 
 LONG_CHUNK_BYTES = 32768
-"""Most bytes where words are long: a flag costs more than their bytes then."""
+"""Most bytes of a chunk of 16-byte words: for such words a flag costs more than the bytes."""
 
 DIRECT_CHUNK_BYTES = (2048, 1 << 16)
-"""Least and most bytes of a chunk that goes direct: nobody waits for it alone, so that a block best has one only."""
+"""Least and most bytes of a direct chunk: no flag per chunk, so prefer one chunk per block."""
 
 TILED_CHUNK_BYTES = 1 << 16
-"""Bytes, more or less, of a chunk of tiles: the flag behind it waits until its last stores have arrived."""
+"""Approximate bytes of a chunk of tiles: the flag behind the chunk waits until the chunk's last stores have arrived."""
 
 MOST_CHUNKS = 1 << 15
-"""Chunks, more or less, from which they grow beyond that."""
+"""Approximate number of chunks from which chunks grow beyond these bounds."""
 
 CHUNKS = 64
-"""Chunks of a segment that is neither so small nor so large that CHUNK_BYTES says otherwise."""
+"""Chunks of a segment whose chunks stay within CHUNK_BYTES."""
 
 
 class Kind(IntEnum):
@@ -115,20 +115,20 @@ class Kind(IntEnum):
 
 
 class Run(NamedTuple):
-    """A row of a message's words, with its place in the packed message, from whose start packed addresses count."""
+    """A row of a message's words, and its place in the packed message; packed addresses count from its start."""
 
     row: Row
-    packed: int  # first packed byte; -1 if its bytes are not there one after the other
-    array: int = -1  # number of the array on the other side, -1 where there is none
-    direct_words: int = 0  # of a chunk of what goes direct, which only its sender needs to know
+    packed: int  # first packed byte; -1 if the row's bytes are not contiguous in the packed message
+    array: int = -1  # number of the array on the opposite side, -1 for no array
+    direct_words: int = 0  # words of a direct chunk, which only the sender needs to know
 
     @property
     def chunk_words(self) -> int:
-        """Words, or tiles, of a chunk that is flagged: as many bytes for both ends of equally long runs."""
+        """Words, or tiles, of a chunk with a flag; for equally long runs both ends get chunks of equal bytes."""
         if self.row.tile:
             return self.direct_words or tiles_of(self.row)
         if not self.row.word_bytes:
-            return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
+            return MANY_THREADS  # lanes of unaligned runs: a multiple of the lanes of each run
         if self.direct_words:
             return self.direct_words
         most = LONG_CHUNK_BYTES if self.row.word_bytes == 16 else CHUNK_BYTES[1]
@@ -136,12 +136,12 @@ class Run(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Number of chunks that are flagged."""
+        """Number of chunks with a flag."""
         return -(-self.row.units // self.chunk_words)
 
     @property
     def signature(self) -> tuple[int, int, int, int]:
-        """Packed start, bytes, chunks and word, which are the other end's as well where chunks or tiles match."""
+        """Packed start, bytes, chunks and word; equal at both ends if chunks or tiles match."""
         return self.packed, self.row.nbytes, self.chunks, self.row.word_bytes
 
     @property
@@ -151,7 +151,7 @@ class Run(NamedTuple):
 
 
 def in_even_chunks(run: Run, total: int, sms: int) -> Run:
-    """Return a run that goes direct, of ``total`` bytes in the same launch, in as many chunks for each thread block."""
+    """Return a direct run, part of ``total`` bytes in one launch, with equally many chunks for each thread block."""
     least, most = DIRECT_CHUNK_BYTES
     blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
     most = max(most, total // MOST_CHUNKS)
@@ -160,11 +160,11 @@ def in_even_chunks(run: Run, total: int, sms: int) -> Run:
     if run.row.tile:
         return run._replace(direct_words=tiles_of(run.row, nbytes))
     word = run.row.word_bytes or 1
-    return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
+    return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word per lane
 
 
 def tiles_of(row: Row, nbytes: int | None = None) -> int:
-    """Return the tiles of a chunk of so many bytes, one at least; by default such that there are enough of them."""
+    """Return the tiles of a chunk of some bytes, at least one; by default so few that there are enough chunks."""
     assert row.tile is not None
     if nbytes is None:
         nbytes = min(TILED_CHUNK_BYTES, row.nbytes // (4 * CHUNKS))
@@ -172,7 +172,7 @@ def tiles_of(row: Row, nbytes: int | None = None) -> int:
 
 
 def chunk_bytes(nbytes: int, most: int) -> int:
-    """Bytes of a chunk of a run of so many: a power of two.
+    """Bytes of a chunk of a run of ``nbytes`` bytes: a power of two.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def chunk_bytes(nbytes: int, most: int) -> int:
 def runs(
     copies: Sequence[Copy], *, packed: int, max_word: int = 16, tiles: bool = False
 ) -> list[Run]:
-    """Rows between arrays and the packed message, side 1 of copies that send, 0 of those that receive."""
+    """Rows between arrays and the packed message, which is side 1 of sending copies, side 0 of receiving copies."""
     found = []
     for copy in copies:
         for row in rows_of(copy, None, MAX_WORDS, max_word, tiles=tiles):
@@ -196,7 +196,7 @@ def runs(
 
 
 def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
-    """Return how many loop nests a copy between two layouts takes, as far as their counts tell.
+    """Return the number of loop nests of a copy between two layouts, judged by their counts.
 
     Examples
     --------
@@ -208,13 +208,13 @@ def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
 
 
 def least_word(found: Sequence[Run]) -> int:
-    """Bytes of the shortest word of some runs, 1 for runs of no alignment, 16 for no runs."""
+    """Bytes of the shortest word of some runs; 1 for unaligned runs, 16 if there are no runs."""
     return min((run.row.word_bytes or 1 for run in found), default=16)
 
 
 def _is_contiguous(row: Row, packed: int) -> bool:
     if row.tile:
-        return False  # its chunks are tiles
+        return False  # the row's chunks are tiles
     expected = row.word_bytes
     for level in reversed(row.levels):
         if level[1 + packed] != expected:
@@ -224,9 +224,9 @@ def _is_contiguous(row: Row, packed: int) -> bool:
 
 
 def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
-    """Return the row with its packed side at an address; with ``expansion`` bytes there for a byte of data.
+    """Return the row with its packed side at an address, with ``expansion`` bytes there per byte of data.
 
-    0 for LL128-like packets: their place is known by the number of the tile.
+    ``expansion`` is 0 for LL128-like packets: the number of the tile determines their place.
     """
     at = [row.source, row.target]
     at[packed] = base + expansion * at[packed]
@@ -236,19 +236,19 @@ def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
 
 
 def both_packed(row: Row, packed: int) -> Row:
-    """Return the row with both sides at the addresses, from 0 on, of its packed side."""
+    """Return the row with both sides at the addresses of its packed side, counted from 0."""
     at = (row.source, row.target)[packed]
     levels = tuple(Level(level.steps, *[level[1 + packed]] * 2) for level in row.levels)
     return row._replace(source=at, target=at, levels=levels)
 
 
 class Segment(NamedTuple):
-    """A row and its kind of transfer, as in ``peer.cu``; with addresses on the GPU that runs the kernel."""
+    """A row and its kind of transfer, as in ``peer.cu``, with addresses on the GPU that runs the kernel."""
 
     kind: Kind
     row: Row
-    message: int  # its number among the rank's, for errors
-    chunk_words: int = 0  # 0 for as many as the launch likes
+    message: int  # number of the message on this rank, for errors
+    chunk_words: int = 0  # 0 lets `plan` choose
     flags: int = 0
     begun: int = 0
     slot_bytes: int = 0
@@ -266,7 +266,7 @@ class PeerPlan:
     chunks: int
     send_blocks: int
     blocks: int
-    aside: tuple[int, int]  # the same two for a launch beside other work
+    aside: tuple[int, int]  # send_blocks and blocks of a launch beside other work
     threads: int
     in_flight: int
     word_bytes: int
@@ -275,16 +275,16 @@ class PeerPlan:
 
     @property
     def inline(self) -> int:
-        """Segments of the launch's own table, 0 if the table is in device memory."""
+        """Number of segments in the launch's parameters, 0 if the table is in device memory."""
         if self.chunks > INLINE_CHUNKS:
             return 0
         most = TABLE_BYTES // self.segments.dtype.itemsize
-        sizes = (4, 12)  # few, because each is compiled
+        sizes = (4, 12)  # few sizes, because each is compiled
         return next((size for size in sizes if len(self.segments) <= size <= most), 0)
 
     @property
     def table(self) -> npt.NDArray[np.uint8]:
-        """Table of the kernel: the segments, and in device memory behind them each chunk's segment."""
+        """Table of the kernel: the segments; in device memory, followed by each chunk's segment and number."""
         if self.inline:
             filled = np.zeros(self.inline, self.segments.dtype)
             filled[: len(self.segments)] = self.segments
@@ -293,11 +293,12 @@ class PeerPlan:
 
     @property
     def order(self) -> npt.NDArray[np.uint32]:
-        """Segment and number of each chunk, shape (chunks, 2): what is sent first, the segments taking turns.
+        """Segment and number of each chunk, shape (chunks, 2): sent chunks first, interleaved by segment.
 
-        Opposite faces are in the same cache lines: the high end of a row of cells beside the low end of the next.
-        In turns, a line is fetched once for both. Copies are made when everything is sent, since the receiver has work
-        with it still; but beside what all goes direct, which the wire alone holds up.
+        Opposite faces share cache lines: the high end of a row of cells is beside the low end of the next row. When
+        their chunks are interleaved, a line is fetched once for both faces. Copies within the GPU follow all sends,
+        while the receivers are still busy with the messages. If all messages are direct, copies are interleaved with
+        the sends, since only the link limits the sends.
         """
         first = self.segments["region"]["first_chunk"].astype(np.int64)
         counts = np.append(first[1:], self.chunks) - first
@@ -312,7 +313,7 @@ class PeerPlan:
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """Parameters that the kernel is compiled with."""
+        """Preprocessor definitions for the kernel."""
         return (
             ("MAX_LEVELS", str(self.levels)),
             ("WORD_BYTES", str(self.word_bytes)),
@@ -326,7 +327,7 @@ class PeerPlan:
 
 @cache
 def segment_dtype(levels: int) -> np.dtype[np.void]:
-    """Return the layout of a segment whose region has that many levels."""
+    """Return the layout of a segment with a region of ``levels`` levels."""
     return np.dtype(
         [
             ("flags", "u8"),
@@ -344,9 +345,9 @@ def segment_dtype(levels: int) -> np.dtype[np.void]:
 
 
 def shifts_of(source: int, target: int) -> int:
-    """Numbers of the shifts of a segment's two addresses, by those of their arrays, -1 for none.
+    """Return the numbers of the shifts of a segment's two addresses, from their arrays' numbers (-1 for no array).
 
-    Shift n + 1 is that of array n, shift 0 is none.
+    Shift n + 1 belongs to array n; shift 0 is no shift.
     """
     numbers = [n + 1 if n + 1 < MOST_SHIFTS else 0 for n in (source, target)]
     return numbers[0] | numbers[1] << 16
@@ -355,9 +356,9 @@ def shifts_of(source: int, target: int) -> int:
 def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     """Plan one launch.
 
-    Not collective; touches no device. See BLOCKS_PER_SM for what is left to others.
+    Not collective; touches no device. BLOCKS_PER_SM explains the room that is left to other launches.
     """
-    # Copies last of what is not taken: nobody waits for them.
+    # Copies follow the sends, since no peer waits for copies.
     ordered = sorted(
         segments, key=lambda segment: (segment.kind >= Kind.TAKE_STAGED, segment.kind == Kind.COPY)
     )
@@ -369,7 +370,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     threads = THREADS if small else WIDE_THREADS if is_wide else MANY_THREADS
     in_flight = 1 if small else IN_FLIGHT
     most_levels = max(len(segment.row.levels) for segment in ordered)
-    levels = 3 if most_levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
+    levels = 3 if most_levels <= 3 else MAX_LEVELS  # few values, because each is compiled
     table = np.zeros(len(ordered), segment_dtype(levels))
     chunk = send_chunks = 0
     for entry, segment in zip(table, ordered, strict=True):
@@ -415,7 +416,7 @@ def _blocks_per_sm(threads: int, chunks: int, sms: int) -> int:
 
 
 def _shape(send_chunks: int, chunks: int, most: int) -> tuple[int, int]:
-    """Blocks that send, and all, of which each has a chunk."""
+    """Return the number of sending blocks and of all blocks; each block has a chunk."""
     most = min(most, 2 ** (EPOCH_SHIFT - 1) - 1)
     send_blocks = min(send_chunks, most)
     return send_blocks, send_blocks + min(chunks - send_chunks, most)

@@ -1,11 +1,12 @@
-"""The ``scatter_gather`` path: engines that walk both ends' block lists by themselves, without packing.
+"""The ``scatter_gather`` path: engines that walk the block lists of both ends, without packing.
 
-After Suresh et al. 2022, section IV. An engine (`halox.paths.scatter_gather.engine`) moves windows of a message, cut at
-the same bytes at both ends (`windows`), between keys that are mapped once and kept (`keys`). Each is a protocol:
+After Suresh et al. 2022, section IV. An engine (`halox.paths.scatter_gather.engine`) moves windows of a message. The
+windows are cut at the same bytes at both ends (`windows`). The engine moves them between keys that are mapped once and
+cached (`keys`). Each engine is a protocol:
 
-- ``process_vm``: NumPy arrays of two ranks of a node, copied by the kernel.
+- ``process_vm``: NumPy arrays of two ranks of a node, copied by the Linux kernel.
 - ``copy_engine``: arrays on GPUs of a node, copied by the CUDA driver into memory that the peer maps.
-- ``mlx5_umr``: arrays of ranks on different nodes, written by their network adapters; not chosen by itself.
+- ``mlx5_umr``: arrays of ranks on different nodes, written by their network adapters; never chosen automatically.
 """
 
 from __future__ import annotations
@@ -36,22 +37,23 @@ from halox.runtime.device_arena import DeviceArena
 from halox.runtime.topology import Topology
 
 BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
-"""NumPy arrays that a message goes one way between, in blocks and of bytes at least so many, are copied by the kernel
-rather than packed: both ends move half. A block costs the kernel some 0.2 us, flags and calls some 10 us."""
+"""Least bytes of the blocks, and of a one-way message, that the kernel copies between NumPy arrays in place of packing.
+Each end moves half of the message. A block costs the kernel some 0.2 us; flags and calls cost some 10 us."""
 
 BLOCK_BYTES_BOTH_WAYS, MESSAGE_BYTES_BOTH_WAYS = 16 << 10, 1 << 20
-"""The same where a message goes the other way as well, so that each rank moves one (docs/performance/log.md)."""
+"""The same if the plan has a message in the opposite direction, too, so that each rank moves one message
+(docs/performance/log.md)."""
 
 ROW_BYTES = 128
-"""Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
-takes them as long as some hundred bytes, however short it is."""
+"""Least bytes of blocks on GPUs for which copy engines are preferred if multiprocessors should stay free; a copy engine
+takes at least as long for each row of a box as for some hundred bytes."""
 
 Agreed: TypeAlias = dict[str, AgreeingChannel | None]
 """Channels by engine, None on a rank without messages for it."""
 
 
 class Survey(NamedTuple):
-    """Memory of ranks that the kernel reaches, and network adapters of ranks; None if all are on one node."""
+    """Memory of ranks that the kernel can access, and network adapters of ranks; None if all are on one node."""
 
     attachments: Attachments
     adapters: mlx5.Adapters | None
@@ -61,7 +63,8 @@ class GpuMemory(NamedTuple):
     """Description of a message's arrays on a GPU."""
 
     is_mapped: bool  # in memory that peers can map
-    why_not_registered: str | None  # with the rank's adapter, None if they can be; "" without one
+    # Why the rank's adapter cannot register it; None if it can, "" without an adapter.
+    why_not_registered: str | None
 
 
 def _surveyed(context: Context) -> Survey:
@@ -81,7 +84,7 @@ def _mlx5_keys(context: Context) -> tuple[Keys, Mail]:
 
 
 def _why_not_registered(context: Context) -> str | None:
-    """Return why the adapter of this rank does not reach its GPU's memory, None if it does, "" without one; local."""
+    """Return why this rank's adapter cannot register its GPU's memory; None if it can, "" without adapter; local."""
     adapters = _surveyed(context).adapters
     if adapters is None or adapters.own is None or context.device is None:
         return ""
@@ -110,9 +113,9 @@ class ScatterGatherPath(Path):
 
     name = "scatter_gather"
     protocols = (
-        # It competes with those of the host path, which follow fixed rules, and so does it.
+        # Fixed rules decide between process_vm and the host path.
         Protocol(ProcessVm.name, fallback="host/mpi", memory="host", is_tuned=False),
-        # As ipc/put, but that every row of a box costs a copy engine as much as some hundred bytes.
+        # Like ipc/put, except that each row of a box costs a copy engine as much as some hundred bytes.
         Protocol(
             CopyEngine.name,
             ProtocolCost(26.0, 6.0, (1.0, 4.0, 16.0, 120.0)),
@@ -120,13 +123,13 @@ class ScatterGatherPath(Path):
             fallback="staged/mpi",
             in_field=True,
         ),
-        # It has not run on hardware, and is not chosen by itself.
+        # Never run on hardware, and never chosen automatically.
         Protocol(Mlx5Umr.name, reach="nodes", memory="host", is_tuned=False),
     )
     summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
 
     def survey(self, context: Context, *, is_named: bool) -> Survey:
-        """Find out between which ranks of a node the kernel copies, and who has an adapter; once a communicator."""
+        """Find out between which ranks the kernel can copy, and which have an adapter; once per communicator."""
         world = context.world
         if self.name not in world.ranks.kept:
             adapters = mlx5.survey(world) if len(set(world.nodes)) > 1 else None
@@ -136,7 +139,7 @@ class ScatterGatherPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> GpuMemory | None:
-        """Say whether peers can map the message's arrays, and the adapter reach them."""
+        """Return whether peers can map the message's arrays, and whether the adapter can register them."""
         arena = context.device_arena
         if arena is None:
             return None
@@ -155,7 +158,7 @@ class ScatterGatherPath(Path):
         return True
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the engines that reach both ends."""
+        """Offer the engines that can access both ends."""
         if ends.selection.operation == "add":
             return "accumulate needs a copy"
         if not ends.are_near:
@@ -165,7 +168,7 @@ class ScatterGatherPath(Path):
         return self._on_hosts(ends)
 
     def _on_hosts(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the kernel, and prefer it for long blocks."""
+        """Offer the kernel, preferred for long blocks."""
         found: Survey | None = ends.selection.surveys.get(self.name)
         sender, receiver, block = ends.sender, ends.receiver, ends.block_bytes
         if found is None:
@@ -185,7 +188,7 @@ class ScatterGatherPath(Path):
         return [self.offer(ProcessVm.name, said, preferred=is_long)]
 
     def _between_nodes(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the adapters, of GPUs those that reach their memory."""
+        """Offer the adapters; for arrays on GPUs only if the adapters can register them."""
         found: Survey | None = ends.selection.surveys.get(self.name)
         adapters = None if found is None else found.adapters
         a, b = ends.sender.rank, ends.receiver.rank
@@ -199,7 +202,7 @@ class ScatterGatherPath(Path):
         return [self.offer(Mlx5Umr.name, "other node, written by the network adapters")]
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
-        """Say where each engine works."""
+        """Return why an engine cannot work between two ranks."""
         a, b = ends.sender, ends.receiver
         if protocol == Mlx5Umr.name and ends.are_near:
             return (
@@ -216,7 +219,7 @@ class ScatterGatherPath(Path):
         return None
 
     def _on_gpus(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Offer the copy engine where either end's arrays can be mapped."""
+        """Offer the copy engine if the arrays of either end can be mapped."""
         why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
@@ -252,7 +255,7 @@ class ScatterGatherPath(Path):
         return CopyChannel(job, directions, *engine, context.events, link)
 
     def _direction(self, build: Build, message: Message) -> Direction:
-        """Return "put" where the receiver's arrays can be mapped, else "get"; alike at both ends."""
+        """Return "put" if the receiver's arrays can be mapped, else "get"; the same at both ends."""
         receiver: GpuMemory | None = (
             build.peer_info(self, message)
             if message.direction == "send"
@@ -261,7 +264,7 @@ class ScatterGatherPath(Path):
         return "put" if receiver is not None and receiver.is_mapped else "get"
 
     def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
-        """Return the channels that were agreed on."""
+        """Return the channels that `negotiate` made."""
         return [
             Carried(f"{self.name}/{name}", channel, channel.messages)
             for name, channel in (agreed or {}).items()

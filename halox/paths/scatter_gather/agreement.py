@@ -1,7 +1,8 @@
 """Agreement of both ends of messages on chunk sizes and keys, when a plan is made.
 
-The sender chooses a chunk size, the receiver reduces it: both swap what suits them, and derive the same size. Then each
-maps its keys and tells the peer of them, unless the peer knows them already::
+The sender chooses a chunk size, and the receiver may reduce it: both ends swap the sizes that suit them, and derive the
+same size. Then each end maps its keys and offers them to the peer. An offer contains no keys if the peer has them
+already::
 
     A: proposals | map keys | offers, keys only where B does not know them | transfers
     B: proposals | map keys | offers, keys only where A does not know them | transfers
@@ -28,18 +29,17 @@ Proposals = Mapping[Name, Proposal]
 """Chunk sizes that suit a rank, by message."""
 
 Offers = Mapping[Name, tuple[tuple[int, ...], Offer]]
-"""Keys of a rank, by message, with the numbers of the arrays that they are in."""
+"""Keys of a rank by message, each with the numbers of the arrays to which its blocks belong."""
 
 
 Swap = Callable[[dict[int, Any]], dict[int, Any]]
-"""Takes what this rank says to each peer, and returns what they say."""
+"""Takes this rank's data for each peer, and returns the data of the peers."""
 
 
 class AgreeingChannel(Channel):
-    """A channel made in three steps: the peers swap `proposals`, what each `offers`, and `open` those of the others.
+    """A channel made in three steps: the peers swap `proposals`, then `offers`, and `open` the offers of the peers.
 
-    By the key of each message there are its ``_blocks`` and, once they are known, the chunk size in ``_chunks`` and the
-    keys of this end in ``_own``.
+    ``_blocks``, ``_chunks`` (chunk sizes, once agreed) and ``_own`` (keys of this end) are by the key of a message.
     """
 
     def _prepare(self, world: World, keys: Keys, messages: tuple[Message, ...]) -> None:
@@ -52,7 +52,7 @@ class AgreeingChannel(Channel):
 
     @property
     def n_keys(self) -> int:
-        """Keys of this rank's ends of the messages."""
+        """Number of keys at this rank's ends of the messages."""
         return sum(len(own.keys) for own in self._own.values())
 
     @abstractmethod
@@ -68,10 +68,10 @@ class AgreeingChannel(Channel):
 
     @abstractmethod
     def offers(self, theirs: Mapping[int, Any]) -> dict[int, Any]:
-        """Map the keys, and return for each peer what it must know of them."""
+        """Map the keys, and return for each peer its share of the offers."""
 
     def _map(self, theirs: Mapping[int, Proposals]) -> None:
-        """Derive the chunk sizes, and map this rank's keys; `PathError` if there is no size for some message."""
+        """Derive the chunk sizes, and map this rank's keys; `PathError` if a message has no common size."""
         for m in self.messages:
             own, other = self._proposed[m.key], theirs[m.peer][m.opposite]
             sender, receiver = (own, other) if m.direction == "send" else (other, own)
@@ -87,7 +87,7 @@ class AgreeingChannel(Channel):
             self._own[m.key] = self._keys.local(blocks, chunk, self._memory(blocks))
 
     def _offered(self, messages: Sequence[Message]) -> dict[int, Offers]:
-        """Return for each peer the keys of some messages, which it must take."""
+        """Return for each peer the keys of some messages; the peer must take them."""
         found: dict[int, dict[Name, tuple[tuple[int, ...], Offer]]] = {}
         for m in messages:
             offer = self._keys.offer(self._own[m.key], m.peer)
@@ -100,7 +100,7 @@ class AgreeingChannel(Channel):
         """Take the keys of the peers."""
 
     def let_go(self) -> None:
-        """Let go of the keys; channels also of the transfers between them."""
+        """Release the keys; channels also drop the transfers between them."""
         for own in self._own.values():
             self._keys.release(own)
         self._own = {}
@@ -111,10 +111,10 @@ class AgreeingChannel(Channel):
         self.free()
 
     def remap(self, swap: Swap | None = None) -> None:
-        """Map all keys anew and swap them, as if nothing were cached; between exchanges, together with the peers.
+        """Map all keys anew and swap them, as if no key were cached; between exchanges, together with the peers.
 
-        What every transfer costs without caches: for benchmarks and tests. ``swap`` takes what this rank says to each
-        peer, and returns what they say.
+        The cost of every transfer without caches, for benchmarks and tests. ``swap`` takes this rank's data for each
+        peer, and returns the data of the peers.
         """
         swap = swap or self.swap
         for own in self._own.values():
@@ -123,7 +123,7 @@ class AgreeingChannel(Channel):
         self.open(swap(self.offers(swap(self.proposals()))))
 
     def swap(self, said: dict[int, Any]) -> dict[int, Any]:
-        """Say something to each peer, and return what they say; collective over them."""
+        """Send data to each peer, and return the data of the peers; collective over them."""
         return self._world.swap(said, [*said], "the mapping of keys")
 
 
@@ -133,7 +133,7 @@ Made = TypeVar("Made", bound=AgreeingChannel)
 def agreed(world: World, make: Callable[[], Made], job: Job) -> Made | None:
     """Make the channel of a job together with its peers; collective over the world.
 
-    None on a rank without messages, which takes part in the rounds alone.
+    None on a rank without messages, which only takes part in the rounds.
     """
 
     def opened(mine: Made, theirs: Mapping[int, Any]) -> Made:

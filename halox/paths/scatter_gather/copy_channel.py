@@ -1,23 +1,24 @@
-"""The channel of the copy engine: GPUs that map one another's arrays, their streams ordered by interprocess events.
+"""The channel of the copy engine: GPUs that map one another's arrays; interprocess events order their streams.
 
-The sender puts a message where the receiver's arrays can be mapped, else the receiver gets it. As on the ``ipc`` path
+The sender puts a message if the receiver's arrays can be mapped; otherwise the receiver gets it. As on the ``ipc`` path
 (`halox.paths.ipc`) the host never waits for a GPU: flags say that an event *has been recorded*, and streams wait for
-events::
+the events::
 
     put  B: ready | flag |                                       wait for A's flag | stream waits for moved
          A:       | flag | stream waits for ready | copy -> B's array | moved | flag
     get  A: ready | flag |                                       wait for B's flag | stream waits for moved
          B:       | flag | stream waits for ready | copy <- A's array | moved | flag
 
-Copies run on the current stream; those of an exchange that is started and finished run on a stream of their own, behind
-what the current one held at the start, so that they go on beside the work in between.
+`run` puts the copies on the current stream. `start` puts them on a separate stream, behind the present work of the
+current stream, so that they run concurrently with the work between `start` and `finish`.
 
-An event is recorded again only when all who wait for it have been seen to: "ready" in the next exchange, after this
-one has ended with the flags of those that reach this rank's arrays, and "moved" after the next flags of those whose
-arrays it reaches, which they raise when they have ended this one. So one event of each kind is enough.
+An event must not be recorded again before all its waits have been enqueued. "ready" is recorded in the next exchange.
+This exchange has then ended with the flags of the ranks that access this rank's arrays. "moved" is recorded after the
+next flags of the ranks whose arrays this rank accesses, and these ranks signal the flags after they have ended this
+exchange. So one event of each kind is enough.
 
-Interprocess events cannot be captured in CUDA graphs. An exchange that is captured waits for flags in device memory
-instead (`halox.paths.scatter_gather.graph_flags`), where the driver captures that; the host takes no part in a replay.
+Interprocess events cannot be captured in CUDA graphs. A captured exchange waits for flags in device memory instead
+(`halox.paths.scatter_gather.graph_flags`), if the driver can capture such waits; the host takes no part in a replay.
 """
 
 from __future__ import annotations
@@ -49,18 +50,19 @@ class CopyRecord:
     """Description of a rank for a peer."""
 
     offers: Offers  # keys of the messages that the peer moves
-    segments: dict[Allocation, bytes]  # handles of the memory behind them
+    segments: dict[Allocation, bytes]  # handles of the memory of these keys
     ready: int  # numbers of this rank's events
     moved: int
-    events: dict[int, bytes]  # and their handles
-    # Words that the peer sets in captured exchanges; or why there are none.
+    events: dict[int, bytes]  # handles of these events
+    # Words that the peer sets in captured exchanges; or the reason why captures are impossible.
     flags: DevicePlace | str
 
 
 class CopyChannel(InPlaceChannel, AgreeingChannel):
-    """Moves arrays between GPUs by copies of the driver; see the module.
+    """Moves arrays between GPUs by copies of the CUDA driver; see the module.
 
-    Local. Streams wait for the peers'; the host waits for the peers' hosts alone, and in a capture for nobody.
+    Local. Streams wait for the peers' streams; the host waits only for the peers' hosts, and during a capture for
+    nothing.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         for peer in sorted({m.peer for m in self.messages}):
             segments = dict(flags_memory)
             for _, offer in offers.get(peer, {}).values():
-                for key in offer.keys or ():  # of keys that it knows it has opened the memory
+                for key in offer.keys or ():  # old keys: the peer has opened their memory
                     segments |= self._engine.arena.handles(key.blocks[0])
             handles = self._events.handles(self._numbers)
             flags = self._flags.place(peer) if why is None else why
@@ -148,7 +150,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             ]
 
     def check(self) -> None:
-        """Refuse a capture where the driver does, one of half an exchange, and calls behind a stream in one."""
+        """Refuse captures without driver support or of half an exchange, and calls behind a capture."""
         is_captured = self._why_not_captured is None and self._streams.is_captured
         if self._is_aside and is_captured != self._is_captured:
             raise StateError(
@@ -160,7 +162,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         self._is_captured = is_captured
 
     def start(self) -> None:
-        """Let the peers reach this rank's arrays, behind what the stream holds; copies will not wait for more."""
+        """Permit access to this rank's arrays after the present work of the stream; copies wait for no later work."""
         before, current = self._side.before.ptr, self._streams.enter()
         self._record(before, current)
         self._wait(self._side.stream.ptr, before)
@@ -171,7 +173,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             super().start()
 
     def run(self) -> None:
-        """Let the peers reach this rank's arrays, behind what the stream holds."""
+        """Permit access to this rank's arrays after the present work of the stream."""
         if not self._is_aside:
             self._stream = self._streams.enter()
         if self._is_captured:
@@ -182,7 +184,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         super().run()
 
     def finish(self) -> None:
-        """Put the copies on their stream, and let the current one wait for them and for the peers'."""
+        """Put the copies on their stream, and make the current stream wait for them and for the peers' copies."""
         if not self._is_aside:
             self._stream = self._streams.enter()
         if self._is_captured:
@@ -211,14 +213,14 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         self._record(self._moved_event, stream)
 
     def close(self) -> None:
-        """Leave an exchange that is under way, and wait until the stream has done with the memory."""
+        """Leave an exchange that is under way, and wait until the streams have finished with the memory."""
         super().close()
         if self.has_ended:
             self.has_ended = self._streams.end(self._world.waiter(), self._side.stream)
         super().let_go()
 
     def let_go(self) -> None:
-        """Let go of the keys, and of the copies between them, which the driver has by now."""
+        """Release the keys, and drop the copies between them, which have already been enqueued."""
         self._transfers = []
         super().let_go()
 

@@ -1,8 +1,8 @@
 """The ``copy_engine`` engine: copies of the CUDA driver between this rank's GPU and memory of a peer that it maps.
 
-2D and 3D copies, and batches of contiguous ones; between GPUs copy engines move them, and no kernel of halox's runs. A
-key is a list of blocks, in a segment of memory that peers map where it is to be exported. Segments are never numbered
-alike, so that their numbers are generations.
+The driver makes 2D and 3D copies, and batches of contiguous copies. Between GPUs its copy engines move the data, and no
+kernel of halox runs. A key is a list of blocks; a key for export must be in a memory segment that peers map. Segment
+numbers are never reused, so that they serve as generations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from halox.runtime.place import Place
 
 
 class CopyEngine(Engine):
-    """Mover of windows between GPUs of a node, or within one that ranks share; ``arena`` is that of this rank's GPU."""
+    """Mover of windows between GPUs of a node, or within a shared GPU; ``arena`` belongs to this rank's GPU."""
 
     name = "copy_engine"
     limits = Limits(entries=MOST_RUNS, key_bytes=1 << 50, keys=1 << 30, pool=0)
@@ -38,7 +38,7 @@ class CopyEngine(Engine):
     def register(
         self, address: int, nbytes: int, generation: int, device: int | None = None
     ) -> Region:
-        """Return the region of memory that peers can map, whose handle names its segment; or of any other."""
+        """Return a region; its handle names the segment, or is None if peers cannot map the memory."""
         place = self.arena.locate(address, address + nbytes)
         return Region(address, nbytes, 0, handle=None if place is None else place.segment)
 
@@ -65,7 +65,7 @@ class CopyEngine(Engine):
         return RemoteKey(nbytes=window.nbytes, blocks=(tuple(places), *blocks))
 
     def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
-        """Prepare the copies; the segments of the peer's key are open."""
+        """Prepare the copies; the segments of the peer's key must be open."""
         window = key.window
         assert window is not None
         places, offsets, lengths, index = remote.blocks

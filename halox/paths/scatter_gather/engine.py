@@ -1,14 +1,14 @@
-"""The engine of a transfer without packing: registers memory, maps windows of blocks to keys, moves them.
+"""The engine of a transfer without packing: registers memory, maps windows of blocks to keys, moves windows.
 
-An engine is a piece of hardware, or the kernel, that walks a list of blocks by itself. A *key* names such a list, the
-blocks of one window of a message; making one may be expensive, mapping it to blocks is cheaper, using it is cheap.
-After Suresh et al. 2022, section IV. The life of a transfer::
+An engine is a piece of hardware, or the Linux kernel, that walks a list of blocks without help. A *key* names such a
+list: the blocks of one window of a message. Making a key may be expensive, mapping it to blocks is cheaper, using it is
+cheap. After Suresh et al. 2022, section IV. The life of a transfer::
 
     region = engine.register(address, nbytes)                    once per piece of memory
     key = engine.make_key()                                      in advance, into a pool
     engine.map(key, window)                                      once per layout, address and chunk size
     remote = engine.export(key)                                  sent to the peer, once
-    transfer = engine.transfer("put", key, theirs, peer)         by the rank that will move the window
+    transfer = engine.transfer("put", key, theirs, peer)         by the rank that moves the window
     transfer(...)                                                in every exchange
     engine.complete()                                            the bytes are in place
 """
@@ -25,21 +25,21 @@ from halox.paths.scatter_gather.windows import Window
 Direction = Literal["put", "get"]
 
 IMMEDIATE_BITS = 32
-"""Bits of the number that a put may hand to the receiver, as in InfiniBand."""
+"""Bits of the number that a put may pass to the receiver, as in InfiniBand."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an engine's keys: the most of each, where nothing else is said."""
+    """Limits of an engine's keys; each is a maximum unless its comment says otherwise."""
 
     entries: int  # of a key
     repeats: int = 1  # blocks of one length at one distance that a single entry describes
     stride_bytes: int = 1 << 62  # bytes of that distance
     key_bytes: int = 1 << 30  # bytes of a window
-    keys: int = 1 << 16  # at a time; a message of more windows is moved in rounds
-    keys_per_list: int = 1 << 16  # of one end of a message, so that some are left for others
+    keys: int = 1 << 16  # at a time; a message with more windows is moved in rounds
+    keys_per_list: int = 1 << 16  # of one end of a message, so that other messages find keys, too
     pool: int = 64  # keys made at a time, in advance
-    # Into which a long message is divided at least, as far as each keeps `window_bytes`.
+    # Least number of windows of a long message, as long as each keeps `window_bytes`.
     windows: int = 1
     window_bytes: int = 1 << 16
 
@@ -47,8 +47,8 @@ class Limits:
 class Region(NamedTuple):
     """Registered memory of this rank.
 
-    ``lkey`` stands for it in entries of local keys, ``rkey`` in requests of peers; 0 for engines that need none. No two
-    registrations of a process have the same ``generation``, even of the same addresses.
+    ``lkey`` identifies the memory in entries of local keys, ``rkey`` in requests of peers; 0 for engines that need no
+    such number. Each registration in a process has a different ``generation``, even at the same addresses.
     """
 
     address: int
@@ -60,44 +60,44 @@ class Region(NamedTuple):
 
 
 class Key:
-    """A list of blocks that an engine walks; engines derive their own."""
+    """A list of blocks that an engine walks; engines derive their key classes from it."""
 
     window: Window | None = None
-    """The blocks to which it is mapped."""
+    """The blocks to which the key is mapped."""
 
 
 @dataclass(frozen=True)
 class RemoteKey:
-    """A key of another rank, for requests to it; can be pickled.
+    """A key of another rank, for requests to that rank; can be pickled.
 
-    It means the same after its owner has mapped the key to other blocks.
+    It stays valid when its owner maps the key to other blocks.
     """
 
-    rkey: int = 0  # the memory behind it in requests
+    rkey: int = 0  # identifies the memory in requests
     nbytes: int = 0
-    blocks: Any = None  # their description, where the engine needs it at the other end
+    blocks: Any = None  # description of the blocks, if the engine needs it at the opposite end
 
 
 Transfer: TypeAlias = Callable[..., None]
-"""Begins to move one window of a message, between a key of this rank and one of a peer, after those moved before.
+"""Begins to move one window of a message between a key of this rank and a key of a peer, after all earlier windows.
 
-Of engines that reach other nodes it may be given an immediate, of `IMMEDIATE_BITS` bits, for the peer once the bytes
-are in place; of those that work in streams it is given the one behind whose work the window is moved.
+Some engines take an argument. An engine between nodes may be given an immediate of `IMMEDIATE_BITS` bits; the peer
+receives it when the bytes are in place. An engine that works in streams is given the stream.
 """
 
 
 class Engine(ABC):
-    """Mover of windows between this rank and its peers; one a context, over the ranks of a communicator."""
+    """Mover of windows between this rank and its peers; one per context, over the ranks of a communicator."""
 
     name: ClassVar[str]  # also of the protocol, as in ``path="scatter_gather/process_vm"``
     limits: Limits
     needs_registration = True
-    """Whether keys stand for registered memory; otherwise any memory of a rank can be reached, by its address."""
+    """Whether keys refer to registered memory; otherwise the engine can access any memory of a rank by its address."""
 
     def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
-        """Return a peer's key for other arrays of the same layouts, each some bytes further on than the known one.
+        """Return a peer's key for other arrays of the same layouts, each shifted by some bytes from the known array.
 
-        Only of engines that need no registration, whose keys are addresses and no more.
+        Only for engines without registration, whose keys consist of addresses.
         """
         raise NotImplementedError
 
@@ -108,32 +108,32 @@ class Engine(ABC):
         return Region(address, nbytes, generation)
 
     def deregister(self, region: Region) -> None:  # noqa: B027 - most keep nothing
-        """End a registration, when no mapped key stands on it any more."""
+        """End a registration, when no mapped key refers to it any longer."""
 
     def make_key(self) -> Key:
-        """Make a key; an error of the engine is a `PathError`."""
+        """Make a key; errors of the engine become `PathError`."""
         return Key()
 
     def destroy_key(self, key: Key) -> None:  # noqa: B027 - most keep nothing
         """Destroy a key that is not in use."""
 
     def map(self, key: Key, window: Window) -> None:
-        """Let a key stand for the blocks of a window, whose regions are registered; no transfer uses the key now."""
+        """Map a key to the blocks of a window, whose regions are registered; no transfer may be using the key."""
         key.window = window
 
     @abstractmethod
     def export(self, key: Key) -> RemoteKey:
-        """Return the key as peers need it."""
+        """Return the key in the form for peers."""
 
     @abstractmethod
     def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
         """Prepare a window's transfer: "put" from this rank to the peer, "get" from the peer to this rank.
 
-        As many bytes are moved as the key's window has when it is posted.
+        A transfer moves as many bytes as the key's window has when the transfer is posted.
         """
 
-    def complete(self) -> None:  # noqa: B027 - most have moved it, or ordered it by a stream
+    def complete(self) -> None:  # noqa: B027 - most have already moved all, or ordered it by a stream
         """Wait until everything posted has been moved, at most for ``HALOX_TIMEOUT``.
 
-        Raises `PathError` if a transfer has failed: names the peer and the reason.
+        Raises `PathError` if a transfer has failed: the text names the peer and the reason.
         """

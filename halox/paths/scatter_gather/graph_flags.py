@@ -1,18 +1,19 @@
 """Flags of the copy engine's channel in device memory, by which exchanges in CUDA graphs wait for one another.
 
-A graph repeats what was captured, so that nothing in it can count exchanges. Each flag is a word that one rank sets to
-1 and the rank that waits for it sets to 0 again; a rank's words are in memory of its own GPU, a pair for each peer::
+A graph repeats the captured operations unchanged, so that no operation can count exchanges. Each flag is a word: one
+rank sets it to 1, and the rank that waits for it resets it to 0. A rank's words are in memory of its GPU, a pair for
+each peer::
 
     owner of an array   ready=1 . . . . . . . . . . . . . . . . . . . . . . . . . wait for moved==1 | moved=0
     rank that moves     . . . . wait for ready==1 | ready=0 | copies | moved=1
 
-No flag is set twice before it is taken. The owner sets "ready" again only behind its wait for "moved", which the other
-rank sets behind its ``ready=0``; and that rank sets "moved" again only behind its wait for the next "ready", which the
-owner sets behind its ``moved=0``. So both are 0 whenever an exchange ends on a stream, whether it was replayed or not,
-and exchanges that use events instead may come in between.
+No flag is set twice before it is reset. The owner sets "ready" again only behind its wait for "moved", which the moving
+rank sets behind its ``ready=0``. The moving rank sets "moved" again only behind its wait for the next "ready", which
+the owner sets behind its ``moved=0``. So both flags are 0 whenever an exchange ends on a stream, whether replayed or
+not, and exchanges that use events instead may run in between.
 
-A rank sets its own "ready" before it waits for anything, and waits for "moved" when all its copies are done: ranks
-that replay the same exchanges in the same order cannot block one another.
+A rank sets its "ready" flags before it waits for anything, and waits for "moved" after all its copies. So ranks that
+replay the same exchanges in the same order cannot block one another.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _READY, _MOVED = 0, 4  # offsets of a peer's pair of words
 class GraphFlags:
     """Flags of one channel; all are 0 at first.
 
-    This rank reaches arrays of the ranks ``touched``, and those ``touching`` reach its own.
+    This rank accesses arrays of the ranks ``touched``; the ranks ``touching`` access this rank's arrays.
     """
 
     def __init__(self, arena: DeviceArena, touched: Sequence[int], touching: Sequence[int]) -> None:
@@ -48,11 +49,11 @@ class GraphFlags:
         return self._block.place.at(self._at[peer])
 
     def handles(self) -> dict[Allocation, bytes]:
-        """Return the handle of their memory, for peers to open."""
+        """Return the handle of the words' memory, for peers to open."""
         return self._arena.handles([self._block.place])
 
     def open(self, places: Mapping[int, DevicePlace]) -> None:
-        """Prepare the operations, from the places of the peers' words, whose memory is open."""
+        """Prepare the operations, from the places of the peers' words; the memory of these words is open."""
         there = {peer: self._arena.pointer(place) for peer, place in places.items()}
         here = {peer: self._block.pointer + at for peer, at in self._at.items()}
 
@@ -74,5 +75,5 @@ class GraphFlags:
         self.end = prepared(*signal(self._touched, _MOVED), *take(self._touching, _MOVED)).launch
 
     def free(self) -> None:
-        """Release the memory, when no rank uses it any more."""
+        """Release the memory, when no rank uses it any longer."""
         self._arena.release(self._block)

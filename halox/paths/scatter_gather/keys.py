@@ -1,13 +1,13 @@
-"""Keys of an engine, made in advance and used again: the pool, registrations, and the caches of both ends.
+"""Keys of an engine, made in advance and reused: the pool, registrations, and the caches of both ends.
 
 Mapping a layout to keys and sending keys to a peer cost more than a transfer, and applications use the same layouts
-again and again. So a list of keys, once mapped, is kept by (layout, addresses, chunk size), together with the ranks
-to which it has been sent; and a peer keeps what it has been sent by (rank, layout, addresses, chunk size). After
+repeatedly. So a list of keys, once mapped, is cached by (layout, addresses, chunk size), together with the ranks
+that have received it. A peer caches the lists that it has received by (rank, layout, addresses, chunk size). After
 Suresh et al. 2022, section IV.E.
 
-An address alone says nothing: memory that was freed may be allocated again, and a registration of it then stands for
-pages that are gone. So registrations are tied to the object that owns the memory, and every list of keys has a
-*generation*, which no other list of its process ever has.
+An address alone does not identify memory: freed memory may be allocated again, and an old registration then refers to
+pages that no longer exist. So registrations are tied to the object that owns the memory, and every list of keys has a
+*generation* that no other list of its process ever has.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from halox.paths.scatter_gather.engine import Direction, Engine, Key, Region, Re
 from halox.paths.scatter_gather.windows import MessageBlocks, Window
 
 LayoutKey = tuple[bytes, tuple[int, ...], int]
-"""Identity of a block list, addresses of its arrays, and chunk size: what a list of keys is mapped to."""
+"""Digest of a block list, addresses of its arrays, and chunk size: the cache key of a list of keys."""
 
 
 MOST_LISTS = 256
-"""Lists that no plan uses and are kept all the same."""
+"""Most lists in the cache beyond the lists in use by plans."""
 
 
 class KeyPool:
-    """Keys of an engine that are not in use; `Limits.pool` are made at a time, before they are needed.
+    """Keys of an engine that are not in use; `Limits.pool` keys are made at a time, before they are needed.
 
-    None are kept of an engine whose pool is 0, as its keys cost nothing.
+    If an engine's pool is 0, its keys cost nothing, and unused keys are destroyed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -60,13 +60,13 @@ class KeyPool:
             self._made += 1
 
     def take(self, number: int) -> list[Key]:
-        """Return keys, fewer than asked for only where the engine has no more."""
+        """Return keys; fewer than asked for only if the engine has no more."""
         self._make(number - len(self._free))
         taken, self._free = self._free[:number], self._free[number:]
         return taken
 
     def put_back(self, keys: Sequence[Key]) -> None:
-        """Return keys that are not in use any more."""
+        """Return keys to the pool that are no longer in use."""
         if self._engine.limits.pool:
             self._free += keys
             return
@@ -89,14 +89,14 @@ class _Registration:
 
 
 class Registrations:
-    """Registered memory of this rank, by address; registered again if its owner is another object than before."""
+    """Registered memory of this rank, by address; registered again if its owner is a different object than before."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._generations = engine, count(1)
         self._known: dict[tuple[int, int], _Registration] = {}
 
     def find(self, address: int, nbytes: int, owner: object, device: int | None = None) -> Region:
-        """Return the region of memory that an object owns, of the host or of a GPU."""
+        """Return the region of memory that an object owns, on the host or on a GPU."""
         found = self._known.get((address, nbytes))
         if found is not None and found.owner is not None and found.owner() is owner:
             return found.region
@@ -106,7 +106,7 @@ class Registrations:
         ref: weakref.ref[object] | None = None
         with suppress(
             TypeError
-        ):  # arrays of other libraries may take none, and are registered each time
+        ):  # arrays of other libraries may not support weak references; register their memory each time
             ref = weakref.ref(owner)
         self._known[address, nbytes] = _Registration(region, ref)
         return region
@@ -116,8 +116,8 @@ class Registrations:
 class KeyList:
     """Keys of the windows of one message at one end.
 
-    Where an engine has fewer keys than the message has windows, they slide over it: in round r of n windows key number
-    k stands for window ``r * n + k``.
+    If an engine has fewer keys than the message has windows, the keys slide over the windows: in round r of n windows,
+    key number k is mapped to window ``r * n + k``.
     """
 
     key: LayoutKey
@@ -125,9 +125,9 @@ class KeyList:
     windows: list[Window]
     keys: list[Key]
     regions: tuple[Region, ...]
-    sent_to: set[int] = field(default_factory=set)  # ranks that know them
-    users: int = 0  # plans that use them
-    mapped: tuple[int, int] | None = None  # round to which they are, and its number of windows
+    sent_to: set[int] = field(default_factory=set)  # ranks that have the keys
+    users: int = 0  # number of plans that use the keys
+    mapped: tuple[int, int] | None = None  # round that the keys are mapped to, and its windows
 
     @property
     def slides(self) -> bool:
@@ -136,19 +136,20 @@ class KeyList:
 
 
 class Memory(NamedTuple):
-    """Memory of one of a message's arrays; that of the array of which it is a view is registered as a whole."""
+    """Memory of one of a message's arrays; for a view, the memory of the array that owns it, registered as a whole."""
 
     base: int  # address of the array's first element
-    address: int  # of the whole
+    address: int  # of the whole memory
     nbytes: int
-    owner: object  # with whose life that memory ends
+    owner: object  # lives as long as the memory
     device: int | None = None  # None for memory of the host
 
 
 class Offer(NamedTuple):
-    """A list of keys as a peer is told of it; ``keys`` is None if it knows them.
+    """A list of keys as sent to a peer; ``keys`` is None if the peer has the keys already.
 
-    ``dropped`` are lists to forget, with their generations; ``at_once`` is the number of windows in a round.
+    ``dropped`` are lists for the peer to forget, with their generations; ``at_once`` is the number of windows in a
+    round.
     """
 
     key: LayoutKey
@@ -159,20 +160,20 @@ class Offer(NamedTuple):
 
 
 class Keys:
-    """All keys of this rank, and what it knows of its peers'; local."""
+    """All keys of this rank, and the known keys of its peers; local."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.pool = engine, KeyPool(engine)
         self.registrations = Registrations(engine)
         self._generations = count(1)
-        self._local: dict[LayoutKey, KeyList] = {}  # the least recently used first
+        self._local: dict[LayoutKey, KeyList] = {}  # least recently used first
         self._remote: dict[tuple[int, LayoutKey], Offer] = {}
         self._dropped: dict[int, list[tuple[LayoutKey, int]]] = {}
 
     def local(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
-        """Return the keys of a message over some memory, one for each of its arrays, until `release`.
+        """Return the keys of a message until `release`; ``memory`` has one entry for each of the message's arrays.
 
-        They are those of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
+        They are the keys of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
         """
         bases = tuple([one.base for one in memory])
         regions = tuple(map(self._region, memory))
@@ -194,7 +195,7 @@ class Keys:
     def _region(self, one: Memory) -> Region:
         if self.engine.needs_registration:
             return self.registrations.find(one.address, one.nbytes, one.owner, one.device)
-        # Costs nothing, and tells the engine's own kinds of memory apart, such as segments.
+        # Costs nothing, and identifies the engine's units of memory, such as segments.
         return self.engine.register(one.address, one.nbytes, 0, one.device)
 
     def _mapped(
@@ -218,13 +219,13 @@ class Keys:
         return made
 
     def map_round(self, found: KeyList, number: int, at_once: int = 0) -> None:
-        """Let the keys stand for the windows of a round of ``at_once``, once nothing uses them for those of another."""
+        """Map the keys to the windows of a round of ``at_once`` windows; no transfer may be using the keys."""
         at_once = at_once or len(found.keys)
         if found.mapped == (number, at_once):
             return
         has_mapped = found.mapped == (number, len(found.keys)) and not number
         found.mapped = number, at_once
-        if has_mapped:  # the first of them are mapped as they must be
+        if has_mapped:  # the first keys already have their windows
             return
         for key, window in zip(
             found.keys[:at_once], found.windows[number * at_once :], strict=False
@@ -232,14 +233,14 @@ class Keys:
             self.engine.map(key, window)
 
     def release(self, found: KeyList) -> None:
-        """Say that a plan uses a list no more; it stays mapped as long as nothing else needs the keys."""
+        """Note that a plan no longer uses a list; the list stays mapped until other layouts need its keys."""
         found.users -= 1
         if not found.users and self._local.get(found.key) is not found:
             self._reclaim(found)
         self.pool.refill()
 
     def drop(self, found: KeyList) -> None:
-        """Forget a list, here and at the peers; its keys are free once no plan uses it."""
+        """Forget a list, here and at the peers; its keys are free when no plan uses it."""
         self._local.pop(found.key, None)
         for rank in found.sent_to:
             self._dropped.setdefault(rank, []).append((found.key, found.generation))
@@ -251,16 +252,16 @@ class Keys:
         found.keys = []
 
     def offer(self, found: KeyList, rank: int) -> Offer:
-        """Return what a peer must be told of a list; it must `take` it."""
+        """Return the offer of a list for a peer; the peer must `take` it."""
         keys = None if rank in found.sent_to else tuple(map(self.engine.export, found.keys))
         found.sent_to.add(rank)
         dropped = tuple(self._dropped.pop(rank, ()))
         return Offer(found.key, found.generation, len(found.keys), keys, dropped)
 
     def take(self, rank: int, offer: Offer) -> tuple[RemoteKey, ...]:
-        """Return the keys of a peer's offer, sent with it or known from an earlier one; offers come in any order.
+        """Return the keys of a peer's offer, sent with it or known from an earlier offer; offers arrive in any order.
 
-        Raises `PathError` if they are not known, or those that are known are of another generation.
+        Raises `PathError` if the keys are unknown, or if the known keys have a different generation.
         """
         for key, generation in offer.dropped:
             gone = self._remote.get((rank, key))
@@ -283,9 +284,9 @@ class Keys:
 
 
 class Rounds:
-    """One end of a message whose peer has offered its keys: which windows are moved in which round, and how.
+    """Rounds of one end of a message after the peer's offer of keys, with the transfers of each round's windows.
 
-    The ``count`` of rounds, alike at both ends, is 1 unless an engine has fewer keys than the message has windows.
+    The ``count`` of rounds, equal at both ends, is 1 unless an engine has fewer keys than the message has windows.
     """
 
     def __init__(
@@ -293,7 +294,7 @@ class Rounds:
     ) -> None:
         self._keys, self._own, self._peer, self._remote = keys, own, peer, remote
         self.n_windows = len(own.windows)
-        # More keys than these are there for windows of a later round, and are mapped when it is theirs.
+        # Any further keys are mapped to windows of a later round, when that round begins.
         self.at_once = min(len(own.keys), theirs.at_once)
         self.count = -(-self.n_windows // self.at_once)
         self._made: dict[tuple[Direction, int], Transfer] = {}
@@ -304,16 +305,16 @@ class Rounds:
         return self._own.keys
 
     def enter(self, number: int) -> None:
-        """Map the keys of this end to the windows of a round; local, when nothing uses them for another."""
+        """Map the keys of this end to the windows of a round; local; no transfer may be using the keys."""
         self._keys.map_round(self._own, number, self.at_once)
 
     def transfers(self, direction: Direction, number: int) -> list[Transfer]:
-        """Return the transfers of a round's windows, made once."""
+        """Return the transfers of a round's windows; each is made only once."""
         windows = range(min(self.at_once, self.n_windows - number * self.at_once))
         return [self.transfer(direction, slot) for slot in windows]
 
     def transfer(self, direction: Direction, slot: int) -> Transfer:
-        """Return the transfer of the window to which a key is mapped."""
+        """Return the transfer of the window that a key is mapped to."""
         made = self._made.get((direction, slot))
         if made is None:
             made = self._made[direction, slot] = self._keys.engine.transfer(

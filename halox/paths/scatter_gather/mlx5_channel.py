@@ -1,13 +1,13 @@
 """The channel of the ``mlx5_umr`` engine: arrays of ranks on different nodes, by RDMA writes.
 
-The receiver says that its halo is free, the sender writes every window from its array into the receiver's and hands
-over a number behind the last; adapters deliver in order, so that all of them are in place by then. In rounds, if there
-are more windows than keys::
+The receiver notifies the sender that its halo is free. The sender writes every window from its array into the
+receiver's array, and sends a number behind the last window. Adapters deliver in order, so that all windows are in place
+when the number arrives. If there are more windows than keys, this repeats in rounds::
 
     B: halo free, keys mapped | free | . . . . . . . . . . . . | keys to round 1 | free | . . . . . | return
     A: cells final | . . . . wait for free | writes, number | . . . . . wait for free | writes, number | return
 
-A rank that waits does this for its other exchanges between `start` and `finish` too (`halox.runtime.waiting`).
+A waiting rank also does this for its other exchanges between `start` and `finish` (`halox.runtime.waiting`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from halox.runtime.world import World
 
 
 class Mail:
-    """Numbers that peers hand to this rank, counted; each end of a message has one of its own."""
+    """Counts the numbers that peers send to this rank; each end of a message has a separate number."""
 
     def __init__(self, engine: Mlx5Umr) -> None:
         self.engine, self.lock = engine, Lock()
@@ -42,12 +42,12 @@ class Mail:
         return next(self._numbers)
 
     def collect(self) -> None:
-        """Take what has arrived; does not wait."""
+        """Count the numbers that have arrived; does not wait."""
         for _, number in self.engine.arrivals():
             self._unread[number] += 1
 
     def take(self, number: int) -> bool:
-        """Return whether a number has arrived once more than it was taken."""
+        """Return whether a number has arrived more often than it was taken; if so, take it once."""
         if not self._unread[number]:
             return False
         self._unread[number] -= 1
@@ -69,12 +69,12 @@ class _End:
             self._invite()
 
     def _invite(self) -> None:
-        """Say that the windows of the next round can be written."""
+        """Notify the sender that the windows of the next round can be written."""
         self._rounds.enter(self._done)
         self._mail.engine.notify(self.message.peer, self._theirs)
 
     def step(self) -> None:
-        """Do what can be done now."""
+        """Make all progress that is possible now."""
         if self.message.direction == "receive":
             while not self.is_done and self._mail.take(self._own):
                 self._done += 1
@@ -91,18 +91,18 @@ class _End:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the adapter has done with the keys of the last round."""
+        """Whether the adapter has finished with the keys of the last round."""
         return self._mail.engine.is_idle(self._rounds.keys)
 
     @property
     def is_done(self) -> bool:
-        """Whether the exchange of the message has ended here."""
+        """Whether the exchange of the message has ended at this end."""
         is_written = self.message.direction == "receive" or self._is_idle
         return self._done == self._rounds.count and is_written
 
 
 class Mlx5Channel(AgreeingChannel):
-    """Moves arrays between nodes without packing; see the module. ``gpu`` is there for arrays on this rank's GPU."""
+    """Moves arrays between nodes without packing; see the module. ``gpu`` is given for arrays on this rank's GPU."""
 
     def __init__(
         self, world: World, job: Job, keys: Keys, mail: Mail, gpu: GpuArrays | None = None
@@ -166,7 +166,7 @@ class Mlx5Channel(AgreeingChannel):
         UNDER_WAY[self] = self._step
 
     def run(self) -> None:
-        """Let the peers write, on a GPU once the stream has come here; nobody waits before `finish`."""
+        """Let the peers write, on a GPU when the stream reaches the exchange; `finish` is the next call that waits."""
         self._is_begun = False
         if self._gpu is not None:
             self._gpu.begin()
@@ -175,7 +175,7 @@ class Mlx5Channel(AgreeingChannel):
             self._begin()
 
     def _begin(self) -> bool:
-        """Let the peers write if the stream has come so far; return whether it has."""
+        """Let the peers write if the stream has reached the exchange; return whether it has."""
         if not self._is_begun and (self._gpu is None or self._gpu.has_come):
             self._is_begun = True
             for end in self._ends:
@@ -183,15 +183,15 @@ class Mlx5Channel(AgreeingChannel):
         return self._is_begun
 
     def finish(self) -> None:
-        """Write to those that let this rank, and wait until all has been written and has arrived."""
+        """Write to the peers that are ready, and wait until all writes are complete and all messages have arrived."""
         UNDER_WAY.pop(self, None)
         self._waiter.until(self._step, self._what, self._missing)
         if self._gpu is not None:
             self._gpu.end()
 
     def _step(self) -> bool:
-        """Do what can be done now; return whether the exchange has ended here."""
-        if not self._mail.lock.acquire(blocking=False):  # another thread does
+        """Make all progress that is possible now; return whether the exchange has ended on this rank."""
+        if not self._mail.lock.acquire(blocking=False):  # another thread makes progress
             return False
         try:
             self._mail.collect()
@@ -217,14 +217,14 @@ class Mlx5Channel(AgreeingChannel):
         return f"rank {self._world.rank} has waited for rank {peer} to {doing}"
 
     def close(self) -> None:
-        """Leave an exchange that is under way; the peers may write until they have closed it too."""
+        """Leave an exchange that is under way; the peers may write until they have closed it, too."""
         UNDER_WAY.pop(self, None)
 
     def free(self) -> None:
-        """Let go of the keys, which nobody uses any more."""
+        """Release the keys; no rank uses them any longer."""
         self.let_go()
 
     def let_go(self) -> None:
-        """Let go of the keys, and of the ends of messages that use them."""
+        """Release the keys, and drop the ends of messages that use them."""
         self._ends = []
         super().let_go()

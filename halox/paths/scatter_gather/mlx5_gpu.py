@@ -1,8 +1,8 @@
 """The ``mlx5_umr`` channel's arrays on a GPU: their memory for the adapter, and the order with the caller's stream.
 
-The adapter reads and writes the arrays by itself, outside of all streams. So nothing is posted, and no peer let in,
-before the stream has come to the exchange; and the host waits until everything has arrived before it goes on. It has
-not run on hardware.
+The adapter reads and writes the arrays independently of all streams. So this rank posts nothing, and permits no peer to
+write, before the stream has reached the exchange; and the host waits until everything has arrived. This code has never
+run on hardware.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRIED_BYTES = 1 << 16
 
 
 class GpuArrays:
-    """Arrays on this rank's GPU, which ``arena`` is of."""
+    """Arrays on this rank's GPU, the device of ``arena``."""
 
     def __init__(self, arena: DeviceArena) -> None:
         self._arena, self._streams = arena, CallStreams("scatter_gather")
@@ -30,7 +30,7 @@ class GpuArrays:
             self._event: Any = cupy().cuda.Event(disable_timing=True)
 
     def memory(self, array: Described) -> Memory:
-        """Return the whole segment of a field of the grid's, else the array's own bytes, registered for each plan."""
+        """Return the whole segment of a grid's field; otherwise the array's own bytes, registered for each plan."""
         before, behind = span(array.shape, array.strides, array.dtype.itemsize)
         start, end = array.pointer - before, array.pointer + behind
         found = self._arena.around(start, end) or (start, end - start, None)
@@ -41,22 +41,22 @@ class GpuArrays:
         self._streams.check()
 
     def begin(self) -> None:
-        """Note how far the current stream must come."""
+        """Record the point that the current stream must reach."""
         self._streams.enter()
         self._event.record(cupy().cuda.get_current_stream())
 
     @property
     def has_come(self) -> bool:
-        """Whether the stream has come there."""
+        """Whether the stream has reached this point."""
         return bool(self._event.done)
 
     def end(self) -> None:
-        """Make what has arrived visible to later work."""
+        """Make received data visible to later work."""
         flush_writes(self._arena.device)
 
 
 def why_not_registered(adapter: Adapter, device: int) -> str | None:
-    """Return why an adapter cannot register memory of a GPU, None if it can: tries it."""
+    """Return why an adapter cannot register memory of a GPU, None if it can; registers some memory as a test."""
     with cupy().cuda.Device(device):
         try:
             memory = cupy().cuda.Memory(_TRIED_BYTES)

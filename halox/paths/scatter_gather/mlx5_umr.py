@@ -1,14 +1,15 @@
-"""The ``mlx5_umr`` engine: network adapters gather and scatter by keys that stand for lists of blocks.
+"""The ``mlx5_umr`` engine: network adapters gather and scatter by keys that refer to lists of blocks.
 
-After Suresh et al. 2022, section IV.C-E. A key is an indirect memory key, made once and mapped by a work request to
-the blocks of a window: to a strided pattern where blocks are equally far apart, else to a list. A transfer is one RDMA
-write from a key of this rank to one of the peer's, in which both count from 0; the last of a round hands a number to
-the peer.
+After Suresh et al. 2022, section IV.C-E. A key is an indirect memory key, made once. A work request maps it to the
+blocks of a window: to a strided pattern if all blocks are equally far apart, otherwise to a list. A transfer is one
+RDMA write from a key of this rank to a key of the peer; offsets in both keys count from 0. The last write of a round
+also sends a number to the peer.
 
-The adapter's limits are those of rdma-core's work requests (mlx5dv_wr_post(3)): the entries of a key fit into the
-request that maps it; lengths and distances of a strided pattern have 16 bits, and are cut off without an error beyond.
+The adapter's limits are the limits of rdma-core's work requests (mlx5dv_wr_post(3)). The entries of a key must fit into
+the request that maps it. Lengths and distances of a strided pattern have 16 bits; longer values are truncated without
+an error.
 
-It has not run on hardware.
+This code has never run on hardware.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from halox.runtime.status import ranks_text
 from halox.runtime.waiting import Waiter
 
 ENTRIES = INLINE_BYTES // 16
-"""Entries of a list: 16 bytes each."""
+"""Entries of a list, 16 bytes each."""
 
 MOST_STRIDE = (1 << 16) - 1
 """Most bytes from block to block of a strided pattern."""
@@ -53,11 +54,11 @@ MOST_STRIDE = (1 << 16) - 1
 _REPEATS = 1 << 20
 _MOST_BYTES = 1 << 30
 _MOST_KEYS, _KEYS_PER_LIST, _POOL = 1 << 14, 256, 64
-_RECEIVED = 0  # of a receive, as its number of a work request
+_RECEIVED = 0  # work request number of all receives
 
 
 def key_limits(most_message_bytes: int) -> Limits:
-    """Return the limits of keys of an adapter, which moves so many bytes at most in a message."""
+    """Return the limits of an adapter's keys; the adapter moves at most ``most_message_bytes`` bytes per message."""
     return Limits(
         entries=ENTRIES,
         repeats=_REPEATS,
@@ -72,7 +73,7 @@ def key_limits(most_message_bytes: int) -> Limits:
 class MappedKey(Key):
     """An indirect key of the adapter.
 
-    ``posted`` counts the transfers that use it and are not complete.
+    ``posted`` counts the incomplete transfers that use it.
     """
 
     def __init__(self, mkey: Any) -> None:
@@ -81,7 +82,7 @@ class MappedKey(Key):
 
 
 class _Link:
-    """The connection to a peer: work requests posted and not complete, in order, with the keys they use."""
+    """The connection to a peer: incomplete work requests in order, with the keys that they use."""
 
     def __init__(self, pair: QueuePair) -> None:
         self.pair = pair
@@ -89,7 +90,7 @@ class _Link:
 
 
 class Mlx5Umr(Engine):
-    """Mover of windows between ranks with an mlx5 adapter each; ``waiter`` returns the one for completions."""
+    """Mover of windows between ranks with an mlx5 adapter each; ``waiter`` returns a waiter for completions."""
 
     name = "mlx5_umr"
 
@@ -101,11 +102,11 @@ class Mlx5Umr(Engine):
         self._links: dict[int, _Link] = {}
         self._arrived: deque[tuple[int, int]] = deque()
         self._numbers = _RECEIVED
-        # Memory may be let go while keys stand on it: by lkey, its registration and the keys mapped to it.
+        # Memory may be released while keys refer to it: by lkey, its registration and the number of its mapped keys.
         self._regions: dict[int, tuple[Any, int]] = {}
         self._mapped: Counter[int] = Counter()
         self._ended: set[int] = set()
-        # Mapping needs a connection, and none to any peer: one from the adapter to itself.
+        # Mapping needs a connection, but not to a peer: this one connects the adapter to itself.
         self._mapper = _Link(self._guarded(lambda: QueuePair(adapter), "a queue pair"))
         self._guarded(
             lambda: self._mapper.pair.connect(self._mapper.pair.address), "a connection to itself"
@@ -122,14 +123,14 @@ class Mlx5Umr(Engine):
     # Connections
 
     def invite(self, peers: Iterable[int]) -> dict[int, QueueAddress]:
-        """Return for each peer the address of the queue pair that is kept for it; `connect` takes theirs."""
+        """Return for each peer the address of the queue pair reserved for it; `connect` takes the peers' addresses."""
         for peer in peers:
             if peer not in self._pairs:
                 self._pairs[peer] = self._guarded(lambda: QueuePair(self._adapter), "a queue pair")
         return {peer: self._pairs[peer].address for peer in peers}
 
     def connect(self, peers: Mapping[int, QueueAddress]) -> None:
-        """Connect the queue pairs kept for peers with theirs."""
+        """Connect the queue pairs reserved for peers with the peers' queue pairs."""
         for peer, address in peers.items():
             if peer not in self._links:
                 pair = self._pairs[peer]
@@ -178,7 +179,7 @@ class Mlx5Umr(Engine):
         return region
 
     def deregister(self, region: Region) -> None:
-        """End a registration, once no key is mapped to it."""
+        """End a registration, when no key is mapped to it any longer."""
         self._ended.add(region.lkey)
         self._let_go(region.lkey)
 
@@ -190,7 +191,7 @@ class Mlx5Umr(Engine):
             mr.close()
 
     def make_key(self) -> MappedKey:
-        """Make an indirect key, with room for a list and for the head of a strided pattern."""
+        """Make an indirect key, with room for a list and for the header of a strided pattern."""
         return MappedKey(
             self._guarded(lambda: self._adapter.make_key(ENTRIES + 1), "to make another key")
         )
@@ -202,7 +203,7 @@ class Mlx5Umr(Engine):
         key.mkey.close()
 
     def map(self, key: Key, window: Window) -> None:
-        """Map a key to the blocks of a window, and wait until it is."""
+        """Map a key to the blocks of a window, and wait until it is mapped."""
         assert isinstance(key, MappedKey)
         if key.posted:
             raise PathError(f"rank {self._rank} maps a key anew that a transfer still uses")
@@ -259,14 +260,14 @@ class Mlx5Umr(Engine):
         )
 
     def export(self, key: Key) -> RemoteKey:
-        """Return the number by which peers write to the key."""
+        """Return the rkey by which peers write to the key."""
         assert isinstance(key, MappedKey)
         return RemoteKey(rkey=key.mkey.rkey)
 
     # Transfers
 
     def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
-        """Prepare a write; the peer has been connected."""
+        """Prepare a write; the peer must be connected."""
         assert isinstance(key, MappedKey) and direction == "put", "this engine writes"
 
         def post(immediate: int | None = None) -> None:
@@ -279,7 +280,7 @@ class Mlx5Umr(Engine):
     def write(
         self, peer: int, rkey: int, immediate: int | None, source: tuple[MappedKey, int] | None
     ) -> None:
-        """Post an RDMA write of the first bytes behind a key, or of none; after what was posted to the peer before."""
+        """Post an RDMA write of a key's first bytes, or of no bytes; in order with earlier writes to the peer."""
         link, v = self._links[peer], self._v
         qp = link.pair.qp
         assert immediate is None or 0 <= immediate < 1 << IMMEDIATE_BITS
@@ -327,7 +328,7 @@ class Mlx5Umr(Engine):
             key.posted += 1
 
     def _poll(self, link: _Link, peer: int) -> None:
-        """Take the completions of a link; `PathError` for one that has failed."""
+        """Process the completions of a link; `PathError` if a work request has failed."""
         while True:
             count, completions = link.pair.cq.poll(16)
             for done in completions:
@@ -349,21 +350,21 @@ class Mlx5Umr(Engine):
                 return
 
     def _outstanding(self, link: _Link, peer: int) -> int:
-        """Return how many work requests of a link are not complete."""
+        """Return the number of incomplete work requests of a link."""
         self._poll(link, peer)
         return len(link.posted)
 
     def progress(self) -> None:
-        """Take what has completed and arrived; does not wait."""
+        """Process completions and arrivals; does not wait."""
         for peer, link in self._links.items():
             self._poll(link, peer)
 
     def is_idle(self, keys: Iterable[Key]) -> bool:
-        """Whether no transfer uses any of some keys, as far as `progress` has seen."""
+        """Whether no transfer uses any of some keys, as far as `progress` has noticed."""
         return not any(isinstance(key, MappedKey) and key.posted for key in keys)
 
     def complete(self) -> None:
-        """Wait until everything posted has been moved."""
+        """Wait until all posted writes are complete."""
 
         def behind() -> list[int]:
             self.progress()
@@ -378,11 +379,11 @@ class Mlx5Umr(Engine):
         )
 
     def notify(self, peer: int, immediate: int) -> None:
-        """Hand a number to a peer, behind everything posted to it, by a write of no bytes."""
+        """Send a number to a peer, behind all earlier writes to it, by a write of no bytes."""
         self.write(peer, 0, immediate, None)
 
     def arrivals(self) -> list[tuple[int, int]]:
-        """Return (peer, immediate) of what has arrived since the last call, in order a peer; does not wait."""
+        """Return (peer, immediate) for all arrivals since the last call, in order for each peer; does not wait."""
         self.progress()
         found = [*self._arrived]
         self._arrived.clear()

@@ -1,12 +1,13 @@
-"""The channel of an engine that reaches the memory of all ranks of a node, ordered by flags in shared memory.
+"""The channel of an engine that can access the memory of all ranks of a node; flags in shared memory order its copies.
 
-Either end can move a window: the receiver gets it, or the sender puts it. Between ranks that send both ways each gets
-what it receives. Of a message that has none opposite both ends take half, so that neither waits while the other works::
+Either end can move a window: the receiver gets it, or the sender puts it. Between ranks that send in both directions
+each rank gets the messages that it receives. If a message has no counterpart in the opposite direction, each end moves
+half of it, so that neither end waits while its peer works::
 
     A: cells final | ready=e | wait for B's ready=e | put windows 0 .. n/2      | read=e | wait for B's read=e | return
     B: halo free   | ready=e | wait for A's ready=e | get windows n/2 .. n      | read=e | wait for A's read=e | return
 
-A rank writes the addresses of its arrays beside its flags before it raises one, so that a plan can move to other
+A rank writes the addresses of its arrays beside its flags before it signals "ready", so that a plan can move to other
 arrays of the same layouts.
 """
 
@@ -45,7 +46,7 @@ class Share:
 def shares_of(
     job: Job, blocks: Mapping[Key, MessageBlocks], chunks: Mapping[Key, int]
 ) -> list[Share]:
-    """Return what this rank moves of a job's messages, by the same rule as its peers.
+    """Return the windows that this rank moves of a job's messages; its peers apply the same rule.
 
     ``blocks`` and ``chunks`` are by the keys of the messages.
     """
@@ -62,9 +63,9 @@ def shares_of(
 
 
 class NodeChannel(InPlaceChannel, AgreeingChannel):
-    """Moves arrays straight between processes; see the module.
+    """Moves arrays directly between processes; see the module.
 
-    It moves to other arrays unless the engine needs them registered.
+    The channel can move to other arrays unless the engine needs registered memory.
     """
 
     def __init__(self, job: Job, keys: Keys, link: NodeLink) -> None:
@@ -85,7 +86,7 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         self._transfers: list[Transfer] = []
 
     def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
-        """Return for each peer the keys of all messages with it, in windows that suit both ends."""
+        """Return for each peer the keys of all messages with that peer, in windows that suit both ends."""
         self._map(theirs)
         self._shares = shares_of(self._job, self._blocks, self._chunks)
         return self._offered(self.messages)
@@ -103,7 +104,7 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         peers = list(dict.fromkeys(share.message.peer for share in self._shares))
         self._peer_words = [self._link.words(peer) for peer in peers]
         self._place = {peer: n for n, peer in enumerate(peers)}
-        # Also those of messages that the peer moves: it will not send these keys again.
+        # Also take the keys of messages that the peer moves: it will not send them again.
         for message in self.messages:
             _, offer = theirs[message.peer][message.opposite]
             self._keys.take(message.peer, offer)
@@ -115,11 +116,11 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         )
 
     def bind(self, views: Bases) -> None:
-        """Work on the arrays at these addresses."""
+        """Use the arrays at these addresses."""
         self._bases = views
 
     def run(self) -> None:
-        """Let the peers reach this rank's arrays."""
+        """Let the peers access this rank's arrays."""
         for n, base in enumerate(self._bases):
             self._words[n] = base
         super().run()
@@ -159,12 +160,12 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         return transfers, lists
 
     def close(self) -> None:
-        """Leave an exchange that is under way, and let go of the keys."""
+        """Leave an exchange that is under way, and release the keys."""
         super().close()
         self.let_go()
 
     def let_go(self) -> None:
-        """Let go of the keys, and of the transfers between them."""
+        """Release the keys, and drop the transfers between them."""
         for _, used in self._aimed.values():
             for one in used:
                 self._keys.release(one)

@@ -1,7 +1,7 @@
 """The ``process_vm`` engine: Linux copies between the memory of two processes of a node, block list to block list.
 
-A key is a list of addresses. Any memory of a rank can be reached, so that nothing is registered, and keys of other
-arrays of a layout follow from known ones.
+A key is a list of addresses. The engine can access any memory of a rank, so that no memory is registered, and keys of
+other arrays of a layout follow from known keys.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from halox.paths.scatter_gather.windows import Int64Array
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
 
 WINDOWS, WINDOW_BYTES = 2, 8 << 10
-"""Least windows of a message, which are shared out between both of its ends; each is a call of some 1 us, and so is of
-8 KiB at least."""
+"""Least number of windows of a message, to be divided between its ends, and least bytes of a window. A window is a call
+of some 1 us; copying 8 KiB takes at least as long."""
 
 
 class ProcessVm(Engine):
-    """Mover of windows between processes of a node; ``pids`` are those of all ranks."""
+    """Mover of windows between processes of a node; ``pids`` has the process IDs of all ranks."""
 
     name = "process_vm"
     limits = Limits(
@@ -48,13 +48,13 @@ class ProcessVm(Engine):
         return RemoteKey(nbytes=window.nbytes, blocks=blocks)
 
     def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
-        """Return a peer's key for arrays some bytes further on."""
+        """Return a peer's key for arrays that are shifted by some bytes."""
         addresses, lengths, array_of = remote.blocks
         moved = addresses + np.array(shifts, np.int64)[array_of]
         return replace(remote, blocks=(moved, lengths, array_of))
 
     def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
-        """Prepare the call of the kernel, which moves the window at once."""
+        """Prepare the kernel's system call, which completes the window's transfer."""
         window = key.window
         assert window is not None and window.nbytes == remote.nbytes
         kind: Literal["read", "write"] = "write" if direction == "put" else "read"
@@ -70,7 +70,7 @@ class ProcessVm(Engine):
 
 
 def iovec(addresses: Int64Array, lengths: Int64Array) -> Iovec:
-    """Return blocks as the kernel takes them."""
+    """Return blocks as an array of the kernel's ``struct iovec``."""
     return np.stack([addresses, lengths], axis=1).astype(np.uint64)
 
 

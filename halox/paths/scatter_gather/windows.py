@@ -1,8 +1,9 @@
 """Windows over the block list of a message: cut at the same bytes on both ends, however their blocks differ.
 
-A message is a row of bytes in packed order. A window is ``chunk_bytes`` consecutive ones, and at each end the blocks,
-or pieces of blocks, that hold them: it does not span the gaps between blocks. Window k of the sender and window k of
-the receiver hold the same bytes, so that one engine can gather what the other one scatters.
+A message is a row of bytes in packed order. A window is ``chunk_bytes`` consecutive bytes of the message, and at each
+end the blocks, or pieces of blocks, that hold these bytes; it does not include the gaps between blocks. Window k of the
+sender and window k of the receiver hold the same bytes, so that one engine can gather from the first and scatter to the
+second.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class MessageBlocks:
     """Blocks of a message in packed order, merged, relative to its arrays."""
 
     arrays: tuple[int, ...]  # numbers of the message's arrays, in the order of their first part
-    array_of: Int64Array  # for each block the index in ``arrays``,
-    offsets: Int64Array  # its displacement from that array's first element,
-    lengths: Int64Array  # and its bytes
+    array_of: Int64Array  # for each block its array, as an index into ``arrays``
+    offsets: Int64Array  # for each block its offset from that array's first element, in bytes
+    lengths: Int64Array  # for each block its bytes
 
     @classmethod
     def of(cls, message: Message) -> MessageBlocks:
@@ -76,7 +77,7 @@ class MessageBlocks:
 
     @cached_property
     def identity(self) -> bytes:
-        """Digest that is equal for equal block lists, of this process and others."""
+        """Digest that is equal for equal block lists, in all processes."""
         digest = blake2b(digest_size=16)
         for column in (self.array_of, self.offsets, self.lengths):
             digest.update(column.tobytes())
@@ -84,26 +85,26 @@ class MessageBlocks:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of each block; 1 for a single block, which can be cut anywhere, and 0 where they differ."""
+        """Bytes of each block; 1 for a single block, which can be cut anywhere, and 0 if lengths differ."""
         if self.n_blocks == 1:
             return 1
         return int(self.lengths[0]) if (self.lengths == self.lengths[0]).all() else 0
 
     @cached_property
     def is_regular(self) -> bool:
-        """Whether all blocks are of one length, and one distance apart."""
+        """Whether all blocks have one length, and are one distance apart."""
         steps = np.diff(self.offsets)
         return bool(self.block_bytes and len(self.arrays) == 1 and (steps == steps[:1]).all())
 
     def is_repeated(self, limits: Limits) -> bool:
-        """Whether an entry of an engine's key can describe several of the blocks."""
+        """Whether one entry of an engine's key can describe several of the blocks."""
         if limits.repeats == 1 or self.n_blocks == 1 or not self.is_regular:
             return False
         step = int(self.offsets[1] - self.offsets[0])
         return self.block_bytes <= step <= limits.stride_bytes
 
     def most_touched(self, chunk_bytes: int) -> int:
-        """Return the most blocks that any window of a size touches."""
+        """Return the most blocks that any window of ``chunk_bytes`` touches."""
         cuts = np.arange(0, self.nbytes, chunk_bytes)
         first = np.searchsorted(self.starts, cuts, "right")
         behind = np.searchsorted(self.starts, cuts + chunk_bytes, "left")
@@ -112,7 +113,7 @@ class MessageBlocks:
     def windows(
         self, chunk_bytes: int, regions: Sequence[Region], bases: Sequence[int]
     ) -> list[Window]:
-        """Cut the message, its arrays at some addresses and in some regions, into windows."""
+        """Cut the message into windows, with its arrays in some regions and with their first elements at ``bases``."""
         cuts = np.arange(0, self.nbytes, chunk_bytes)
         starts = np.union1d(self.starts, cuts)
         block = np.searchsorted(self.starts, starts, "right") - 1
@@ -131,10 +132,10 @@ class MessageBlocks:
 class Window(NamedTuple):
     """Blocks that hold consecutive bytes of a message at one end."""
 
-    addresses: Int64Array  # of each block, as the others
+    addresses: Int64Array  # one entry per block in all four columns
     lengths: Int64Array
-    lkeys: Int64Array  # of the region in which it is
-    array_of: Int64Array  # number of its array among the message's
+    lkeys: Int64Array  # lkey of the block's region
+    array_of: Int64Array  # number of the block's array among the message's arrays
 
     @property
     def nbytes(self) -> int:
@@ -143,7 +144,7 @@ class Window(NamedTuple):
 
     @property
     def repeated(self) -> tuple[int, int, int, int] | None:
-        """Address, length, distance and number of blocks that one entry could describe; None if they are not alike."""
+        """Address, length, distance and number of blocks, for one entry; None if the blocks are not equally spaced."""
         n = int(self.lengths.size)
         if n == 1:
             return int(self.addresses[0]), int(self.lengths[0]), int(self.lengths[0]), 1
@@ -155,11 +156,11 @@ class Window(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """One end's choice of a chunk size, from which both ends derive the same one by `agreed_chunk`."""
+    """One end's limits on the chunk size; from both proposals `agreed_chunk` derives the common size."""
 
-    block_bytes: int  # where all blocks are alike; see `MessageBlocks.block_bytes`
-    by_blocks: int  # most bytes of a window that holds whole blocks only; 0 where blocks differ
-    # Largest power of two at which windows may cut blocks; 0 if there would be too many.
+    block_bytes: int  # if all blocks have one length; see `MessageBlocks.block_bytes`
+    by_blocks: int  # most bytes of a window of whole blocks; 0 if lengths differ
+    # Largest power of two for windows that may cut blocks; 0 if there would be too many windows.
     by_bytes: int
 
 
@@ -178,7 +179,7 @@ def propose(blocks: MessageBlocks, limits: Limits) -> Proposal:
     elif block_bytes:
         repeats = limits.repeats if blocks.is_repeated(limits) else 1
         by_blocks = min(most // block_bytes, limits.entries * repeats) * block_bytes
-    # Powers of two make the last window a short one: of many windows it matters little.
+    # With a power of two the last window may be short; among many windows that matters little.
     finer = largest(_FINER * limits.windows) if limits.windows > 1 else most
     by_bytes = 1 << (finer.bit_length() - 1)
     while nbytes <= by_bytes * MOST_WINDOWS and blocks.most_touched(by_bytes) > limits.entries:
@@ -187,11 +188,11 @@ def propose(blocks: MessageBlocks, limits: Limits) -> Proposal:
 
 
 def agreed_chunk(sender: Proposal, receiver: Proposal, nbytes: int) -> int | None:
-    """Return the chunk size of a message: the sender's choice, as far as it suits the receiver; None if none does.
+    """Return the chunk size of a message: the sender's choice, reduced for the receiver; None if no size suits both.
 
-    Both ends call this with the same arguments. Windows of whole blocks at both ends are taken if there are any:
-    multiples of both block lengths. Powers of two divide one another, so that the smaller of two is cut where the
-    larger one is, and its windows touch no more blocks.
+    Both ends call this with the same arguments. If possible, windows consist of whole blocks at both ends: their size
+    is a common multiple of both block lengths. Otherwise the size is a power of two. Of two powers of two, the smaller
+    cuts the message also wherever the larger does, so that its windows touch no more blocks.
 
     Examples
     --------

@@ -12,11 +12,11 @@ from halox.paths.node import NodeLink
 
 
 class StagedPath(Path):
-    """Moves arrays of which at least one end's is on a GPU; always possible."""
+    """Moves arrays of which at least one end is on a GPU; always possible."""
 
     name = "staged"
     protocols = (
-        # Out over one link, in over the other.
+        # Out over the sender's link, in over the receiver's link.
         Protocol(
             "shared",
             ProtocolCost(27.0, 0.5, (22.0, 24.0, 25.0, 25.0)),
@@ -34,7 +34,7 @@ class StagedPath(Path):
     summary = "possible: CuPy arrays, through pinned host memory"
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
-        """Choose by node."""
+        """Choose the protocol by node."""
         if "gpu" not in (ends.sender.memory, ends.receiver.memory):
             return str(ends.on_host)
         is_near = ends.are_near
@@ -47,5 +47,5 @@ class StagedPath(Path):
         return [self.offer("shared" if is_near else "mpi", why)]
 
     def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
-        """Make a channel for each protocol, also on ranks whose own arrays are NumPy's."""
+        """Make a channel for each protocol; also called on ranks with NumPy arrays."""
         return packed_channels(build, self, agreed, cutter())

@@ -1,16 +1,16 @@
-"""Channels of the ``staged`` path: arrays on a GPU, through page-locked host memory that it reads and writes itself.
+"""Channels of the ``staged`` path: arrays on a GPU, through page-locked host memory that the GPU reads and writes.
 
-One kernel packs all messages of the rank straight into transport buffers in host memory; the host waits for
-it, posts the messages, waits for those of the peers, and launches one kernel that unpacks them::
+One kernel packs all messages of the rank straight into transport buffers in host memory. The host waits for the kernel,
+posts the messages, waits for the messages of the peers, and launches one kernel that unpacks them::
 
     stream  ...user's kernels | pack -> host memory |                    | unpack <- host memory | user's kernels...
     host                        launch ... wait ->    post ... collect -> launch
 
-Between ranks of a node the buffers are memory that both GPUs map, so that nothing is copied on the host.
-Large messages go fragment by fragment instead (`halox.paths.staged.pipeline`). With buffers in device memory,
-which MPI takes itself, the same channels serve GPU-aware MPI.
+Between ranks of a node the buffers are memory that both GPUs map, so that the host copies nothing. Large messages
+travel fragment by fragment instead (`halox.paths.staged.pipeline`). With buffers in device memory, which CUDA-aware MPI
+accepts, the same channels serve the ``cuda_aware`` path.
 
-The host takes part in every exchange, so that none of this can be captured into a graph.
+The host takes part in every exchange, so that no exchange can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from halox.runtime.world import World
 def staged_channel(
     world: World, job: Job, buffers: TransportBuffers, device: int, path: str = "staged"
 ) -> Channel:
-    """Return the channel of messages that transport buffers carry for arrays on a GPU.
+    """Return the channel of messages for arrays on a GPU, through the given transport buffers.
 
     Not collective.
     """
@@ -35,10 +35,10 @@ def staged_channel(
 
 
 class StagedChannel(StreamedJob, MovableChannel):
-    """Moves arrays on this rank's GPU through transport buffers, all at once.
+    """Moves arrays on this rank's GPU through transport buffers, without fragments.
 
-    The receiver's kernel may still read a buffer when `finish` returns. It has ended by the time `start` has
-    waited for its own packing on the same stream, and only then are the last buffers released.
+    The unpacking kernel of this rank may still read a buffer when `finish` returns. It has ended when the next `start`
+    has waited for the packing on the same stream, and only then does `start` release the incoming buffers.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StagedChannel(StreamedJob, MovableChannel):
         self._movable = [*self._pack, *self._unpack, *self._clear]
 
     def start(self) -> None:
-        """Pack into the buffers, wait for that, and post the messages; blocks the host for the packing."""
+        """Pack into the buffers, wait for the packing, and post the messages; blocks the host for the packing."""
         epoch = self._epoch + 1
         stream = self._enter()
         self._buffers.open(epoch)

@@ -1,15 +1,15 @@
-"""Packs, sends and unpacks large messages stage by stage, so that the three overlap.
+"""Packs, sends and unpacks large messages stage by stage, so that these three steps overlap.
 
-A stage is one fragment of every large message (`halox.paths.fragments`). All stages are packed one after the
-other on the user's stream; the host posts each as soon as its packing has ended, and has each that arrives unpacked
-on a stream of the channel's own, since stores to host memory and loads from it do not slow each other down::
+A stage is one fragment of every large message (`halox.paths.fragments`). All stages are packed in sequence on the
+user's stream. The host posts each stage as soon as its packing has ended, and enqueues the unpacking of each stage that
+arrives on a separate stream of the channel, since stores to host memory and loads from it do not slow each other down::
 
     user's stream | pack 0 | pack 1 | pack 2 | pack 3 |                                        | user's kernels
     host            post 0 ->  post 1 ->  post 2 -> post 3
     MPI                       | 0 there ...| 1 there ...| 2 there ...| 3 there ...|
     own stream                              | unpack 0 | | unpack 1 | | unpack 2 | | unpack 3 |
 
-Its GPU work is that of `Work`, which a test without a GPU replaces.
+`Work` has the GPU work of the pipeline; a test without a GPU replaces `Work`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from halox.runtime.world import World
 
 
 class StreamedJob:
-    """The packing and unpacking of a job, and the stream that was given the last of it."""
+    """The packing and unpacking of a job, and the stream of the most recent work."""
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
         self._current_stream = cuda.cupy().cuda.get_current_stream
@@ -50,7 +50,7 @@ class StreamedJob:
         refuse_capture(self._current_stream(), self._path)
 
     def _enter(self) -> Stream:
-        """Return the current stream, when the last unpacking has ended if it went to another one."""
+        """Return the current stream; first wait for the last unpacking if it was put on another stream."""
         stream: Stream = self._current_stream()
         last = self._stream
         if last is not None and last.ptr != stream.ptr:
@@ -59,10 +59,10 @@ class StreamedJob:
 
 
 class Work(StreamedJob):
-    """GPU work of a pipeline: kernels, events and a stream of its own. Stages are packed and unpacked in turn.
+    """GPU work of a pipeline: kernels, events and a separate stream. Stages are packed and unpacked in ascending order.
 
-    What is added to is added in the order of the parts, whichever fragment comes first, so that equal values give
-    equal bits: all of it with the last stage, in the launches that an uncut exchange would have made.
+    Additions are made in the order of the parts, whichever fragment arrives first, so that equal values give equal
+    bits. All additions follow the last stage, in the same launches as in an exchange without fragments.
     """
 
     movable: Sequence[MovableLaunches] = ()
@@ -109,7 +109,7 @@ class Work(StreamedJob):
         return bool(self._packed[stage].done)
 
     def unpack(self, slot: int, stage: int) -> None:
-        """Put the unpacking of a stage on the other stream."""
+        """Put the unpacking of a stage on the separate stream."""
         if self._adds_in is not None:
             if stage < self._adds_in:
                 return
@@ -125,8 +125,8 @@ class Work(StreamedJob):
         self._stream = stream
 
     def wait_until_read(self) -> None:
-        """Wait on the host for all unpacking put on the other stream before the last `end`."""
-        self._read.synchronize()  # an event that was never recorded has passed
+        """Wait on the host for all unpacking that was put on the separate stream before the last `end`."""
+        self._read.synchronize()  # returns at once if the event was never recorded
 
     def wait_for_all(self) -> None:
         """Wait on the host for all packing and unpacking put on streams so far."""
@@ -138,9 +138,9 @@ class Work(StreamedJob):
 class Pipeline(MovableChannel):
     """Moves arrays on this rank's GPU through transport buffers, fragment by fragment.
 
-    `start` returns when all stages have been packed and posted. It waits for this rank's GPU, as far as its packing,
-    and for no other rank (but a receiver that sends nothing back and has not read the message before the last). What
-    has arrived by then is being unpacked already; `finish` waits for the rest.
+    `start` returns when all stages have been packed and posted. It waits for the packing on this rank's GPU, but for no
+    peer, except for a receiver that sends nothing back and has not read the message before the last one. When `start`
+    returns, stages that have arrived are already being unpacked; `finish` waits for the remaining stages.
     """
 
     def __init__(self, world: World, buffers: TransportBuffers, work: Work) -> None:
@@ -161,20 +161,20 @@ class Pipeline(MovableChannel):
         epoch = self._epoch + 1
         buffers.open(epoch)
         work.begin(epoch % buffers.slots)
-        # The packing waits on the stream for the last unpacking, so that nothing is lost by this wait.
+        # The packing waits on the stream for the last unpacking, so that this wait costs no additional time.
         work.wait_until_read()
         buffers.release(self._epoch)
         self._epoch, self._unpacked = epoch, 0
         buffers.expect(epoch)
         for stage in range(buffers.stages_out):
-            # Without a limit: what the user has put on the stream before may take its time.
+            # No time limit: the user's earlier work on the stream may take any time.
             while not work.is_packed(stage):
                 if not self._unpack_next() and self._crowded:
                     os.sched_yield()
             buffers.post_stage(epoch, stage)
 
     def finish(self) -> None:
-        """Put the unpacking of each further stage on a stream once it arrives; make the current stream wait."""
+        """Enqueue the unpacking of each remaining stage when it arrives; make the current stream wait for it."""
         buffers = self._buffers
         while self._unpacked < buffers.stages_in:
             self._waiter.until(
@@ -189,7 +189,7 @@ class Pipeline(MovableChannel):
         buffers.complete(self._epoch)
 
     def _unpack_next(self) -> bool:
-        """Have the next stage unpacked if it has arrived; return whether it has."""
+        """Unpack the next stage if it has arrived; return whether it has."""
         stage = self._unpacked
         if stage >= self._buffers.stages_in or not self._buffers.arrived(self._epoch, stage):
             return False
