@@ -219,8 +219,8 @@ class CallWatch:
         """Continue from another number, the same on all ranks."""
         self.number, self.word = number, 0
         self._heard.clear()
-        for words in (self._own.ring, self._own.wait):
-            for n in range(len(words)):
+        for words, end in ((self._own.ring, _RING_WORDS), (self._own.wait, _FAILED)):
+            for n in range(end):
                 words[n] = 0
 
     # Failures
