@@ -1,1 +1,1 @@
-"""Exchange plans: which messages go which path, agreed with the peers, made once and used every step."""
+"""Exchange plans: messages and their paths, agreed with the peers, made once and used in every step."""

@@ -40,7 +40,7 @@ class Row:
     reason : str
         Reason for the choice.
     tag : int
-        Tells several messages with one peer apart.
+        Distinguishes messages with one peer.
     predicted_us : float or None
         Prediction of the cost model for an exchange of this message alone; None for paths without a model.
     measured_us : float or None

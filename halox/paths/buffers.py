@@ -10,8 +10,8 @@ Each message has one buffer in each of the ``slots``. The channel that uses the 
       ... unpack ...
     release(e)     the incoming buffers have been read
 
-If messages are cut into fragments, stage k consists of fragment k of every message that has so many. The channel can
-then call stage by stage, so that stages overlap::
+If messages are cut into fragments, stage k consists of fragment k of every message with more than k fragments. The
+channel can then call stage by stage, so that stages overlap::
 
     open(e)
       ... pack stage 0, 1, ... ...

@@ -4,8 +4,8 @@ The sender chooses a chunk size, and the receiver may reduce it: both ends swap 
 same size. Then each end maps its keys and offers them to the peer. An offer contains no keys if the peer has them
 already::
 
-    A: proposals | map keys | offers, keys only where B does not know them | transfers
-    B: proposals | map keys | offers, keys only where A does not know them | transfers
+    A: proposals | map keys | offers, keys only if B does not have them | transfers
+    B: proposals | map keys | offers, keys only if A does not have them | transfers
 """
 
 from __future__ import annotations

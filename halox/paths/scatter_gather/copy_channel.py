@@ -12,10 +12,11 @@ the events::
 `run` puts the copies on the current stream. `start` puts them on a separate stream, behind the present work of the
 current stream, so that they run concurrently with the work between `start` and `finish`.
 
-An event must not be recorded again before all its waits have been enqueued. "ready" is recorded in the next exchange.
-This exchange has then ended with the flags of the ranks that access this rank's arrays. "moved" is recorded after the
-next flags of the ranks whose arrays this rank accesses, and these ranks signal the flags after they have ended this
-exchange. So one event of each kind is enough.
+One event of each kind is enough, since an event is recorded again only after all its waits have been enqueued. "ready"
+is recorded again in the next exchange. By then this exchange has ended with the "read" flags of the ranks that access
+this rank's arrays, and these ranks signal "read" after they have enqueued their waits for "ready". "moved" is recorded
+again after the next "ready" flags of the ranks with arrays that this rank accesses. These ranks signal them after they
+have ended this exchange, and with it enqueued their waits for "moved".
 
 Interprocess events cannot be captured in CUDA graphs. A captured exchange waits for flags in device memory instead
 (`halox.paths.scatter_gather.graph_flags`), if the driver can capture such waits; the host takes no part in a replay.

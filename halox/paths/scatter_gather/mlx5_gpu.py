@@ -30,7 +30,7 @@ class GpuArrays:
             self._event: Any = cupy().cuda.Event(disable_timing=True)
 
     def memory(self, array: Described) -> Memory:
-        """Return the whole segment of a grid's field; otherwise the array's own bytes, registered for each plan."""
+        """Return the whole segment of a grid's field; otherwise only the array's bytes, registered for each plan."""
         before, behind = span(array.shape, array.strides, array.dtype.itemsize)
         start, end = array.pointer - before, array.pointer + behind
         found = self._arena.around(start, end) or (start, end - start, None)
