@@ -132,7 +132,8 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
     -----
     Collective over ``comm``. `close`, the allocation of fields, the reductions and the exchanges are also collective.
     All errors are raised on all ranks or on none, except errors of reductions between GPUs (see `sum`). Only one thread
-    at a time may call the grid; a call in a second thread raises `StateError`.
+    at a time may call the grid; a call in a second thread raises `StateError`. A call that fails on one rank alone (a
+    time-out, an interruption) ends the grid: later calls raise `StateError`, and a new grid can be made.
 
     Examples
     --------
