@@ -69,7 +69,7 @@ class Block:
 
 @dataclass(eq=False)
 class _Own:
-    """A segment of this rank; ``idle`` counts the allocations since its last use, trimmed segments have no pages."""
+    """A segment of this rank; ``idle`` counts the allocations since its last use. Trimmed segments have no pages."""
 
     segment: SharedSegment
     free: FreeList
@@ -79,7 +79,7 @@ class _Own:
 
 @dataclass(eq=False)
 class Room:
-    """Reserved room for ``nbytes`` at ``offset`` of one of this rank's segments; by default a reservation of nothing.
+    """Reserved room for ``nbytes`` at ``offset`` of one of this rank's segments; by default 0 bytes.
 
     ``segment`` is None if a new segment is needed. ``idle`` lists segments of this rank that can be unmapped.
     """
@@ -323,7 +323,7 @@ class SharedArena:
         self._registered.clear()
         if not self._is_open or not self.shares_memory:
             return
-        self._gather(None, _CLOSING)  # ranks may still read packed messages before
+        self._gather(None, _CLOSING)  # until here, other ranks may read packed messages
         self._is_open = False
         self._release_plans()
         unused = [number for number, own in self._own.items() if own.free.is_whole]

@@ -174,7 +174,7 @@ class HostMemory:
 def as_ndarray(array: object, name: str = "array") -> Any:
     """View another library's array on the host as a NumPy array; return anything else as it is.
 
-    Raises `FieldError`, which names the argument, if the array does not show its memory.
+    Raises `FieldError`, which names the argument, if the array does not expose its memory.
     """
     if isinstance(array, np.ndarray):
         return array

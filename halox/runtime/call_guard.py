@@ -148,7 +148,7 @@ def close_collected() -> None:
 
 
 def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make a collective method refuse a second thread; for objects with a ``_world``."""
+    """Decorate a collective method to raise `StateError` in a second thread; for objects with a ``_world``."""
 
     @wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

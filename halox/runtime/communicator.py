@@ -180,7 +180,7 @@ class Communicator:
         ranks: Ranks,
         requests: Sequence[MPI.Request] = (),
     ) -> None:
-        """Wait for a step of all ranks. After an error no further call is possible, and ``requests`` stay alive."""
+        """Wait for a step of all ranks. After an error no further call is possible, and ``requests`` are kept alive."""
         try:
             self.waiter.until(ready, what, ranks)
         except BaseException as error:

@@ -26,8 +26,8 @@ class Context:
 
     ``arena`` is host memory that the ranks of the node share. ``device_arena`` is memory of this rank's GPU that the
     other ranks of the node can map. ``events`` are interprocess events, for which the streams of these ranks can wait.
-    Both are None until the GPU of this rank is known. ``topology`` lists the GPUs of all ranks; it is None until any
-    rank makes a plan or reduction for a GPU.
+    ``device_arena`` and ``events`` are None until the GPU of this rank is known. ``topology`` lists the GPUs of all
+    ranks; it is None until any rank makes a plan or reduction for a GPU.
     """
 
     def __init__(self, world: World) -> None:
@@ -45,7 +45,7 @@ class Context:
         """Locate arrays in the shared memory of a second context too, while a plan is constructed.
 
         Both contexts have the same ranks in the same order, and all ranks enter the block. The plan must be closed
-        before ``other`` is.
+        before the context ``other``.
         """
         self._arenas = (self.arena, other.arena)
         try:

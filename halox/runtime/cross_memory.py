@@ -1,7 +1,7 @@
 """Copies between processes of one machine by ``process_vm_readv`` and ``process_vm_writev``.
 
-Whether the kernel permits such a copy depends on both processes: on their users, on Yama's ``ptrace_scope``, on
-container filters, and on their PID namespaces. So the survey tries a copy between every two ranks of a node.
+The kernel permits or refuses a copy according to both processes: their users, Yama's ``ptrace_scope``, container
+filters, and their PID namespaces. So the survey tries a copy between every two ranks of a node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Callbacks before MPI is finalized, in which halox releases its MPI objects."""
+"""Callbacks before MPI is finalized; halox releases its MPI objects in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def before_finalize(mpi: ModuleType, call: Callable[[], None]) -> None:
 
 @cache
 def _watch(mpi: ModuleType) -> None:
-    """Attach the callbacks to COMM_SELF: MPI_Finalize first deletes its attributes."""
+    """Attach the callbacks to COMM_SELF: MPI_Finalize first deletes the attributes of COMM_SELF."""
 
     def finalized(comm: object, keyval: int, value: object) -> None:
         for call in _calls:

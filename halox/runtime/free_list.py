@@ -16,7 +16,7 @@ class FreeList:
         return self._ranges == [(0, self._nbytes)]
 
     def take(self, nbytes: int) -> int | None:
-        """Take bytes from the smallest range that is large enough, and return their offset; None if no range is."""
+        """Take bytes from the smallest sufficient range; return their offset, or None if all ranges are too small."""
         fitting = [(length, offset) for offset, length in self._ranges if nbytes <= length]
         if not fitting:
             return None

@@ -26,7 +26,7 @@ _LINE_BYTES = (
 
 
 class GatheredValues:
-    """Arrays of all ranks, of one dtype and length; local to make.
+    """Arrays of all ranks, of one dtype and length. Construction is local.
 
     ``meaning`` describes the values and must be equal on all ranks; its ``repr`` must not depend on the process.
     `gather` is collective and blocks.

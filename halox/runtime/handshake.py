@@ -14,7 +14,7 @@ class Participant(Protocol):
     """Part of one rank in the object under construction."""
 
     def abandon(self) -> None:
-        """Release its resources, after an error that was raised on all ranks."""
+        """Release the resources of this part, after an error that all ranks have raised."""
 
 
 Mine = TypeVar("Mine", bound=Participant)

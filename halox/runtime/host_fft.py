@@ -30,7 +30,7 @@ class HostTransforms:
     """
 
     scales = True  # transforms apply a norm at no cost
-    turns = False  # contiguous lines do not pay for a transpose with permuted axes
+    turns = False  # intermediate stages need not store transformed axes innermost
 
     def begin(self) -> None:
         """Begin a call: nothing to do on the host."""

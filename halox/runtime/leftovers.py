@@ -32,11 +32,11 @@ class Closable(Protocol):
     """Memory that `close` releases."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the memory."""
 
 
 class Shared(Protocol):
-    """Part of a plan with memory that other ranks access, such as a channel."""
+    """Part of a plan with memory that other ranks access, for example a channel."""
 
     @property
     def has_ended(self) -> bool:

@@ -5,7 +5,7 @@ ranks that lack either.
 
 References ---------- rdma-core's manual pages mlx5dv_open_device(3), mlx5dv_create_mkey(3), mlx5dv_create_qp(3),
 mlx5dv_wr_post(3), ibv_reg_mr(3) and ibv_modify_qp(3). The values of flags are copied from rdma-core's headers, where
-they never change; in pyverbs they move between modules.
+they never change; pyverbs moves them between its modules.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Adapter:
         return self.verbs.MR(self.pd, length=nbytes, access=ACCESS, address=address)
 
     def register_dmabuf(self, descriptor: int, nbytes: int, offset: int) -> Any:
-        """Register GPU memory from an offset in a dmabuf; addresses in keys count from the registered start."""
+        """Register GPU memory from an offset in a dmabuf; addresses in keys count from the dmabuf's start."""
         return self.verbs.DmaBufMR(self.pd, nbytes, ACCESS, dmabuf=descriptor, offset=offset)
 
     def make_key(self, entries: int) -> Any:
