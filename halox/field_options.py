@@ -1,4 +1,4 @@
-"""Options of a field that is allocated or declared."""
+"""Options of allocated or declared fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halox.values import LARGEST, as_entries, as_int, shown
 
 
 class FieldOptions(TypedDict, total=False):
-    """Options of `halox.Grid.zeros`; see there."""
+    """Keyword options of `halox.Grid.zeros`, which documents them."""
 
     components: int | Sequence[int]
     components_after: int | Sequence[int]
@@ -30,7 +30,7 @@ OPTIONS = tuple(FieldOptions.__annotations__)
 
 
 def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
-    """Return the layout that options describe; omitted options are those of a plain field of the grid.
+    """Return the layout that options describe; the defaults are the options of a plain field of the grid.
 
     Raises `FieldError` if an option is unknown or invalid, and `DecompositionError` if the halo is invalid.
     """
@@ -93,7 +93,7 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
     """Return a fixed-size dtype; raises `FieldError` if it holds objects, has no size, or is not a dtype."""
     try:
         found: DType = np.dtype(dtype)
-    except Exception as error:  # NumPy raises several types, an object may raise any
+    except Exception as error:  # NumPy raises several types; an object may raise any type
         hint = "; a field has the grid's shape, and the dtype comes first, as in grid.zeros('f8')"
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype that NumPy knows{hint * isinstance(dtype, int | tuple)}"

@@ -1,4 +1,4 @@
-"""Tables as lines of text, and as HTML for notebooks."""
+"""Tables as plain text, and as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
-    """Return names and values as an HTML table, without values that are None."""
+    """Return names and values as an HTML table; entries with the value None are omitted."""
     shown = {name: value for name, value in facts.items() if value is not None}
     return html_table(title, (), [(name, str(value)) for name, value in shown.items()])
 

@@ -1,1 +1,1 @@
-"""Ranks and what they share: waits with a limit, status in shared memory, communicators kept for the next grid."""
+"""Runtime of the ranks: waits with a time limit, status in shared memory, reusable communicators."""

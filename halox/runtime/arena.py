@@ -1,11 +1,12 @@
 """Memory that the ranks of a node share, allocated in blocks.
 
-Blocks are in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map: fields that
-a grid allocates, and staging memory of plans. Releases are local, at another time on every rank; so allocation asks
-all ranks of the node whether each has room, and those that have none make a segment.
+A segment is a POSIX shared-memory object. One rank creates it, and all ranks of the node map it. Its blocks hold the
+fields that a grid allocates and the staging memory of plans. A release is local, and each rank may release at a
+different time. An allocation therefore asks all ranks of the node whether they have room, and the ranks without room
+create a segment.
 
-The segments belong to a communicator and serve all grids made on it, one after the other. Free ones are unmapped when
-a grid is closed; fields that outlive their grid return their pages when the last view is gone.
+The segments belong to a communicator and serve all grids made on it, one after the other. Closing a grid unmaps the
+free segments. A field that outlives its grid returns its pages to the system when its last view is deleted.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _CLOSING = "a collective close"
 
 
 class SegmentKey(NamedTuple):
-    """Number of a segment among those of its rank, and that rank's place on the node.
+    """Identity of a segment: its number among the segments of one rank, and the index of this rank on the node.
 
-    ``arena`` is the number of its arena among those of `Context.locate`.
+    ``arena`` is the index of the arena in the context that located the segment (`Context.locate`).
     """
 
     number: int
@@ -54,7 +55,7 @@ HostPlace: TypeAlias = Place[SegmentKey]
 """Place of a block."""
 
 Wishes: TypeAlias = tuple[bool, Sequence[int]]
-"""Whether a rank needs a new segment, and which of its segments are to be unmapped."""
+"""Whether a rank needs a new segment, and the numbers of its segments that all ranks should unmap."""
 
 
 @dataclass(eq=False)
@@ -68,7 +69,7 @@ class Block:
 
 @dataclass(eq=False)
 class _Own:
-    """A segment that this rank has made; ``idle`` counts allocations since its last use, ``trim`` returns its pages."""
+    """A segment of this rank; ``idle`` counts the allocations since its last use. Trimmed segments have no pages."""
 
     segment: SharedSegment
     free: FreeList
@@ -78,9 +79,9 @@ class _Own:
 
 @dataclass(eq=False)
 class Room:
-    """Room for ``nbytes`` at ``offset`` of an own segment, None where a new one is needed; for no block by default.
+    """Reserved room for ``nbytes`` at ``offset`` of one of this rank's segments; by default 0 bytes.
 
-    ``idle`` are own segments to be unmapped.
+    ``segment`` is None if a new segment is needed. ``idle`` lists segments of this rank that can be unmapped.
     """
 
     nbytes: int = 0
@@ -96,12 +97,12 @@ class Room:
 
     @property
     def wishes(self) -> Wishes | None:
-        """Steps that the ranks of the node are to take together; None for none."""
+        """Requests of this rank that need all ranks of the node; None if it has no request."""
         return (self.needs_segment, self.idle) if self.needs_segment or self.idle else None
 
 
 def arena_of(world: World) -> SharedArena:
-    """Return the shared memory of a world's communicator, made at the first use; local."""
+    """Return the shared memory of a world's communicator, created at the first use; local."""
     arena: SharedArena | None = world.ranks.kept.get("arena")
     if arena is None:
         arena = world.ranks.kept["arena"] = SharedArena(world)
@@ -128,14 +129,14 @@ class SharedArena:
         self.open(world)
 
     def open(self, world: World) -> None:
-        """Serve another world of the same communicator; local, once the last one is closed on all ranks."""
+        """Serve the next world of the same communicator; local. The previous world must be closed on all ranks."""
         if self._world is not None and self._world() is world:
             return
         self._world = weakref.ref(world)
         self._release_plans()
         self._is_open = True
         self.shares_memory = world.shares_memory
-        # A field's finalizer keeps the arena, which must not keep the world.
+        # A field's finalizer references the arena, so the arena must not reference the world.
         self._gather: Callable[[object, str], list[Any]] = world.ranks.gather_node
 
     @property
@@ -144,9 +145,9 @@ class SharedArena:
         return len(self._own)
 
     def allocate(self, nbytes: int, *, is_field: bool = False) -> Block | None:
-        """Return shared memory with undefined contents, of any size on each rank; collective over those of the node.
+        """Return uninitialized shared memory, of any size on each rank; collective over the ranks of the node.
 
-        None on all of them if the node's shared memory is too small, or there is only one rank.
+        Returns None on all ranks of the node if shared memory is too small, or if the node has only one rank.
         """
         if not self.shares_memory:
             return None
@@ -154,7 +155,7 @@ class SharedArena:
         return self.take(room, self._gather(room.wishes, _ALLOCATING), is_field=is_field)
 
     def reserve(self, nbytes: int) -> Room:
-        """Find room for a block, for `take` once all ranks of the node have met, or for `cancel`; local."""
+        """Reserve room for a block; local. Pass the room to `take` after the gather of the node, or to `cancel`."""
         rounded = rounded_up(max(nbytes, 1), _GRANULE)
         self._sweep()
         for own in self._own.values():
@@ -171,9 +172,10 @@ class SharedArena:
     def take(
         self, room: Room, said: Sequence[Wishes | None], *, is_field: bool = False
     ) -> Block | None:
-        """Take a block, by the wishes of all ranks of the node; None as of `allocate`, or if the room is for none.
+        """Take the reserved block, after the requests of all ranks of the node have been gathered.
 
-        Collective over the ranks of the node if any of them has wishes, and local otherwise.
+        ``said`` holds these requests. Collective over the ranks of the node if any rank has a request, and local
+        otherwise. Returns None in the cases of `allocate`, and if nothing was reserved.
         """
         for node_rank, wishes in enumerate(said):
             self._drop(node_rank, wishes[1] if wishes else ())
@@ -196,10 +198,11 @@ class SharedArena:
         return block
 
     def _find(self, nbytes: int) -> tuple[int, int] | None:
-        """Take room in the smallest own segment that has it, and its pages if they were returned to the system."""
+        """Take room in this rank's smallest segment that has enough; populate its pages if they were trimmed."""
         by_size = sorted(self._own.items(), key=lambda item: (item[1].segment.nbytes, item[0]))
         for number, own in by_size:
-            # Not one that is far too large: a plan's flags must not hold a field's memory.
+            # Skip a free segment that is far too large: the flags of a plan must not keep the memory of a field
+            # allocated.
             if own.free.is_whole and own.segment.nbytes > 4 * max(nbytes, _LAST_CHUNK):
                 continue
             offset = own.free.take(nbytes)
@@ -216,7 +219,7 @@ class SharedArena:
         return None
 
     def _idle(self) -> list[int]:
-        """Return the large segments of this rank that nothing has used for a while."""
+        """Return the large segments of this rank that have been unused for many allocations."""
         return [
             number
             for number, own in self._own.items()
@@ -226,7 +229,7 @@ class SharedArena:
         ]
 
     def _make(self, nbytes: int) -> int | None:
-        """Make a segment on each rank that needs one, and map those of the others; None if one fails anywhere."""
+        """Create a segment on each rank that needs one, and map the new segments; None if any rank fails."""
         number, self._next = self._next, self._next + 1
         name, segment = "", None
         if nbytes:
@@ -259,14 +262,14 @@ class SharedArena:
         return number
 
     def release(self, block: Block) -> None:
-        """Release a block, for use again once every rank of the node has entered an allocation; local."""
-        # May run in the middle of anything, where an array is collected.
+        """Release a block; local. It is reused when every rank of the node has entered the next allocation."""
+        # A finalizer calls this at an arbitrary point, when the garbage collector frees an array.
         self._released.append(block.number)
         if not self._is_open:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Put released blocks back where they were taken."""
+        """Return the released blocks to the free lists of their segments."""
         if self._is_sweeping:
             return
         self._is_sweeping = True
@@ -282,9 +285,9 @@ class SharedArena:
         self._is_sweeping = False
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Return an array of a block that is released with its last view; local."""
-        # NumPy makes this the base of every view, so that it lives as long as any of them. Its own base must
-        # not be an array: NumPy would then pass over it, to the array at the end of the chain.
+        """Return an array in a block; deleting the last view releases the block. Local."""
+        # NumPy makes ``root`` the base of every view, so ``root`` lives as long as any view. The base of ``root`` must
+        # not be an array: NumPy would then use that array as the base of the views.
         nbytes = len(block.memory)
         raw: Any = (ctypes.c_char * nbytes).from_address(block.memory.ctypes.data)
         root: Bytes = np.ndarray((nbytes,), np.uint8, buffer=raw)
@@ -305,7 +308,7 @@ class SharedArena:
         return self._segments[place.segment].memory[place.offset :]
 
     def device_pointer(self, place: HostPlace) -> int:
-        """Return the GPU's address of a place, page-locking its segment at the first use."""
+        """Return the device address of a place; page-lock its segment at the first use."""
         key = place.segment
         if key not in self._registered:
             from halox.runtime.gpu.memory import register
@@ -314,13 +317,13 @@ class SharedArena:
         return int(self._registered[key].device_pointer) + place.offset
 
     def close(self) -> None:
-        """Return to the system what no field needs any more; collective over the ranks of the node."""
+        """Return the segments without fields to the system; collective over the ranks of the node."""
         for registration in self._registered.values():
             registration.close()
         self._registered.clear()
         if not self._is_open or not self.shares_memory:
             return
-        self._gather(None, _CLOSING)  # until then ranks may read what others have packed for them
+        self._gather(None, _CLOSING)  # until here, other ranks may read packed messages
         self._is_open = False
         self._release_plans()
         unused = [number for number, own in self._own.items() if own.free.is_whole]
@@ -328,13 +331,13 @@ class SharedArena:
             self._drop(node_rank, dropped)
 
     def _release_plans(self) -> None:
-        """Release all blocks but fields': plans whose making failed, or that failed later, have no other end."""
-        used = self._used.copy()  # fields may be collected meanwhile
+        """Release all blocks except the fields'. Plans that failed, at construction or later, do not release theirs."""
+        used = self._used.copy()  # the garbage collector may free fields meanwhile
         self._released.extend(key for key, (*_, is_field) in used.items() if not is_field)
         self._sweep()
 
     def _drop(self, node_rank: int, numbers: Sequence[int]) -> None:
-        """Unmap segments of a rank, which it does not use any more."""
+        """Unmap segments that their rank no longer uses."""
         for number in numbers:
             self._segments.pop(SegmentKey(number, node_rank), None)
             if node_rank == self.node_rank:

@@ -1,4 +1,4 @@
-"""Types of arrays and of memory that CuPy makes, which has no annotations itself; for type checkers alone."""
+"""Types of CuPy's arrays and memory for type checkers, since CuPy has no annotations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class XArray(Protocol):
 
 
 class CupyMemory(Protocol):
-    """Memory that CuPy has allocated: the address of its first byte, and its bytes."""
+    """Memory that CuPy has allocated: the address of its first byte, and its size in bytes."""
 
     ptr: int
     size: int
@@ -55,14 +55,14 @@ class CupyPointer(Protocol):
     device_id: int
 
     def copy_from_device_async(self, source: CupyPointer, nbytes: int, /) -> None:
-        """Copy bytes of a GPU to here, on the current stream."""
+        """Copy bytes from device memory to this pointer, on the current stream."""
 
     def memset_async(self, value: int, nbytes: int, /) -> None:
         """Set bytes on the current stream."""
 
 
 class CupyFlags(Protocol):
-    """Flags of an array of CuPy: whether its elements are one run in C order, or in C or Fortran order."""
+    """Flags of a CuPy array: contiguous in C order; contiguous in C or Fortran order."""
 
     c_contiguous: bool
     forc: bool
@@ -91,7 +91,7 @@ class CupyArray(XArray, Protocol):
         """Set all elements."""
 
     def set(self, values: Array, /) -> None:
-        """Copy from an array of the host, of the same shape and dtype."""
+        """Copy from a host array of the same shape and dtype."""
 
     def copy(self, order: str = "C") -> CupyArray:
         """Copy on the GPU."""
@@ -133,4 +133,4 @@ class CudaInterface(TypedDict, total=False):
 
 
 Field: TypeAlias = Array | CupyArray
-"""Array of a grid's own kind: NumPy's on the host, CuPy's on a GPU."""
+"""Array as a grid allocates it: NumPy on the host, CuPy on a GPU."""

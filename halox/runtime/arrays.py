@@ -1,4 +1,4 @@
-"""Address, layout and place of arrays, on the host or on a GPU, without importing a GPU package."""
+"""Address, layout and device of arrays, on the host or on a GPU, without importing a GPU package."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ T = TypeVar("T")
 WORDS: dict[int, DType] = {
     np.dtype(t).itemsize: np.dtype(t) for t in ("c16", "u8", "u4", "u2", "u1")
 }
-"""The dtype of a word by its bytes."""
+"""The dtype of a word, by its size in bytes."""
 
 MOST_AXES = 64
-"""Axes that a NumPy array has at most."""
+"""Largest number of axes of a NumPy array."""
 
 MOST_BYTES = 1 << 56
-"""Bytes that a process can address at most."""
+"""Largest number of bytes that a process can address."""
 
 _Byte = ctypes.c_char
 
-# Candidates tried before two interleaved arrays are taken to share memory.
+# Work limit of numpy.shares_memory for interleaved arrays; above it the answer is unknown.
 _MOST_WORK: Any = 1 << 20
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Described:
-    """Address of an array's element [0, ..., 0], its layout (strides in bytes), and its GPU, None on the host."""
+    """Address of an array's element [0, ..., 0], layout (strides in bytes), and GPU number (None on the host)."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -59,16 +59,16 @@ class Described:
         return f"{self.dtype}{list(self.shape)}"
 
     def borrowed(self) -> HostArray:
-        """Borrow the memory of the array alone; on the host."""
+        """Borrow the memory of this host array alone, without the array that it is a view of."""
         before, behind = span(self.shape, self.strides, self.dtype.itemsize)
         return HostArray(memory_at(self.pointer - before, before + behind), before, self.pointer)
 
 
 def check_extents(shape: tuple[int, ...], itemsize: int, what: str, remedy: str) -> None:
-    """Raise `FieldError` for an array that no machine holds, before its bytes are counted in 64 bits."""
+    """Raise `FieldError` for an impossibly large array, before its size in bytes overflows 64 bits."""
     needs = f"{len(shape)} axes" if len(shape) > MOST_AXES else ""
     if not needs:
-        nbytes = prod(max(n, 1) for n in shape) * itemsize  # NumPy counts them so, too
+        nbytes = prod(max(n, 1) for n in shape) * itemsize  # NumPy counts the bytes in the same way
         if nbytes > MOST_BYTES:
             needs = f"at least 2**{nbytes.bit_length() - 1} bytes"
     if needs:
@@ -81,9 +81,9 @@ def check_extents(shape: tuple[int, ...], itemsize: int, what: str, remedy: str)
 def describe(array: object, name: str = "array") -> Described:
     """Describe an array of NumPy or CuPy, or anything with DLPack or ``__cuda_array_interface__``.
 
-    Raises `FieldError`, which names the argument, if ``array`` is none of these, its dtype has no fixed size, or it
-    raises when asked for its memory. Element types that NumPy does not have, such as bfloat16, are opaque bytes
-    (``V2``). An array with DLPack of before version 1.0 alone counts as read-only.
+    Raises `FieldError`, which names the argument, if ``array`` is not such an object, its dtype has no fixed size, or
+    it raises when asked for its memory. Element types that NumPy does not have, such as bfloat16, are opaque bytes
+    (``V2``). An array that offers only DLPack older than version 1.0 counts as read-only.
     """
     if type(array) is np.ndarray and not array.dtype.hasobject:
         flags = array.flags
@@ -120,7 +120,7 @@ def describe(array: object, name: str = "array") -> Described:
         found = Described(pointer, array.shape, array.strides, array.dtype, None, writable)
     except HaloxError:
         raise
-    except Exception as error:  # the code of any library
+    except Exception as error:  # this runs code of any library
         raise dlpack.refused(name, error) from error
     if found.dtype.hasobject:
         raise FieldError(
@@ -130,7 +130,7 @@ def describe(array: object, name: str = "array") -> Described:
 
 
 def _on_gpu(array: object, name: str) -> Described:
-    """Describe an array of another library than CuPy, which need not be there."""
+    """Describe a GPU array of a library other than CuPy; does not need CuPy."""
     interface = _cuda_interface(array)
     if interface is None:
         pointer, shape, strides, dtype, writable = dlpack.shown(array, name)
@@ -143,7 +143,7 @@ def _on_gpu(array: object, name: str) -> Described:
         pointer, read_only = interface["data"]
         writable = not read_only
     kind, device = dlpack.device_of(array, name) or (dlpack.MANAGED, 0)
-    if kind == dlpack.MANAGED and pointer:  # the driver knows for all
+    if kind == dlpack.MANAGED and pointer:  # the driver knows the device of any pointer
         device = memory_kind(pointer).device or 0
     return Described(int(pointer), shape, strides, dtype, device, writable)
 
@@ -153,12 +153,12 @@ def _cuda_interface(array: object) -> CudaInterface | None:
         return getattr(array, "__cuda_array_interface__", None)
     except Exception:  # PyTorch's raises several kinds
         if hasattr(type(array), "__dlpack__"):
-            return None  # and that says why, or takes more types
+            return None  # __dlpack__ gives the reason, or accepts more types
         raise
 
 
 class HostMemory:
-    """Host memory by address, for `numpy.asarray`; keeps its owner alive."""
+    """Host memory at an address, for `numpy.asarray`; keeps its owner alive."""
 
     def __init__(self, owner: object, shown: dlpack.Shown) -> None:
         self.base = owner
@@ -174,7 +174,7 @@ class HostMemory:
 def as_ndarray(array: object, name: str = "array") -> Any:
     """View another library's array on the host as a NumPy array; return anything else as it is.
 
-    Raises `FieldError`, which names the argument, if the array does not show its memory.
+    Raises `FieldError`, which names the argument, if the array does not expose its memory.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -185,7 +185,7 @@ def as_ndarray(array: object, name: str = "array") -> Any:
 
 
 def scalar_array(value: object, dtype: DType) -> Array:
-    """Return a scalar as an array of shape (): NumPy's in their own dtype, Python's in the given one.
+    """Return a scalar as an array of shape (): NumPy scalars keep their dtype, Python scalars get the given dtype.
 
     Raises `FieldError` if the dtype cannot hold the value.
     """
@@ -205,22 +205,23 @@ def scalar_array(value: object, dtype: DType) -> Array:
 
 
 def owner(array: T) -> T | Array:
-    """Return the array at the end of a chain of views: the one whose life is that of the memory."""
+    """Return the array at the end of a chain of views, which owns the memory."""
     root: T | Array
     root, base = array, getattr(array, "base", None)
     while base is not None:
         if isinstance(base, (np.ndarray, type(array))):
             root = base
-        # as_strided() leaves an object between the arrays that has a base itself.
+        # as_strided() puts an object that is not an array between the view and its base.
         base = getattr(base, "base", None)
     return root
 
 
 class HostArray(NamedTuple):
-    """Memory of a host array, borrowed: references must not outlive its owner.
+    """Borrowed memory of a host array: references to it must not outlive the owner.
 
-    ``memory`` is all bytes of the array that owns it; ``origin`` is the index in them of the element [0, ..., 0], and
-    ``pointer`` the address of that. ``owner`` returns the array that owns it, while that lives.
+    ``memory`` is the memory of the owning array. ``origin`` is the index in ``memory`` of the element [0, ..., 0] of
+    the borrowed array, and ``pointer`` is the address of this element. ``owner()`` returns the owning array, or None
+    once it was freed.
     """
 
     memory: memoryview
@@ -230,12 +231,12 @@ class HostArray(NamedTuple):
 
     @property
     def reach(self) -> tuple[int, int]:
-        """First byte of the memory, and the one behind its last, counted from the element [0, ..., 0]."""
+        """Half-open range of the memory's bytes, relative to the element [0, ..., 0]."""
         return -self.origin, len(self.memory) - self.origin
 
 
 def borrow(array: object) -> HostArray:
-    """Borrow the memory of a host array, and of the array that it is a view of; `FieldError` if it is none."""
+    """Borrow the memory of a host array and of the array that it views; `FieldError` if it is not a host array."""
     array = as_ndarray(array)
     if not isinstance(array, np.ndarray):
         raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
@@ -252,17 +253,17 @@ def borrow(array: object) -> HostArray:
 
 
 def address_of(memory: memoryview) -> int:
-    """Return the address of writable bytes of the host, 0 where there are none."""
+    """Return the address of writable host bytes, 0 if ``memory`` is empty."""
     return 0 if not len(memory) else ctypes.addressof(_Byte.from_buffer(memory))
 
 
 def memory_at(address: int, nbytes: int) -> memoryview:
-    """Return bytes of the host by their address."""
+    """Return a view of host bytes at an address."""
     return memoryview((_Byte * nbytes).from_address(address))
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Return the bytes of an array's memory before its element [0, ..., 0], and from there on."""
+    """Return the number of bytes of an array's memory before its element [0, ..., 0], and from that element on."""
     if 0 in shape:
         return 0, 0
     reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
@@ -271,9 +272,9 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
 
 
 def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
-    """Whether some byte belongs to elements of both arrays; ``unsure`` where that is too hard to tell.
+    """Return whether two arrays share any byte of their elements; return ``unsure`` if this is too hard to decide.
 
-    Looks at addresses only, so that arrays on a GPU will do.
+    Uses addresses only, so arrays on a GPU are accepted.
     """
     if a.device != b.device:
         return False
@@ -289,7 +290,7 @@ def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
 
 
 def check_elements_apart(found: Described, name: str) -> None:
-    """Raise an error if elements of an array that is written share memory, as those of a broadcast array do."""
+    """Raise `FieldError` if elements of an output array share memory, as in a broadcast array."""
     blocks = StridedBlocks.canonical(0, found.shape, found.strides, found.dtype.itemsize)
     if blocks.overlaps and (0 in blocks.strides or blocks.block_list().overlaps):
         raise FieldError(
@@ -299,7 +300,7 @@ def check_elements_apart(found: Described, name: str) -> None:
 
 
 def _shell(found: Described) -> Array:
-    """Return an array with the addresses of another one; its elements must not be looked at."""
+    """Return a NumPy array with the addresses of the described array; its elements must not be accessed."""
     memory, origin, *_ = found.borrowed()
     return np.ndarray(found.shape, f"V{found.dtype.itemsize}", memory, origin, found.strides)
 

@@ -1,7 +1,7 @@
-"""Refusal of collective calls that two threads make at once.
+"""Guard against collective calls from two threads at once.
 
-An interpreter with a global lock switches threads between calls and at the ends of loops, not within a test and the
-assignment that follows it: so no lock is needed where nothing is called in between.
+An interpreter with a global lock switches threads only at calls and at the ends of loops. It does not switch between a
+test and the assignment that follows it. So this code needs no lock if it makes no call between the two.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ S = TypeVar("S", bound=_Guarded)
 
 
 class _LateClose:
-    """Close of a collected object, called when this is dropped: an error is none of a call, but of a finalizer.
+    """Deferred close of a collected object, run by ``__del__``.
 
-    Not at exit, when MPI and CUDA may be gone.
+    Errors surface as finalizer warnings, never in the interrupted call. Does nothing at interpreter exit, when MPI and
+    CUDA may already be finalized.
     """
 
     def __init__(self, close: Callable[[], object]) -> None:
@@ -47,18 +48,19 @@ class _LateClose:
 
 
 _waiting: deque[tuple[CallGuard, _LateClose]] = deque()
-"""Closes put off, with their guards; of the process, since a guard's owner may be collected as well."""
+"""Deferred closes with their guards; one queue per process, since the owner of a guard may be collected too."""
 
 
 class CallGuard:
     """Mark of the thread that is inside a collective call of an object.
 
-    ``with guard:`` refuses other threads with a `StateError` and admits calls made within it. Hot paths set `user` by
-    themselves, and back to 0 at the end; it is negative once the object is closed.
+    ``with guard:`` raises `StateError` in other threads and admits nested calls of the same thread. Hot paths set
+    `user` directly and reset it to 0 at the end. `user` is negative once the object is closed.
 
-    A call that ends on this rank alone, by a time-out, an interruption or a fault, leaves the ranks apart: the guard
-    then ends all calls on the communicator of ``watch``, which is None for a rank alone. ``has_begun`` says that the
-    call has been counted; an error before concerns nobody else.
+    A call may end on this rank alone, by a timeout, an interrupt or an unexpected error; the ranks are then out of
+    step. The guard then disables all further calls on the communicator of ``watch``. ``watch`` is None on a
+    communicator of one rank. ``has_begun`` says that the call has been counted; an earlier error does not affect the
+    other ranks.
     """
 
     __slots__ = ("_depth", "_idle", "has_begun", "user", "watch")
@@ -70,7 +72,7 @@ class CallGuard:
         self.watch: CallWatch | None = None
 
     def __enter__(self) -> None:
-        """Mark this thread, or raise `StateError` if another one is inside."""
+        """Mark this thread, or raise `StateError` if another thread is inside."""
         me = get_ident()
         if self.user > 0:
             if self.user != me:
@@ -81,7 +83,7 @@ class CallGuard:
         self.user = me
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        """Admit others."""
+        """Admit other threads again; disable all calls after an error on this rank alone."""
         if self._depth:
             self._depth -= 1
         else:
@@ -92,27 +94,27 @@ class CallGuard:
                 close_collected()
 
     def fail(self, error: BaseException) -> None:
-        """End all calls after an error of a collective call, unless the ranks have raised it together."""
+        """Disable all further calls after an error in a collective call, unless all ranks have raised it."""
         is_common = isinstance(error, HaloxError) and not isinstance(error, ExchangeTimeoutError)
         if self.watch is not None and not is_common:
             self.watch.fail(f"{type(error).__name__}: {error}")
             self.shut()
 
     def leave(self, error: BaseException) -> None:
-        """End a call of a hot path after an error, and all calls where it is this rank's alone."""
+        """End a call of a hot path after an error; disable all further calls if only this rank has raised it."""
         self.fail(error)
         self.user = self._idle
 
     def spoil(self) -> None:
-        """Keep the communicator from later objects, which messages of a failed exchange might reach."""
+        """Prevent reuse of the communicator, since late messages of a failed exchange could reach the next object."""
         if self.watch is not None:
             self.watch.is_spoiled = True
 
     def outside(self, close: Callable[[], object]) -> None:
-        """Close what has been collected: at once, or after the call that is under way, which it may disturb.
+        """Close a collected object: at once, or after the collective call in progress, which a close could disturb.
 
-        For finalizers, which run in the middle of anything. A call that sets `user` by itself leaves it to the next one
-        that does not.
+        For finalizers, which run at arbitrary points. Calls on hot paths, which set `user` directly, do not run
+        deferred closes; the next other call does.
         """
         if self.user > 0:
             _waiting.append((self, _LateClose(close)))
@@ -120,13 +122,13 @@ class CallGuard:
             close()
 
     def shut(self) -> None:
-        """Make hot paths, which look at `user` alone, take the checked path, where the object is found closed."""
+        """Mark the object as closed: hot paths test only `user`, and then take the slow path, which raises."""
         self._idle = -1
         if self.user <= 0:
             self.user = -1
 
     def refuse(self) -> NoReturn:
-        """Raise the error of a second thread."""
+        """Raise `StateError` in a second thread."""
         raise StateError(
             "another thread is inside a collective call of this grid, exchange, transpose or allreduce; make its calls "
             "one after the other, in the same order on all ranks, or use a grid for each thread"
@@ -134,11 +136,11 @@ class CallGuard:
 
 
 def close_collected() -> None:
-    """Close what has been collected in calls that have ended."""
+    """Run the deferred closes of calls that have ended."""
     for _ in range(len(_waiting)):
         try:
             guard, closing = _waiting.popleft()
-        except IndexError:  # of another thread, meanwhile
+        except IndexError:  # another thread has taken the last one
             return
         if guard.user > 0:
             _waiting.append((guard, closing))
@@ -146,7 +148,7 @@ def close_collected() -> None:
 
 
 def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make a collective method refuse a second thread; for objects with a ``_world``."""
+    """Decorate a collective method to raise `StateError` in a second thread; for objects with a ``_world``."""
 
     @wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -157,10 +159,10 @@ def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
 
 
 class Unique:
-    """Object of this process and its ranks: a copy would share what only one can use."""
+    """Object bound to this process and its ranks, which cannot be copied or pickled."""
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        """Refuse `copy`, `pickle`, and what stands on them."""
+        """Raise `StateError` for `copy`, `pickle` and everything based on them."""
         raise StateError(
             f"a {type(self).__name__} belongs to this process and its ranks, and cannot be copied or pickled; make "
             "another one with the same arguments (fields are arrays, which can)"
@@ -168,10 +170,10 @@ class Unique:
 
 
 class Closing(Unique):
-    """Context manager that closes itself at its end, unless an error is propagating: other ranks may not take part."""
+    """Context manager that closes itself on exit, except after an error, when the other ranks may not close."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free the resources of the object."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -179,18 +181,18 @@ class Closing(Unique):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it after a block without an error."""
+        """Close the object if the block has raised no error."""
         if kind is None:
             self.close()
 
 
 making = CallGuard()
-"""Of the making of communicators: two at once are taken for one another, or deadlock, in MPI."""
+"""Guard of communicator creation: MPI confuses two concurrent creations, or deadlocks."""
 
 
 @contextmanager
 def alone_in_making() -> Iterator[None]:
-    """Raise `StateError` if two threads make grids, exchanges or allreduces at once, on any communicators."""
+    """Raise `StateError` if two threads create grids, exchanges or allreduces at once, on any communicators."""
     if making.user:
         raise StateError(
             "another thread is making a grid, exchange or allreduce; make them one after the other, in the same order "

@@ -1,4 +1,4 @@
-"""Casts of values to the dtype of a field, which refuse to lose an imaginary part, a range, or characters."""
+"""Casts of values to a field's dtype; losing an imaginary part, overflow and truncated text are errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from halox.runtime.dlpack import Array, DType
 def cast(value: object, dtype: DType) -> Array:
     """Return a value as an array of a dtype, cast as `numpy.full` casts it.
 
-    The value is a scalar or an array on the host, or a tuple of the values of a structured dtype's fields. A float
-    becomes an integer by cutting off its fraction, and a wider float is rounded; any other loss is an error.
+    The value is a scalar or an array on the host, or a tuple of the values of a structured dtype's fields. Casting a
+    float to an integer truncates its fraction, and casting to a narrower float rounds. Any other loss is an error.
 
     Raises
     ------
     ValueError
-        If the dtype cannot hold the value; says why. NumPy raises errors of several other kinds.
+        If the dtype cannot hold the value; the text gives the reason. NumPy may raise errors of other types.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def cast(value: object, dtype: DType) -> Array:
         return _cast_fields(value, dtype)
     given = np.asarray(value)
     if given.dtype == object:
-        given = np.asarray(given.tolist())  # of numbers, an array of numbers
+        given = np.asarray(given.tolist())  # an object array of numbers becomes an array of numbers
     if given.dtype.names is not None:
         raise ValueError("it has fields, and the dtype has none")
     given = _as_numbers(given, dtype)
@@ -43,7 +43,7 @@ def cast(value: object, dtype: DType) -> Array:
 
 
 def _cast_fields(value: object, dtype: DType) -> Array:
-    """Cast the values of a structured dtype's fields one by one; a number is the value of all."""
+    """Cast the values of a structured dtype's fields one by one; a plain number is used for all fields."""
     assert dtype.names is not None
     if isinstance(value, tuple):
         shape, parts = (), list(value)
@@ -63,7 +63,7 @@ def _cast_fields(value: object, dtype: DType) -> Array:
 
 
 def _as_numbers(given: Array, dtype: DType) -> Array:
-    """Return values whose cast to a dtype of numbers can be checked; complex ones as real ones where they are."""
+    """Convert values so that their cast to a numeric dtype can be checked; drop imaginary parts of zero."""
     if dtype.kind not in "iufcmM":
         return given
     if given.dtype.kind in "mM" and dtype.kind in "iufc":
@@ -80,12 +80,12 @@ def _as_numbers(given: Array, dtype: DType) -> Array:
 
 
 def _check_kept(given: Array, found: Array) -> None:
-    """Raise ValueError if values have changed in their cast by more than a fraction, or by rounding."""
+    """Raise ValueError if the cast has changed values by more than truncation of a fraction or rounding."""
     kind, dtype = given.dtype.kind, found.dtype
     if dtype.kind in "iu" and kind in "iuf":
         limits = np.iinfo(dtype)
         low, high = limits.min, limits.max
-        if kind == "f":  # the largest integer may be no float, its successor is one
+        if kind == "f":  # the largest integer may be no float, but its successor is
             fits = (given >= np.float64(low)) & (given < np.float64(high) + 1)
         else:
             fits = (given >= low) & (given <= high)

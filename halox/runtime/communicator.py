@@ -1,10 +1,10 @@
-"""Private duplicates of users' communicators, and the agreement of their ranks.
+"""Private duplicates of users' communicators, with collective checks that all ranks make the same call.
 
-All that ranks tell one another on the host goes through `Communicator.gather`: in memory that the node's ranks share
-where all ranks are on one node, else by one nonblocking collective of MPI. Each record carries the call that its rank
-is in, so that ranks in different calls notice it, together, before anything else is read.
+All control messages between ranks go through `Communicator.gather`. If all ranks are on one node, it uses shared
+memory; otherwise it uses one nonblocking MPI collective. Each record names the collective call of its rank. Ranks in
+different calls therefore detect the mismatch together, before they read any other part of the records.
 
-A released communicator is kept for the next object on the same ranks (`halox.runtime.pool`).
+A released communicator is reused by the next object on the same ranks (`halox.runtime.pool`).
 """
 
 from __future__ import annotations
@@ -41,50 +41,50 @@ _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 MAKING = "the making of a communicator"
 
 HANDSHAKE, CELLS = range(2)
-"""Kinds of messages of calls: records of peers, and parts of whole arrays."""
+"""Kinds of messages inside calls: handshake records of peers, and parts of gathered or scattered arrays."""
 
 _CALL_TAGS, _FIRST_CALL_TAG = 4096, 16
 FIRST_PLAN_TAG = _FIRST_CALL_TAG + 2 * _CALL_TAGS
-"""Smallest tag of the messages of plans; all smaller ones belong to calls, or are a constant of their module."""
+"""Smallest tag of the messages of plans. Smaller tags belong to calls, or are constants of their modules."""
 
 VALUES = "values", None
-"""Stands for the object of a rank that gathers values."""
+"""Placeholder for the object of a rank that gathers values instead of objects."""
 
 Record = tuple[int, bytes]
 """Record of a rank: its kind, 0 for a pickled object, and the bytes."""
 
 UNFINISHED: list[object] = []
-"""Requests that have not completed, with memory in which MPI may read or write at any time: kept for good."""
+"""Incomplete requests and their buffers, kept for the life of the process: MPI may access the buffers at any time."""
 
 _left_to_mpi: list[bool] = []
-"""Not empty once MPI is being finalized, when communicators are MPI's to free."""
+"""Not empty once MPI is being finalized; then halox no longer frees communicators."""
 
 
 def leave_to_mpi() -> None:
-    """Leave the communicators to MPI, which is being finalized."""
+    """Stop freeing communicators, since MPI is being finalized."""
     _left_to_mpi.append(True)
 
 
 class Communicator:
-    """A duplicate of a user's communicator with all that its ranks share; see `World` for most attributes.
+    """A duplicate of a user's communicator, with the resources that its ranks share; `World` documents most attributes.
 
-    ``data_comm`` is ``comm`` itself where ranks gather in shared memory, and ``node_comm`` where there is one node.
-    `begin` precedes each use. Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank is missing after
-    ``limit_s`` seconds; 0 is no limit.
+    ``data_comm`` is ``comm`` itself if the ranks gather in shared memory. ``node_comm`` is ``comm`` itself if all ranks
+    are on one node. `begin` must precede each use. Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank
+    does not enter the constructor within ``limit_s`` seconds; 0 means no limit.
     """
 
     def __init__(self, mpi: ModuleType, parent: MPI.Intracomm, limit_s: float) -> None:
         self.mpi = mpi
         self.node_name = node_name()
         self.plans = 0
-        """Plans made so far: their numbers tell the messages of plans apart, also those of objects before."""
+        """Number of plans made so far, by all objects on this communicator; plan numbers distinguish messages."""
         self.kept: dict[str, Any] = {}
-        """Resources that serve all objects that use this communicator, one after the other."""
+        """Resources that all objects on this communicator use, one after the other."""
         self.waiter = Waiter(limit_s, True)
         self.comm: MPI.Intracomm = self._duplicate(parent)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.shares_memory = False
-        """Whether the ranks of this node, more than one, share memory."""
+        """Whether this node has several ranks, and they share memory."""
         blocks = {self.rank: Block(np.zeros(BLOCK_BYTES, np.uint8))}
         self.watch = CallWatch(mpi, self.comm, blocks, {})
         self._find_nodes()
@@ -95,7 +95,7 @@ class Communicator:
             self.data_comm = self._duplicate(self.comm)
         self.node_comm: MPI.Intracomm = self.comm
         if not self.is_one_node:
-            # Now, when all ranks are here: later only those of some nodes may want theirs.
+            # Split now, when all ranks take part: later, only the ranks of some nodes may need ``node_comm``.
             within: Any = self.comm.Split(self.nodes[self.rank], self.rank)
             self.node_comm = within
         self._spins = range(0 if self.crowded else SPINS)
@@ -113,7 +113,7 @@ class Communicator:
         return made
 
     def _find_nodes(self) -> None:
-        """Find out which ranks share memory, and name their node alike."""
+        """Group the ranks into nodes: ranks that share memory and have the same ``HALOX_NODE``."""
         name = f"rank {self.rank}" if self.node_name == "rank" else f"name {self.node_name}"
         cores = os.sched_getaffinity(0)
         own = _machine(), name, os.getpid(), _pid_space(), cores
@@ -128,12 +128,12 @@ class Communicator:
         on_node: dict[int, list[set[int]]] = {}
         for node, (*_, one) in zip(self.nodes, all_ranks, strict=True):
             on_node.setdefault(node, []).append(one)
-        # A launcher may have bound each rank to a core of its own.
+        # A launcher may have bound each rank to a separate core.
         self.crowded: bool = any(len(set().union(*c)) < len(c) for c in on_node.values())
         self._pids = {r: all_ranks[r][2] for r in mates if all_ranks[r][3] == own[3] is not None}
 
     def _share_status(self) -> None:
-        """Map the memory in which this node's ranks publish their status, if there is any."""
+        """Map the shared memory in which the ranks of this node publish their status, if shared memory works."""
         mates = list(self.node_ranks)
         segment, name = None, ""
         try:
@@ -168,7 +168,7 @@ class Communicator:
 
     @property
     def meets_in_memory(self) -> bool:
-        """Whether all ranks gather in memory that they share."""
+        """Whether all ranks gather through shared memory."""
         return self.shares_memory and len(self.node_ranks) == self.size
 
     # Waits
@@ -180,11 +180,11 @@ class Communicator:
         ranks: Ranks,
         requests: Sequence[MPI.Request] = (),
     ) -> None:
-        """Wait for a step of all ranks; a failure leaves them apart, and the buffers of requests to MPI."""
+        """Wait for a step of all ranks. After an error no further call is possible, and ``requests`` are kept alive."""
         try:
             self.waiter.until(ready, what, ranks)
         except BaseException as error:
-            if not isinstance(error, MismatchError):  # which the other ranks find as well
+            if not isinstance(error, MismatchError):  # the other ranks raise it too
                 self.watch.fail(f"{error}" or type(error).__name__)
             UNFINISHED.extend(requests)
             if isinstance(error, self.mpi.Exception):
@@ -192,7 +192,7 @@ class Communicator:
             raise
 
     def check(self) -> None:
-        """Raise `StateError` after a failed call, since the ranks may be in different places."""
+        """Raise `StateError` after a failed call, since the ranks may be out of step."""
         if self.watch.failed:
             raise StateError(
                 f"an earlier call has failed on rank {self.rank}, and the ranks may be out of step; make a new grid "
@@ -200,7 +200,7 @@ class Communicator:
             )
 
     def call_tag(self, kind: int) -> int:
-        """Return the tag of messages of the present call: no later call takes a message that comes late."""
+        """Return the message tag of the current call, so that a late message never matches a later call."""
         return _FIRST_CALL_TAG + kind * _CALL_TAGS + self.watch.number % _CALL_TAGS
 
     # Gathering
@@ -217,7 +217,7 @@ class Communicator:
         return self._gather(mine, doing)
 
     def gather_node(self, mine: object, doing: str) -> list[Any]:
-        """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
+        """Return an object of every rank of the node, in rank order; collective over them, needs shared memory."""
         self.check()
         return self._gather(mine, doing, is_of_node=True)
 
@@ -229,7 +229,7 @@ class Communicator:
         return objects(self.by_mpi(0, sent, doing))
 
     def read(self, slot: int, sent: bytes, doing: str) -> list[Record]:
-        """Read the records of a round; more rounds follow if an object is longer than a slot."""
+        """Read the records of a round; run more rounds if an object is longer than a slot."""
         blocks, heads, word = self.blocks, self.heads[slot], self.watch.word
         words = [found[0] for found in heads]
         sizes = [found[1] for found in heads]
@@ -251,9 +251,9 @@ class Communicator:
         return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
     def round(self, kind: int, size: int, part: bytes, doing: str) -> int:
-        """Publish a part of this rank's record, wait until all ranks of the node have, and return the slot.
+        """Publish a part of this rank's record, wait for the parts of all ranks of the node, and return the slot.
 
-        The slot stays as it is until this rank's next round. See `read` for its use.
+        The contents of the slot stay valid until the next round of this rank; `read` returns them.
         """
         own, blocks = self._own, self.blocks
         n = self._rounds = self._rounds + 1
@@ -275,7 +275,7 @@ class Communicator:
                     break
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
-        if self._first[ANY_FAILED]:  # the record of such a rank may be of an earlier call
+        if self._first[ANY_FAILED]:  # the record of a failed rank may belong to an earlier call
             self.watch.look_for_failed(())
         return slot
 
@@ -293,7 +293,7 @@ class Communicator:
         )
 
     def by_mpi(self, kind: int, sent: bytes, doing: str) -> list[Record]:
-        """Gather by one collective of records, and another one if an object is longer than a record."""
+        """Gather by one MPI collective of fixed-size records; by a second one too if an object exceeds a record."""
         record = np.zeros(_RECORD_BYTES, np.uint8)
         head = record[: _HEAD.itemsize].view(_HEAD)
         head["word"], head["size"], head["kind"] = self.watch.word, len(sent), kind
@@ -341,13 +341,13 @@ class Communicator:
         )
 
     def _compare(self, words: dict[int, int]) -> None:
-        """Raise if ranks are in different calls; all of those that gather do so together."""
+        """Raise `MismatchError` if ranks are in different calls; all gathering ranks raise it together."""
         if len(set(words.values())) == 1:
             return
         error = mismatch(list(words.items()))
         if len(words) == self.size:
             self.watch.renumber(max(words.values()) >> CODE_BITS)
-        else:  # ranks of other nodes go on
+        else:  # the ranks of other nodes do not know of the mismatch
             self.watch.failed = str(error)
         raise error
 
@@ -380,12 +380,12 @@ def objects(records: Sequence[Record]) -> list[Any]:
 
 
 def node_name() -> str:
-    """Return the user's name of this rank's node: ``HALOX_NODE``."""
+    """Return ``HALOX_NODE``, the node name that the user has set for this rank."""
     return os.environ.get("HALOX_NODE", "")
 
 
 def _machine() -> tuple[object, ...]:
-    """Return an identity that the ranks which can share memory have in common."""
+    """Return an identity of the machine, equal on ranks that can share memory."""
     boot, device = "", -1
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
@@ -395,7 +395,7 @@ def _machine() -> tuple[object, ...]:
 
 
 def _pid_space() -> str | None:
-    """Return the name of this process's PID namespace, None where that is unknown."""
+    """Return the name of this process's PID namespace, None if it is unknown."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return None

@@ -1,4 +1,4 @@
-"""Context of all plans and reductions of a grid: the ranks, the memory that they share, their GPUs."""
+"""Context of all plans and reductions of a grid: its ranks, their shared memory and their GPUs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ Found = TypeVar("Found")
 class Context:
     """Shared state of all plans and reductions of a grid, of an exchange, or of an allreduce.
 
-    ``arena`` is host memory that the ranks of the node share; ``device_arena`` memory of this rank's GPU that they can
-    map, and ``events`` those for which their streams can wait, once the GPU is known; ``topology`` the GPUs of all
-    ranks, from the first plan or reduction on that any rank makes for a GPU.
+    ``arena`` is host memory that the ranks of the node share. ``device_arena`` is memory of this rank's GPU that the
+    other ranks of the node can map. ``events`` are interprocess events, for which the streams of these ranks can wait.
+    ``device_arena`` and ``events`` are None until the GPU of this rank is known. ``topology`` lists the GPUs of all
+    ranks; it is None until any rank makes a plan or reduction for a GPU.
     """
 
     def __init__(self, world: World) -> None:
@@ -41,10 +42,10 @@ class Context:
 
     @contextmanager
     def borrowing(self, other: Context) -> Iterator[None]:
-        """Find arrays in another context's shared memory as well, for as long as a plan is made.
+        """Locate arrays in the shared memory of a second context too, while a plan is constructed.
 
-        Both contexts are over the same ranks in the same order; entered on all of them. What is made must end before
-        the other context is closed.
+        Both contexts have the same ranks in the same order, and all ranks enter the block. The plan must be closed
+        before the context ``other``.
         """
         self._arenas = (self.arena, other.arena)
         try:
@@ -53,7 +54,7 @@ class Context:
             self._arenas = (self.arena,)
 
     def locate(self, start: int, end: int) -> HostPlace | None:
-        """Return the place of memory [start, end) of this rank if it is in an arena that is known here."""
+        """Return the place of memory [start, end) of this rank if it is in an arena of this context."""
         for number, arena in enumerate(self._arenas):
             place = arena.locate(start, end)
             if place is not None:
@@ -63,7 +64,7 @@ class Context:
         return None
 
     def segment_of(self, place: HostPlace) -> Bytes:
-        """Return the bytes of the whole segment in which a place of `locate` is, of any rank of the node."""
+        """Return the bytes of the whole segment that contains a place from `locate`, of any rank of the node."""
         segment = place.segment
         return self._arenas[segment.arena].memory(Place(segment._replace(arena=0)))
 
@@ -73,20 +74,20 @@ class Context:
         return None if self.device_arena is None else self.device_arena.device
 
     def use_device(self, device: int) -> DeviceArena:
-        """Return the exportable memory of this rank's GPU; local."""
+        """Set this rank's GPU, and return its exportable memory; local."""
         if self.device_arena is None:
             self.device_arena = DeviceArena(device)
             self.events = EventPool(device)
         return self.device_arena
 
     def find_gpus(self) -> Topology:
-        """Find out which GPUs the ranks use, if not known yet; collective."""
+        """Return the GPUs of all ranks, after a survey on the first call; collective."""
         if self.topology is None:
             self.topology = survey(self.world, self.device_arena, self.events)
         return self.topology
 
     def once(self, find: Callable[[Context], Found]) -> Found:
-        """Return ``find(self)``, called the first time only; as collective as the function is."""
+        """Return ``find(self)``, computed on the first call only; collective if ``find`` is."""
         if find not in self._kept:
             self._kept[find] = find(self)
         found: Found = self._kept[find]
@@ -95,7 +96,7 @@ class Context:
     def close(self) -> None:
         """Free the memory of plans and release the communicator; collective, and harmless when repeated.
 
-        Local after a failed call, when the ranks may not meet any more.
+        Local after a failed call, when the ranks may be out of step.
         """
         if self.world.closed:
             return
@@ -129,7 +130,7 @@ class Context:
         self.arena.close()
 
     def close_after(self, error: BaseException) -> None:
-        """Free everything after an error of the making, if all ranks have raised it and can do that together."""
+        """Free all resources after an error in construction, if all ranks have raised this error."""
         self.world.guard.fail(error)
         if not self.world.failed:
             self.close()

@@ -1,7 +1,7 @@
-"""Memory of other processes of this machine, copied by the kernel: ``process_vm_readv`` and ``process_vm_writev``.
+"""Copies between processes of one machine by ``process_vm_readv`` and ``process_vm_writev``.
 
-Whether the kernel lets one process do so depends on both: on their users, on Yama's ``ptrace_scope``, on the filters of
-containers, and on whether they see one another's process numbers. So it is tried out between every two ranks of a node.
+The kernel permits or refuses a copy according to both processes: their users, Yama's ``ptrace_scope``, container
+filters, and their PID namespaces. So the survey tries a copy between every two ranks of a node.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy.typing as npt
 from halox.runtime.world import World
 
 Iovec = npt.NDArray[np.uint64]
-"""Blocks of memory, shape (n, 2): address and bytes of each."""
+"""Blocks of memory, shape (n, 2): address and size in bytes of each block."""
 
 MOST_BLOCKS = 1024
-"""Most blocks of a call, on either side: Linux's IOV_MAX."""
+"""Largest number of blocks per call, on either side: IOV_MAX of Linux."""
 
 MOST_BYTES = 1 << 30
-"""Most bytes of a call, less than the 2 GiB at which Linux stops."""
+"""Largest number of bytes per call, below the limit of 2 GiB in Linux."""
 
 _SURVEYING = "the survey of cross-memory attach"
 _APART = "are in different PID namespaces (start them in one container, or with its --pid=host)"
@@ -35,9 +35,9 @@ _SCOPE_FILE = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 class Call:
-    """A copy between blocks of this process and blocks of another one, of as many bytes; prepared once.
+    """Prepared copy between blocks of this process and blocks of another process, of the same total size.
 
-    Raises `OSError` where this system has no such calls.
+    Raises `OSError` if the system does not have these calls.
     """
 
     def __init__(self, kind: Literal["read", "write"], pid: int, own: Iovec, theirs: Iovec) -> None:
@@ -48,13 +48,13 @@ class Call:
         self.nbytes = int(own[:, 1].sum())
 
     def __call__(self) -> None:
-        """Copy; an `OSError` says why the kernel does not."""
+        """Copy the blocks; raise `OSError` with the kernel's reason if it refuses."""
         moved = self._function(*self._arguments)
         if moved != self.nbytes:
             self._rest(moved)
 
     def _rest(self, moved: int) -> None:
-        """Copy what is left, as the kernel stops at the first block that it cannot reach, without saying why."""
+        """Copy the remaining bytes. The kernel stops at the first inaccessible block without an error code."""
         while moved < self.nbytes:
             own, theirs = _behind(self._own, max(moved, 0)), _behind(self._theirs, max(moved, 0))
             more = -1
@@ -69,7 +69,7 @@ class Call:
 
 
 def _behind(blocks: Iovec, nbytes: int) -> Iovec:
-    """Return blocks without their first bytes."""
+    """Return the blocks without their first ``nbytes`` bytes."""
     ends = np.cumsum(blocks[:, 1].astype(np.int64))
     first = int(np.searchsorted(ends, nbytes, "right"))
     rest = blocks[first:].copy()
@@ -94,7 +94,7 @@ def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
 
 
 class _Probe(NamedTuple):
-    """Number of a rank's process in its namespace, and memory there: a token, and behind it a byte for each rank."""
+    """PID of a rank, its namespace, and the address of its test memory: a token, then one byte per rank."""
 
     pid: int
     namespace: int
@@ -104,14 +104,14 @@ class _Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Attachments:
-    """Process numbers of all ranks, and for pairs of one node (who attaches, to whom) the reason why that fails."""
+    """PIDs of all ranks; for pairs (rank that attaches, target rank) on one node, the reason why attaching fails."""
 
     pids: tuple[int, ...]
     nodes: tuple[int, ...]
     refused: Mapping[tuple[int, int], str]
 
     def why_not(self, a: int, b: int) -> str | None:
-        """Return why two ranks cannot both reach one another's memory, None if they can."""
+        """Return why two ranks cannot access each other's memory, None if they can."""
         if self.nodes[a] != self.nodes[b]:
             return f"ranks {a} and {b} are on different nodes"
         return self.refused.get((a, b)) or self.refused.get((b, a))
@@ -120,7 +120,7 @@ class Attachments:
 def survey(world: World) -> Attachments:
     """Try to read and write memory of the other ranks of the node; collective over the world.
 
-    Memory is written only where what was read before shows that it is the rank's.
+    A rank writes to another process only after it has read that rank's token there.
     """
     memory = np.zeros(_TOKEN_BYTES + world.size, np.uint8)
     token = os.urandom(_TOKEN_BYTES)
@@ -148,7 +148,7 @@ def survey(world: World) -> Attachments:
 
 
 def _namespace() -> int:
-    """Return the number of this process's PID namespace, 0 where it is not known."""
+    """Return the inode number of this process's PID namespace, 0 if it is unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -156,7 +156,7 @@ def _namespace() -> int:
 
 
 def _try(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
-    """Return why a rank's memory cannot be read and written from here, None if it can."""
+    """Return why this rank cannot read and write another rank's memory, None if it can."""
     if mine.namespace != probe.namespace and mine.namespace and probe.namespace:
         return f"ranks {min(own, rank)} and {max(own, rank)} {_APART}"
     found, one = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
@@ -173,7 +173,7 @@ def _try(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
 
 
 def iovec_of(array: npt.NDArray[np.uint8]) -> Iovec:
-    """Return the one block of a contiguous array."""
+    """Return the memory of a contiguous array as a list of one block."""
     return np.array([[array.ctypes.data, array.nbytes]], np.uint64)
 
 

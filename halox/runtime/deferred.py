@@ -1,4 +1,4 @@
-"""Actions of finalizers, put off while what they change is in use."""
+"""Actions of finalizers, deferred while the state that they change is in use."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from threading import Lock
 
 
 class Deferred:
-    """Lock of what finalizers change, which the collector runs in the middle of anything, on any thread.
+    """Lock for state that finalizers change; a finalizer may run at any point, on any thread.
 
-    ``with deferred:`` keeps other threads out. A finalizer cannot wait for it, since its own thread may be inside: it
-    asks for an action by `do`, which runs at once, or at the end of the block that is under way.
+    ``with deferred:`` excludes other threads. A finalizer cannot wait for the lock, since its own thread may hold it.
+    So it passes an action to `do`, which runs the action at once, or at the end of the current block.
     """
 
     def __init__(self) -> None:
@@ -19,23 +19,23 @@ class Deferred:
         self._waiting: deque[Callable[[], object]] = deque()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Call a function, as soon as no thread is inside; does not wait."""
+        """Call a function as soon as no thread holds the lock; does not block."""
         self._waiting.append(act)
         self._settle()
 
     def __enter__(self) -> None:
-        """Wait until no thread is inside, and keep others out; not to be entered again inside."""
+        """Acquire the lock; blocks. Not reentrant."""
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Let others in, and do what has been put off."""
+        """Release the lock, and run the deferred actions."""
         self._lock.release()
         self._settle()
 
     def _settle(self) -> None:
         while self._waiting and self._lock.acquire(blocking=False):
             try:
-                if self._waiting:  # still: another thread may have been here
+                if self._waiting:  # another thread may have emptied the queue
                     self._waiting.popleft()()
             finally:
                 self._lock.release()

@@ -1,8 +1,9 @@
-"""Memory of this rank's GPU that the other ranks of its node may map.
+"""Memory of this rank's GPU that other ranks of the node can map.
 
-Only memory that comes from here is exported: CuPy's pools cannot be, and what other libraries allocated is theirs to
-free. A segment, one cudaMalloc, that a peer has mapped is kept until `free`, and its blocks are used again, so that
-handles are few and never stale. A mapping belongs to the process: plans of one grid may reach fields of another.
+Only memory of this arena is exported. Memory of CuPy's pools cannot be exported, and memory of other libraries may be
+freed by its owner at any time. A segment is one cudaMalloc. Once a peer has mapped a segment, the segment stays
+allocated until `free`, and its blocks are reused. So there are few handles, and no handle becomes stale. A mapping
+belongs to the whole process: plans of one grid can access fields of another.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LARGE_GRANULE = 2 << 20
 
 
 Allocation: TypeAlias = tuple[str, int]
-"""An arena's name and the number of its allocation."""
+"""An arena's name and the number of one of its segments."""
 
 DevicePlace: TypeAlias = Place[Allocation]
 """Place in device memory."""
@@ -39,7 +40,7 @@ DevicePlace: TypeAlias = Place[Allocation]
 
 @dataclass(eq=False)
 class DeviceBlock:
-    """A piece of this rank's device memory: where it is for others, its address here, its bytes."""
+    """A block of this rank's device memory: its place, as other ranks name it, its local address and size in bytes."""
 
     place: DevicePlace
     pointer: int
@@ -58,7 +59,7 @@ _mapped: dict[Allocation, int] = {}
 
 
 class DeviceArena:
-    """Exportable memory of one rank's GPU; no other arena of any rank has its ``name``."""
+    """Exportable memory of one rank's GPU; ``name`` is unique among all arenas of all ranks."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -70,9 +71,9 @@ class DeviceArena:
         _arenas[self.name] = self
 
     def allocate(self, nbytes: int) -> DeviceBlock:
-        """Return memory with undefined contents, aligned to 512 bytes.
+        """Return uninitialized memory, aligned to 512 bytes.
 
-        Local. May wait for the GPU; not for use while a stream is captured.
+        Local. May synchronize with the GPU; must not be called during stream capture.
         """
         with self._changing:
             number, offset = self._take(nbytes)
@@ -80,7 +81,7 @@ class DeviceArena:
         return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
 
     def _take(self, nbytes: int) -> tuple[int, int]:
-        """Take room in the first segment that has it, or in a new one."""
+        """Take room in the first segment that has enough, or in a new segment."""
         rounded = _rounded(nbytes)
         for number, segment in self._segments.items():
             offset = segment.free.take(rounded)
@@ -97,7 +98,7 @@ class DeviceArena:
         return number, 0
 
     def release(self, block: DeviceBlock) -> None:
-        """Release a block that no work under way uses; local."""
+        """Release a block that no pending GPU work uses; local."""
         self._changing.do(partial(self._put, block))
 
     def _put(self, block: DeviceBlock) -> None:
@@ -107,19 +108,19 @@ class DeviceArena:
             return
         segment.free.put(block.place.offset, _rounded(block.nbytes))
         if segment.free.is_whole and segment.handle is None:
-            self._segments.pop(number, None)  # nobody else knows of it
+            self._segments.pop(number, None)  # never exported: no peer has mapped it
 
     def retire(self, block: DeviceBlock) -> None:
-        """Release a block that peers may still write to, at the next `reclaim`."""
+        """Release a block at the next `reclaim`, since peers may still write to it."""
         self._retired.append(block)
 
     def reclaim(self) -> None:
-        """Let retired blocks be used again, when all that peers had under way has ended; local."""
+        """Release the retired blocks, once all pending accesses of peers have ended; local."""
         while self._retired:
             self.release(self._retired.pop())
 
     def array(self, shape: tuple[int, ...], dtype: DType) -> CupyArray:
-        """Return a CuPy array, its contents undefined, that releases its block with its last view; local."""
+        """Return an uninitialized CuPy array; deleting its last view releases its block. Local."""
         cp = cupy()
         nbytes = prod(shape) * dtype.itemsize
         block = self.allocate(nbytes)
@@ -130,17 +131,17 @@ class DeviceArena:
         return found
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
-        """Return the place of memory [start, end) of this GPU if it is in this arena, or another of the process."""
+        """Return the place of device memory [start, end) if it is in this arena or in another arena of this process."""
         others = (arena for arena in list(_arenas.values()) if arena.device == self.device)
         for arena in (self, *others):
-            # A copy: segments may be freed meanwhile, with fields that are collected.
+            # Iterate over a copy: the garbage collector may free fields, and with them segments.
             for number, segment in arena._segments.copy().items():
                 if segment.pointer <= start and end <= segment.pointer + segment.nbytes:
                     return Place((arena.name, number), start - segment.pointer)
         return None
 
     def around(self, start: int, end: int) -> tuple[int, int, object] | None:
-        """Return address, bytes and owner of the whole segment around memory [start, end); None as of `locate`."""
+        """Return address, size and owner of the segment that contains memory [start, end); None if no arena does."""
         place = self.locate(start, end)
         if place is None:
             return None
@@ -149,7 +150,7 @@ class DeviceArena:
         return segment.pointer, segment.nbytes, segment
 
     def handles(self, places: Iterable[DevicePlace]) -> dict[Allocation, bytes]:
-        """Return the handles of the segments with places of this process, for peers to `open`."""
+        """Return the IPC handles of the segments that contain places of this process; peers pass them to `open`."""
         found = {}
         for name, number in sorted({place.segment for place in places}):
             segment = _arenas[name]._segments[number]
@@ -159,7 +160,7 @@ class DeviceArena:
         return found
 
     def open(self, handles: Mapping[Allocation, bytes]) -> None:
-        """Map a peer's segments, those that this process has not mapped yet."""
+        """Map segments of a peer, except segments that this process has already mapped."""
         runtime = cupy().cuda.runtime
         for segment, handle in handles.items():
             if segment not in _mapped:
@@ -168,21 +169,21 @@ class DeviceArena:
                     _mapped[segment] = int(runtime.ipcOpenMemHandle(handle, lazily))
 
     def pointer(self, place: DevicePlace) -> int:
-        """Return the address here of a place in this process, or in a segment that it has mapped."""
+        """Return the local address of a place in a segment of this process, or in a segment that it has mapped."""
         name, number = place.segment
         own = _arenas.get(name)
         pointer = _mapped[place.segment] if own is None else own._segments[number].pointer
         return pointer + place.offset
 
     def unmap(self, names: Collection[str]) -> None:
-        """Unmap the memory of peers' arenas, when nothing uses it any more; local."""
+        """Unmap the memory of peers' arenas, once it is no longer used; local."""
         with cupy().cuda.Device(self.device) as device:
             device.synchronize()
             for segment in [segment for segment in _mapped if segment[0] in names]:
                 cupy().cuda.runtime.ipcCloseMemHandle(_mapped.pop(segment))
 
     def free(self) -> None:
-        """Free all segments, but those in which a field lives with the field; local, after the peers' `unmap`."""
+        """Free all segments; a segment with a live field is freed with the field. Local, after the peers' `unmap`."""
         self._segments.clear()
 
 
@@ -191,7 +192,7 @@ def _rounded(nbytes: int) -> int:
 
 
 class _Root:
-    """Owner of an array's memory: keeps the segment's memory, and is watched for its end."""
+    """Owner of an array's memory: keeps the segment's memory alive, and its finalizer releases the block."""
 
     def __init__(self, memory: CupyMemory) -> None:
         self.memory = memory

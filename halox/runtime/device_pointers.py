@@ -1,8 +1,8 @@
-"""Trial of MPI with device pointers, in a process of its own: a library that claims support may crash the job.
+"""Test of MPI with device pointers in a child process, since a library that claims support may crash.
 
-One rank a node runs `halox.runtime.device_pointers_probe`, once for each set-up: the answer is kept in
-``XDG_CACHE_HOME/halox/device_pointers.json``. ``HALOX_CUDA_AWARE=1`` skips the trial and trusts the library;
-``HALOX_CUDA_AWARE=0`` never gives it a device pointer.
+One rank per node runs `halox.runtime.device_pointers_probe`, once per software set-up. The result is stored in
+``XDG_CACHE_HOME/halox/device_pointers.json``. With ``HALOX_CUDA_AWARE=1`` halox trusts the library without a test; with
+``HALOX_CUDA_AWARE=0`` halox never passes a device pointer to MPI.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from halox.runtime.world import World, load_mpi
 
 VARIABLE = "HALOX_CUDA_AWARE"
 LIMIT_S = 20.0
-"""Seconds that a trial may take: several times what starting Python, CuPy, MPI and a CUDA context takes."""
+"""Time limit of a test in seconds: several times the start of Python, CuPy, MPI and a CUDA context."""
 
 _MOST_SAID = 300
 
@@ -35,24 +35,24 @@ _LAUNCHERS = re.compile(
     r"(OMPI|PMIX|PMI|PMI2|PRTE|ORTE|SLURM|HYDRA|HYDI|PALS|FLUX|LSB|JSM|MPIEXEC|MPIRUN|I_MPI_HYDRA)_"
     r"|(PMI_|PMIX|MPI_LOCAL|MV2_COMM_WORLD|OPAL_)"
 )
-"""Variables by which a launcher tells a process that it is one of its ranks."""
+"""Environment variables by which a launcher tells a process that it is an MPI rank."""
 
 _CHOICES = re.compile(
     r"OMPI_MCA_(pml|btl|mtl|osc|coll|accelerator|opal_cuda|mpi_)|OPAL_(PREFIX|LIBDIR)$"
 )
-"""Those of them by which users, or an installation, choose how messages travel; they stay."""
+"""Launcher variables that select MPI components or the MPI installation; the child process keeps them."""
 
 _ENVIRONMENT = re.compile(
     r"UCX_|OMPI_MCA_(pml|btl|mtl|osc|coll|accelerator|opal_cuda|mpi_)|MPICH_|MV2_|I_MPI_OFFLOAD|FI_|PSM2_|CUDA_VISIBLE_DEVICES$"
 )
-"""Variables that may change the answer."""
+"""Environment variables that may change the result."""
 
 _SEARCHING = "the search for device pointers in MPI"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether MPI takes device pointers, the reason, and whether the verdict holds for later jobs."""
+    """Whether MPI accepts device pointers, the reason, and whether the verdict is valid for later jobs."""
 
     takes: bool
     reason: str
@@ -60,9 +60,9 @@ class Verdict:
 
 
 def find_out(world: World, device: int | None) -> Verdict:
-    """Find out whether MPI takes device pointers on all nodes; the same answer, or error, on all ranks.
+    """Return whether MPI accepts device pointers on all nodes; the same result, or error, on all ranks.
 
-    Collective; may take `LIMIT_S` seconds the first time on a machine, and starts a process. Call it once a world.
+    Collective. The first call on a machine starts a process and may take `LIMIT_S` seconds. Call it once per world.
     """
     gpus = world.gather(device, _SEARCHING)
     place = [gpus[rank] for rank in world.node_ranks]
@@ -72,12 +72,12 @@ def find_out(world: World, device: int | None) -> Verdict:
         decided = decided_by_user()
         if decided is not None or asks != world.node_rank or device is None:
             return decided
-        # The other ranks wait for the answer, and not longer than for anything else.
+        # The other ranks wait for the result, at most for ``world.limit_s``.
         limit_s = min(LIMIT_S, world.limit_s / 2 or LIMIT_S)
         return asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
 
     verdicts = world.gather_result(verdict_here, _SEARCHING)
-    # A trial counts for its node, a user's setting for each rank.
+    # A test is valid for its node, the environment variable for its rank.
     said = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
     refused = [(rank, verdict) for rank, verdict in said if not verdict.takes]
     if refused:
@@ -102,7 +102,7 @@ def decided_by_user() -> Verdict | None:
 
 
 def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None = None) -> Verdict:
-    """Return the verdict of an earlier job of the same set-up, or ask and keep it, if the file can be used; local."""
+    """Return the stored verdict of an earlier job with this set-up, or run ``ask`` and store its verdict; local."""
     denied = library_denies()
     if denied is not None:
         return Verdict(False, denied)
@@ -115,7 +115,7 @@ def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None 
     verdict = ask(device)
     if verdict.lasting:
         with suppress(OSError, ValueError, RuntimeError):
-            # Read again: another process may have written meanwhile.
+            # Read the file again: another process may have changed it.
             write_json(
                 kept_in(), _kept() | {key: {"takes": verdict.takes, "reason": verdict.reason}}
             )
@@ -123,7 +123,7 @@ def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None 
 
 
 def library_denies() -> str | None:
-    """Return a sentence if the MPI library was built without support for CUDA; its yes does not mean that it works."""
+    """Return a reason if the MPI library reports no CUDA support, else None; reported support may not work."""
     if _query_library() == 0:
         return "the MPI library says that it has no support for CUDA (MPIX_Query_cuda_support)"
     return None
@@ -139,7 +139,7 @@ def _query_library() -> int | None:
 
 
 def set_up(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a digest of what the answer depends on: MPI, driver, CuPy, mpi4py and the settings of MPI."""
+    """Return a digest of the set-up: MPI library, mpi4py, CuPy, CUDA driver and MPI settings."""
     mpi = load_mpi()
     parts = [
         mpi.Get_library_version(),
@@ -152,7 +152,7 @@ def set_up(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def kept_in() -> Path:
-    """Return the file of answers; RuntimeError if there is no place for one."""
+    """Return the path of the file of verdicts; RuntimeError if there is no cache folder."""
     return cache_folder() / "device_pointers.json"
 
 
@@ -190,7 +190,7 @@ def ask_child(
         reason = f"a trial with a device pointer did not end within {limit_s:g} s"
         return Verdict(False, reason, lasting=limit_s >= LIMIT_S)
     finally:
-        # With all that it may have started.
+        # Kill the child's whole process group.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -208,9 +208,9 @@ def ask_child(
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process that is to start MPI by itself, beside this rank and not as it."""
+    """Return the environment for a child that initializes MPI as a singleton, not as this rank."""
     kept = {k: v for k, v in environ.items() if not _LAUNCHERS.match(k) or _CHOICES.match(k)}
-    # The child must find the halox that asks, wherever that was imported from.
+    # The child must import the same halox as this process.
     root = str(Path(__file__).resolve().parents[2])
     kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environ.get("PYTHONPATH")])])
     return kept

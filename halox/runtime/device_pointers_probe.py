@@ -1,8 +1,8 @@
-"""Trial process that hands device pointers to MPI: ``python -m halox.runtime.device_pointers_probe DEVICE``.
+"""Test process that passes device pointers to MPI: ``python -m halox.runtime.device_pointers_probe DEVICE``.
 
-An MPI library without support for a GPU reads the pointer on the host and crashes, or worse. So this process sends
-itself messages between two device buffers, and compares them. It prints `YES` and ends with status 0 if all arrived;
-anything else is a no.
+An MPI library without GPU support reads the pointer on the host, and crashes or corrupts memory. So this process sends
+messages to itself between two device buffers, and compares the bytes. If all are equal, it prints `YES` and exits with
+status 0. Any other outcome means that the test has failed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 YES = "halox: this MPI takes device pointers"
 
 SIZES = (8, 4096, 1 << 16, 4 << 20)
-"""Bytes of the messages: MPIs send short, middling and long ones in different ways."""
+"""Sizes of the messages in bytes: MPI libraries use different protocols for short, medium and long messages."""
 
 
 class DeviceMemory:
-    """Memory of one GPU, from the driver and not from a pool, which some MPIs cannot export."""
+    """Memory of one GPU from cudaMalloc: some MPI libraries cannot export memory of a pool."""
 
     def __init__(self, device: int) -> None:
         from halox.runtime.gpu.cuda import cupy
@@ -60,7 +60,7 @@ class DeviceMemory:
 def why_wrong(
     comm: MPI.Comm, span: Callable[[int, int], memoryview], memory: DeviceMemory
 ) -> str | None:
-    """Send messages of several sizes from this rank to itself, and return what was wrong with them."""
+    """Send messages of several sizes from this rank to itself; return a description of the first error, or None."""
     guard = 64
     for nbytes in SIZES:
         sent = (np.arange(nbytes, dtype=np.uint32) * 2654435761 >> 13).astype(np.uint8)
@@ -77,7 +77,7 @@ def why_wrong(
 
 
 def main(arguments: list[str]) -> int:
-    """Probe the GPU whose number is the one argument."""
+    """Test the GPU with the number ``arguments[0]``; return the exit status."""
     mpi = load_mpi()
     wrong = why_wrong(mpi.COMM_SELF, mpi.memory.fromaddress, DeviceMemory(int(arguments[0])))
     print(YES if wrong is None else wrong, flush=True)

@@ -1,8 +1,8 @@
-"""Arrays that show their memory by DLPack: PyTorch's, JAX's and many others', on the host and on a GPU.
+"""Arrays that expose their memory by DLPack, such as PyTorch's and JAX's, on the host and on a GPU.
 
-Read here rather than by ``numpy.from_dlpack`` or ``cupy.from_dlpack``: those refuse element types
-that NumPy does not have, such as bfloat16, and CuPy's forgets that an array may not be written to.
-The capsule is released at once, as the array itself keeps its memory alive.
+This module reads DLPack capsules directly. ``numpy.from_dlpack`` and ``cupy.from_dlpack`` reject element types that
+NumPy does not have, such as bfloat16, and the function of CuPy ignores the read-only flag. The capsule is released at
+once, since the array itself keeps its memory alive.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Array: TypeAlias = np.ndarray[Any, Any]
 DType: TypeAlias = np.dtype[Any]
 
 ON_HOST = (1, 3)
-"""kDLCPU and kDLCUDAHost, which is page-locked."""
+"""kDLCPU and kDLCUDAHost (page-locked memory)."""
 
 ON_GPU = (2, 13)
 """kDLCUDA and kDLCUDAManaged."""
 
 MANAGED = 13
-"""kDLCUDAManaged, whose device number says nothing."""
+"""kDLCUDAManaged; the device number of managed memory has no meaning."""
 
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
-_NEWEST = (1, 0)  # the version whose structs stand below; later minor ones only add to its lists
+_NEWEST = (1, 0)  # version of the structs below; later minor versions only add constants
 _READ_ONLY = 1
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor, which is also what an unversioned DLManagedTensor begins with."""
+    """DLTensor; an unversioned DLManagedTensor begins with the same fields."""
 
     _fields_ = (
         ("data", ctypes.c_uint64),
@@ -63,10 +63,10 @@ class _Versioned(ctypes.Structure):
 
 
 class Shown(NamedTuple):
-    """Description of an array by a capsule: the address of element [0, ..., 0], and strides in bytes.
+    """Contents of an array's DLPack capsule: address of element [0, ..., 0], shape, and strides in bytes.
 
-    ``dtype`` is opaque bytes (``V2`` for bfloat16) where NumPy has no such type; ``writable`` is False also where the
-    array's library is too old to say.
+    ``dtype`` is opaque bytes (``V2`` for bfloat16) if NumPy has no such type. ``writable`` is also False if the array's
+    library is too old to report whether the array is writable.
     """
 
     pointer: int
@@ -77,29 +77,30 @@ class Shown(NamedTuple):
 
 
 def device_of(array: Any, name: str = "array") -> tuple[int, int] | None:
-    """Return kind and number of an array's device, None without DLPack; raise `FieldError` if it has no one device."""
+    """Return kind and number of an array's device, None without DLPack; raise `FieldError` if the query fails."""
     if not hasattr(type(array), "__dlpack_device__"):
         return None
     try:
         kind, number = array.__dlpack_device__()
         return int(kind), int(number)
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each library raises other types
         raise refused(name, error) from error
 
 
 def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
     """Describe an array with ``__dlpack__``; ``name`` is its name in errors.
 
-    ``stream`` is the address of a CUDA stream of the array's GPU, 0 for the legacy one, whose later work follows what
-    the array's library has under way on the array; without it some libraries wait on the host. Raises `FieldError` if
-    the library does not show the memory, or the elements are not of whole bytes.
+    ``stream`` is the address of a CUDA stream on the array's GPU; 0 is the legacy default stream. The library then
+    orders later work of this stream after its pending work on the array. Without ``stream`` some libraries block the
+    host instead. Raises `FieldError` if the library does not expose the memory, or if elements are not a whole number
+    of bytes.
     """
     # DLPack's number of the legacy stream is 1.
     ordered = {} if stream is None else {"stream": stream or 1}
     try:
         try:
             capsule = array.__dlpack__(**ordered, max_version=_NEWEST, copy=False)
-        except TypeError:  # a library of before DLPack 1.0
+        except TypeError:  # a library older than DLPack 1.0
             capsule = array.__dlpack__(**ordered)
     except Exception as error:
         raise refused(name, error) from error
@@ -119,7 +120,7 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
 
 
 def _read(tensor: _Tensor, name: str, *, writable: bool) -> Shown:
-    """Copy what is in a capsule's struct, which goes with the capsule."""
+    """Copy the fields of a capsule's struct, which is freed with the capsule."""
     dtype = _dtype(tensor, name)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = contiguous_strides(shape, dtype.itemsize)
@@ -137,7 +138,7 @@ def _dtype(tensor: _Tensor, name: str) -> DType:
     if tensor.lanes == 1 and tensor.code in _KINDS:
         try:
             return np.dtype(f"{_KINDS[tensor.code]}{nbytes}")
-        except TypeError:  # a length that NumPy does not have
+        except TypeError:  # NumPy has no such length
             pass
     return np.dtype(f"V{nbytes}")
 

@@ -1,4 +1,4 @@
-"""Calls before MPI is finalized: what stands on MPI lets go of it while it is there."""
+"""Callbacks before MPI is finalized; halox releases its MPI objects in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _calls: list[Callable[[], None]] = []
 
 
 def before_finalize(mpi: ModuleType, call: Callable[[], None]) -> None:
-    """Make a call as MPI is being finalized, once, after those that were given before; ``mpi`` is ``mpi4py.MPI``."""
+    """Register a callback for MPI_Finalize; callbacks run once, in order of registration. ``mpi`` is ``mpi4py.MPI``."""
     _watch(mpi)
     if call not in _calls:
         _calls.append(call)
@@ -18,7 +18,7 @@ def before_finalize(mpi: ModuleType, call: Callable[[], None]) -> None:
 
 @cache
 def _watch(mpi: ModuleType) -> None:
-    """Have MPI say that it is being finalized, which deletes COMM_SELF's attributes first."""
+    """Attach the callbacks to COMM_SELF: MPI_Finalize first deletes the attributes of COMM_SELF."""
 
     def finalized(comm: object, keyval: int, value: object) -> None:
         for call in _calls:

@@ -1,10 +1,10 @@
-"""Free ranges of a piece of memory."""
+"""Free ranges of a memory segment."""
 
 from __future__ import annotations
 
 
 class FreeList:
-    """Free ranges of some bytes, none next to another; all are free at first."""
+    """Free ranges of a segment of ``nbytes``, with adjacent ranges merged; initially all bytes are free."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -16,7 +16,7 @@ class FreeList:
         return self._ranges == [(0, self._nbytes)]
 
     def take(self, nbytes: int) -> int | None:
-        """Take bytes out of the smallest range that has them, and return their offset; None if there is none."""
+        """Take bytes from the smallest sufficient range; return their offset, or None if all ranges are too small."""
         fitting = [(length, offset) for offset, length in self._ranges if nbytes <= length]
         if not fitting:
             return None
@@ -26,7 +26,7 @@ class FreeList:
         return offset
 
     def put(self, offset: int, nbytes: int) -> None:
-        """Put bytes back."""
+        """Return bytes to the free ranges."""
         merged: list[tuple[int, int]] = []
         for start, length in sorted([*self._ranges, (offset, nbytes)]):
             if merged and sum(merged[-1]) == start:

@@ -1,7 +1,7 @@
-"""Numbers of all ranks, gathered in the meeting that compares their meaning.
+"""Numbers of all ranks, gathered and checked for equal meaning in one collective.
 
-A rank's record is the call that it is in, a digest of the meaning, and the bytes of its numbers. In memory that the
-ranks share they are read where they are, otherwise from the records of one collective of MPI.
+A rank's record has its collective call, a digest of the meaning, and the bytes of its numbers. Ranks that share memory
+read the numbers in place; other ranks read the records of one MPI collective.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from halox.runtime.world import World
 from halox.values import rounded_up
 
 MOST_BYTES = SLOT_BYTES
-"""Most bytes of a rank's numbers."""
+"""Largest size of a rank's numbers in bytes."""
 
 _LINE_BYTES = (
     64  # NumPy's loops may depend on alignment: see `halox.collectives.host.mpi_reduction`
@@ -26,15 +26,16 @@ _LINE_BYTES = (
 
 
 class GatheredValues:
-    """Arrays of all ranks, of one dtype and length; local to make.
+    """Arrays of all ranks, of one dtype and length. Construction is local.
 
-    ``meaning`` is what all ranks must agree on, its text the same in every process. `gather` is collective and blocks.
+    ``meaning`` describes the values and must be equal on all ranks; its ``repr`` must not depend on the process.
+    `gather` is collective and blocks.
     """
 
     def __init__(self, world: World, meaning: object, dtype: DType, elements: int) -> None:
         self._world, self._ranks, self._dtype = world, world.ranks, dtype
         digest = blake2b(repr(meaning).encode(), digest_size=8).digest()
-        self._kind = int.from_bytes(digest, "little") >> 1 | 1  # 0 is that of objects
+        self._kind = int.from_bytes(digest, "little") >> 1 | 1  # kind 0 is reserved for objects
         self._nbytes = nbytes = elements * dtype.itemsize
         self._in_memory = world.ranks.meets_in_memory
         self._slots: list[list[Array]] = []
@@ -49,9 +50,9 @@ class GatheredValues:
             self._values = [row.view(dtype) for row in self._rows]
 
     def gather(self, mine: bytes, doing: str) -> Sequence[Array] | None:
-        """Return the values of every rank, in the order of the ranks, until the next call; None if meanings differ.
+        """Return the values of every rank, in rank order, valid until the next call; None if the meanings differ.
 
-        Raises the errors that ranks bring to `World.gather` at the same time, and what that raises.
+        Raises the errors of ranks that are in `World.gather` at the same time, and the errors of `World.gather` itself.
         """
         ranks = self._ranks
         if self._world.size == 1:
@@ -77,7 +78,7 @@ class GatheredValues:
 
 
 def aligned(nbytes: int) -> Array:
-    """Return bytes of zero that begin at a cache line."""
+    """Return zeroed bytes that begin at a cache line."""
     memory = np.zeros(nbytes + _LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % _LINE_BYTES
     return memory[start : start + nbytes]

@@ -1,4 +1,4 @@
-"""Handshake in rounds between ranks that make something together, such as memory that they map of one another."""
+"""Construction of an object by several ranks in rounds, such as memory that the ranks map from each other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from halox.runtime.world import World
 
 
 class Participant(Protocol):
-    """The part of this rank, under construction."""
+    """Part of one rank in the object under construction."""
 
     def abandon(self) -> None:
-        """Release its resources, after an error that was raised on all ranks."""
+        """Release the resources of this part, after an error that all ranks have raised."""
 
 
 Mine = TypeVar("Mine", bound=Participant)
@@ -27,12 +27,13 @@ def handshake(
     doing: str,
     peers: Callable[[Mine], Sequence[int]] | None = None,
 ) -> Any:
-    """Make something in rounds: all ranks succeed in one before any enters the next; collective over the world.
+    """Construct an object in rounds; all ranks complete a round before any enters the next. Collective.
 
-    ``begin`` returns this rank's part, None on a rank that only takes part in the rounds. A round takes the part and
-    the peers' records of the round before (None in the first), and returns records: by rank for the ``peers`` of the
-    part, or one for all ranks. The last returns the result. Where one raises, a `HaloxError` is raised on all ranks,
-    and parts are abandoned.
+    ``begin`` returns this rank's part, or None if this rank only takes part in the collectives. Each round takes the
+    part and the records of the previous round (None in the first round), and returns new records. With ``peers``, a
+    round returns a mapping from peer ranks to records; ``peers(part)`` are the ranks to receive from. Without
+    ``peers``, it returns one record, which all ranks receive. The last round returns the result. If a round raises on
+    any rank, all ranks raise a `HaloxError` and abandon their parts.
     """
     part: Mine | None = None
     told: Any = None

@@ -1,7 +1,8 @@
-"""Transforms of NumPy arrays along some of their axes, written into given arrays.
+"""FFTs of NumPy arrays along some of their axes, with given output arrays.
 
-`numpy.fft` writes into a given array and needs no memory for double precision. For single precision it computes in
-double precision unless it scales; there SciPy takes a third of its time, and is used where it is installed.
+`numpy.fft` writes into a given array and allocates no memory in double precision. In single precision, without a
+scaling norm, it computes in double precision. SciPy takes a third of the time in this case, and is used for single
+precision if it is installed.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ import numpy as np
 from halox.runtime.arrays import Array, DType
 
 Run: TypeAlias = Callable[[Array, Array], None]
-"""Transforms the first array into the second one."""
+"""Transforms the first array into the second."""
 
 
 Norm: TypeAlias = Literal["backward", "ortho", "forward"]
 
 
 class HostTransforms:
-    """Transforms on the host; the methods return functions of (source, target), which may be one array for `c2c`.
+    """FFTs on the host. Methods return functions of (source, target); for `c2c` both may be the same array.
 
-    ``norm`` is that of `numpy.fft` for the direction. `c2r` destroys its source if it transforms several axes.
+    ``norm`` has the meaning of ``norm`` in `numpy.fft`. `c2r` overwrites its source if it transforms several axes.
     """
 
     scales = True  # transforms apply a norm at no cost
-    turns = False  # lines that are contiguous are worth a transpose with permuted axes
+    turns = False  # intermediate stages need not store transformed axes innermost
 
     def begin(self) -> None:
         """Begin a call: nothing to do on the host."""
 
     def close(self) -> None:
-        """Release what is kept: nothing on the host."""
+        """Release cached resources: the host has none."""
 
     def key(self, array: Array) -> object:
-        """Return what a function depends on of an array: nothing, they fit all of a shape and dtype."""
+        """Return the cache key of an array: None, since a function fits all arrays of one shape and dtype."""
         return None
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
@@ -46,7 +47,7 @@ class HostTransforms:
         return np.empty(shape, dtype)
 
     def destroys(self, axes: Sequence[int]) -> bool:
-        """Whether `c2r` along these axes destroys its source."""
+        """Whether `c2r` along these axes overwrites its source."""
         return len(axes) > 1
 
     def c2c(
@@ -75,7 +76,7 @@ class HostTransforms:
         return run
 
     def r2c(self, source: Array, target: Array, axes: Sequence[int], *, norm: Norm) -> Run:
-        """Transform real numbers along some axes, the last of which is halved."""
+        """Transform real numbers along some axes; the last of ``axes`` is halved."""
         *others, last = axes
         library = _library(target.dtype)
         rest = self.c2c(target, target, others, forward=True, norm=norm) if others else None
@@ -91,7 +92,7 @@ class HostTransforms:
         return run
 
     def c2r(self, source: Array, target: Array, axes: Sequence[int], *, norm: Norm) -> Run:
-        """Transform halved spectra to real numbers along some axes, the last of which is halved."""
+        """Transform halved spectra to real numbers along some axes; the last of ``axes`` is halved."""
         *others, last = axes
         points = target.shape[last]
         library = _library(source.dtype)
@@ -109,7 +110,7 @@ class HostTransforms:
 
 
 def _library(dtype: DType) -> ModuleType | None:
-    """Return scipy.fft for single precision where it is installed, else None."""
+    """Return scipy.fft for single precision if it is installed, else None."""
     return _scipy() if dtype == np.complex64 else None
 
 

@@ -1,15 +1,15 @@
 """Requests and memory of closed plans that MPI or other ranks may still use.
 
-Closing a plan is local, possibly in the middle of an exchange. So two kinds of resources outlive it:
+A plan is closed locally, possibly during an exchange. So two kinds of resources outlive the plan:
 
-- Active requests with their buffers: MPI writes into the buffer of a receive when the peer's message arrives, however
-  late, and the receive must match it before a later plan's does.
-- Memory that other ranks reach: shared blocks, staging memory on GPUs, events; and the arrays of a plan that was closed
-  between start and finish or after a failure. It is kept until all ranks have closed the plan, which they find out
-  when they make the next one.
+- Active requests with their buffers. MPI writes into the buffer of a receive when the peer's message arrives, however
+  late, and this receive must match the message before a receive of a later plan does.
+- Memory that other ranks access: shared blocks, staging memory on GPUs, events. Also the arrays of a plan that was
+  closed between start and finish or after a failure. This memory is kept until all ranks have closed the plan. The
+  ranks exchange this information when they make the next plan.
 
-These objects hold a reference to themselves until they are free, so that neither the garbage collector nor the end of
-the interpreter frees memory in which MPI may still write.
+These objects hold a reference to themselves until they are freed. So neither the garbage collector nor the end of the
+interpreter frees memory into which MPI may still write.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class Closable(Protocol):
     """Memory that `close` releases."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the memory."""
 
 
 class Shared(Protocol):
-    """Part of a plan whose memory other ranks reach, such as a channel."""
+    """Part of a plan with memory that other ranks access, for example a channel."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing that this rank has begun is under way any more."""
+        """Whether all exchanges that this rank has started are complete."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether an exchange has failed of which the caller may not have been told."""
+        """Whether an exchange has failed, possibly without an error in the caller."""
 
     def free(self) -> None:
-        """Release the memory that other ranks reached; local."""
+        """Release the memory that other ranks accessed; local."""
 
 
 @dataclass(eq=False)
 class _Active:
-    """Requests under way, and the memory of the transport buffers that they belong to."""
+    """Active requests, and the memory of their transport buffers."""
 
     receives: list[MPI.Request]
     sends: list[MPI.Request]
@@ -61,7 +61,7 @@ class _Active:
 
 @dataclass(eq=False)
 class _Shared:
-    """Channels of a plan closed here, and arrays that peers may still reach."""
+    """Channels of a plan that this rank has closed, and arrays that peers may still access."""
 
     channels: Sequence[Shared]
     arrays: Sequence[object]
@@ -82,17 +82,17 @@ class Leftovers:
         sends: Sequence[MPI.Request],
         memory: Sequence[Closable],
     ) -> None:
-        """Take over persistent requests and their memory, and free what is not active; local, does not wait."""
+        """Take over persistent requests and their memory, and free the inactive requests; local, does not block."""
         kept = _Active([*receives], [*sends], memory)
         _hold(kept)
         self._active.append(kept)
         self.sweep()
 
     def sweep(self) -> None:
-        """Free the requests that have completed; local, does not wait."""
+        """Free the completed requests; local, does not block."""
         if not self._active or self._world.mpi.Is_finalized():
             return
-        # The garbage collector may add more meanwhile.
+        # The garbage collector may append to the list meanwhile.
         kept, self._active = self._active, []
         for active in kept:
             active.receives = [*filter(_is_active, active.receives)]
@@ -105,9 +105,9 @@ class Leftovers:
             _let_go(active)
 
     def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[object]) -> None:
-        """Take over a plan that is closed here, until all ranks have closed it: then its channels are freed, in order.
+        """Take over a plan that this rank has closed; free its channels, in order, once all ranks have closed it.
 
-        Local. A plan with a channel that has not ended is kept for good.
+        Local. A plan with a channel that has not ended is never freed.
         """
         shared = _Shared(channels, arrays)
         if arrays or not all(channel.has_ended for channel in channels):
@@ -120,11 +120,11 @@ class Leftovers:
 
     @property
     def closed(self) -> tuple[int, ...]:
-        """Numbers of the plans that this rank has closed, and others may not have."""
+        """Numbers of the plans that this rank has closed, and that other ranks may not have closed."""
         return tuple(sorted(self._shared))
 
     def reclaim(self, closed: Sequence[Sequence[int]]) -> None:
-        """Free plans that all ranks have closed, by the `closed` of each at the same call; local, on idle GPUs."""
+        """Free the plans that are in `closed` of every rank, gathered in one call; local, on idle GPUs."""
         self._has_plans = True
         self.sweep()
         for number in sorted(set(closed[0]).intersection(*closed)):
@@ -132,7 +132,7 @@ class Leftovers:
                 self._free(number)
 
     def close(self) -> None:
-        """Free the rest, when all plans are closed, and cancel receives; unmatched sends stay. Collective."""
+        """Free the rest after all plans are closed, and cancel receives; unmatched sends stay active. Collective."""
         for number in sorted(self._shared):
             self._free(number)
         if not self._has_plans:
@@ -158,7 +158,7 @@ class Leftovers:
 
 
 def hold_at_exit(buffers: object) -> None:
-    """Keep an object's memory at the end of the interpreter, if it lives until then: MPI ends later."""
+    """Never free an object that is alive at the end of the interpreter, since MPI is finalized later."""
     _HELD_AT_EXIT.add(buffers)
 
 
@@ -173,7 +173,7 @@ def _hold_all() -> None:
 
 def _is_active(request: MPI.Request) -> bool:
     """Return whether MPI may still use a request's memory, and free the request if not."""
-    # An error of MPI does not say that it has done with the memory.
+    # After an error MPI may still use the memory, so the request counts as active.
     with suppress(Exception):
         if request.Test():
             request.Free()

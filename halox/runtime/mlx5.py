@@ -1,12 +1,11 @@
-"""Network adapters of the mlx5 driver (ConnectX, BlueField), by pyverbs, rdma-core's own Python package.
+"""Network adapters of the mlx5 driver (ConnectX, BlueField), accessed by pyverbs, rdma-core's Python package.
 
-Imported on first use: without pyverbs or an adapter everything else works, and `survey` says where which is missing.
+pyverbs is imported on first use. The rest of halox works without pyverbs and without an adapter; `survey` reports the
+ranks that lack either.
 
-References
-----------
-rdma-core's manual pages mlx5dv_open_device(3), mlx5dv_create_mkey(3), mlx5dv_create_qp(3), mlx5dv_wr_post(3),
-ibv_reg_mr(3) and ibv_modify_qp(3). Numbers of flags are those of its headers, which never change; the modules in which
-pyverbs has them do.
+References ---------- rdma-core's manual pages mlx5dv_open_device(3), mlx5dv_create_mkey(3), mlx5dv_create_qp(3),
+mlx5dv_wr_post(3), ibv_reg_mr(3) and ibv_modify_qp(3). The values of flags are copied from rdma-core's headers, where
+they never change; pyverbs moves them between its modules.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from halox.errors import MissingPackageError, PathError
 from halox.runtime.world import World
 
 PORT = 1
-"""Port of an adapter; those of the mlx5 driver have one each."""
+"""Port of an adapter; a device of the mlx5 driver has one port."""
 
 ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE = 1, 2
 ACCESS = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE
@@ -28,15 +27,15 @@ SEND_SIGNALED, SEND_INLINE = 2, 8
 WC_SUCCESS = 0
 SEND_DEPTH, RECEIVE_DEPTH = 128, 512
 INLINE_BYTES = 512
-"""Room for the entries of a key in the work request that maps it, 16 bytes each."""
+"""Space in a work request for the entries of the memory key that it maps, 16 bytes per entry."""
 
 _QPT_RC = 2
 _HAS_PD, _HAS_SEND_OPS = 1 << 0, 1 << 6
 _OPS = (1 << 0) | (1 << 1) | (1 << 7)
-"""RDMA write, the same with an immediate, and the invalidation of a key."""
+"""RDMA write, RDMA write with immediate, and local invalidation of a key."""
 _DV_HAS_SEND_OPS = 1 << 2
 _DV_OPS = (1 << 0) | (1 << 1)
-"""Mapping of interleaved keys, and of lists."""
+"""Mapping of keys: interleaved layouts, and lists of buffers."""
 _KEY_IS_INDIRECT = 1
 _DEVX = 1
 _PORT_ACTIVE = 4
@@ -45,7 +44,7 @@ _ROCE_V2 = 1
 _MIN_RNR_TIMER = 12
 _RETRY_FOREVER = 7
 _ACK_TIMEOUT = 14
-"""4.096 us * 2**14: 67 ms before a packet is sent again."""
+"""4.096 us * 2**14: 67 ms before a packet is retransmitted."""
 
 _SURVEYING = "the survey of network adapters"
 
@@ -53,7 +52,7 @@ _INSTALL = "install rdma-core's Python package, python3-pyverbs of your distribu
 
 
 def verbs() -> Any:
-    """Return the classes of pyverbs that are used, as one namespace; raise `MissingPackageError` without it."""
+    """Return the pyverbs classes that halox uses, in one namespace; raise `MissingPackageError` without pyverbs."""
     found: dict[str, Any] = {}
     try:
         for module, names in {
@@ -81,21 +80,21 @@ def verbs() -> Any:
 
 
 class PortAddress(NamedTuple):
-    """Address of a port: its local identifier and, where packets are routed by it, its global one."""
+    """Address of a port: its local identifier (LID), and its global identifier (GID) if packets are routed by GID."""
 
     lid: int
     gid: str | None
 
 
 class QueueAddress(NamedTuple):
-    """Address of a queue pair, as its partner must know it."""
+    """Address of a queue pair, which its partner needs to connect."""
 
     port: PortAddress
     number: int
 
 
 class QueuePair:
-    """A reliable connection to one partner, with a completion queue of its own."""
+    """Reliable connection to one partner, with a separate completion queue."""
 
     def __init__(self, adapter: Adapter) -> None:
         v, self._adapter = adapter.verbs, adapter
@@ -115,11 +114,11 @@ class QueuePair:
         extra = v.Mlx5DVQPInitAttr(comp_mask=_DV_HAS_SEND_OPS, send_ops_flags=_DV_OPS)
         self.qp = v.Mlx5QP(adapter.context, attr, extra)
         self.address = QueueAddress(adapter.address, self.qp.qp_num)
-        # Numbers bring no bytes, and pyverbs wants an entry all the same.
+        # An immediate carries no bytes, but pyverbs requires a scatter entry.
         self._receive = v.RecvWR(num_sge=1, sg=[v.SGE(0, 0, 0)])
 
     def connect(self, partner: QueueAddress) -> None:
-        """Make the connection; receives can be posted, and work when the partner has done the same."""
+        """Connect to the partner and post receives; sends work once the partner has connected too."""
         v, adapter = self._adapter.verbs, self._adapter
         attr = v.QPAttr(port_num=PORT, path_mtu=adapter.mtu)
         attr.qp_access_flags = ACCESS
@@ -139,11 +138,11 @@ class QueuePair:
             self.post_receive()
 
     def post_receive(self) -> None:
-        """Let one more immediate arrive."""
+        """Post the receive of one more immediate."""
         self.qp.post_recv(self._receive)
 
     def close(self) -> None:
-        """Destroy it."""
+        """Destroy the queue pair and its completion queue."""
         self.qp.close()
         self.cq.close()
 
@@ -168,7 +167,7 @@ class Adapter:
         self.pd = v.PD(self.context)
 
     def _routed(self, port: Any) -> int:
-        """Return the number of a global identifier for RoCE v2, of an IPv4 address if there is one."""
+        """Return the index of a GID for RoCE v2, with an IPv4 address if there is one."""
         found = []
         for index in range(port.gid_tbl_len):
             try:
@@ -184,11 +183,11 @@ class Adapter:
         return min(found)[1]
 
     def register(self, address: int, nbytes: int) -> Any:
-        """Register memory of the host."""
+        """Register host memory."""
         return self.verbs.MR(self.pd, length=nbytes, access=ACCESS, address=address)
 
     def register_dmabuf(self, descriptor: int, nbytes: int, offset: int) -> Any:
-        """Register memory of a GPU from an offset of a dmabuf on; keys count addresses from where that begins."""
+        """Register GPU memory from an offset in a dmabuf; addresses in keys count from the dmabuf's start."""
         return self.verbs.DmaBufMR(self.pd, nbytes, ACCESS, dmabuf=descriptor, offset=offset)
 
     def make_key(self, entries: int) -> Any:
@@ -197,10 +196,10 @@ class Adapter:
 
 
 def open_adapter(turn: int = 0) -> Adapter:
-    """Open an adapter of the machine with an active port that makes keys: the first from number ``turn`` on.
+    """Open the first adapter, from index ``turn`` on, with an active port and support for indirect keys.
 
-    Raises `MissingPackageError` if pyverbs is missing, `PathError` if there is no RDMA device, or none that can be
-    used, with the reason of each.
+    Raises `MissingPackageError` if pyverbs is missing. Raises `PathError` if there is no RDMA device, or if no device
+    is usable; the text gives the reason for each device.
     """
     v = verbs()
     try:
@@ -232,13 +231,13 @@ def _text(name: str | bytes) -> str:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapter of this rank, and for each rank the reason why it has none, None if it has one."""
+    """Adapter of this rank, and for each rank the reason why it has no adapter (None if it has one)."""
 
     own: Adapter | None
     refused: tuple[str | None, ...]
 
     def why_not(self, a: int, b: int) -> str | None:
-        """Return why two ranks have no adapters between them, None if they have."""
+        """Return why at least one of two ranks has no adapter, None if both have one."""
         for rank in (a, b):
             if self.refused[rank] is not None:
                 return f"rank {rank} has no mlx5 adapter: {self.refused[rank]}"
@@ -246,7 +245,7 @@ class Adapters:
 
 
 def survey(world: World) -> Adapters:
-    """Open this rank's adapter, and find out who else has one; collective over the world."""
+    """Open this rank's adapter, and gather which ranks have an adapter; collective over the world."""
     own, why = None, None
     try:
         own = open_adapter(world.machine_rank)

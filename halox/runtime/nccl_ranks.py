@@ -1,19 +1,21 @@
 """NCCL between the GPUs of all ranks of a communicator.
 
-A communicator of NCCL is made collectively when a plan or reduction first needs it, and serves all that come later on
-the same ranks. It lives as long as the process: destroying one waits for every CUDA graph that holds a send of it.
+The first plan or reduction that needs an NCCL communicator creates it collectively; all later ones on the same ranks
+share it. It lives as long as the process, since destroying it waits for every CUDA graph that contains one of its
+sends.
 
-NCCL's kernels wait for other ranks without a limit, in graphs as well. So each exchange marks its begin and end in
-words of host memory, as its kernels for packing and unpacking start, and a thread looks at them: where one has been
-under way for ``HALOX_TIMEOUT`` seconds the thread aborts the communicator. Its kernels end then, and the next call
-raises::
+NCCL's kernels, also in graphs, wait for other ranks without a time limit. So the pack kernel of each exchange marks the
+begin of the exchange in a word of host memory, and the unpack kernel marks the end of the NCCL transfer in a second
+word. A thread polls these words. If an exchange runs for ``HALOX_TIMEOUT`` seconds, the thread aborts the communicator.
+The NCCL kernels then end, and the next call raises::
 
     stream   ... | pack |  group of sends and receives  | unpack | ...
     word           1                                      2            a thread looks a few times a second
 
-NCCL matches what two ranks send and receive by order alone. So each plan and reduction has a name on its communicator,
-a number that is alike on all ranks, and its messages have that in front, or a message with it ahead. The kernels for
-unpacking compare: ranks that start their plans in different orders get an error, not another plan's bytes.
+NCCL matches the sends and receives of two ranks by order alone. So each plan and reduction has a name on its
+communicator, a number that is equal on all ranks. The name is at the front of each message, or is sent in a separate
+message ahead of it. The unpack kernels compare the names. Ranks that start their plans in different orders get an
+error, not another plan's bytes.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ _LOOK_S = 1e-3
 _SCRATCH_BYTES = 512
 
 AHEAD_BYTES = 128
-"""Bytes for a name ahead of what is sent with it, which begins at a line of the cache."""
+"""Bytes reserved for a name at the front of a message, so that the payload begins at a cache line."""
 
 NAME_BYTES = 16
-"""Bytes of a name that is sent alone, in a message; the name is in the first four."""
+"""Bytes of a separate message with a name; the name is in the first four bytes."""
 
 
 def why_no_nccl(context: Context) -> str | None:
-    """Return why the ranks cannot use NCCL, None if they can, the same on all; collective, for `Context.once`."""
+    """Return why the ranks cannot use NCCL, None if they can; equal on all ranks. Collective, for `Context.once`."""
     world, topology = context.world, context.find_gpus()
     for rank, gpu in enumerate(topology.gpus):
         if gpu is None:
@@ -80,16 +82,16 @@ def _version() -> int | str:
 
 
 def nccl_of(context: Context) -> NcclRanks:
-    """Return NCCL between a context's ranks, made if there is none yet or the last one has failed; collective.
+    """Return the NCCL communicator of a context's ranks; create it first if none exists or the last failed. Collective.
 
-    Raises a `HaloxError` on all ranks if it cannot be made within ``HALOX_TIMEOUT`` seconds.
+    Raises a `HaloxError` on all ranks if it cannot be created within ``HALOX_TIMEOUT`` seconds.
     """
     world, device = context.world, context.device
     assert device is not None
     key = f"nccl on GPU {device}"
     found: NcclRanks | None = world.ranks.kept.get(key)
     mine = None if found is None or found.failed else found.unique_id
-    # A rank that has used another GPU in between may have an older one.
+    # A rank that has used another GPU in between may hold an older communicator.
     is_common = all(one == mine for one in world.gather(mine, _MAKING))
     if found is not None and mine is not None and is_common:
         return found
@@ -100,9 +102,10 @@ def nccl_of(context: Context) -> NcclRanks:
 
 
 class NcclRanks:
-    """A communicator of NCCL over the ranks of a world, with their numbers, on this rank's GPU; collective to make.
+    """An NCCL communicator over the ranks of a world, on this rank's GPU, with the same rank numbers.
 
-    ``failed`` is the reason why it was aborted, empty while it has not been; ``unique_id`` is NCCL's name of it.
+    The constructor is collective. ``failed`` is the reason for an abort, empty if the communicator works. ``unique_id``
+    is the ncclUniqueId of the communicator.
     """
 
     _kind: type[HaloxError] = ExchangeTimeoutError
@@ -132,16 +135,17 @@ class NcclRanks:
         self._comm: int = world.guarded(make, _MAKING)
 
     def prepared(self, ops: Sequence[NcclOp]) -> Callable[[int], None]:
-        """Return a call that puts a group of sends and receives on a stream, given by its address.
+        """Return a function that enqueues a group of sends and receives on a stream, given by its address.
 
-        Between two ranks they are matched in their order. All peers must be connected.
+        NCCL matches the operations between two ranks in their order. All peers must be connected.
         """
         return self._nccl.prepared(self._comm, ops)
 
     def connect(self, world: World, targets: Collection[int], sources: Collection[int]) -> int:
-        """Connect this rank with others, which NCCL would do in the first exchange and cannot while one is captured.
+        """Connect this rank with its peers now, since NCCL cannot connect them while an exchange is captured.
 
-        Collective over the world: what is a target here is a source there. Returns a new name for messages.
+        Collective over the world: a rank that is a target here must list this rank as a source. Returns a new name for
+        messages.
         """
         self._names += 1
         wanted = {(True, peer) for peer in targets} | {(False, peer) for peer in sources}
@@ -174,16 +178,16 @@ class NcclRanks:
         return self._kind(self.failed)
 
     def fail(self, why: str, kind: type[HaloxError] = ExchangeTimeoutError) -> None:
-        """Abort the communicator; does not wait for that."""
+        """Abort the communicator; does not wait for the end of the abort."""
         with self._changing:
             if self.failed:
                 return
             self._kind, self.failed = kind, why
-        # It waits for all graphs with sends of the communicator.
+        # The abort waits for all graphs that contain sends of the communicator.
         threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True).start()
 
     def watch(self, watch: Watch) -> None:
-        """Look at a plan's exchanges from now on."""
+        """Monitor the exchanges of a plan from now on."""
         with self._changing:
             self._watched.append(watch)
             if self._thread is None:
@@ -191,7 +195,7 @@ class NcclRanks:
                 self._thread.start()
 
     def forget(self, watch: Watch) -> None:
-        """Watch a plan's exchanges no longer, and release the watch; its plan may be collected on any thread."""
+        """Stop monitoring a plan's exchanges, and release the watch; may be called by a finalizer on any thread."""
 
         def end() -> None:
             if watch in self._watched:
@@ -201,7 +205,7 @@ class NcclRanks:
         self._changing.do(end)
 
     def _look(self) -> None:
-        """Look at all exchanges until there are none to be watched."""
+        """Poll all monitored exchanges; return when no watch is left."""
         while True:
             with self._changing:
                 if not self._watched or self.failed:
@@ -210,7 +214,7 @@ class NcclRanks:
                 pause = min(watch.limit_s / _LOOKS for watch in self._watched)
                 whys = [watch.look() for watch in self._watched]
                 failure = next(filter(None, whys), None)
-                # Under the lock, since an abort frees the communicator.
+                # Query NCCL under the lock, since an abort frees the communicator.
                 if failure is None and (text := self._nccl.failure(self._comm)):
                     failure = text, ExchangeTimeoutError
             if failure is not None:
@@ -219,13 +223,13 @@ class NcclRanks:
 
 
 class Watch:
-    """Watch of the calls of one plan, or reduction, which leave ``begin`` and ``end`` on their stream.
+    """Watch of the calls of one plan or reduction, which launch the marks ``begin`` and ``end`` on their stream.
 
-    ``what`` is such a call in words, for errors, ``name`` that of its messages; ``names`` the address on the GPU of the
-    addresses at which the names of those from ``sources`` are received. ``limit_s`` is 0 for no limit, and ``begin``
-    None then.
+    ``what`` describes the calls in errors. ``name`` is the name of the plan's messages. ``names`` is the device address
+    of a table of addresses; there the kernel finds the names of the messages received from ``sources``. ``limit_s`` is
+    0 for no time limit; ``begin`` is None then.
 
-    The second word of the marks is set back here, so no end is missed between two looks, however short exchanges are.
+    `look` resets the second word of the marks. So it misses no end between two polls, however short the exchanges are.
     """
 
     def __init__(
@@ -252,7 +256,7 @@ class Watch:
             ranks.watch(self)
 
     def check(self) -> None:
-        """Raise if a call has failed: this plan's, or any over the communicator."""
+        """Raise if a call of this plan, or any other call on the communicator, has failed."""
         ranks = self._ranks
         if self._words[3]:
             ranks.fail(*self._mismatch())
@@ -261,7 +265,7 @@ class Watch:
             raise ranks.error()
 
     def look(self) -> tuple[str, type[HaloxError]] | None:
-        """Return why an exchange counts as failed, None if none does."""
+        """Poll the marks; return text and type of the error if an exchange has failed, else None."""
         now = time.monotonic()
         if self._words[3]:
             return self._mismatch()
@@ -289,9 +293,9 @@ class Watch:
         ), MismatchError
 
     def close(self) -> bool:
-        """End the watch, when the last exchange has ended, and return whether one has failed.
+        """End the watch after the last exchange, and return whether an exchange has failed.
 
-        Warns of a mismatch that was not raised.
+        Warns of a mismatch that `check` has not raised.
         """
         is_wrong = bool(self._words[3])
         if is_wrong and not self._is_told:
@@ -300,13 +304,13 @@ class Watch:
         return is_wrong or bool(self._ranks.failed)
 
     def release(self) -> None:
-        """Return the words of the marks, when nothing looks at them any more."""
+        """Return the words of the marks to the pool, once no thread polls them."""
         self._words.release()
         pools.HOST_WORDS.release(self._ranks.device, self._buffer)
 
 
 def write(device: int, values: Mapping[int, np.ndarray]) -> None:
-    """Write arrays to addresses on a GPU, and wait for that."""
+    """Write arrays to device addresses, and wait for the copies."""
     side, runtime = pools.SIDE_STREAMS.take(device), cupy().cuda.runtime
     for at, array in values.items():
         source, kind = array.ctypes.data, runtime.memcpyHostToDevice
@@ -316,7 +320,7 @@ def write(device: int, values: Mapping[int, np.ndarray]) -> None:
 
 
 def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str) -> Any:
-    """Return what a blocking call of NCCL returns, which goes on for ever in its thread if that takes too long."""
+    """Run a blocking NCCL call in a thread, and return its result; the thread keeps running after a timeout."""
     found: list[Any] = []
     errors: list[Exception] = []
     ended = threading.Event()
@@ -331,7 +335,7 @@ def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str
             ended.set()
 
     threading.Thread(target=run, daemon=True).start()
-    # A wait that lets the thread have the interpreter.
+    # This wait releases the global interpreter lock for the thread.
     world.waiter().until(
         lambda: ended.wait(_LOOK_S), lambda: f"rank {world.rank} has waited {waits}"
     )

@@ -1,4 +1,4 @@
-"""Addresses of memory that several ranks reach."""
+"""Addresses of memory that several ranks can access."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SegmentT = TypeVar("SegmentT", bound=Hashable)
 
 @dataclass(frozen=True)
 class Place(Generic[SegmentT]):
-    """Address in terms that mean the same to every rank of a node: a segment of an arena, and bytes into that."""
+    """Address with the same meaning on every rank of a node: a segment of an arena, and an offset in bytes."""
 
     segment: SegmentT
     offset: int = 0
 
     def at(self, offset: int) -> Self:
-        """Return the place some bytes further on."""
+        """Return the place ``offset`` bytes further."""
         return replace(self, offset=self.offset + offset)

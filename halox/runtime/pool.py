@@ -1,4 +1,4 @@
-"""Pool of communicators, an attribute of the user's: one that is released serves the next object on the same ranks."""
+"""Pool of released communicators, stored as an attribute of the user's communicator and reused on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMED = 32
 
 
 class _Kept:
-    """Communicators made for one of the user's, by a number that is the same on all ranks."""
+    """Communicators made for one user communicator; their indices in ``all`` are equal on all ranks."""
 
     def __init__(self) -> None:
         self.all: list[Communicator | None] = []
@@ -29,17 +29,17 @@ class _Kept:
         self.is_gone = False
 
     def offered(self) -> int:
-        """Return the numbers of those that may be taken, as bits."""
+        """Return the numbers of the free communicators with the current ``HALOX_NODE``, as a bit mask."""
         name = node_name()
         found = 0
-        for number in tuple(self.free):  # the collector may release another one meanwhile
+        for number in tuple(self.free):  # a finalizer may release another one meanwhile
             one = self.all[number]
             if one is not None and one.node_name == name:
                 found |= 1 << number
         return found
 
     def destroy(self) -> None:
-        """Free the unused ones; the rest follows on release."""
+        """Free the unused communicators; the others are freed on release."""
         self.is_gone = True
         for number in sorted(self.free):
             one = self.all[number]
@@ -51,11 +51,11 @@ class _Kept:
 def acquire(
     mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
 ) -> tuple[Communicator, Callable[[], None], list[str]]:
-    """Return a communicator of a user's ranks that nothing else uses; collective over ``parent``.
+    """Return an unused communicator over the ranks of ``parent``; collective over ``parent``.
 
-    Also returns a function that releases it, local and harmless when repeated, and the error of each rank, empty for
-    those that can go on. ``making`` names the purpose in the text of a timeout. Raises `ExchangeTimeoutError` if a
-    rank is missing after ``limit_s`` seconds; 0 is no limit.
+    Also returns a function that releases the communicator, and the errors of all ranks. The release function is local
+    and harmless when repeated. Each rank passes its ``error``, or an empty text. ``making`` names the purpose in the
+    text of a timeout. Raises `ExchangeTimeoutError` if a rank is missing after ``limit_s`` seconds; 0 means no limit.
     """
     kept = _kept_by(mpi, parent)
     common = _common(mpi, parent, kept.offered(), making, limit_s)
@@ -68,7 +68,7 @@ def acquire(
         kept.all += [None] * (number - len(kept.all)) + [found]
 
     def release() -> None:
-        if found.watch.failed or found.watch.is_spoiled:  # late messages may come
+        if found.watch.failed or found.watch.is_spoiled:  # late messages may arrive on it
             return
         if kept.is_gone or number >= _MOST_KEPT:
             found.destroy()
@@ -81,9 +81,9 @@ def acquire(
 def _common(
     mpi: ModuleType, parent: MPI.Intracomm, offered: int, making: str, limit_s: float
 ) -> int:
-    """Return the bits that all ranks offer; the first step in which they meet.
+    """Return the bits that are set on all ranks; the first collective step of a constructor.
 
-    Each rank's are broadcast separately where ranks are few, so that the missing ones can be named.
+    With few ranks, each rank broadcasts its bits separately, so that a timeout can name the missing ranks.
     """
     rank, size = parent.rank, parent.size
     bits = np.full(size, -1, "i8")
@@ -117,7 +117,7 @@ def _common(
 
 
 def _kept_by(mpi: ModuleType, parent: MPI.Intracomm) -> _Kept:
-    """Return the pool that a user's communicator keeps."""
+    """Return the pool stored on a user's communicator; create it at the first use."""
     keyval = _keyval(mpi)
     kept = cast("_Kept | None", parent.Get_attr(keyval))
     if kept is None:

@@ -1,4 +1,4 @@
-"""Arrays that calls have been given before."""
+"""Recognition of arrays that were passed to earlier calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST = 512
 
 
 class RecurringArrays:
-    """Arrays of earlier calls by identity: what is prepared for temporaries would cost more than it saves."""
+    """Arrays of earlier calls, by identity. Preparing a call for temporary arrays would cost more than it saves."""
 
     __slots__ = ("_met",)
 
@@ -17,7 +17,7 @@ class RecurringArrays:
         self._met: dict[int, weakref.ref[object]] = {}
 
     def meet(self, arrays: Sequence[object]) -> bool:
-        """Whether all arrays were met before; temporaries never were, even at an address used before."""
+        """Return whether all arrays were passed before, and remember them; a new array at an old address is unknown."""
         met, known = self._met, True
         for array in arrays:
             if array is None:
@@ -30,10 +30,10 @@ class RecurringArrays:
                     met.clear()
                 try:
                     met[key] = weakref.ref(array)
-                except TypeError:  # of what cannot be watched
+                except TypeError:  # the type does not support weak references
                     continue
         return known
 
     def forget(self) -> None:
-        """Meet all arrays anew."""
+        """Forget all arrays."""
         self._met.clear()

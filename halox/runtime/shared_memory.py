@@ -1,4 +1,4 @@
-"""POSIX shared memory between the ranks of a node: files below /dev/shm, private to the user, unlinked at once."""
+"""POSIX shared memory between the ranks of a node: files in /dev/shm, private to the user, unlinked after mapping."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _MADV_POPULATE_WRITE = 23
 
 
 def fence() -> None:
-    """Order loads and stores before and after.
+    """Full memory barrier: order all earlier loads and stores before all later ones.
 
-    Taking and releasing a lock twice is a full barrier on processors of weak order: nothing moves before the first
-    release together with behind the second taking. It is a new lock, since a finalizer may need a fence in between.
+    Acquiring and releasing a lock twice is a full barrier on weakly ordered processors. Earlier accesses stay before
+    the first release, and later accesses stay behind the second acquire. Each call makes a new lock, since a finalizer
+    may interrupt it and call `fence` too.
     """
     lock = Lock()
     for _ in range(2):
@@ -41,7 +42,7 @@ def fence() -> None:
 
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
-"""Whether `fence` must enforce the order in which other ranks see stores: x86 processors keep it by themselves."""
+"""Whether other ranks see stores in program order only with `fence`; x86 processors guarantee the order."""
 
 
 def new_name() -> str:
@@ -55,7 +56,7 @@ def rounded(nbytes: int) -> int:
 
 
 def space_left() -> int:
-    """Return the bytes of shared memory that are free, 0 where there is none."""
+    """Return the free shared memory in bytes, 0 if the system has none."""
     try:
         status = os.statvfs(FOLDER)
     except OSError:
@@ -64,9 +65,10 @@ def space_left() -> int:
 
 
 class SharedSegment:
-    """A mapped file of shared memory, as an array ``memory`` of bytes.
+    """A mapped file of shared memory; ``memory`` is a byte array over it.
 
-    The mapping ends with the last view of it; the memory is free once no rank maps it and it has no name.
+    The mapping ends with the last view of ``memory``. The system frees the memory once no rank maps the file and the
+    file is unlinked.
     """
 
     def __init__(self, mapping: mmap.mmap) -> None:
@@ -76,31 +78,31 @@ class SharedSegment:
 
     @cached_property
     def start(self) -> int:
-        """Its address in this process."""
+        """Address of the memory in this process."""
         return int(self.memory.ctypes.data)
 
     def trim(self) -> None:
-        """Return the pages to the system; the contents are zeros afterwards."""
+        """Return the pages to the system; the memory reads as zeros afterwards."""
         if self._mapping is not None:
             with suppress(OSError, AttributeError):
                 self._mapping.madvise(mmap.MADV_REMOVE)
 
     def fill(self) -> None:
-        """Take all pages from the system; raise OSError if there is too little shared memory."""
+        """Allocate all pages; raise OSError if there is too little shared memory."""
         if self._mapping is not None:
             try:
                 self._mapping.madvise(_MADV_POPULATE_WRITE)
             except OSError as error:
-                if error.errno != 22:  # kernels before Linux 5.14 do not know the advice
+                if error.errno != 22:  # EINVAL: kernels before Linux 5.14 do not have this advice
                     raise
                 if space_left() < self.nbytes:
                     raise
 
 
 def create(name: str, nbytes: int) -> SharedSegment:
-    """Make a file of shared memory, all of its pages taken from the system, and map it.
+    """Create a file of shared memory, allocate all its pages, and map it.
 
-    Raises OSError, and leaves no file, if there is too little shared memory or none.
+    Raises OSError, and leaves no file, if there is too little shared memory or no /dev/shm.
     """
     path = os.path.join(FOLDER, name)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -125,7 +127,7 @@ def create(name: str, nbytes: int) -> SharedSegment:
 
 
 def attach(name: str) -> SharedSegment:
-    """Map a file that another rank has made; raise OSError if it is missing or may not be mapped."""
+    """Map a file that another rank has created; raise OSError if it is missing or cannot be mapped."""
     handle = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return SharedSegment(mmap.mmap(handle, os.fstat(handle).st_size))

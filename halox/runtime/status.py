@@ -1,15 +1,16 @@
-"""Status of the ranks of a communicator: the latest collective call of each, and the rank it waits for.
+"""Status of the ranks of a communicator: the latest collective calls of each rank, and whether it waits or has failed.
 
-Each rank of a node has a block in memory that they share, written by itself alone::
+Each rank has a block in the shared memory of its node. Only this rank writes to its block, except for the word
+`ANY_FAILED`::
 
     | count | wait | calls: a ring of 64 words | slot 0 | slot 1 |
 
-``count`` and the slots carry the objects that ranks gather (`halox.runtime.communicator`). A word of the ring is the
-number of a call and its code. Numbers count the collective calls of one grid, so that ranks which make the same
-calls have the same words. A rank that has waited long compares them: words of one number that differ are calls that
-differ, and no wait for them can end.
+``count`` and the slots carry the objects that ranks gather (`halox.runtime.communicator`). A word of the ring has the
+number of a call and its code. The numbers count the collective calls of one grid, exchange or allreduce, so ranks that
+make the same calls have equal words. A rank that has waited long compares its words with the words of other ranks. Two
+different words with the same number mean that the ranks made different calls, and that a wait between them cannot end.
 
-Ranks of other nodes are sent messages after a second of waiting, at most one pending to each.
+After a second of waiting, a rank also sends its word to ranks of other nodes, with at most one pending message to each.
 """
 
 from __future__ import annotations
@@ -65,39 +66,40 @@ CALLS = (
     "save",
     "load",
 )
-"""Names of the calls that are counted; their places here are their codes."""
+"""Names of the counted calls; the index of a name is its code."""
 
 CODE_BITS = 20
 """Bits of a call's word that hold its code; the others hold its number."""
 
 BLOCK_BYTES = 8192
 SLOT_BYTES = 3520
-"""Bytes of a slot, behind its head: the call that it belongs to, the bytes of the whole object, and its kind."""
+"""Bytes of a slot without its head; the head has the word of the call, the size of the whole object, and its kind."""
 
 _HEAD_BYTES = 64  # a cache line, so that values in slots are aligned alike on all ranks
 _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS = 12
-# Words of `Block.wait`: whether the rank waits; the call in which it has found a mismatch, and of whom; whether it has
-# printed it; whether a call has failed on it; in the block of the node's first rank, whether one has on any.
+# Words of `Block.wait`: whether the rank waits; the call in which it has found a mismatch, the other rank, and the
+# words of both ranks; the call for which it has printed a notice; whether a call has failed on it. The last word is
+# used only in the block of the node's first rank: whether a call has failed on any rank of the node.
 _WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _TOLD, _FAILED, ANY_FAILED = _FIELDS = range(8)
 _NOTICE_S = 10.0
 _NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
 _MOST_NOTES = 64
-_HAS_FAILED = -1  # in place of the rank that a note is about: a call has failed on the sender
+_HAS_FAILED = -1  # in the rank entry of a note: a call has failed on the sender
 
 
 _CODES = {name: number << _PLAN_BITS for number, name in enumerate(CALLS)}
 
 
 def code_of(name: str, plan: int = 0) -> int:
-    """Return the code of a call, of a certain plan where there is one."""
+    """Return the code of a call; ``plan`` is the number of its plan, 0 without a plan."""
     return _CODES[name] | plan % (1 << _PLAN_BITS)
 
 
 def name_of(word: int) -> str:
-    """Return the name of the call of a word."""
+    """Return the name of the call that a word encodes."""
     number = (word & ((1 << CODE_BITS) - 1)) >> _PLAN_BITS
     return CALLS[number] if number < len(CALLS) else CALLS[0]
 
@@ -151,7 +153,7 @@ def mismatch(words: Sequence[tuple[int, int]]) -> MismatchError:
 
 
 class Block:
-    """Status of one rank of the node, as views (int64) of memory that all of them map; see the module's head."""
+    """Status of one rank of the node, as int64 views of shared memory; see the module's docstring."""
 
     def __init__(self, memory: Bytes) -> None:
         self.count = memory[:8].data.cast("B").cast("q")
@@ -167,18 +169,19 @@ class Block:
         return max(self.ring)
 
     def call(self, number: int) -> int | None:
-        """Return the word of a call, None if it is not among the latest ones."""
+        """Return the word of call ``number``, None if the ring does not contain it."""
         word = self.ring[number % _RING_WORDS]
         return word if word >> CODE_BITS == number and word else None
 
 
 class CallWatch:
-    """Position of this rank among the collective calls of one communicator, and the view of the others'.
+    """Progress of this rank through the collective calls of a communicator, and its view of the other ranks.
 
-    ``blocks`` are those of the ranks of this node, ``pids`` their processes where they can be looked up.
-    ``note_after_s`` is the wait in seconds after which ranks of other nodes are asked. ``failed`` is the reason why no
-    further call can be made, empty while all is well; ``first`` has the words of the node's first rank. ``is_spoiled``
-    says that messages of a failed exchange may still be on their way: no later object may use the communicator.
+    ``blocks`` are the blocks of the ranks of this node. ``pids`` are the processes of the ranks in the same PID
+    namespace. After a wait of ``note_after_s`` seconds, this rank exchanges notes with ranks of other nodes. ``failed``
+    is the reason why no further call is possible; it is empty as long as no call has failed. ``first`` has the status
+    words of the node's first rank. ``is_spoiled`` says that messages of a failed exchange may still arrive, so that no
+    later object may use the communicator.
     """
 
     def __init__(
@@ -192,7 +195,7 @@ class CallWatch:
         self.word = 0
         self.failed = ""
         self.is_spoiled = False
-        self._failed_ranks: set[int] = set()  # of other nodes
+        self._failed_ranks: set[int] = set()  # on other nodes
         self._notes: dict[int, tuple[MPI.Request, Array]] = {}
         self._heard: dict[int, int] = {}
         self._is_told = False
@@ -226,7 +229,7 @@ class CallWatch:
     # Failures
 
     def fail(self, why: str) -> None:
-        """Refuse all further calls, and tell the ranks that may wait for this one; local, does not wait."""
+        """Disable all further calls, and notify the ranks that may wait for this rank; local, does not block."""
         if self.failed:
             return
         self.failed = why
@@ -236,7 +239,7 @@ class CallWatch:
             self._send_notes(note)
 
     def find_failed(self, ranks: Sequence[int]) -> int | None:
-        """Return one of some ranks, by default of all, on which a call has failed, if this rank knows of any."""
+        """Return a rank among ``ranks`` (all if empty) on which a call has failed, None if no failure is known."""
         for rank in ranks or range(self._comm.size):
             block = self.blocks.get(rank)
             if rank in self._failed_ranks or (block is not None and block.wait[_FAILED]):
@@ -244,7 +247,7 @@ class CallWatch:
         return None
 
     def look_for_failed(self, ranks: Sequence[int]) -> None:
-        """Raise `ExchangeTimeoutError` if a call has failed on one of some ranks, by default of all."""
+        """Raise `ExchangeTimeoutError` if a call has failed on one of ``ranks`` (all if empty)."""
         rank = self.find_failed(ranks)
         if rank is not None:
             why = f"rank {self.rank} has waited in {word_text(self.word)} for rank {rank}, where a call has failed"
@@ -256,12 +259,12 @@ class CallWatch:
     # Waits
 
     def publish(self, *, waits: bool) -> None:
-        """Publish that this rank waits, or no longer does."""
+        """Publish whether this rank waits."""
         self._is_told = False
         self._own.wait[_WAITING] = waits
 
     def look(self, ranks: Sequence[int], waited_s: float) -> None:
-        """Raise `MismatchError` if another rank has made another call, `ExchangeTimeoutError` if one has ended."""
+        """Raise `MismatchError` if ranks are in different calls, `ExchangeTimeoutError` if one ended or failed."""
         for rank, block in self.blocks.items():
             if rank != self.rank:
                 self._compare(rank, block)
@@ -291,14 +294,14 @@ class CallWatch:
         if not mine or not theirs or mine == theirs:
             return
         if name_of(mine) == name_of(theirs) == "start of a plan":
-            return  # started in another order, which may still end well
+            return  # plans started in a different order may still complete
         wait = self._own.wait
         wait[_OTHER_RANK], wait[_MINE], wait[_THEIRS] = rank, mine, theirs
-        wait[_BROKEN] = self.word  # last: it publishes the others
+        wait[_BROKEN] = self.word  # written last: it publishes the words above
         raise self._fails([(self.rank, mine), (rank, theirs)])
 
     def _fails(self, words: Sequence[tuple[int, int]]) -> MismatchError:
-        """Return the error, and record it as the failure of the communicator."""
+        """Return the `MismatchError`, and record it as the failure of the communicator."""
         error = mismatch(sorted(words))
         self.failed = str(error)
         return error
@@ -313,7 +316,7 @@ class CallWatch:
                 )
 
     def report(self, ranks: Sequence[int]) -> str:
-        """Return this rank's place and those of the ranks that it waits for."""
+        """Return the call of this rank and the calls of the ranks that it waits for, as text."""
         if not self.word:
             return ""
         if len(self.blocks) < self._comm.size:
@@ -323,7 +326,7 @@ class CallWatch:
         return f" in {word_text(self.word)}{there}"
 
     def _behind(self) -> list[int]:
-        """Return the ranks that have not reached this rank's call, as far as it knows."""
+        """Return the ranks that, to this rank's knowledge, have not reached its call."""
         number = self.number
         near = {rank for rank, block in self.blocks.items() if block.last() >> CODE_BITS < number}
         far = set(range(self._comm.size)) - set(self.blocks)
@@ -342,7 +345,7 @@ class CallWatch:
         return f"the last call of rank {rank} is {word_text(last)}"
 
     def _tell(self, ranks: Sequence[int], waited_s: float) -> None:
-        """Print who is waited for, on the first rank that waits."""
+        """Print the ranks that are waited for, on the first waiting rank only."""
         for rank, block in self.blocks.items():
             if rank < self.rank and block.wait[_WAITING]:
                 return
@@ -364,7 +367,7 @@ class CallWatch:
     # Ranks of other nodes
 
     def _exchange_notes(self, ranks: Sequence[int]) -> None:
-        """Tell ranks of other nodes which call this one waits in, and receive their notes."""
+        """Send the word of this rank's call to ranks of other nodes, and receive their notes."""
         for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
             del self._notes[rank]
         far = [rank for rank in ranks or range(self._comm.size) if rank not in self.blocks]
@@ -397,7 +400,7 @@ class CallWatch:
                 raise
 
     def _spread(self, rank: int, mine: int, theirs: int) -> None:
-        """Tell ranks of other nodes that calls differ, so that they do not wait to the end."""
+        """Notify ranks of other nodes of a mismatch, so that they do not wait for the timeout."""
         for word in {self.word, theirs}:
             self._send_notes(np.array([word, rank + 1, mine, theirs], "i8"))
 

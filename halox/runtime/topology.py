@@ -1,7 +1,7 @@
-"""GPUs of all ranks, and the memory that each of them can map: tried once a communicator.
+"""GPUs of all ranks, and the pairs of ranks that can map each other's memory; tested once per communicator.
 
-Ordinals say nothing here, since CUDA_VISIBLE_DEVICES renumbers and hides GPUs rank by rank; so GPUs are compared by
-their UUIDs, and memory is mapped to find out whether it can be.
+CUDA_VISIBLE_DEVICES renumbers and hides GPUs differently on each rank, so device ordinals cannot be compared. Instead,
+GPUs are compared by UUID, and each rank tries to map the memory of the others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SURVEYING = "the survey of GPUs"
 class Topology:
     """GPUs of all ranks: for each rank its GPU's UUID (None on the host) and its node.
 
-    ``unmapped`` and ``no_events`` have the reasons why the first rank of a pair of one node cannot map the second
-    one's memory, or wait for its events.
+    For pairs of ranks (a, b) on one node, ``unmapped`` has the reason why a cannot map the memory of b, and
+    ``no_events`` the reason why a cannot wait for events of b.
     """
 
     gpus: tuple[str | None, ...]
@@ -32,7 +32,7 @@ class Topology:
     no_events: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def sharers(self, rank: int) -> tuple[int, ...]:
-        """Return the other ranks that work on a rank's GPU."""
+        """Return all further ranks that use the GPU of a rank."""
         own = self.gpus[rank]
         return tuple(
             other for other, gpu in enumerate(self.gpus) if own and gpu == own and other != rank
@@ -40,11 +40,11 @@ class Topology:
 
     @property
     def all_map(self) -> bool:
-        """Whether all ranks are on one node, and all with GPUs can map one another's memory."""
+        """Whether all ranks are on one node, and all ranks with GPUs can map each other's memory."""
         return not self.unmapped and len(set(self.nodes)) <= 1
 
     def why_unmapped(self, a: int, b: int) -> str | None:
-        """Return why two ranks cannot map one another's device memory, None if they can."""
+        """Return why two ranks cannot map each other's device memory, None if they can."""
         for rank in (a, b):
             if self.gpus[rank] is None:
                 return f"rank {rank} has no arrays on a GPU"
@@ -53,12 +53,12 @@ class Topology:
         return self.unmapped.get((a, b)) or self.unmapped.get((b, a))
 
     def why_no_events(self, a: int, b: int) -> str | None:
-        """Return why two ranks' streams cannot wait for one another, None if they can, and can map memory."""
+        """Return why two ranks cannot map memory, or why their streams cannot wait for each other; else None."""
         why = self.why_unmapped(a, b)
         return why or self.no_events.get((a, b)) or self.no_events.get((b, a))
 
     def why_no_signals(self, a: int, b: int) -> str | None:
-        """Return why two ranks' kernels cannot wait for one another, None if they can.
+        """Return why kernels of two ranks cannot wait for each other, None if they can.
 
         A kernel that waits for another rank must not keep that rank from running.
         """
@@ -73,7 +73,7 @@ class Topology:
 
 
 def survey(world: World, arena: DeviceArena | None, events: EventPool | None) -> Topology:
-    """Find out the GPUs of all ranks and try to map the memory of those on this node; collective."""
+    """Gather the GPUs of all ranks, and try to map the memory and events of the ranks on this node; collective."""
     offer: tuple[Mapping[Allocation, bytes], Mapping[int, bytes]] = ({}, {})
     block, numbers = None, []
     if arena is not None and events is not None:

@@ -1,4 +1,4 @@
-"""Small JSON files of the user, below ``XDG_CACHE_HOME``: validated on reading, replaced atomically."""
+"""Small JSON files in the user's ``XDG_CACHE_HOME``: checked when read, replaced atomically."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 20
-"""Size beyond which a file is none of halox's: an entry takes a few kilobytes."""
+"""Largest accepted file; a file of halox has a few kilobytes per entry."""
 
 
 def cache_folder() -> Path:
     """Return ``halox`` in ``XDG_CACHE_HOME``, or in ``~/.cache`` by default.
 
-    Raises RuntimeError if the user has no home directory and ``XDG_CACHE_HOME`` names none.
+    Raises RuntimeError if ``XDG_CACHE_HOME`` is not an absolute path and the user has no home directory.
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
-    # By the specification a relative path counts as none.
+    # The XDG specification says to ignore a relative path.
     return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "halox"
 
 
 def read_json(path: Path) -> Any:
-    """Return the contents of a file; a pipe in its place is not read.
+    """Return the contents of a regular file; pipes and devices are not read.
 
-    Raises OSError if it is missing, irregular, too large or unreadable, and ValueError if it is no JSON or nested too
-    deeply.
+    Raises OSError if the file is missing, irregular, too large or unreadable, and ValueError if the text is not JSON or
+    nested too deeply.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
@@ -45,9 +45,10 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a file, and the folders above it; readers see the old one or the new one, never half of one.
+    """Write a file and create its folders; readers see the old file or the new one, never a partial file.
 
-    Raises OSError if it cannot be written, ValueError if the value is no JSON; nothing is left behind then.
+    Raises OSError if the file cannot be written, and ValueError if JSON cannot represent the value. No temporary file
+    remains after an error.
     """
     try:
         text = json.dumps(value, indent=1, allow_nan=False)

@@ -10,11 +10,11 @@ from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.runtime.status import CallWatch
 
 DEFAULT_TIMEOUT_S = 300.0
-"""Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
+"""Default time limit of a wait in seconds, if ``HALOX_TIMEOUT`` is not set."""
 
 _MOST_S = 1e9
 SPINS = 200
-"""Looks at a flag before a wait is made of it, where ranks have cores of their own."""
+"""Number of polls of a flag before a `Waiter` is used, if the ranks do not share cores."""
 
 _SPINS_BEFORE_YIELD = 200
 _YIELDS_BEFORE_CLOCK = 200
@@ -23,7 +23,7 @@ _BUSY_S = 1.0
 _NAP_S = 0.0005
 
 Ranks = Callable[[], Sequence[int]]
-"""Returns the ranks that are waited for."""
+"""Function that returns the ranks that are waited for."""
 
 
 def timeout_s() -> float:
@@ -43,24 +43,25 @@ def timeout_s() -> float:
 
 
 UNDER_WAY: dict[object, Callable[[], object]] = {}
-"""Exchanges between ``start`` and ``finish`` whose neighbours may wait for a step of this rank; empty in most programs.
+"""Step functions of exchanges between ``start`` and ``finish`` for which neighbours may wait; usually empty.
 
-An exchange that reads the neighbours' arrays in place ends when they have read this rank's cells too. Were that
-done in ``finish`` alone, two plans finished in another order on each rank would deadlock::
+On some paths an exchange reads the neighbours' arrays in place. The exchange ends when the neighbours have also read
+this rank's cells. If each rank did its reads only in ``finish``, two plans that are finished in a different order on
+each rank would deadlock::
 
     A: p.start | q.start | p.finish: waits for B to read ............ | q.finish
     B: p.start | q.start | q.finish: waits for A to read ............ | p.finish
 
-So a waiting rank takes the steps of the other exchanges that it has started, as soon as they can be taken. Each has
-here the function that takes its step, if that can be taken, and does not wait.
+So a waiting rank also performs the steps of the other exchanges that it has started. The step function of an exchange
+performs the exchange's step if it is possible now, and does not block.
 """
 
 
 class Waiter:
-    """Wait for a condition: busily at first, then yielding to other ranks on the core.
+    """Wait for a condition: first by busy polling, then yielding to other ranks on the core, then sleeping.
 
-    ``limit_s`` seconds at most, 0 for no limit; ``crowded`` ranks share cores, so that spinning would only delay the
-    others; ``watch`` observes long waits.
+    A wait lasts at most ``limit_s`` seconds; 0 means no limit. ``crowded`` ranks share cores and do not spin, since
+    spinning would delay the other ranks. ``watch`` checks the ranks' progress during long waits.
     """
 
     __slots__ = ("limit_s", "spins", "watch")
@@ -78,8 +79,8 @@ class Waiter:
     ) -> None:
         """Return once ``ready()`` is true; ``what`` describes the wait in the text of a timeout.
 
-        Raises `ExchangeTimeoutError` after the limit, or as soon as a rank that is waited for has ended, and
-        `MismatchError` if another rank has made another call.
+        Raises `ExchangeTimeoutError` after the limit, or once the process of an awaited rank has ended. Raises
+        `MismatchError` if another rank has made a different call.
         """
         for _ in range(self.spins):
             if ready():
@@ -114,7 +115,7 @@ class Waiter:
                     if watch is not None and is_published:
                         watch.look(ranks(), now - start)
                 except HaloxError:
-                    if ready():  # since the last look
+                    if ready():  # became true since the last poll
                         return
                     raise
                 if watch is not None and not is_published:

@@ -1,6 +1,6 @@
-"""Ranks that work together: the view that one grid, exchange or allreduce has of a private communicator.
+"""Ranks of one grid, exchange or allreduce, with checked access to a private communicator.
 
-Every wait for other ranks here ends after ``HALOX_TIMEOUT`` seconds, so that ranks whose programs diverge raise an
+Every wait for other ranks here ends after ``HALOX_TIMEOUT`` seconds. Ranks with diverging programs therefore raise an
 error instead of hanging.
 """
 
@@ -54,7 +54,7 @@ Said = TypeVar("Said")
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
 _is_fork: list[bool] = []
-"""Not empty in a process that was forked from one of several ranks."""
+"""Not empty in a process that was forked from an MPI rank, if there are several ranks."""
 
 
 def load_mpi() -> ModuleType:
@@ -71,20 +71,20 @@ def load_mpi() -> ModuleType:
 
 
 class World:
-    """Ranks of ``comm`` (None is ``MPI.COMM_WORLD``) with a private communicator, and their places on nodes.
+    """Ranks of ``comm`` (``MPI.COMM_WORLD`` if None), with a private communicator and their placement on nodes.
 
-    ``making`` is the call that makes it, as errors name it. Collective. Raises `StateError` if another thread is
-    making one.
+    ``making`` is the name of the constructing call, for errors. The constructor is collective. It raises `StateError`
+    if another thread is constructing a world.
 
-    A node is a set of ranks that can share memory. ``HALOX_NODE`` divides it further: ranks of a machine with
-    different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
-    ``HALOX_DEBUG=1`` prints every collective call of every rank, with the time.
+    A node is a set of ranks that can share memory. ``HALOX_NODE`` divides it further: ranks of a machine with different
+    values are on different nodes, and ``HALOX_NODE=rank`` makes every rank a separate node. ``HALOX_DEBUG=1`` prints
+    every collective call of every rank, with the time.
 
-    ``ranks`` is the communicator with all that its ranks share, which outlives the world: ``comm`` the duplicate,
-    ``data_comm`` one for collectives that carry users' data, and ``node_comm`` one of the ranks of this node. ``nodes``
-    has for each rank the number of its node, ``node_ranks`` for each rank of this node its place among them;
-    ``machine_rank`` is this rank's place among those of its machine. Ranks are ``crowded`` if some node has more of
-    them than cores. ``guard`` is that of the collective calls on these ranks.
+    ``ranks`` is the `Communicator` with its shared resources; it outlives the world. ``comm`` is the duplicate of the
+    user's communicator. ``data_comm`` is used for collectives on users' data, and ``node_comm`` has the ranks of this
+    node. ``nodes`` has the node number of each rank. ``node_ranks`` maps each rank of this node to its index on the
+    node. ``machine_rank`` is the index of this rank on its machine. ``crowded`` is True if some node has more ranks
+    than cores. ``guard`` is the `CallGuard` of the collective calls on these ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, making: str = "a call") -> None:
@@ -105,7 +105,7 @@ class World:
         if _is_fork:
             raise HaloxError(f"{making} is impossible here: {_FORKED}")
         self.mpi = mpi
-        settings, error = _attempt(_settings)  # an error may be of this rank alone
+        settings, error = _attempt(_settings)  # the settings may be invalid on this rank alone
         self.limit_s, self._debug = settings or (DEFAULT_TIMEOUT_S, False)
         self.guard = CallGuard()
         with alone_in_making():
@@ -135,21 +135,21 @@ class World:
 
     @property
     def failed(self) -> str:
-        """The failure after which no further call can be made, empty while all is well."""
+        """The error after which no further call is possible; empty as long as no call has failed."""
         return self.ranks.watch.failed
 
     @property
     def turn(self) -> int | None:
-        """Turn of this rank when the machine's GPUs are assigned; None for a rank alone."""
+        """Index of this rank in the assignment of the machine's GPUs; None if the world has one rank."""
         return None if self.size == 1 else self.machine_rank
 
     # Calls
 
     def begin(self, name: str, detail: object = None) -> None:
-        """Count a collective call, one of `halox.runtime.status.CALLS`, which other ranks must make as well.
+        """Count a collective call, one of `halox.runtime.status.CALLS`, which all other ranks must make too.
 
-        ``detail`` is an argument of it, for the log of ``HALOX_DEBUG``. Raises `ClosedError` if the world was closed,
-        and `StateError` if another thread is inside a call.
+        ``detail`` is an argument of the call, for the log of ``HALOX_DEBUG``. Raises `ClosedError` if the world was
+        closed, and `StateError` if another thread is inside a call.
         """
         self.check_open()
         if self.guard.user > 0 and self.guard.user != get_ident():
@@ -161,7 +161,7 @@ class World:
             self._log(name, detail)
 
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
-        """Return the counter of a plan's runs, None for a rank alone."""
+        """Return the function that counts the runs of a plan; None if there is nothing to count or log."""
         tick = None if self.size == 1 else self.ranks.watch.ticker(code_of(name, plan))
         if not self._debug:
             return tick
@@ -187,7 +187,7 @@ class World:
     # Waits
 
     def waiter(self) -> Waiter:
-        """Return the waiter with this world's limit."""
+        """Return the `Waiter` with this world's time limit."""
         return self.ranks.waiter
 
     def check_open(self) -> None:
@@ -208,11 +208,11 @@ class World:
         *,
         collective: bool = False,
     ) -> None:
-        """Wait for requests at most for the limit.
+        """Wait for requests, at most for the time limit.
 
-        ``what`` names the purpose of the wait in the text of a timeout, and ``ranks`` returns the ranks that are
-        waited for where they are known. After a failure in a ``collective`` of MPI no further call can be made. Raises
-        `ExchangeTimeoutError` at the limit, and `MismatchError` if another rank has made another call.
+        ``what`` names the purpose of the wait in the text of a timeout. ``ranks`` returns the ranks that are waited
+        for, if they are known. If an MPI collective fails (``collective``), no further call is possible. Raises
+        `ExchangeTimeoutError` at the limit, and `MismatchError` if another rank has made a different call.
         """
 
         def text() -> str:
@@ -225,17 +225,18 @@ class World:
             self.ranks.waiter.until(ready, text, ranks)
 
     def wait_all(self, requests: Sequence[MPI.Request], what: str) -> None:
-        """Wait for requests of a collective of MPI, as `wait` does."""
+        """Wait for requests of an MPI collective; see `wait`."""
         self.wait(requests, what, collective=True)
 
     # Agreement
 
     def gather(self, mine: Said | None, doing: str, error: Exception | None = None) -> list[Said]:
-        """Return an object of every rank, in the order of the ranks, or raise on all of them.
+        """Return an object of every rank, in rank order, or raise an error on all ranks.
 
-        ``mine`` can be pickled, ``doing`` names the common step in the text of a timeout, and ``error`` is the reason
-        why this rank has no object. An error of any rank is raised on all: the kind of the first one, with the texts
-        of all. Also raises `MismatchError` on all if ranks are in different calls, and `ExchangeTimeoutError`.
+        ``mine`` is this rank's object and must be picklable. ``doing`` names the collective step in the text of a
+        timeout. ``error`` is the reason why this rank has no object. If any rank has an error, all ranks raise an error
+        of the first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
+        different calls, and `ExchangeTimeoutError`.
         """
         if self.size == 1:
             if error is not None:
@@ -249,13 +250,14 @@ class World:
         try:
             found = self.ranks.gather(sent, doing)
         except MismatchError as other:
-            # The others are in another call because of it, maybe: this rank's user must read it all the same.
+            # The other ranks may be in another call because of this rank's error, so report this error and not the
+            # mismatch.
             raise (error or other) from (None if error is None else other)
         self.raise_errors(found, doing, error)
         return [cast("Said", None) if one is None else one[1] for one in found]
 
     def raise_errors(self, found: Sequence[Any], doing: str, own: Exception | None = None) -> None:
-        """Raise the errors in what all ranks have gathered; `MismatchError` if some have gathered values instead."""
+        """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
         others = [(rank, one) for rank, one in enumerate(found) if one is not None and one[0]]
         if not others:
             return
@@ -269,7 +271,7 @@ class World:
             )
 
     def agree(self, error: Exception | None, doing: str) -> None:
-        """Raise on all ranks or on none; see `gather`."""
+        """Raise on all ranks if any rank has an error; see `gather`."""
         self.gather(None, doing, error)
 
     def compare(
@@ -282,8 +284,8 @@ class World:
     ) -> None:
         """Raise `MismatchError` on all ranks unless all have the same arguments.
 
-        ``mine`` has this rank's by name, in the order of comparison; the error names the first that differs, with the
-        values as ``shown`` prints them, and its remedy ("give the same on all ranks" by default).
+        ``mine`` has this rank's arguments by name, in the order of comparison. The error names the first argument that
+        differs, its values as ``shown`` formats them, and its remedy ("give the same on all ranks" by default).
         """
         found = self.gather(dict(mine), doing)
         first = found[0]
@@ -314,7 +316,7 @@ class World:
     def prepare(
         self, build: Callable[[], tuple[Built, Said]], doing: str
     ) -> tuple[Built, list[Said]]:
-        """Return ``build()``, its second part of every rank; raise on all ranks if it raises on any."""
+        """Return the first item of ``build()`` here, and the second items of all ranks; raise on all if any raises."""
         result, error = _attempt(build)
         if error is not None:
             error = as_halox_error(error, doing)
@@ -326,7 +328,7 @@ class World:
     ) -> dict[int, Said]:
         """Send a small object to each of some ranks and receive one from each of ``sources``.
 
-        Collective only over the ranks named; each one named must name this rank in turn.
+        Collective over this rank and the named ranks only; each named rank must name this rank too.
         """
         comm, tag = self.comm, self.ranks.call_tag(HANDSHAKE)
         sends = [comm.isend(record, peer, tag) for peer, record in records.items()]
@@ -350,7 +352,7 @@ class World:
     # Life
 
     def close_after(self, error: Exception) -> None:
-        """Close after an error that was raised on all ranks, so that they can do it together."""
+        """Close after an error that all ranks have raised; do nothing after a timeout."""
         if not isinstance(error, ExchangeTimeoutError):
             self.close()
 
@@ -363,7 +365,7 @@ class World:
 
 
 def _attempt(build: Callable[[], Built]) -> tuple[Built, Exception | None]:
-    """Return ``build()`` and None, or None and what it raises."""
+    """Return ``build()`` and None, or None and the exception."""
     try:
         return build(), None
     except Exception as error:
@@ -371,7 +373,7 @@ def _attempt(build: Callable[[], Built]) -> tuple[Built, Exception | None]:
 
 
 def _settings() -> tuple[float, bool]:
-    """Return the limit of waits in seconds, and whether calls are printed; raise `HaloxError` for wrong texts."""
+    """Return the time limit in seconds, and whether to print calls; raise `HaloxError` for invalid settings."""
     debug = os.environ.get("HALOX_DEBUG", "")
     if debug not in ("", "0", "1"):
         raise HaloxError(
@@ -383,7 +385,7 @@ def _settings() -> tuple[float, bool]:
 def raise_together(
     errors: Sequence[tuple[int, type[Exception], str]], size: int, own: Exception | None
 ) -> None:
-    """Raise errors of some ranks, (rank, type, text) each: the kind of the first one, with the first texts."""
+    """Raise the errors (rank, type, text) of some ranks as one error, with the first type and the first texts."""
     kind = errors[0][1]
     if not issubclass(kind, HaloxError):
         kind = HaloxError
@@ -408,16 +410,16 @@ def _close_all() -> None:
 
 
 def _close_in_child() -> None:
-    """Close what a forked process has of the ranks: its calls would be taken for those of its parent.
+    """Close all worlds in a forked process, since MPI would take its calls for calls of the parent.
 
-    Also of one rank: any call of MPI may take messages for the parent out of shared memory.
+    This includes worlds of one rank: any MPI call may remove messages for the parent from shared memory.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
         return
     _is_fork.append(True)
     for world in list(_living):
-        world._release.detach()  # to nobody: the communicator is the parent's
+        world._release.detach()  # without a release: the communicator belongs to the parent
         world.close(_FORKED)
 
 

@@ -25,16 +25,16 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 @cache
 def source(name: str) -> str:
-    """Return the text of a kernel file, named without ``.cu``, with the shared text it includes spliced in.
+    """Return the text of a kernel file, named without ``.cu``, with its included files inserted.
 
-    A compile cache that hashes the kernel's text alone would serve a stale binary after a change in an included file.
+    A compile cache that hashes only the kernel's text would return a stale binary after a change in an included file.
     """
     return _read(f"{name}.cu")
 
 
 @cache
 def _kernel_files() -> dict[str, Traversable]:
-    """Kernel files of all rooms by name; no two rooms use one name."""
+    """Kernel files of all packages, by file name; names are unique."""
     found = {}
     pending = [files("halox")]
     while pending:
@@ -57,13 +57,13 @@ def preamble(defines: tuple[tuple[str, str], ...]) -> str:
 
 
 def _without_files(load: Callable[[], CupyFunction], error: OSError) -> CupyFunction:
-    """Compile without CuPy's cache on the disk, which cannot be read or written."""
+    """Compile without CuPy's disk cache, after an error in reading or writing it."""
     warnings.warn(
         f"CuPy cannot keep compiled kernels on the disk ({error}), so that every process compiles them anew; set "
         "CUPY_CACHE_DIR to a folder that can be written to",
         stacklevel=4,
     )
-    os.environ[_IN_MEMORY] = "1"  # for this process: the next kernel would fail alike
+    os.environ[_IN_MEMORY] = "1"  # for the whole process: the next kernel would fail too
     return load()
 
 
@@ -71,10 +71,10 @@ def _without_files(load: Callable[[], CupyFunction], error: OSError) -> CupyFunc
 def kernel(
     name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()
 ) -> CupyFunction:
-    """Load an ``extern "C"`` function of ``name``.cu on a device; ``defines`` are the lines of its preamble.
+    """Load an ``extern "C"`` function of ``name``.cu on a device; ``defines`` are its ``#define``s.
 
-    Returns CuPy's function, which keeps its module loaded. Raises `DeviceError` if there is no GPU, or the kernel
-    cannot be compiled or loaded. Blocks while it compiles; not for use while a stream is captured. Warns once if
+    Returns a CuPy function, which keeps its module loaded. Raises `DeviceError` if there is no GPU, or the kernel
+    cannot be compiled or loaded. Blocks during compilation; must not be called during stream capture. Warns once if
     CuPy's cache of kernels cannot be used.
     """
     cp = cupy()

@@ -1,10 +1,10 @@
-"""Copies that the CUDA driver performs by itself: contiguous, of rows, of slices, of many pieces.
+"""Prepared copies by the CUDA driver: contiguous, 2D, 3D, and batches of contiguous copies.
 
-CuPy offers only the first. All addresses are those of unified addressing: the GPU's own memory, a peer's, or
-page-locked host memory, and the driver finds out which. A copy is prepared once and then costs a call.
+CuPy offers only the contiguous copy. All addresses are unified addresses: memory of this GPU, of a peer GPU, or
+page-locked host memory; the driver determines the kind. A copy is prepared once; each launch is then one driver call.
 
-The batched copy is called by its address, with ctypes: the bindings take its up to 65,536 addresses and sizes as lists
-of objects, and convert them one by one in every call.
+The batched copy is called through ctypes by its address. The bindings would take its up to 65,536 addresses and sizes
+as lists of objects, and convert each object in every call.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from halox.runtime.gpu import driver
 from halox.runtime.gpu.streams import LEGACY_STREAMS
 
 MAX_PITCH = 2**31 - 1
-"""Most bytes from one row to the next that the driver takes."""
+"""Largest row pitch in bytes that the driver accepts."""
 
-_BATCH_SINCE = 12080  # the CUDA version whose form of the batched copy all later drivers keep
+_BATCH_SINCE = 12080  # CUDA version that introduced this signature; later drivers keep it
 
 
 class PreparedMemcpy:
-    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes, between addresses that a launch names.
+    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes; each launch passes the addresses.
 
-    Pitches are the bytes from one row to the next, ``width`` to ``MAX_PITCH``; target_rows and source_rows the rows
-    from one slice to the next. ``device`` is made current in a thread that has not used CUDA yet. Raises `DeviceError`
-    if there is no driver.
+    Pitches are the distances between rows in bytes, from ``width`` to ``MAX_PITCH``. ``target_rows`` and
+    ``source_rows`` are the distances between slices in rows. In a thread without a CUDA context, ``device`` is made
+    current. Raises `DeviceError` if there is no driver.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class PreparedMemcpy:
         self._shape = shape
 
     def launch(self, target: int, source: int, stream: int) -> None:
-        """Copy between two addresses, as work of a stream, which may be captured; threads may call at once.
+        """Enqueue the copy between two addresses on a stream, which may be capturing; thread-safe.
 
-        Does not block unless a side is ordinary host memory. Raises `DeviceError` if the driver refuses the copy.
+        Does not block, except for pageable host memory. Raises `DeviceError` if the driver refuses the copy.
         """
         if not self.nbytes:
             return
@@ -78,7 +78,7 @@ class PreparedMemcpy:
         if shape is None:
             driver.call(self._call, target, source, self.nbytes, stream, device=self._device)
             return
-        # The driver has read the struct when it returns.
+        # The driver reads the struct during the call, so the next launch may change it.
         with self._lock:
             if self._addresses != (target, source):
                 shape.dstDevice, shape.srcDevice = self._addresses = target, source
@@ -86,15 +86,15 @@ class PreparedMemcpy:
 
 
 class PreparedBatch:
-    """Contiguous copies of any lengths handed to the driver together.
+    """Contiguous copies of any lengths, passed to the driver together.
 
-    Offsets are bytes from the addresses that a launch names and may be negative; sizes are more than 0. Raises
+    Offsets are in bytes, relative to the addresses of the launch, and may be negative. Sizes must be positive. Raises
     `DeviceError` if there is no driver, or the three arrays differ in length.
 
-    One ``cuMemcpyBatchAsync``; a ``cuMemcpyAsync`` a copy where the driver is older than CUDA 12.8,
-    on the legacy default stream, which a batch may not use, and while the stream is captured, which
-    drivers older than CUDA 13.1 refuse. Copies of one batch are not ordered among themselves, so
-    targets must not overlap one another or any source.
+    A launch is one ``cuMemcpyBatchAsync``. It is one ``cuMemcpyAsync`` per copy in three cases: the driver is older
+    than CUDA 12.8; the stream is a legacy default stream, which the batched copy does not accept; or the stream is
+    capturing, which drivers older than CUDA 13.1 refuse for the batched copy. Copies of one batch are not ordered, so
+    targets must not overlap each other or any source.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class PreparedBatch:
         self._attributes.srcAccessOrder = order
         self._indices = (
             ctypes.c_size_t * 2
-        )()  # of the attributes' first copy, and of one that failed
+        )()  # index of the first copy with the attributes, index of a failed copy
         at = ctypes.addressof(self._indices)
         self._arguments = (
             *(a.ctypes.data for a in (*self._addresses, self._sizes)),
@@ -137,7 +137,7 @@ class PreparedBatch:
         )
 
     def launch(self, target: int, source: int, stream: int) -> None:
-        """Copy between two addresses, as work of a stream; as :meth:`PreparedMemcpy.launch`."""
+        """Enqueue the copies between two addresses on a stream; see :meth:`PreparedMemcpy.launch`."""
         if not self.nbytes:
             return
         if self._batch is None or stream in LEGACY_STREAMS or self._captured(stream):
@@ -160,7 +160,7 @@ class PreparedBatch:
 
 @cache
 def batch_function() -> Callable[..., tuple[int]] | None:
-    """Return the driver's batched copy, which takes addresses of arrays; None before CUDA 12.8."""
+    """Return the driver's batched copy, called with addresses of arrays; None before CUDA 12.8."""
     code, address, _ = driver.bindings().cuGetProcAddress(b"cuMemcpyBatchAsync", _BATCH_SINCE, 0)
     if code or not address:
         return None

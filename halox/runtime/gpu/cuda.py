@@ -1,4 +1,4 @@
-"""CuPy, imported on first use, and the GPUs it finds, or the reason why there are none."""
+"""CuPy, imported on first use, and the GPUs that it finds, or the reason why no GPU is usable."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _INSTALL = (
 
 @cache
 def why_no_gpu() -> str | None:
-    """Return why no GPU can be used by this process, None if one can; creates no CUDA context.
+    """Return why this process cannot use a GPU, None if it can; creates no CUDA context.
 
-    The text is one short sentence without a full stop that names what is missing and, where there is one, the remedy.
-    The first answer is kept. Warns if nothing but NVIDIA's bindings are missing.
+    The text is one short sentence without a full stop: the missing part, and the remedy if there is one. The first
+    result is cached. Warns if only NVIDIA's bindings are missing.
     """
     try:
         import cupy
@@ -39,7 +39,7 @@ def why_no_gpu() -> str | None:
         if error.name != "cupy":
             return f"CuPy cannot be imported ({error}); {_INSTALL}"
         return f"CuPy is not installed; {_INSTALL}"
-    except Exception as error:  # CuPy raises what its shared libraries raise
+    except Exception as error:  # CuPy passes on any error of its shared libraries
         return f"CuPy cannot be imported ({str(error).strip().splitlines()[0]}); {_INSTALL}"
     runtime = cupy.cuda.runtime
     if runtime.is_hip:
@@ -54,10 +54,10 @@ def why_no_gpu() -> str | None:
     if not count:
         return _no_device()
     try:
-        import cuda.bindings.driver  # noqa: F401 - whether it is there
+        import cuda.bindings.driver  # noqa: F401 - tests the import
     except ImportError as error:
         reason = f"cuda.bindings cannot be imported ({error}); {INSTALL_BINDINGS}"
-        # Fields of `device="auto"` are on the host then, beside an idle GPU: not without a word.
+        # Fields with `device="auto"` are then on the host although there is a GPU, so warn.
         warnings.warn(f"halox does not use the GPU: {reason}", stacklevel=2)
         return reason
     return None
@@ -82,12 +82,12 @@ def _no_device() -> str:
 
 
 def version_text(number: int) -> str:
-    """Return a CUDA version's number as text."""
+    """Return the integer version number of CUDA as text."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def cupy() -> ModuleType:
-    """Return CuPy, with a GPU behind it; raise `DeviceError` without. Creates no CUDA context."""
+    """Return the module CuPy; raise `DeviceError` if no GPU is usable. Creates no CUDA context."""
     reason = why_no_gpu()
     if reason is not None:
         raise DeviceError(f"no GPU can be used: {reason}")
@@ -98,13 +98,13 @@ def cupy() -> ModuleType:
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that this process sees, 0 where :func:`why_no_gpu` has a reason."""
+    """Return the number of GPUs that this process sees, 0 if :func:`why_no_gpu` returns a reason."""
     return 0 if why_no_gpu() is not None else int(cupy().cuda.runtime.getDeviceCount())
 
 
 def is_cupy_array(x: object) -> TypeGuard[CupyArray]:
-    """Whether an object is an array of CuPy; does not import it."""
-    # Known types first: every call passes here.
+    """Return whether an object is a CuPy array; does not import CuPy."""
+    # Test known types first, since every halox call runs this function.
     if type(x) in _cupy_types:
         return True
     ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
@@ -115,7 +115,7 @@ def is_cupy_array(x: object) -> TypeGuard[CupyArray]:
 
 
 def is_device_array(x: object, name: str = "array") -> bool:
-    """Whether an object is an array in a GPU's memory, of CuPy or any other library.
+    """Return whether an object is an array in GPU memory, of CuPy or any other library.
 
     Raises `FieldError` if it is on several devices, or raises when asked for its device.
     """
@@ -131,7 +131,7 @@ def is_device_array(x: object, name: str = "array") -> bool:
 
 
 def stream_pointer(stream: Stream | int | None = None) -> int:
-    """Address of a stream: a CuPy stream, an address itself, or None for CuPy's current stream."""
+    """Return the address of a stream, given as a CuPy stream, an address, or None for CuPy's current stream."""
     if stream is None:
         return int(cupy().cuda.get_current_stream().ptr)
     return stream if isinstance(stream, int) else int(stream.ptr)

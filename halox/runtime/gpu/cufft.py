@@ -1,9 +1,9 @@
-"""Transforms of CuPy arrays along some of their axes by cuFFT plans that are kept.
+"""FFTs of CuPy arrays along some of their axes, by cached cuFFT plans.
 
-A plan of cuFFT reads and writes nested boxes: up to three transformed axes, whose strides divide one another, and one
-batch of a constant distance. So a plan can read the interior of a field with halo and write a contiguous array, and
-transforms any axis of a contiguous array whose other axes are one batch. Batches of several distances take several
-launches, or copies to a work array::
+A cuFFT plan reads and writes nested boxes: up to three transformed axes, each stride a multiple of the next, and one
+batch with a constant distance. So a plan can read the interior of a field with halo and write a contiguous array. It
+can also transform any axis of a contiguous array whose other axes form one batch. If the batch has several distances,
+the transform needs several launches, or copies to a work array::
 
     shape (n0, n1, n2), contiguous      along 2: batch n0 * n1        along 0: batch n1 * n2, stride n1 * n2
     with a halo                         along (0, 1, 2): no batch     along 2: n0 batches of n1
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import XArray
 
 Run: TypeAlias = "Callable[[XArray, XArray], None]"
-"""Transforms the first array into the second one."""
+"""Transforms the first array into the second."""
 
 Order: TypeAlias = tuple[int, ...] | None
-"""The axes of a work array in their order in memory; None where there is none."""
+"""Axes of a work array in memory order; None without a work array."""
 
 _DIRECT: tuple[tuple[Order, Order], ...] = ((None, None),)
 _FORWARD, _INVERSE = -1, 1
@@ -38,12 +38,12 @@ _MOST_AXES = 3
 _MOST_LAUNCHES = 8
 _LONG_LAUNCH_BYTES = 1 << 24
 _LARGEST = 2**31 - 1
-"""Elements up to which plans of 32 bits are made."""
+"""Largest number of elements for plans with 32-bit indices."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Extents and strides of an array, strides in elements, and whether it is aligned as cuFFT asks for."""
+    """Extents and strides (in elements) of an array, and whether it has the alignment that cuFFT requires."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -62,7 +62,7 @@ class Form:
 
     @classmethod
     def contiguous(cls, array: XArray, order: Sequence[int]) -> Form:
-        """Describe a work array of the shape of an array, the axes in an order in memory."""
+        """Describe a work array with the shape of ``array`` and the given memory order of axes."""
         strides = [0] * len(order)
         step = 1
         for axis in reversed(order):
@@ -72,14 +72,14 @@ class Form:
 
 
 class Launches(NamedTuple):
-    """A plan's arguments, and the first elements of its launches in source and target."""
+    """A plan's arguments, and for each launch the first element in source and target."""
 
     arguments: tuple[Any, ...]
     starts: list[tuple[int, int]]
 
 
 class _At:
-    """A place in device memory, as plans of CuPy take it."""
+    """Device address in the form that CuPy's plans accept."""
 
     __slots__ = ("ptr",)
 
@@ -92,10 +92,10 @@ class _At:
 
 
 class CuFFT:
-    """Transforms on a GPU; the methods return functions of (source, target) for arrays of the same `key`.
+    """FFTs on a GPU; the methods return functions of (source, target) for arrays with equal `key`.
 
-    Nothing is scaled. Functions are made before a capture, run on CuPy's current stream, and can be captured. `c2r`
-    destroys its source.
+    Results are not scaled. The methods must be called before a stream capture. Their functions run on CuPy's current
+    stream, and can be captured. `c2r` overwrites its source.
     """
 
     scales = False
@@ -107,7 +107,7 @@ class CuFFT:
         self._order = StreamOrder()
 
     def begin(self) -> None:
-        """Order the current stream after the last call's, which used the same work arrays."""
+        """Order the current stream after the stream of the last call, which used the same work arrays."""
         self._order.follow(cupy().cuda.get_current_stream())
 
     def close(self) -> None:
@@ -117,16 +117,16 @@ class CuFFT:
         self._work.clear()
 
     def key(self, array: XArray) -> object:
-        """Return what a function depends on of an array."""
+        """Return the cache key of an array: its alignment and strides."""
         return int(array.data.ptr) % 16, array.strides
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> XArray:
-        """Return an array with undefined contents on the current GPU."""
+        """Return an uninitialized array on the current GPU."""
         found: XArray = cupy().empty(shape, dtype)
         return found
 
     def destroys(self, axes: Sequence[int]) -> bool:
-        """Whether `c2r` destroys its source."""
+        """Whether `c2r` overwrites its source."""
         return True
 
     def c2c(
@@ -137,12 +137,12 @@ class CuFFT:
         return self._along(source, target, tuple(axes), sign)
 
     def r2c(self, source: XArray, target: XArray, axes: Sequence[int], *, norm: str) -> Run:
-        """Transform real numbers along some axes, the last of which is halved."""
+        """Transform real numbers along some axes; the last of ``axes`` is halved."""
         rest, first = self._halved(source, target, axes, _FORWARD)
         return self._after(first, target, rest, _FORWARD)
 
     def c2r(self, source: XArray, target: XArray, axes: Sequence[int], *, norm: str) -> Run:
-        """Transform halved spectra to real numbers along some axes, the last of which is halved."""
+        """Transform halved spectra to real numbers along some axes; the last of ``axes`` is halved."""
         rest, final = self._halved(source, target, axes, _INVERSE)
         if not rest:
             return final
@@ -157,7 +157,7 @@ class CuFFT:
     def _halved(
         self, source: XArray, target: XArray, axes: Sequence[int], sign: int
     ) -> tuple[tuple[int, ...], Run]:
-        """Return a transform along the halved axis and others if one plan can do it, and the axes that are left."""
+        """Return the remaining axes, and a one-plan transform along the halved axis and as many others as possible."""
         *others, last = axes
         inner = (*sorted(others), last)
         orders = _orders(source)
@@ -168,7 +168,7 @@ class CuFFT:
         return inner[:-1], self._one_axis(source, target, last, sign, half=True)
 
     def _along(self, source: XArray, target: XArray, axes: tuple[int, ...], sign: int) -> Run:
-        """Transform complex numbers by as few plans as possible."""
+        """Transform complex numbers with as few plans as possible."""
         axes = tuple(sorted(axes))
         for size in range(min(len(axes), _MOST_AXES), 1, -1):
             run = self._by_one_plan(source, target, axes[-size:], sign, _DIRECT)
@@ -190,7 +190,7 @@ class CuFFT:
     def _one_axis(
         self, source: XArray, target: XArray, axis: int, sign: int, *, half: bool = False
     ) -> Run:
-        """Transform along one axis, if need be in work arrays in which it is innermost."""
+        """Transform along one axis; if necessary through work arrays with this axis innermost."""
         inner = (*(k for k in range(source.ndim) if k != axis), axis)
         orders = (*_orders(source), (inner, inner))
         run = self._by_one_plan(source, target, (axis,), sign, orders, half=half)
@@ -211,9 +211,10 @@ class CuFFT:
         *,
         half: bool = False,
     ) -> Run | None:
-        """Transform by launches of one plan, with work arrays of the first orders in memory that serve.
+        """Transform by launches of one plan, through the first pair of work arrays for which a plan exists.
 
-        Those are in place of source and target, None for neither; None if all are impossible or take too many launches.
+        ``orders`` are pairs of memory orders for a work array in place of source and of target; None means no work
+        array. Returns None if no pair has a plan, or if every plan needs too many small launches.
         """
         for before, after in orders:
             start = Form.of(source) if before is None else Form.contiguous(source, before)
@@ -229,7 +230,7 @@ class CuFFT:
         return None
 
     def _work_array(self, array: XArray, order: Order) -> XArray | None:
-        """Return a work array of a shape with the axes in an order in memory; None for none."""
+        """Return a work array with the shape of ``array`` and a memory order of axes; None without an order."""
         if order is None:
             return None
         key = tuple(array.shape[k] for k in order), array.dtype
@@ -265,14 +266,14 @@ class CuFFT:
 
 
 def _plan(arguments: tuple[Any, ...], source: DType, target: DType) -> Any:
-    """Make a plan of cuFFT from the arguments that `launches` returns, of 32 bits or 64."""
+    """Make a cuFFT plan with 32-bit or 64-bit indices from the arguments of `launches`."""
     cufft = cupy().cuda.cufft
     shape, inembed, istride, idist, onembed, ostride, odist, batch = arguments
     numbers = (*shape, *inembed, istride, idist, *onembed, ostride, odist, batch)
     pair = source if source.kind == "c" else target
     boxes = (
         math.prod((*embed[1:], shape[0], batch)) for embed in (inembed, onembed)
-    )  # elements of the arrays that the plan steps through
+    )  # elements that the plan spans in both arrays
     options = {"order": "C", "last_axis": len(shape) - 1, "last_size": None}
     if max(*numbers, *boxes) > _LARGEST:
         return cufft.XtPlanNd(
@@ -292,13 +293,13 @@ def _plan(arguments: tuple[Any, ...], source: DType, target: DType) -> Any:
 
 
 def _orders(source: XArray) -> tuple[tuple[Order, Order], ...]:
-    """Return the orders of a direct transform, and with a contiguous work array in place of one of both."""
+    """Return the orders for no work array, and for a contiguous work array in place of source or of target."""
     natural = tuple(range(source.ndim))
     return (*_DIRECT, (natural, None), (None, natural))
 
 
 def _through(run: Run, before: XArray | None, after: XArray | None) -> Run:
-    """Run a transform of work arrays between copies; None for an array that needs none."""
+    """Return a transform with copies to and from work arrays; None means no work array."""
     if before is None and after is None:
         return run
 
@@ -315,9 +316,10 @@ def _through(run: Run, before: XArray | None, after: XArray | None) -> Run:
 def launches(
     source: Form, target: Form, axes: tuple[int, ...], *, half: bool = False
 ) -> Launches | None:
-    """Return the arguments of a plan for some axes, shape to batch, and the places of its launches.
+    """Return the arguments of a cuFFT plan for some axes, and the start offsets of its launches.
 
-    With ``half`` the last of ``axes`` is halved in the complex one of both arrays. None if cuFFT cannot express it.
+    With ``half`` the last of ``axes`` is halved in the complex array. Returns None if cuFFT cannot express the
+    transform.
 
     Examples
     --------
@@ -350,7 +352,7 @@ def launches(
         else:
             batches.append((n, i, o))
     (inembed, istride), (onembed, ostride) = places
-    # Neighbours in memory are transformed together; where lines are contiguous, as many lines as possible.
+    # Batch lines that are neighbours in memory. If the lines are contiguous, batch as many lines as possible.
     chosen = (1, 1, 1)
     if batches:
         chosen = batches.pop() if ostride > 1 else batches.pop(batches.index(max(batches)))
@@ -371,7 +373,7 @@ def launches(
 def _embedding(
     strides: Sequence[int], extents: Sequence[int]
 ) -> tuple[tuple[int, ...], int] | None:
-    """Return the extents of the array that nested strides step through, and the innermost stride."""
+    """Return the extents of the array that has these nested strides, and the innermost stride; None if not nested."""
     embed = [extents[0]]
     for outer, inner, extent in zip(strides, strides[1:], extents[1:], strict=False):
         if inner <= 0 or outer % inner or outer // inner < extent:

@@ -1,4 +1,4 @@
-"""Memory of a rank's arrays: on the host, or on one GPU."""
+"""Device of a rank's arrays, the host or one GPU; allocation and filling of arrays there."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def choose_device(wanted: str, turn: int | None) -> int | None:
-    """Choose this rank's GPU, "auto", "cpu" or "gpu", and make it current; return its number, None for the host.
+    """Choose this rank's device and make it current; return the number of the GPU, None for the host.
 
-    "auto" takes a GPU where CuPy and a GPU are found. ``turn`` is the place of the rank on its machine, whose GPUs are
-    taken in turn; None for a rank alone, which takes the current GPU. Raises `DeviceError` for "gpu" without one, and
-    for any other word.
+    ``wanted`` is "auto", "cpu" or "gpu"; "auto" means a GPU if CuPy and a GPU are available. ``turn`` is the index of
+    the rank on its machine, whose GPUs are assigned round-robin. It is None if the world has one rank, which uses the
+    current GPU. Raises `DeviceError` for "gpu" without a usable GPU, and for any other value.
     """
     if not isinstance(wanted, str) or wanted not in ("auto", "cpu", "gpu"):
         raise DeviceError(f'device must be "auto", "cpu" or "gpu", got {shown(wanted)}')
@@ -52,7 +52,7 @@ def allocate(shape: tuple[int, ...], dtype: DType, device: None) -> Array: ...
 @overload
 def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field: ...
 def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field:
-    """Return an array with undefined contents on the host or a GPU."""
+    """Return an uninitialized array on the host or a GPU."""
     if device is None:
         return np.empty(shape, dtype)
     with cuda.cupy().cuda.Device(device):
@@ -61,12 +61,12 @@ def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field:
 
 
 def has_kernels(dtype: DType) -> bool:
-    """Whether CuPy computes with a dtype: bool or numbers in the machine's byte order; any other is bytes to it."""
+    """Whether CuPy has kernels for a dtype: bool, or numbers in native byte order."""
     return dtype.char in "?bhilqBHILQefdFD" and dtype.isnative
 
 
 def check_dtype(dtype: DType, device: int) -> None:
-    """Raise `FieldError` for a dtype that arrays on a GPU cannot have; CuPy's versions differ in these."""
+    """Raise `FieldError` for a dtype that this version of CuPy does not support."""
     try:
         allocate((0,), dtype, device)
     except (TypeError, ValueError) as error:
@@ -81,7 +81,7 @@ def as_device_array(array: object) -> CupyArray:
     if cuda.is_cupy_array(array):
         return array
     if cuda.is_device_array(array) and hasattr(type(array), "__dlpack__"):
-        # Its library then ends what it has under way on the array first.
+        # By DLPack the array's library orders its pending work before ours.
         found: CupyArray = cuda.cupy().from_dlpack(array)
     else:
         found = cuda.cupy().asarray(array)
@@ -89,17 +89,17 @@ def as_device_array(array: object) -> CupyArray:
 
 
 def to_host(array: object) -> Array:
-    """Return an array's values as a NumPy array, a copy of one on a GPU."""
+    """Return an array's values as a NumPy array; arrays on a GPU are copied."""
     if cuda.is_device_array(array):
         array = as_device_array(array)
     return np.asarray(array.get() if cuda.is_cupy_array(array) else array)
 
 
 def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Return a value as an array of a dtype that broadcasts to a shape: converted as `numpy.full` converts it.
+    """Convert a value as `numpy.full` does, to an array of a dtype that broadcasts to ``shape``.
 
-    The value is a scalar, an array on the host or a GPU, or for a structured dtype a tuple of its fields' values.
-    Raises `FieldError` if the dtype cannot hold it, or it does not broadcast.
+    The value is a scalar, an array on the host or a GPU, or, for a structured dtype, a tuple of field values. Raises
+    `FieldError` if the dtype cannot hold the value, or if the value does not broadcast.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
         found = cast(given, dtype)
     except MemoryError:
         raise
-    except Exception as error:  # NumPy's of several kinds, and what an object raises
+    except Exception as error:  # NumPy raises several types; an object may raise any type
         why = shortened(str(error))
         raise FieldError(
             f"value: {shown(value)} cannot be held by dtype {dtype} ({why}); give another value, or dtype="
@@ -133,16 +133,16 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
 
 
 def _wider(value: object, dtype: DType) -> str:
-    """Return the name of a dtype that holds a number and those of another dtype; empty if none is known."""
+    """Return a dtype, as text, that holds a value and all values of ``dtype``; empty if NumPy has no such dtype."""
     try:
         found = np.result_type(np.asarray(value).dtype, dtype)
-    except Exception:  # of an object, or of dtypes that have none in common
+    except Exception:  # an object, or dtypes without a common dtype
         return ""
     return repr(str(found)) if found.kind in "iufc" and found != dtype else ""
 
 
 def fill(array: Field, value: Array | None) -> None:
-    """Set all elements of a contiguous array to a value of its dtype; None for bytes of zero, padding included."""
+    """Set all elements of a contiguous array to a value of its dtype; None zeroes all bytes, including padding."""
     if isinstance(array, np.ndarray):
         if value is None:
             array.reshape(-1).view(np.uint8).fill(0)

@@ -1,4 +1,4 @@
-"""Memory of GPUs for network adapters: ranges exported as dmabufs, and adapters' writes made visible.
+"""GPU memory for network adapters: export of ranges as dmabufs, and flush of the adapters' writes.
 
 References
 ----------
@@ -18,7 +18,7 @@ from halox.values import rounded_up
 
 
 class DmaBuf(NamedTuple):
-    """A range of a GPU's memory as a file descriptor; it begins at ``address``, which is that of a page."""
+    """A range of GPU memory as a file descriptor; the range begins at the page-aligned ``address``."""
 
     descriptor: int
     address: int
@@ -27,10 +27,10 @@ class DmaBuf(NamedTuple):
 
 @contextmanager
 def exported(address: int, nbytes: int, device: int) -> Iterator[DmaBuf]:
-    """Export memory as a dmabuf of whole pages of the host; who registers it keeps it, the descriptor is closed.
+    """Export whole pages of GPU memory as a dmabuf; the descriptor is closed on exit, a registration stays valid.
 
-    Raises `DeviceError` if the driver refuses: without support for dmabufs, or where the pages around belong to other
-    allocations too.
+    Raises `DeviceError` if the driver refuses the export: it does not support dmabufs, or another allocation shares
+    these pages.
     """
     page = os.sysconf("SC_PAGESIZE")
     start = address // page * page
@@ -46,7 +46,7 @@ def exported(address: int, nbytes: int, device: int) -> Iterator[DmaBuf]:
 
 
 def flush_writes(device: int) -> None:
-    """Make what adapters have written to a GPU, and have said so, visible to work that is put on its streams now."""
+    """Make completed adapter writes to a GPU visible to work that is enqueued later on its streams."""
     if _needs_flush(device):
         cu = driver.bindings()
         driver.call(
@@ -59,7 +59,7 @@ def flush_writes(device: int) -> None:
 
 @cache
 def _needs_flush(device: int) -> bool:
-    """Whether a GPU orders adapters' writes in no way by itself."""
+    """Whether a GPU gives no ordering guarantee for adapters' writes without a flush."""
     cu = driver.bindings()
     asked = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
     (order,) = driver.call(cu.cuDeviceGetAttribute, asked, device, device=device)

@@ -1,7 +1,7 @@
-"""The CUDA driver by NVIDIA's own bindings, ``cuda.bindings``, for the few functions that CuPy does not offer.
+"""CUDA driver API through NVIDIA's ``cuda.bindings``, for the few functions that CuPy does not offer.
 
-Imported on first use: without a driver everything else works. Launches and copies through the bindings take less host
-time than by ctypes, except the batched copy (:mod:`halox.runtime.gpu.copies`).
+The bindings are imported on first use; the rest of halox works without a driver. Launches and copies through the
+bindings take less host time than through ctypes, except the batched copy (:mod:`halox.runtime.gpu.copies`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHERWISE = "if an earlier CUDA call of this process failed, this is its conseq
 
 @cache
 def bindings() -> ModuleType:
-    """Return the module ``cuda.bindings.driver``; raise `DeviceError` without it or a driver. Creates no context."""
+    """Return ``cuda.bindings.driver``; `DeviceError` if it or the driver is missing. Creates no context."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -51,10 +51,10 @@ def bindings() -> ModuleType:
 
 
 def call(function: Callable[..., Any], *arguments: Any, device: int | None = None) -> Any:
-    """Call a function of the bindings and return what it finds, as a list.
+    """Call a function of the bindings, and return its results without the error code, as a list.
 
-    A thread that has no CUDA context gets one, on ``device`` or on the GPU that CUDA chooses. Raises `DeviceError` if
-    the driver lacks the function or returns an error.
+    A thread without a CUDA context gets a context on ``device``, or by default on the GPU that CUDA chooses. Raises
+    `DeviceError` if the driver lacks the function or returns an error.
     """
     try:
         code, *found = function(*arguments)
@@ -70,13 +70,13 @@ def call(function: Callable[..., Any], *arguments: Any, device: int | None = Non
         raise DeviceError(
             f"the NVIDIA driver has no {function.__name__}: it supports CUDA {version}; update the driver"
         ) from error
-    except (KeyError, ValueError) as error:  # a number that the bindings do not know
+    except (KeyError, ValueError) as error:  # an error code that the bindings do not know
         raise DeviceError(f"{function.__name__}: CUDA error {error}; {_OTHERWISE}") from error
     return found
 
 
 def make_context(device: int | None = None) -> None:
-    """Make the calling thread's context: only CUDA's runtime, which CuPy uses, does so unasked."""
+    """Create the calling thread's context: the driver API, unlike the runtime API, does not create it implicitly."""
     runtime = cupy().cuda.runtime
     if device is not None:
         runtime.setDevice(device)
@@ -84,6 +84,6 @@ def make_context(device: int | None = None) -> None:
 
 
 def failure(function: Callable[..., object], code: int) -> DeviceError:
-    """Return the error for a code that a function of the driver returned."""
+    """Return the `DeviceError` for an error code of a driver function."""
     name = bindings().CUresult(code).name
     return DeviceError(f"{function.__name__}: {name}; {_REMEDIES.get(code, _OTHERWISE)}")

@@ -1,4 +1,4 @@
-"""Interprocess CUDA events, for which the streams of other processes can wait."""
+"""Interprocess CUDA events: streams of other processes can wait for them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from halox.runtime.gpu.cuda import cupy
 
 
 class EventPool:
-    """Interprocess events of one GPU, and those of other ranks that this process has opened.
+    """Interprocess events of one GPU, and events of other ranks that this process has opened.
 
-    Other ranks know an event by its owner and a number. Events are destroyed by `close` alone: a slow rank may still
-    have to wait for one when the plan that used it is closed here. Later plans, which are made collectively, use them
-    again. To open a handle, processes must share /dev/shm (and in containers the IPC namespace).
+    Other ranks identify an event by its owner and a number. Only `close` destroys events: when this rank closes a plan,
+    a slow rank may still have to wait for one of its events. Later plans reuse the events, since plans are made
+    collectively. Opening a handle requires that the processes share /dev/shm, and in containers the IPC namespace.
     """
 
     def __init__(self, device: int) -> None:
@@ -37,15 +37,15 @@ class EventPool:
         return taken
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Return events to the pool, after this rank's streams have finished with them."""
+        """Return events to the pool; this rank's streams must no longer use them."""
         self._free += numbers
 
     def handles(self, numbers: Iterable[int]) -> dict[int, bytes]:
-        """Return the handles of own events, for others to `open`."""
+        """Return the IPC handles of this rank's events; other ranks pass them to `open`."""
         return {number: self._own[number][1] for number in numbers}
 
     def open(self, rank: int, handles: Mapping[int, bytes]) -> None:
-        """Open another rank's events, those not opened yet; raise `DeviceError` if one cannot be opened."""
+        """Open another rank's events, unless already open; raise `DeviceError` if an event cannot be opened."""
         runtime = cupy().cuda.runtime
         with cupy().cuda.Device(self._device):
             for number, handle in handles.items():
@@ -61,15 +61,15 @@ class EventPool:
                     ) from error
 
     def own(self, number: int) -> int:
-        """Return the address of an own event."""
+        """Return the address of an event of this rank."""
         return self._own[number][0]
 
     def opened(self, rank: int, number: int) -> int:
-        """Return the address here of another rank's event."""
+        """Return the local address of another rank's event."""
         return self._opened[rank, number]
 
     def close(self) -> None:
-        """Destroy own events and what was opened; no rank may use any of them again."""
+        """Destroy this rank's events, and close opened events; no rank may use them again."""
         destroy = cupy().cuda.runtime.eventDestroy
         for event in self._opened.values():
             destroy(event)

@@ -1,9 +1,9 @@
-"""Kernel launches whose arguments are laid out once.
+"""Kernel launches with arguments that are prepared once.
 
-CuPy converts a kernel's arguments on every call, 6 to 9 microseconds of host time; a plan launches the same kernel with
-the same arguments thousands of times, and the driver needs only their addresses. Plain launches go by CuPy's call that
-takes addresses, measured 0.3 microseconds below that of NVIDIA's bindings; dependent ones, which CuPy lacks, by the
-bindings, 0.25 below ctypes.
+CuPy converts a kernel's arguments on every call, which takes 6 to 9 microseconds of host time. A plan launches the same
+kernel with the same arguments thousands of times, and the driver needs only the addresses of the arguments. Plain
+launches use CuPy's ``launchKernel``, which takes addresses; it measured 0.3 microseconds faster than NVIDIA's bindings.
+CuPy has no dependent launches. They use the bindings, which measured 0.25 microseconds faster than ctypes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ Parameter: TypeAlias = (
 )
 """Value of a kernel's parameter."""
 
-_STREAMS = 16  # for whose launches a configuration is kept
-_CAPABILITY, _DRIVER = 90, 12030  # of programmatic dependent launch, in graphs too
+_STREAMS = 16  # number of cached streams
+_CAPABILITY, _DRIVER = 90, 12030  # minimum for programmatic dependent launch, also in graphs
 
 
 class PreparedLaunch:
-    """A kernel, its launch shape and its arguments, ready to be launched again and again.
+    """A kernel with its launch shape and arguments, prepared for repeated launches.
 
     ``function`` is a `halox.runtime.gpu.compiler.kernel` of ``device``; ``grid`` and ``block`` have one to three
-    dimensions; ``args`` are ctypes values of exactly the kernel's parameter types, kept alive unlike the memory they
-    point to. A value changed in place (``args[1].value = n``) holds from the next launch on.
+    dimensions; ``args`` are ctypes values of exactly the kernel's parameter types. The launch keeps these values alive,
+    but not the memory to which they point. A value changed in place (``args[1].value = n``) takes effect at the next
+    launch.
 
-    ``dependent`` asks for programmatic dependent launch, where the GPU and its driver have it: blocks are scheduled as
-    soon as those of the kernel ahead in the stream have ended. The kernel must call ``wait_for_earlier``
+    ``dependent`` requests programmatic dependent launch, if the GPU and its driver support it: blocks are scheduled as
+    soon as the blocks of the preceding kernel in the stream have ended. The kernel must call ``wait_for_earlier``
     (``kernels/signals.cu``) before it accesses memory.
     """
 
@@ -67,21 +68,21 @@ class PreparedLaunch:
         self._on_streams: dict[int, tuple[object, ...]] = {}
 
     def launch(self, stream_ptr: int) -> None:
-        """Launch on a stream of the function's device, which must be the calling thread's current one.
+        """Launch on a stream of the function's device, which must be the current device of the calling thread.
 
-        Does not block. May be captured into a graph, which keeps the arguments' present values. Raises `DeviceError`
-        if the driver refuses the launch.
+        Does not block. May be captured into a graph, which stores the current values of the arguments. Raises
+        `DeviceError` if the driver refuses the launch.
         """
         self._run(self._on_streams.get(stream_ptr) or self._on_stream(stream_ptr))
 
     def ready(self, stream_ptr: int) -> Callable[[], None]:
-        """Return :meth:`launch` on a stream, with the look-up done."""
+        """Return a function that launches on a stream, without the look-up of :meth:`launch`."""
         return partial(self._run, self._on_stream(stream_ptr))
 
     def launch_at(self, stream_ptr: int, first: int, second: int) -> None:
-        """Launch with other addresses as the first two arguments, ``c_void_p`` or ``c_uint64``.
+        """Launch with new addresses in the first two arguments, ``c_void_p`` or ``c_uint64``.
 
-        May be called by several threads at once; otherwise as :meth:`launch`.
+        Thread-safe; otherwise like :meth:`launch`.
         """
         args = self.args
         with self._lock:
@@ -103,10 +104,10 @@ class PreparedLaunch:
         return given
 
     def _run(self, given: tuple[object, ...], may_lack_context: bool = True) -> None:
-        """Launch; a thread that has not used CUDA yet gets its context, since only the runtime makes it unasked."""
+        """Launch; create the context in a thread without one, as the driver API does not create it implicitly."""
         try:
             codes: Any = self._entry(*given)
-        except RuntimeError as error:  # CuPy's way to say so
+        except RuntimeError as error:  # CuPy raises, the bindings return a code
             codes = (error,)
         if codes and codes[0]:
             if may_lack_context and not int(driver.bindings().cuCtxGetCurrent()[1] or 0):
@@ -119,7 +120,7 @@ class PreparedLaunch:
 
 
 def _entry(is_dependent: bool) -> Callable[..., tuple[Any] | None]:
-    """Return a function that launches: CuPy's raises, and the bindings' returns the driver's code in a tuple."""
+    """Return the launch function: CuPy's raises an error; the bindings' returns an error code in a tuple."""
     if is_dependent:
         launch: Callable[..., tuple[Any]] = driver.bindings().cuLaunchKernelEx
         return launch
@@ -145,14 +146,14 @@ def _dependent(shape: tuple[int, ...], stream_ptr: int) -> object:
 
 @cache
 def has_dependent_launch(device: int) -> bool:
-    """Whether a GPU and its driver have programmatic dependent launch."""
+    """Whether a GPU and its driver support programmatic dependent launch."""
     cuda = cupy().cuda
     capability = int(cuda.Device(device).compute_capability)
     return capability >= _CAPABILITY and cuda.runtime.driverGetVersion() >= _DRIVER
 
 
 def check_max_blocks(max_blocks: int | None) -> None:
-    """Raise `DeviceError` unless a limit of thread blocks leaves one at least."""
+    """Raise `DeviceError` unless a limit of thread blocks is None or at least 1."""
     number = 1 if max_blocks is None else as_int(max_blocks)
     if number is None or number < 1:
         raise DeviceError(

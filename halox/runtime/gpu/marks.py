@@ -1,4 +1,4 @@
-"""Marks that a kernel leaves in host memory: something on a stream has begun, or has ended."""
+"""Marks that a kernel writes to host memory to report the begin or end of work on a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import PreparedLaunch
 
 WORDS_BYTES = 16
-"""Bytes of the words of a mark."""
+"""Size of a mark's words in bytes."""
 
 _MOST_THREADS = 256
 
@@ -27,26 +27,26 @@ class _Parameter(ctypes.Structure):
 
 
 class Mark(NamedTuple):
-    """Four 32-bit words of mapped host memory: 1 and as it was to begin with, 0 and 1 in the end.
+    """Four 32-bit words of mapped host memory: a begin sets the first to 1, an end sets the first two to 0 and 1.
 
-    The last two are set if a message has another name than ``name``; see ``kernels/mark_body.cu``.
+    An end mark sets the last two words if a message does not have the name ``name``; see ``kernels/mark_body.cu``.
     """
 
-    pointer: int  # address of the words on the GPU
+    pointer: int  # device address of the words
     is_end: bool
-    names: int = 0  # address there of the addresses of the messages' names, 32 bits each
-    messages: int = 0  # number of names to be checked
+    names: int = 0  # device address of a table of addresses of 32-bit names
+    messages: int = 0  # number of names to check
     name: int = 0
 
     @property
     def arguments(self) -> Sequence[Any]:
-        """Parameters of a kernel that leaves the mark as it starts."""
+        """Arguments of a kernel that writes the mark when it starts."""
         pointer, is_end, names, messages, name = self
         return (_Parameter(pointer, names, is_end, messages, name),)
 
 
 class MarkLaunch:
-    """A kernel of one block that leaves a mark, where no other kernel of halox runs there."""
+    """A kernel of one block that only writes a mark, if no other halox kernel on the stream can write it."""
 
     def __init__(self, mark: Mark, device: int) -> None:
         function = kernel("mark", "mark", device)
@@ -54,5 +54,5 @@ class MarkLaunch:
         self._launch = PreparedLaunch(function, 1, threads, mark.arguments, device=device)
 
     def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue it on a stream."""
+        """Enqueue the kernel on a stream."""
         self._launch.launch(stream_pointer(stream))

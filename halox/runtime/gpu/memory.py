@@ -1,4 +1,4 @@
-"""Memory that GPUs reach: the kind behind an address, tables for kernels, mapped page-locked host memory."""
+"""Memory that GPUs can access: kind of memory at an address, tables for kernels, mapped page-locked host memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAPPED = 2  # cudaHostRegisterMapped
 
 
 class MemoryKind(NamedTuple):
-    """Kind of the memory at an address: of a GPU, managed by the driver, page-locked host memory, or any other.
+    """Kind of the memory at an address: device memory, managed memory, page-locked host memory, or other memory.
 
-    ``device`` is the GPU, or the one that host memory was locked for; ``device_pointer`` the address on the GPU, which
-    for page-locked memory need not be the host's.
+    ``device`` is the GPU; for page-locked memory it is the GPU for which the memory was locked. ``device_pointer`` is
+    the address on the GPU, which may differ from the host address of page-locked memory.
     """
 
     kind: Literal["device", "managed", "pinned", "unregistered"]
@@ -33,7 +33,7 @@ class MemoryKind(NamedTuple):
 
 
 def memory_kind(address: int) -> MemoryKind:
-    """Return the kind of the memory at an address; waits for nothing. Raises `DeviceError` without a GPU."""
+    """Return the kind of the memory at an address; does not block. Raises `DeviceError` without a GPU."""
     cu = driver.bindings()
     ((where, managed, device),) = driver.call(
         cu.cuPointerGetAttributes, 3, _attributes(cu), address
@@ -50,10 +50,10 @@ def memory_kind(address: int) -> MemoryKind:
 
 
 def memory_range(address: int) -> tuple[int, int] | None:
-    """Return address and bytes of the device allocation around an address; waits for nothing.
+    """Return address and size in bytes of the device allocation that contains an address; does not block.
 
-    It is the allocation as the driver made it, which for CuPy's arrays is the pool's; None outside of GPUs' memory.
-    Raises `DeviceError` without a GPU.
+    For CuPy's arrays this is the allocation of the memory pool. Returns None if the address is not in device or managed
+    memory. Raises `DeviceError` without a GPU.
     """
     if memory_kind(address).kind not in ("device", "managed"):
         return None
@@ -79,8 +79,8 @@ def _attributes(cu: ModuleType) -> list[object]:
 class DeviceBytes:
     """Device memory at ``pointer``, aligned to 256 bytes, with a stream that fills it.
 
-    Not from CuPy's pool: it may be dropped while the last launch that reads it runs on any stream, and the pool knows
-    only the stream that memory was made on. cudaFree waits.
+    The memory is not from CuPy's pool, since it may be dropped while a kernel on any stream still reads it. The pool
+    orders reuse only with the stream on which memory was allocated, but cudaFree waits for all work.
     """
 
     def __init__(self, nbytes: int, device: int) -> None:
@@ -91,10 +91,10 @@ class DeviceBytes:
             self._stream = cp.cuda.Stream(non_blocking=True)
             self._event = cp.cuda.Event(disable_timing=True)
         self.pointer = int(self._memory.ptr)
-        self._kept: list[object] = []  # host memory of uploads that may be under way
+        self._kept: list[object] = []  # host memory of pending uploads
 
     def write(self, at: int, values: Array) -> None:
-        """Start to upload an array to byte ``at``."""
+        """Start the upload of an array to byte offset ``at``."""
         if not values.nbytes:
             return
         values = np.ascontiguousarray(values)
@@ -109,19 +109,19 @@ class DeviceBytes:
         )
 
     def order(self, stream: int) -> None:
-        """Make a stream wait for the uploads so far; the host does not wait."""
+        """Make a stream wait for all uploads so far; does not block the host."""
         self._event.record(self._stream)
         cupy().cuda.runtime.streamWaitEvent(stream, self._event.ptr)
 
     def wait(self) -> None:
-        """Wait for all uploads; none can follow."""
+        """Wait for all uploads; no upload is possible afterwards."""
         self._stream.synchronize()
         self._kept.clear()
         del self._stream, self._event
 
 
 def uploaded(table: Array, device: int) -> DeviceBytes:
-    """Return device memory with a copy of a table; waits for the copy. Not for use while a stream is captured."""
+    """Return device memory with a copy of a table; waits for the copy. Must not be called during capture."""
     memory = DeviceBytes(table.nbytes, device)
     memory.write(0, table)
     memory.wait()
@@ -129,7 +129,7 @@ def uploaded(table: Array, device: int) -> DeviceBytes:
 
 
 class _Pages:
-    """Page-locked memory that lives as long as this owner, which NumPy views keep alive."""
+    """Owner of page-locked memory; NumPy views keep the owner alive."""
 
     def __init__(self, nbytes: int) -> None:
         self._runtime = cupy().cuda.runtime
@@ -144,14 +144,14 @@ class _Pages:
         }
 
     def __del__(self) -> None:
-        # The driver may be gone at the interpreter's end, and the memory with it.
+        # At interpreter exit the driver may already have freed the memory.
         if getattr(self, "pointer", 0):
             with suppress(Exception):
                 self._runtime.freeHost(self.pointer)
 
 
 class PinnedBuffer:
-    """Mapped page-locked host memory; made by :func:`pinned`. ``device_pointer`` is its address on the GPU."""
+    """Mapped page-locked host memory; made by :func:`pinned`. ``device_pointer`` is the address on the GPU."""
 
     def __init__(self, pages: _Pages, nbytes: int) -> None:
         self._array: npt.NDArray[np.uint8] | None = np.asarray(pages)
@@ -160,18 +160,18 @@ class PinnedBuffer:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """The memory, as the host sees it."""
+        """The memory as a host array."""
         if self._array is None:
             raise DeviceError("this pinned buffer has been closed")
         return self._array
 
     def close(self) -> None:
-        """Release the memory, which is freed with its last array. Harmless when repeated."""
+        """Release the memory, which is freed when its last array is deleted. Harmless when repeated."""
         self._array = None
 
 
 class RegisteredBuffer:
-    """Page-locked and mapped host memory of another owner, as ``array`` of bytes; made by :func:`register`.
+    """Host memory of another owner, page-locked and mapped by :func:`register`; ``array`` has its bytes.
 
     ``device_pointer`` is its address on the GPU.
     """
@@ -188,19 +188,19 @@ class RegisteredBuffer:
         self.device_pointer = _device_pointer(pointer) if array.nbytes else pointer
 
     def close(self) -> None:
-        """Undo the registration, before the memory is unmapped. Harmless when repeated."""
+        """Unregister the memory; must precede its unmapping. Harmless when repeated."""
         pointer, self._pointer = self._pointer, 0
         if pointer:
             self._runtime.hostUnregister(pointer)
 
     def __del__(self) -> None:
-        """Undo the registration, if the driver is still there."""
+        """Unregister the memory; ignore errors, since the driver may already have shut down."""
         with suppress(Exception):
             self.close()
 
 
 def pinned(nbytes: int) -> PinnedBuffer:
-    """Allocate page-locked host memory that the GPU reads and writes; may block until the GPU is idle.
+    """Allocate page-locked host memory that the GPU can access; may block until the GPU is idle.
 
     Kernels that use the memory must have ended before its last array is dropped. Raises `DeviceError` without a GPU,
     or if the memory cannot be allocated.
@@ -212,11 +212,11 @@ def pinned(nbytes: int) -> PinnedBuffer:
 
 
 def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
-    """Page-lock and map host memory of another owner, such as a shared window; may block until the GPU is idle.
+    """Page-lock and map host memory of another owner, such as shared memory; may block until the GPU is idle.
 
-    ``array`` is one-dimensional, contiguous and of bytes, or a `FieldError` is raised; it is kept alive until the
-    buffer is closed. Raises `DeviceError` without a GPU, or if CUDA refuses memory that is registered already, or of a
-    kind it cannot lock.
+    ``array`` must be one-dimensional, contiguous and of dtype uint8, otherwise a `FieldError` is raised. The buffer
+    keeps ``array`` alive until it is closed. Raises `DeviceError` without a GPU, or if CUDA cannot lock the memory, for
+    example because it is already registered.
     """
     if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
         raise FieldError(
@@ -240,7 +240,7 @@ def _naming(failed: str) -> Iterator[None]:
 
 
 def _device_pointer(pointer: int) -> int:
-    """Address of mapped host memory on the current device, which need not be the host's."""
+    """Return the device address of mapped host memory, which may differ from the host address."""
     found = memory_kind(pointer).device_pointer
     if found is None:
         raise DeviceError(f"the host memory at {pointer:#x} has no address on the GPU")

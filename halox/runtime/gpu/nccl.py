@@ -1,8 +1,9 @@
-"""NVIDIA's NCCL by ctypes, for the few functions that halox calls.
+"""NCCL through ctypes, for the few functions that halox calls.
 
-CuPy's binding holds the interpreter while a communicator is made or aborted, so that no thread could end a wait that
-lasts too long; and it has no communicators but its own. The library is the one that the process has loaded, that
-``nvidia-nccl-cu12`` or ``nvidia-nccl-cu13`` installs, or the system's.
+CuPy's binding holds the global interpreter lock while a communicator is created or aborted, so no thread could end a
+wait that exceeds the time limit. It also accepts only its own communicators. The library is the one that the process
+has already loaded, else the library of ``nvidia-nccl-cu12`` or ``nvidia-nccl-cu13``, else the library of the system or
+of CuPy.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from halox.errors import DeviceError
 
 FILE = "libnccl.so.2"
 LEAST_VERSION = 21000
-"""NCCL's number of the oldest version that serves: of 2.10, with graphs and sends within them."""
+"""Version number of NCCL 2.10, the oldest supported version: it supports sends in CUDA graphs."""
 
 _ID_BYTES = 128
 _IN_PROGRESS = 7
 _UINT8 = 1
-_STREAMS = 16  # for which the calls of a group are kept
+_STREAMS = 16  # number of streams with cached calls
 _INSTALL = "install it with `pip install nvidia-nccl-cu13` (nvidia-nccl-cu12 for CUDA 12)"
 
 
 class NcclOp(NamedTuple):
-    """A send or receive in a group: bytes at an address of this rank's GPU, and the other rank."""
+    """A send or receive in a group: device address and size of the buffer, and the peer rank."""
 
     is_send: bool
     pointer: int
@@ -42,7 +43,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class Nccl:
-    """The library; see :func:`load_nccl`. Calls raise `DeviceError` with NCCL's reason. ``version`` is its number."""
+    """NCCL of version number ``version``; see :func:`load_nccl`. Calls raise `DeviceError` with NCCL's reason."""
 
     def __init__(self, library: Any) -> None:
         pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
@@ -59,7 +60,7 @@ class Nccl:
         self._async_error = library.ncclCommGetAsyncError
         self._async_error.argtypes = (pointer, ctypes.POINTER(number))
         self._start, self._end = library.ncclGroupStart, library.ncclGroupEnd
-        # No types of arguments, which are converted beforehand: that takes a third of the time.
+        # No argtypes: arguments are converted in advance, which reduces the time of a call to a third.
         self._send, self._recv = library.ncclSend, library.ncclRecv
         self._types = (pointer, size, number, number, pointer, pointer)
         found = number()
@@ -75,31 +76,31 @@ class Nccl:
         raise DeviceError(f"{name} of NCCL: {text}{more}; NCCL_DEBUG=INFO prints more")
 
     def unique_id(self) -> bytes:
-        """Return the name under which the ranks of a communicator meet, made by one of them."""
+        """Return a new ncclUniqueId, which one rank creates and all ranks of a communicator use."""
         made = _UniqueId()
         self._check(self._get_unique_id(ctypes.byref(made)), "ncclGetUniqueId")
         return bytes(made)
 
     def make(self, size: int, unique_id: bytes, rank: int) -> int:
-        """Make a communicator on the current GPU, and return its address; blocks until all ranks have come."""
+        """Create a communicator on the current GPU, and return its address; blocks until all ranks have called it."""
         made = ctypes.c_void_p()
         named = _UniqueId.from_buffer_copy(unique_id)
         self._check(self._init(ctypes.byref(made), size, named, rank), "ncclCommInitRank")
         return int(made.value or 0)
 
     def abort(self, comm: int) -> None:
-        """End all that a communicator has under way, and free it; waits for graphs that use it."""
+        """Abort all operations of a communicator, and free it; waits for graphs that use it."""
         self._abort(comm)
 
     def failure(self, comm: int) -> str:
-        """Return why a communicator has failed, for example since a connection broke; empty while it has not."""
+        """Return the asynchronous error of a communicator, for example a broken connection; empty without an error."""
         code = ctypes.c_int()
         if self._async_error(comm, ctypes.byref(code)) or code.value in (0, _IN_PROGRESS):
             return ""
         return str(self._text(code.value).decode(errors="replace"))
 
     def prepared(self, comm: int, ops: Sequence[NcclOp]) -> Callable[[int], None]:
-        """Return a call that puts a group of sends and receives on a stream, given by its address."""
+        """Return a function that enqueues a group of sends and receives on a stream, given by its address."""
         start, end = self._start, self._end
         on_streams: dict[int, list[Callable[[], int]]] = {}
 
@@ -121,16 +122,16 @@ class Nccl:
         return launch
 
     def _move(self, op: NcclOp, comm: int, stream: int) -> Callable[[], int]:
-        """Return the call that sends or receives, with its arguments as ctypes passes them on."""
+        """Return the function call of a send or receive, with arguments already converted for ctypes."""
         given = (op.pointer, op.nbytes, _UINT8, op.peer, comm, stream)
-        # A null pointer converts to None, which ctypes passes on as such.
+        # A null pointer converts to None, which ctypes passes as a null pointer.
         converted = [kind.from_param(one) for kind, one in zip(self._types, given, strict=True)]
         return partial(self._send if op.is_send else self._recv, *converted)
 
 
 @cache
 def load_nccl() -> Nccl:
-    """Return the library; raise `DeviceError` if there is none, or one that is too old."""
+    """Return the NCCL library; raise `DeviceError` if it is missing or too old."""
     found = _loaded() or _by_pathfinder() or _by_name() or _by_cupy()
     if found is None:
         raise DeviceError(f"no {FILE} can be loaded; {_INSTALL}")
@@ -146,7 +147,7 @@ def load_nccl() -> Nccl:
 
 
 def nccl_version_text(number: int) -> str:
-    """Return a version's number as text.
+    """Return a version number as text.
 
     Examples
     --------
@@ -158,14 +159,14 @@ def nccl_version_text(number: int) -> str:
 
 
 def _loaded() -> Any | None:
-    """Return the library that this process has loaded already."""
+    """Return the library if this process has already loaded it."""
     with suppress(OSError):
         return ctypes.CDLL(FILE, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return None
 
 
 def _by_pathfinder() -> Any | None:
-    # It comes with NVIDIA's bindings, and finds what pip or conda has installed.
+    # cuda.pathfinder is a dependency of NVIDIA's bindings, and finds libraries installed by pip or conda.
     with suppress(Exception):
         import_module("cuda.pathfinder").load_nvidia_dynamic_lib("nccl")
         return _loaded()
@@ -179,7 +180,7 @@ def _by_name() -> Any | None:
 
 
 def _by_cupy() -> Any | None:
-    # It loads the one that its own tool has installed.
+    # CuPy loads the NCCL library that its own tool has installed.
     with suppress(Exception):
         import_module("cupy.cuda.nccl")
         return _loaded()

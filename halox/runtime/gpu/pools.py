@@ -1,4 +1,4 @@
-"""Process-wide pools of streams and page-locked memory, which the driver takes long to make, and keeps on each GPU."""
+"""Process-wide pools of streams and page-locked memory for each GPU, since the driver creates them slowly."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST_BUFFER_BYTES = 16 << 20
 
 
 class Pool(Generic[Item]):
-    """Objects of one kind, made on demand on a GPU given by its number, and kept as long as the process lives.
+    """Reusable objects of one type for each GPU, created on demand and kept for the life of the process.
 
-    An object may be returned only when neither the host nor a GPU uses it any more.
+    An object may be released only when neither the host nor a GPU uses it.
     """
 
     def __init__(self, make: Callable[[int], Item]) -> None:
@@ -30,7 +30,7 @@ class Pool(Generic[Item]):
         self._free: defaultdict[int, list[Item]] = defaultdict(list)
 
     def take(self, device: int) -> Item:
-        """Return an unused object of a GPU, in whatever state it was left."""
+        """Return an unused object for a GPU; its state is not reset."""
         free = self._free[device]
         return free.pop() if free else self._make(device)
 
@@ -40,12 +40,12 @@ class Pool(Generic[Item]):
 
 
 class SideStream:
-    """A stream of high priority beside the user's, and two events that order them."""
+    """A stream of high priority, and two events that order it with the user's stream."""
 
     def __init__(self, device: int) -> None:
         cuda = cupy().cuda
         with cuda.Device(device):
-            # CUDA takes the nearest priority that the GPU has.
+            # CUDA uses the nearest priority that the GPU supports.
             self.stream: Stream = cuda.Stream(non_blocking=True, priority=-5)
             self.before, self.after = (cuda.Event(disable_timing=True) for _ in range(2))
 
@@ -61,7 +61,7 @@ def _buffers(nbytes: int) -> Pool[PinnedBuffer]:
 
 
 def take_buffer(nbytes: int, device: int) -> PinnedBuffer:
-    """Return page-locked memory of so many bytes or more; `release_buffer` keeps it for others unless it is long."""
+    """Return at least ``nbytes`` of page-locked memory; `release_buffer` pools it, or frees it if it is large."""
     if nbytes > _MOST_BUFFER_BYTES:
         return _pinned_for(nbytes, device)
     held = 1 << (max(nbytes, _LEAST_BUFFER_BYTES) - 1).bit_length()
@@ -69,7 +69,7 @@ def take_buffer(nbytes: int, device: int) -> PinnedBuffer:
 
 
 def release_buffer(buffer: PinnedBuffer, device: int) -> None:
-    """Return memory of `take_buffer`."""
+    """Release memory of `take_buffer`: pool it, or free it if it is large."""
     if buffer.nbytes > _MOST_BUFFER_BYTES:
         buffer.close()
     else:
@@ -77,16 +77,17 @@ def release_buffer(buffer: PinnedBuffer, device: int) -> None:
 
 
 SIDE_STREAMS = Pool(SideStream)
-"""Streams for exchanges that run beside the user's work."""
+"""Streams for exchanges that overlap with the user's work."""
 
 HOST_WORDS = Pool(partial(_pinned_for, _WORDS_BYTES))
-"""Host memory of failure words, and of marks."""
+"""Host memory for failure words and for marks."""
 
 
 class FailureWord:
-    """Report of a kernel whose wait timed out: two 32-bit ``words`` in page-locked memory.
+    """Report of a kernel wait that timed out: two 32-bit ``words`` in page-locked memory.
 
-    They are 0 or the failure's number, and the call in which it happened. ``is_told`` is set once it has been raised.
+    The first word is the number of the failure, 0 without a failure. The second word is the call in which it happened.
+    ``is_told`` is set once the failure has been raised.
     """
 
     def __init__(self, device: int) -> None:
@@ -99,17 +100,17 @@ class FailureWord:
 
     @property
     def pointer(self) -> int:
-        """Its address on the GPU."""
+        """Device address of the words."""
         return int(self._buffer.device_pointer)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset the failure."""
         self.words[0], self.is_told = 0, False
 
     def close(self, error: Callable[[], Exception]) -> bool:
-        """Release the memory; warn of a failure that was not raised yet, and return whether there was one.
+        """Release the memory; warn of a failure that was not raised, and return whether there was a failure.
 
-        Local, and harmless when repeated; no kernel that writes it may run any more.
+        Local, and harmless when repeated. All kernels that may write the words must have ended.
         """
         if not self._is_open:
             return False

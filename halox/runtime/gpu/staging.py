@@ -1,11 +1,11 @@
-"""Parts of arrays on a GPU through page-locked memory: while the host works on one part the next is copied.
+"""Access to parts of GPU arrays through page-locked memory, with copies that overlap host work.
 
 ::
 
     GPU    copy 0 | copy 1 | copy 2 |
     host            work 0 | work 1 | work 2
 
-Two buffers take turns. A part that is not contiguous is packed on the GPU first.
+Two buffers are used alternately. A part that is not contiguous is packed on the GPU first.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _BUFFERS = 2
 class DeviceStaging:
     """Two page-locked buffers for the parts of one array on a GPU, and the stream that copies them.
 
-    All work on the array so far is on the current stream; ``part_bytes`` are those of the largest part. Not collective.
-    Used under a ``with`` statement, whose end waits for all copies.
+    All earlier work on the array must be on the current stream. ``part_bytes`` is the size of the largest part in
+    bytes. Not collective. Use this class in a ``with`` statement; its end waits for all copies.
     """
 
     def __init__(self, array: Any, part_bytes: int) -> None:
@@ -46,7 +46,7 @@ class DeviceStaging:
         self._kept: list[Any] = [None] * _BUFFERS
 
     def read(self, indices: Iterable[Index]) -> Iterator[Array]:
-        """Yield parts as contiguous arrays on the host, each valid until the next is asked for."""
+        """Yield the parts as contiguous host arrays; each part is valid until the next iteration."""
         under_way: deque[tuple[int, tuple[int, ...]]] = deque()
         for index in indices:
             under_way.append(self._start_read(index))
@@ -56,13 +56,13 @@ class DeviceStaging:
             yield self._end_read(*under_way.popleft())
 
     def take(self, shape: tuple[int, ...]) -> Array:
-        """Return a buffer for the next part of `put`, once its last copy has ended."""
+        """Return the buffer for the next `put`; blocks until the previous copy from this buffer has ended."""
         slot = self._used % _BUFFERS
         self._events[slot].synchronize()
         return self._host(slot, shape)
 
     def put(self, index: Index) -> None:
-        """Start to copy the contents of the buffer taken last to a part of the array."""
+        """Start the copy of the buffer from the last `take` to a part of the array."""
         slot = self._used % _BUFFERS
         self._used += 1
         target = self._array[index]
@@ -74,7 +74,7 @@ class DeviceStaging:
         self._events[slot].record(self._side.stream)
 
     def store(self, index: Index, values: Array) -> None:
-        """Start to copy values to a part of the array; they may change afterwards."""
+        """Start the copy of values to a part of the array; ``values`` may be changed afterwards."""
         taken = self.take(values.shape)
         taken.view(values.dtype)[...] = values
         self.put(index)
@@ -113,14 +113,14 @@ class DeviceStaging:
         )
 
     def __enter__(self) -> DeviceStaging:
-        """Order the copies behind the work on the current stream."""
+        """Order the copies after the work on the current stream."""
         with cupy().cuda.Device(self._device):
             self._side.before.record(cupy().cuda.get_current_stream())
         self._side.stream.wait_event(self._side.before)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Wait for all copies, and release the buffers; after an error for good: a message may still come into them."""
+        """Wait for all copies, and release the buffers; after an error do not pool them: a message may still arrive."""
         self._side.stream.synchronize()
         SIDE_STREAMS.release(self._device, self._side)
         for buffer in self._buffers:
@@ -131,7 +131,7 @@ class DeviceStaging:
 
 
 def as_words(array: Any) -> Any:
-    """View elements for which CuPy has no kernels as bytes, along one more axis."""
+    """View elements for which CuPy has no kernels as bytes, with one more axis."""
     if array.dtype.kind in "biufc":
         return array
     shape, strides = (*array.shape, array.dtype.itemsize), (*array.strides, 1)

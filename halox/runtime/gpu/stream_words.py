@@ -1,7 +1,7 @@
-"""Words of device memory that streams write and wait for, by the driver's stream memory operations.
+"""Stream memory operations of the CUDA driver: streams write words of device memory, and wait for them.
 
-No kernel runs and no host takes part, and unlike interprocess events they can be captured in CUDA graphs. The driver
-knows nothing of the order that they make: whoever waits must know that the word is written.
+The operations need no kernel and no host action. Unlike interprocess events they can be captured in CUDA graphs. The
+driver does not know the order that they create, so the caller of a wait must ensure that the word will be written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from halox.errors import DeviceError
 from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy
 
-_MOST = 255  # operations of a batch
+_MOST = 255  # operations per batch
 
 
 class WordStep(NamedTuple):
-    """One operation: wait until the 32-bit word at an address is a value, or write it, behind all writes before it."""
+    """One operation: wait until a 32-bit word equals a value, or write it after all earlier writes of the stream."""
 
     kind: Literal["wait", "write"]
     address: int
@@ -27,7 +27,7 @@ class WordStep(NamedTuple):
 
 
 class PreparedWords:
-    """Operations in the given order, prepared once; raises `DeviceError` if there is no driver."""
+    """Prepared sequence of operations; raises `DeviceError` if there is no driver."""
 
     def __init__(self, steps: Sequence[WordStep], device: int) -> None:
         cu = driver.bindings()
@@ -36,7 +36,7 @@ class PreparedWords:
         self._batches = [found[at : at + _MOST] for at in range(0, len(found), _MOST)]
 
     def launch(self, stream: int) -> None:
-        """Put them on a stream, which may be captured; does not block. Raises `DeviceError` if the driver refuses."""
+        """Enqueue the operations on a stream, which may be capturing; does not block. `DeviceError` on failure."""
         for batch in self._batches:
             driver.call(self._call, stream, len(batch), batch, 0, device=self._device)
 
@@ -56,10 +56,10 @@ def _parameters(cu: Any, step: WordStep) -> Any:
 
 @cache
 def why_not_captured(device: int) -> str | None:
-    """Return why graphs of a GPU cannot hold operations on words, None if they can.
+    """Return why CUDA graphs on a GPU cannot contain these operations, None if they can.
 
-    Captures both kinds on a stream of its own, and drops the graph. Asked once a GPU; not for use while a stream is
-    captured.
+    Captures both kinds on a temporary stream, and drops the graph. The result is cached per GPU. Must not be called
+    during stream capture.
     """
     cuda = cupy().cuda
     with cuda.Device(device):
@@ -70,7 +70,7 @@ def why_not_captured(device: int) -> str | None:
         try:
             words.launch(stream.ptr)
         except DeviceError as error:
-            with suppress(RuntimeError):  # the capture may have been broken
+            with suppress(RuntimeError):  # the capture may already be invalid
                 stream.end_capture()
             return f"the driver captures no stream memory operations ({error})"
         try:

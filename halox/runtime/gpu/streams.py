@@ -1,4 +1,4 @@
-"""Streams: order of work across them, and their capture into CUDA graphs."""
+"""Order of work across CUDA streams, and checks of stream capture."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyEvent
 
 LEGACY_STREAMS = (0, 1)
-"""The null stream and CU_STREAM_LEGACY, which cannot be captured."""
+"""The null stream and CU_STREAM_LEGACY; neither can be captured."""
 
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
 def is_capturing(stream: Stream | int | None = None) -> bool:
-    """Whether work put on a stream, CuPy's current one by default, would join a CUDA graph or break the capture of one.
+    """Return whether work on a stream (default: current) would be captured, or would invalidate a capture.
 
-    Does not block, and leaves a capture as it is. Takes less than a microsecond. True for the legacy default stream
-    while a stream that waits for it is captured, since any work on it would end that capture.
+    Does not block, does not affect a capture, and takes less than a microsecond. Returns True for the legacy default
+    stream while a blocking stream is captured, since any work on the legacy stream would invalidate that capture.
     """
     query, refused = _query()
     try:
@@ -34,9 +34,9 @@ def is_capturing(stream: Stream | int | None = None) -> bool:
 
 
 def refuse_capture(stream: Stream | int, path: str, why: str | None = None) -> None:
-    """Raise `StateError` if a stream is being captured, before anything is put on it.
+    """Raise `StateError` if a stream is being captured; call this before enqueueing work on the stream.
 
-    The reason, a clause, is that the path needs the host, or another one.
+    ``why`` is the reason in the error's text; by default, that the path needs the host in every exchange.
     """
     if is_capturing(stream):
         reason = "needs the host in every exchange and cannot be captured in a CUDA graph"
@@ -60,38 +60,38 @@ def _query() -> tuple[Any, Any]:
 
 
 class Stream(Protocol):
-    """A stream of CuPy."""
+    """CuPy stream."""
 
     @property
     def ptr(self) -> int:
         """Address of the stream."""
 
     def __enter__(self) -> Self:
-        """Make it CuPy's current stream."""
+        """Make the stream CuPy's current stream."""
 
     def __exit__(self, *error: object) -> None:
-        """Make the stream before it current again."""
+        """Make the previous stream current again."""
 
     def synchronize(self) -> None:
-        """Wait for all its work."""
+        """Wait for all work on the stream."""
 
     def wait_event(self, event: CupyEvent) -> None:
         """Order later work after an event."""
 
     @property
     def done(self) -> bool:
-        """Whether all work on it has ended."""
+        """Whether all work on the stream has ended."""
 
 
 class CallStreams:
-    """Streams of the calls of a plan: each is ordered behind the last one, but those that are captured."""
+    """Streams of a plan's calls: each call is ordered after the previous call, except captured calls."""
 
     def __init__(self, path: str) -> None:
         self._path, self._order = path, StreamOrder()
         self._current = cupy().cuda.get_current_stream
 
     def enter(self) -> int:
-        """Return the current stream, put behind what the last one was given."""
+        """Return the address of the current stream, ordered after the stream of the last call."""
         stream = self._current()
         if self._order.last is not stream:
             self._order.follow(stream)
@@ -99,21 +99,20 @@ class CallStreams:
 
     @property
     def is_captured(self) -> bool:
-        """Whether work on the current stream joins a CUDA graph, and does not break the capture of another stream."""
+        """Whether the current stream is capturing; False for a legacy stream, whose work would invalidate a capture."""
         pointer = int(self._current().ptr)
         return pointer not in LEGACY_STREAMS and is_capturing(pointer)
 
     def check(self, why: str | None = None) -> None:
-        """Refuse a stream that is being captured, and one behind a last one that is; see `refuse_capture`."""
+        """Raise `StateError` if the current stream or the last call's stream is capturing; see `refuse_capture`."""
         refuse_capture(self._current(), self._path, why)
         if self._order.last is not None:
             refuse_capture(self._order.last, self._path, why)
 
     def end(self, waiter: Waiter, *others: Stream) -> bool:
-        """Wait until the streams of the last call and capture, and others, have ended; False if not in time.
+        """Wait for the streams of the last call and capture, and ``others``; return False after the time limit.
 
-        A stream that does not end within ``HALOX_TIMEOUT``, as when a kernel of the caller's runs on, has not ended
-        later either.
+        The limit is ``HALOX_TIMEOUT``. A stream can exceed it, for example, if a kernel of the caller keeps running.
         """
         for stream in (*self._order.streams, *others):
             try:
@@ -124,10 +123,11 @@ class CallStreams:
 
 
 class StreamOrder:
-    """Order of calls, the one in which they are made, across streams.
+    """Ordering of calls across streams, in the order in which they are made.
 
-    ``last`` is the stream of the last call, captures apart; work that follows there need not be ordered. A capture
-    holds its own work alone: calls in one are in the order of its stream, and in none with others.
+    ``last`` is the stream of the last call that was not captured; later work on this stream needs no extra ordering. A
+    capture contains only its own work: captured calls are ordered by their stream, and are not ordered with other
+    calls.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class StreamOrder:
         self._captured: Stream | None = None
 
     def follow(self, stream: Stream) -> None:
-        """Order the stream of the next call after the last call's; does not block."""
+        """Order the stream of the next call after the stream of the last call; does not block."""
         last = self.last
         if last is stream:
             return
@@ -155,7 +155,7 @@ class StreamOrder:
         return [stream for stream in (self.last, self._captured) if stream is not None]
 
     def synchronize(self) -> None:
-        """Wait for all calls; of replays, for those on the stream of the capture."""
+        """Wait for all calls, and for graph replays on the stream of the last capture."""
         streams = self.streams
         self.last = self._captured = None
         for stream in streams:
