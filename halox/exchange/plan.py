@@ -17,6 +17,8 @@ from halox.paths.base import Channel
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described, owner, share_memory, span
 from halox.runtime.call_guard import CallGuard, Unique
+from halox.runtime.communicator import UNFINISHED
+from halox.runtime.world import FORKED
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
@@ -390,6 +392,9 @@ class Plan(Unique):
 
 
 def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
+    if FORKED:  # any call of MPI could take the parent's messages
+        UNFINISHED.extend([channels, life])
+        return
     # Later channels may depend on earlier channels.
     backwards = channels[::-1]
     for channel in backwards:

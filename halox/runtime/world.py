@@ -53,7 +53,7 @@ Built = TypeVar("Built")
 Said = TypeVar("Said")
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
-_is_fork: list[bool] = []
+FORKED: list[bool] = []
 """Not empty in a process that was forked from an MPI rank, if there are several ranks."""
 
 
@@ -102,7 +102,7 @@ class World:
                 f"comm must be an mpi4py intracommunicator, got {type(comm).__name__}"
                 f"{' (COMM_NULL)' if is_null else ''}"
             )
-        if _is_fork:
+        if FORKED:
             raise HaloxError(f"{making} is impossible here: {_FORKED}")
         self.mpi = mpi
         settings, error = _attempt(_settings)  # the settings may be invalid on this rank alone
@@ -417,7 +417,7 @@ def _close_in_child() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
         return
-    _is_fork.append(True)
+    FORKED.append(True)
     for world in list(_living):
         world._release.detach()  # without a release: the communicator belongs to the parent
         world.close(_FORKED)

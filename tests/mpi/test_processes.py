@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import traceback
@@ -15,6 +16,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import ClosedError, HaloxError, StateError
+from halox.paths.buffers import RequestBuffers, SharedBuffers
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
@@ -72,6 +74,10 @@ def test_calls_of_a_forked_child_do_not_disturb_the_parent(
         assert grid.allreduce(three)[0] == total(three)[0] == sum(range(size))
         spectra.forward(complex_field)
 
+    dropped: list[Any] = [grid.plan(u)]
+    dropped.append(dropped)  # until the collector comes
+    del dropped
+
     def child() -> None:
         for call in calls if size > 1 else []:
             with pytest.raises(ClosedError, match="forked"):
@@ -84,8 +90,14 @@ def test_calls_of_a_forked_child_do_not_disturb_the_parent(
                 alone.sum(of_one)
         else:
             step(0.5)
-        for one in (plan, spectra, total, grid):
-            one.close()
+        touched: list[object] = []
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in RequestBuffers, SharedBuffers:
+                patch.setattr(kind, "close", touched.append)
+            gc.collect()
+            for one in (plan, spectra, total, grid):
+                one.close()
+        assert size == 1 or not touched, "requests and memory are the parent's"
 
     for value in range(3):
         step(value)
