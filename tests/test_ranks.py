@@ -15,12 +15,12 @@ from tests.support import FULL, full, require
 from tests.unit.kept import folder
 
 
-def on_ranks(ranks: int) -> Ended:
-    """Run tests/mpi on some ranks."""
+def on_ranks(ranks: int, path: str = "tests/mpi") -> Ended:
+    """Run tests on some ranks."""
     require("mpi")
     folder()  # of the compiled kernels, which the ranks share
     selection = "full or not full" if os.environ.get(FULL) else "not full"
-    command = launcher.command(launcher.find(), ranks, [*PYTEST, "-m", selection, "tests/mpi"])
+    command = launcher.command(launcher.find(), ranks, [*PYTEST, "-m", selection, path])
     return run(command, launcher.environment(ranks) | SETTINGS)
 
 
@@ -34,3 +34,12 @@ def test_on_ranks(ranks: int) -> None:
     passed = [int(n) for n in re.findall(r"(\d+) passed", ended.said)]
     least = 500 if ranks < 4 else 100
     assert len(passed) == ranks and min(passed) >= least, f"{sys.executable}: {ended.said[-4000:]}"
+
+
+@pytest.mark.parametrize("ranks", [3, 2])
+def test_late_messages(ranks: int) -> None:
+    """In processes of their own, since messages that nobody receives stay in MPI."""
+    faulthandler.cancel_dump_traceback_later()
+    ended = on_ranks(ranks, "tests/mpi/late_messages.py")
+    assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
+    assert len(re.findall(r"(\d+) passed", ended.said)) == ranks, ended.said[-4000:]
