@@ -37,10 +37,11 @@ _STAGES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 class Story:
     """A grid with what a call needs, and the call itself: returns whether this rank's result is right."""
 
-    def __init__(self, folder: Path) -> None:
-        self.grid = grid = halox.Grid(_SHAPE, proc_shape=(0, 1, 1), device="cpu")
+    def __init__(self, comm: MPI.Intracomm, folder: Path) -> None:
+        self.comm = comm
+        self.grid = grid = halox.Grid(_SHAPE, proc_shape=(0, 1, 1), device="cpu", comm=comm)
         self.folder = folder
-        self.other = halox.Grid(_SHAPE, proc_shape=(1, 0, 1), device="cpu", halo=0)
+        self.other = halox.Grid(_SHAPE, proc_shape=(1, 0, 1), device="cpu", halo=0, comm=comm)
         self.field, self.target, self.turned = grid.zeros(), grid.zeros(), self.other.zeros()
         self.made: Any = None
 
@@ -100,7 +101,7 @@ class Story:
 
     def allreduce_object(self, step: int) -> bool:
         if self.made is None:
-            self.made = halox.Allreduce(None, 50_000, "f8", device="cpu")
+            self.made = halox.Allreduce(self.comm, 50_000, "f8", device="cpu")
         found = self.made(np.full(50_000, self.grid.rank + 10.0 * step))
         size = self.grid.size
         return np.array_equal(found, np.full(50_000, size * (size - 1) / 2 + 10.0 * size * step))
@@ -191,8 +192,9 @@ def test_the_right_cells_or_an_error(
     monkeypatch.setenv("HALOX_NODE", node)
     call = CALLS[name]
     _prepare(folder)
+    ours = comm.Dup()
     for stage in _STAGES if os.environ.get(FULL) else _STAGES[1::2]:
-        story = Story(folder)
+        story = Story(ours, folder)
         assert call(story, 0)
         with Entering() as entering:
             assert call(story, 1)
@@ -226,7 +228,7 @@ def test_the_right_cells_or_an_error(
         # A rank whose call has failed, and not together with the others', refuses the next one.
         is_alone = seen[0].startswith(("ExchangeTimeoutError", "KeyboardInterrupt", "RuntimeError"))
         assert agree(not (is_alone and begun) or seen[1] != "right", comm), said
-        new = Story(folder)
+        new = Story(ours, folder)
         assert agree(_outcome(call, new, 4) == "right", comm), said
         if name == "save":
             whole = by_first(lambda: _read(folder / "4.zarr"), comm)
