@@ -83,7 +83,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """Direction, peer and tag, equal to `Message.key`."""
+        """Direction, peer and tag, equal to ``Message.key``."""
         return self.direction, self.peer, self.tag
 
 
