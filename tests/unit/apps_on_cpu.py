@@ -1,4 +1,7 @@
-"""Stands for CuPy where the mini-apps' kernels run: their ``.cu`` file as C++, one thread after another."""
+"""A stand-in for CuPy that runs the mini-apps' kernels on the CPU.
+
+The ``.cu`` file is compiled as C++; the threads of a launch run one after another.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ static void __threadfence() {{}}
 #define COMMA ,
 {launches}
 """
-"""For kernels whose threads wait for one another, on lines of blocks and threads."""
+"""Replaces `SHIM` for kernels with ``__syncthreads``; launches have one axis of blocks and threads."""
 
 MULTIGRID = """
 LAUNCH(stencil, const double* a COMMA const double* b COMMA double* c COMMA Size p COMMA Size q COMMA int nz
@@ -129,7 +132,7 @@ class FakeCupy:
     source : Path
         The app's kernels.
     launches : str
-        `MULTIGRID`, `FOURIER` or `STAGGERED`: their parameters.
+        `MULTIGRID`, `FOURIER` or `STAGGERED`: the parameters of each kernel.
     shim : str
         `SHIM`, or `BARRIERS`.
 

@@ -1,7 +1,7 @@
-"""Reductions by the kernels of allreduce_*.cu on the CPU: made as on GPUs, a thread for each rank.
+"""Runs the reduction kernels of allreduce_*.cu on the CPU, with one thread per rank.
 
-Everything but the machine is real: ``transports.allreduce`` lays out the memory and the launch, ``allreduce_plan`` cuts
-the array, the kernels run. A rank has one multiprocessor or more, each of which runs blocks one after another.
+Only the GPU is simulated: ``transports.allreduce`` lays out the memory and the launch, ``allreduce_plan`` splits the
+array, and g++ compiles the kernels. A rank has one or more multiprocessors; each runs its blocks one after another.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Defines = tuple[tuple[str, str], ...]
 
 
 def built(function: str, defines: Defines, extra: str = "") -> Path:
-    """A kernel as a shared library: one multiprocessor."""
+    """Compile a kernel to a shared library, which acts as one multiprocessor."""
     arguments = _ARGUMENTS.get(function, "*(const Allreduce*)arguments[0]")
     run = _RUN.format(function=function, arguments=arguments)
     text = (
@@ -64,7 +64,7 @@ _loading = threading.Lock()
 
 
 def multiprocessor(function: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
-    """A library of its own, with its own blockIdx and fibers, for each multiprocessor of each rank."""
+    """Load one copy of the library per multiprocessor and rank, so that each has its own blockIdx and fibers."""
     with _loading:
         return _multiprocessor(function, defines, rank, number)
 
@@ -75,7 +75,7 @@ def _multiprocessor(function: str, defines: Defines, rank: int, number: int) -> 
 
 
 class Meeting:
-    """Takes the place of the communicator of some threads."""
+    """Takes the place of a communicator; each thread is a rank."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -91,7 +91,7 @@ class Meeting:
 
 
 class ThreadWorld:
-    """Takes the place of World on one thread."""
+    """Takes the place of World on the thread of one rank."""
 
     def __init__(self, meeting: Meeting, rank: int, limit_s: float) -> None:
         self.rank, self.size, self.limit_s = rank, meeting.size, limit_s
@@ -114,7 +114,7 @@ class ThreadWorld:
 
 
 class Launch:
-    """Takes the place of PreparedLaunch: runs the blocks here, and returns when they have ended."""
+    """Takes the place of PreparedLaunch; `launch` runs the blocks on the host and blocks until they end."""
 
     def __init__(self, function: Any, blocks: int, threads: int, arguments: Any) -> None:
         _, self.function, self.defines = function
@@ -170,7 +170,7 @@ class Stream:
 
 
 class AtOnce:
-    """Takes the place of StreamOrder: whatever is put on a stream is done at once."""
+    """Takes the place of StreamOrder; launches block, so that no order between streams needs enforcing."""
 
     def follow(self, stream: Any) -> None:
         """Do nothing."""
@@ -181,7 +181,7 @@ class AtOnce:
 
 @contextmanager
 def without_gpu(sms: int = 2) -> Iterator[None]:
-    """Let the transport find the host's memory, and these launches."""
+    """Patch the transport to use host memory and `Launch`."""
     runtime = SimpleNamespace(
         memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
         deviceSynchronize=lambda: None,
@@ -216,40 +216,38 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
 
 
 class Rank:
-    """A rank with its memory and its reduction."""
-
     def __init__(self, number: int, arena: HostArena, reduction: Any) -> None:
         self.number, self.arena, self.reduction = number, arena, reduction
         self.cells: list[Any] = []
         self.memory = arena.bytes_of(reduction._block)
 
     def begin_at(self, epoch: int) -> None:
-        """Leave everything as it is after epoch - 1 reductions."""
+        """Set the state and the flags to their values after epoch - 1 reductions."""
         plan = self.reduction.plan
         self.memory[plan.state_offset :][:8].view("u8")[:] = (epoch - 1) << EPOCH_SHIFT
         flags = self.memory[plan.flags_offset :][: plan.flag_bytes]
         flags.view("u4")[:] = (epoch - 1) % 2**32
 
     def limit(self, seconds: float) -> None:
-        """Set how long a launch waits from now on."""
+        """Set the time limit of later launches."""
         parameter = np.frombuffer(self.reduction._argument, ALLREDUCE)[0]
         parameter["limit_ns"] = int(seconds * 1e9)
 
     @property
     def epochs(self) -> int:
-        """Launches that have ended."""
+        """Number of launches that have ended."""
         state = int(self.memory[self.reduction.plan.state_offset :][:8].view("u8")[0])
         assert state % (1 << EPOCH_SHIFT) == 0
         return state >> EPOCH_SHIFT
 
     @property
     def failure(self) -> tuple[int, int]:
-        """Rank that did not come + 1, 16 more if it cancelled, and epoch; zeros if all came."""
+        """Missing rank + 1 (plus 16 if that rank cancelled) and the epoch; zeros if no rank is missing."""
         return tuple(self.reduction._failure.words[:2].tolist())
 
 
 def at_once(n: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run work in some threads at once, and return their results; raises the error of any."""
+    """Call ``work(i)`` in n threads at the same time and return the results; raises the first error."""
     with ThreadPoolExecutor(n) as pool:
         return [future.result() for future in [pool.submit(work, i) for i in range(n)]]
 
@@ -261,7 +259,7 @@ def connect(
     limit_s: float = LIMIT_S,
     sms: int = 2,
 ) -> list[Rank]:
-    """Make a reduction on some ranks: ``make(world, arena)`` on each."""
+    """Create n ranks, each with the reduction that ``make(world, arena)`` returns."""
     meeting = Meeting(n)
 
     def one(number: int) -> Rank:
@@ -284,7 +282,7 @@ def connect_arrays(n: int, plan: ReductionPlan, **options: Any) -> list[Rank]:
 def connect_fields(
     name: str, fields: Sequence[Any], others: Any = None, **options: Any
 ) -> list[Rank]:
-    """Make a number of the cells that each rank has; `number` launches it."""
+    """Create ranks that reduce their fields to one number; `number` launches the reduction."""
 
     def cells_of(rank: int) -> list[Described]:
         return [describe(one[rank]) for one in (fields, others) if one is not None]
@@ -292,7 +290,7 @@ def connect_fields(
     def make(world: Any, arena: Any) -> FieldReduction:
         dtype = fields[world.rank].dtype
         reduction = meet(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
-        # Lays out the launch while nothing asks for a GPU.
+        # Prepares the launch here, while `without_gpu` is in effect.
         reduction._find(cells_of(world.rank))
         return reduction
 
@@ -303,7 +301,6 @@ def connect_fields(
 
 
 def number(rank: Rank, target: int, stream: Stream) -> None:
-    """Launch a rank's reduction of its cells."""
     rank.reduction(rank.cells, target, stream)
 
 
@@ -322,16 +319,17 @@ def reduce_arrays(
     late_s: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> None:
-    """Run reductions ``first``, ``first + 1``, ... on all ranks at once, none waiting for the others in between.
+    """Run reductions ``first``, ``first + 1``, ... on all ranks at once, without synchronization between them.
 
     Parameters
     ----------
     contents : callable
-        Array of a rank in an epoch.
+        ``contents(rank, epoch)`` is the input array of a rank.
     expected : callable
-        What those of all ranks come to; compared bit by bit on every rank, and the ranks with one another.
+        Returns the result for the input arrays of all ranks. Every rank's result must equal it, and the results of
+        all ranks must have the same bits.
     offset : int
-        Of all arrays' addresses from a multiple of 256.
+        Distance of every array's address from a multiple of 256.
     """
     if first != 1:
         for rank in ranks:
@@ -369,7 +367,7 @@ def reduce_arrays(
 def reduce_once(
     ranks: Sequence[Rank], dtype: Any, *, order: str = "random", seed: int = 0, **options: Any
 ) -> Any:
-    """A number of the fields of all ranks, as each rank got it."""
+    """Reduce the fields once and return the number that each rank got."""
     found = [guarded_copy(np.zeros(1, dtype)) for _ in ranks]
     streams = [
         Stream(
@@ -393,7 +391,7 @@ GUARD_BYTES = 256
 
 
 def guarded_copy(array: np.ndarray, offset: int = 0) -> np.ndarray:
-    """A copy of an array between guards."""
+    """Copy an array to memory with guard bytes on both sides."""
     memory = aligned(array.nbytes + 2 * GUARD_BYTES, offset)
     memory[:] = 0xA5
     found = memory[GUARD_BYTES:][: array.nbytes].view(array.dtype).reshape(array.shape)
@@ -402,7 +400,7 @@ def guarded_copy(array: np.ndarray, offset: int = 0) -> np.ndarray:
 
 
 def check_guards(array: np.ndarray) -> None:
-    """Nothing beside the array was written."""
+    """Check that the guard bytes on both sides of an array are unchanged."""
     start = array.ctypes.data
     for address in (start - GUARD_BYTES, start + array.nbytes):
         found = ctypes.string_at(address, GUARD_BYTES)

@@ -1,4 +1,4 @@
-"""Kernels compiled by g++ behind ``cpu_shim.h``, for tests without a GPU."""
+"""Compiles kernels with g++ and ``cpu_shim.h``, for tests without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 SHIM = "cpu_shim.h"
 STANDARD = HERE / "cpu_standard.h"
 
-# Misaligned or null accesses, overflows and bad shifts end the process loudly.
+# Misaligned or null accesses, overflows and bad shifts print a message and end the process.
 FLAGS = [
     *("-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
@@ -32,7 +32,7 @@ FLAGS = [
 
 
 def compiled_once(text: str, *flags: str) -> Path:
-    """A shared library of a text that g++ compiles, once for all processes that share the folder."""
+    """Compile a C++ text to a shared library, once for all processes that share the folder."""
     name = digest(text, *_surroundings(), *flags)
 
     def make(library: Path) -> None:
@@ -46,7 +46,7 @@ def compiled_once(text: str, *flags: str) -> Path:
 
 
 def _standard_headers(*flags: str) -> Path:
-    """A header that is compiled for these flags."""
+    """Precompile the standard headers for these flags."""
     flags = tuple(flag for flag in flags if not flag.startswith(("-W", "-l", "-shared")))
     header = folder() / f"{digest(*_surroundings(), *flags)}.h"
 
@@ -60,7 +60,7 @@ def _standard_headers(*flags: str) -> Path:
 
 @cache
 def _surroundings() -> tuple[str, ...]:
-    """Return a library's dependencies beside its text: the headers that it may include, the compiler, the machine."""
+    """Return a library's dependencies besides its text: the local headers, the compiler version and the machine."""
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
     said = subprocess.run(["g++", "--version"], capture_output=True, text=True, timeout=500)
     return (*headers, said.stdout, platform.machine())
@@ -73,19 +73,19 @@ def _compile(*words: str) -> None:
 
 
 def own_copy(library: Path) -> ctypes.CDLL:
-    """Load a library once more, with variables of its own."""
+    """Load a copy of a library, with separate global variables."""
     with TemporaryDirectory(dir=folder()) as place:
         return ctypes.CDLL(copy(library, place))
 
 
 def shared_library(text: str, *flags: str) -> ctypes.CDLL:
-    """Compile the text of a kernel, behind the shim, and load it; further flags come last."""
+    """Compile a kernel's text and load it; ``flags`` follow `FLAGS`."""
     return ctypes.CDLL(str(compiled_once(text, *FLAGS, *flags)))
 
 
 @cache
 def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = "") -> ctypes.CDLL:
-    """A kernel file as a shared library with a function ``run`` beside the kernel."""
+    """Compile a kernel file to a library with a function ``run``, which launches the kernel."""
     launch = "launch_on_cpu(grid, block, backwards != 0"
     if dict(defines).get("TILED"):
         launch = "char none[1]; launch_with_barriers(grid, block, backwards != 0, none, 1"
@@ -114,7 +114,7 @@ def run(
     backwards: bool = False,
     mark: Mark | None = None,
 ) -> None:
-    """Do on the CPU what a launch of a plan does on a GPU, from the same table."""
+    """Launch a plan's kernel on the CPU, with the table that a GPU would get."""
     if not planned.chunks:
         return
     table = planned.table
@@ -145,7 +145,7 @@ def run(
 
 
 def before_a_forbidden_page(nbytes: int) -> np.ndarray:
-    """Bytes that end where a page begins whose every use ends the process."""
+    """Return bytes that end at a page without access rights: an access beyond the end kills the process."""
     pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
     array = np.frombuffer(memory, np.uint8)
@@ -156,7 +156,7 @@ def before_a_forbidden_page(nbytes: int) -> np.ndarray:
 
 
 def aligned(nbytes: int, offset: int = 0) -> np.ndarray:
-    """Zeroed bytes whose address is ``offset`` more than a multiple of 256, like a GPU's."""
+    """Return zeroed bytes at an address ``offset`` beyond a multiple of 256, the alignment of device memory."""
     memory = np.zeros(nbytes + 512, np.uint8)
     start = -memory.ctypes.data % 256 + offset
     return memory[start : start + nbytes]
@@ -164,7 +164,7 @@ def aligned(nbytes: int, offset: int = 0) -> np.ndarray:
 
 @cache
 def workunits_library() -> ctypes.CDLL:
-    """workunits.cu as a shared library with a function for each kernel, ``run_`` before its name."""
+    """Compile workunits.cu to a library with a function ``run_KERNEL`` for each kernel."""
     runs = "".join(
         f"""
 extern "C" void run_workunits_{name}(unsigned grid, unsigned block, int backwards, u64 array,

@@ -1,8 +1,8 @@
-"""Whole exchanges by ``peer.cu`` on the CPU: its plans made as on GPUs, its memory the host's, a thread for each rank.
+"""Runs whole exchanges by ``peer.cu`` on the CPU, with one thread per rank.
 
-Everything but the machine is real: ``paths.peer.negotiation`` lays out the memory and makes the segments,
-``paths.peer.table`` the table, the kernel runs it. A rank has one multiprocessor or more, each of which runs blocks
-one after another.
+Only the GPU is simulated: ``paths.peer.negotiation`` lays out the (host) memory and creates the segments,
+``paths.peer.table`` builds the table, and g++ compiles the kernel. A rank has one or more multiprocessors; each runs
+its blocks one after another.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tests.unit.host_launches import host_launches
 HEADER = "cpu_peer.h"
 GUARD = 0xA5
 LIMIT_S = 200.0
-"""Nothing here takes that long, unless it never ends."""
+"""Generous: only a deadlock takes longer."""
 
 MEMORY = """
 static State load_state(u64 at)
@@ -70,7 +70,7 @@ extern "C" void delay(u64 seed, u32 permille)
     delays = {seed * 2654435761u + 88172645463325252ull, permille};
 }
 """
-"""Definitions that the header cannot hold, since the kernel must have defined its structs before."""
+"""Definitions that use the kernel's structs and therefore follow the kernel, outside of the header."""
 
 _RUN = """
 extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const void* segments,
@@ -83,7 +83,7 @@ extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32
 
 
 def built(defines: tuple[tuple[str, str], ...], extra: str = "") -> Path:
-    """The kernel as a shared library: one multiprocessor."""
+    """Compile the kernel to a shared library, which acts as one multiprocessor."""
     head = f'{preamble(defines)}#define POLLS 2\n#define HELP_NS 0\n#include "{HEADER}"\n'
     text = f"{head}{source('peer')}{MEMORY}{_RUN}{extra}"
     return compiled_once(text, *FLAGS, "-Wl,--no-as-needed", "-latomic")
@@ -91,12 +91,12 @@ def built(defines: tuple[tuple[str, str], ...], extra: str = "") -> Path:
 
 @cache
 def multiprocessor(defines: tuple[tuple[str, str], ...], rank: int, number: int) -> ctypes.CDLL:
-    """A library of its own, with its own blockIdx and fibers, for each multiprocessor of each rank."""
+    """Load one copy of the library per multiprocessor and rank, so that each has its own blockIdx and fibers."""
     return own_copy(built(defines))
 
 
 class HostArena:
-    """Takes the place of DeviceArena: memory of the process, mapped by all ranks as it is, between guards."""
+    """Takes the place of DeviceArena: host memory between guards; all ranks use the same addresses."""
 
     device = 0
     _names = count()
@@ -145,19 +145,19 @@ class HostArena:
 
 @dataclass(frozen=True)
 class Layout:
-    """Bytes of an array as a datatype names them, and as NumPy enumerates them in packed order."""
+    """Selected bytes of an array: by a datatype, and as the byte offsets that NumPy lists in packed order."""
 
     datatype: Datatype
     bytes: np.ndarray
     span: int
     offset: int = 0
-    """Of the array's address from a multiple of 256."""
+    """Distance of the array's address from a multiple of 256."""
 
 
 def box(
     shape: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], itemsize: int = 8
 ) -> Layout:
-    """Part of an array, in C order."""
+    """Lay out a box in an array, in C order."""
     dtype = np.dtype(f"V{itemsize}") if itemsize not in (1, 2, 4, 8) else np.dtype(f"u{itemsize}")
     slices = tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))
     nbytes = prod(shape) * itemsize
@@ -166,7 +166,7 @@ def box(
 
 
 def rows(counts: Sequence[int], strides: Sequence[int], block: int, offset: int = 0) -> Layout:
-    """Blocks of bytes at regular distances, the last count the innermost."""
+    """Lay out nested strided blocks of bytes; the last count is the innermost."""
     named, datatype = np.arange(block), dt.contiguous(block, "u1")
     for n, stride in zip(reversed(counts), reversed(strides), strict=True):
         named = (np.arange(n)[:, None] * stride + named).ravel()
@@ -175,14 +175,17 @@ def rows(counts: Sequence[int], strides: Sequence[int], block: int, offset: int 
 
 
 def scattered(lengths: Sequence[int], starts: Sequence[int]) -> Layout:
-    """Blocks of bytes anywhere."""
+    """Lay out blocks of bytes of given lengths at given offsets."""
     named = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
     return Layout(dt.hindexed(lengths, starts, "u1"), named, int(named.max()) + 1)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A message: parts, each a layout on either side of equally many bytes; to oneself it is a copy."""
+    """A message with several parts: each has a layout at the sender and one at the receiver, of equal size.
+
+    ``way`` is the protocol; "copy" is the protocol of a rank's messages to itself.
+    """
 
     sender: int
     receiver: int
@@ -193,8 +196,6 @@ class Flow:
 
 @dataclass
 class Array:
-    """An array of a rank."""
-
     data: np.ndarray
     pointer: int
 
@@ -211,20 +212,20 @@ class Launch:
 
 @dataclass
 class Rank:
-    """One rank: its arrays, its channel in the making, its launch."""
+    """A rank with its arrays, its negotiation (``draft``) and its launch."""
 
     number: int
     flows: Sequence[Flow]
     multiprocessors: int
     operation: Operation = "copy"
-    """With "add", what comes is collected in buffers; here it is then copied from there all the same."""
+    """With "add", the kernel delivers messages to buffers; `unpack` then copies them, where halox would add."""
     aside: bool = False
-    """Whether its launches are those for beside other work."""
+    """Whether to use the launch that leaves multiprocessors free for other work (``start`` and ``finish``)."""
     arena: HostArena = field(default_factory=HostArena)
     arrays: list[Array] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
     places: dict[tuple[int, int, str], int] = field(default_factory=dict)
-    """Numbers of the arrays, by flow, part and end."""
+    """Index of each array, by flow, part and direction."""
 
     def __post_init__(self) -> None:
         messages: dict[str, list[tuple[Flow, Message]]] = {"send": [], "receive": []}
@@ -261,7 +262,7 @@ class Rank:
         return len(self.arrays) - 1
 
     def exported(self) -> dict[tuple[int, int], Any]:
-        """Return the records for senders of messages that go straight into arrays, by (receiver, tag)."""
+        """Return the addresses that senders need to put directly into this rank's arrays, by (sender, tag)."""
         return {(m.peer, m.tag): peer_info(m, self.arrays, self.arena) for m in self.job.receives}
 
     def prepare(self, draft: Any) -> None:
@@ -276,7 +277,7 @@ class Rank:
             self.parameters.append(memory)
         self.exchange = self.parameters[1].view(negotiation.EXCHANGE)[
             0
-        ]  # a view: what is set in it holds
+        ]  # a view, so that assignments change the parameter
         self.own = self.arena.bytes_of(draft._own[0]).copy()
         gaps = draft._memory.gaps(self.arena.bytes_of(draft._block))
         for gap in gaps:
@@ -288,7 +289,7 @@ class Rank:
         return self.planned
 
     def begin_at(self, epoch: int) -> None:
-        """Leave everything as it is after epoch - 1 exchanges."""
+        """Set the state and the flags to their values after epoch - 1 exchanges."""
         draft, last = self.draft, (epoch - 1) % 2**32
         block = self.arena.bytes_of(draft._block)
         at = draft._memory.at
@@ -302,32 +303,31 @@ class Rank:
 
     @property
     def begun_chunks(self) -> np.ndarray:
-        """The kernel's notes of what it has begun to send."""
+        """The kernel's record of the chunks that it has begun to send, as a view."""
         memory = self.arena.bytes_of(self.draft._own[0])
         start = int(self.exchange["begun_chunk"]) - self.draft._own[0].pointer
         return memory[start:][: 4 * int(self.exchange["send_chunks"])].view("u4")
 
     @property
     def kinds(self) -> set[Kind]:
-        """Kinds of the segments."""
         return {Kind(kind) for kind in self.planned.segments["kind"].tolist()}
 
     def limit(self, seconds: float) -> None:
-        """Set how long a launch waits from now on."""
+        """Set the time limit of later launches."""
         self.exchange["limit_ns"] = int(seconds * 1e9)
 
     def fill(self, epoch: int) -> None:
-        """Give the arrays the contents that they have before an exchange."""
+        """Fill the arrays with their contents before an exchange."""
         for array, values in zip(self.arrays, contents(self, epoch), strict=True):
             array.data[:] = values
 
     def pack(self) -> None:
-        """Pack messages of types that the kernel does not walk, for which a GPU has a launch of its own before."""
+        """Pack the messages of types that the kernel does not support; on a GPU, a separate launch packs them."""
         for array, layout, packed in self._buffered("send"):
             packed[:] = array.data[layout.bytes]
 
     def unpack(self) -> None:
-        """Unpack them, for which a GPU has a launch of its own afterwards."""
+        """Unpack the messages of types that the kernel does not support; on a GPU, a separate launch does so."""
         for array, layout, packed in self._buffered("receive"):
             array.data[layout.bytes] = packed
 
@@ -345,19 +345,19 @@ class Rank:
 
     @property
     def failure(self) -> tuple[int, int]:
-        """Number of a message that did not come + 1, and epoch; zeros if all came."""
+        """Index of a missing message + 1 and the epoch; zeros if no message is missing."""
         return tuple(self.draft.failure.words[:2])
 
     @property
     def epochs(self) -> int:
-        """Launches that have ended."""
+        """Number of launches that have ended."""
         at = self.draft._memory.at["state"]
         state = int(self.arena.bytes_of(self.draft._block)[at:][:8].view("u8")[0])
         assert state % (1 << EPOCH_SHIFT) == 0
         return state >> EPOCH_SHIFT
 
     def run(self, order: np.ndarray, *, delays: int = 0, seed: int = 0) -> None:
-        """Launch, blocks dealt to the multiprocessors in the order given, and wait for the end."""
+        """Launch and wait for the end; the multiprocessors take the blocks in turn, in the given order."""
 
         def on(number: int) -> None:
             library = multiprocessor(self.launch.defines, self.number, number)
@@ -384,7 +384,7 @@ class Rank:
                 future.result()
 
     def check(self) -> None:
-        """Nothing but the arrays, the staging memory and the words of the protocol was written."""
+        """Check that the kernel wrote only to arrays, staging memory and the words of the protocol."""
         self.arena.check_guards()
         assert all((gap == GUARD).all() for gap in self.gaps)
         own = self.arena.bytes_of(self.draft._own[0])
@@ -394,7 +394,7 @@ class Rank:
 
 
 class _Memory(negotiation._Memory):
-    """Tells where its parts end."""
+    """Also records the sizes of its parts, to find the gaps between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -405,7 +405,6 @@ class _Memory(negotiation._Memory):
         super().reserve(key, nbytes)
 
     def gaps(self, block: np.ndarray) -> list[np.ndarray]:
-        """Return the bytes between the parts."""
         ends = [*list(self.at.values())[1:], self.size]
         return [
             block[start + self.sizes[key] : end]
@@ -448,12 +447,12 @@ def without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
 
 
 def as_planned(defines: Any, blocks: int, threads: int, arguments: Any) -> Launch:
-    """The launch with the kernel that a GPU would run."""
+    """Return the launch with the defines that a GPU would use."""
     return Launch(defines, blocks, threads, arguments)
 
 
 def few_kernels(defines: Any, blocks: int, threads: int, arguments: Any) -> Launch:
-    """The launch with parameters of which there are few, so that few kernels are compiled."""
+    """Return the launch with the most general defines, so that tests compile few kernels."""
     found = dict(defines)
     found.update(WORD_BYTES="0", IN_FLIGHT="2", KINDS="0x1ff")
     if found["TABLE_SEGMENTS"] != "0":
@@ -475,7 +474,7 @@ def connect(
     operation: Operation = "copy",
     aside: Sequence[int] = (),
 ) -> list[Rank]:
-    """Make the ranks of some messages, and their launches; of those aside, for beside other work."""
+    """Create the ranks of some messages and their launches; ranks in ``aside`` get the launch for overlap."""
     n = 1 + max(max(flow.sender, flow.receiver) for flow in flows)
     ranks = [
         Rank(number, flows, multiprocessors, operation, number in aside) for number in range(n)
@@ -500,14 +499,14 @@ def connect(
 
 
 def _swapped(drafts: Sequence[Any], told: Sequence[Mapping[int, Any]]) -> list[dict[int, Any]]:
-    """Return the records of each rank's peers for it, by peer."""
+    """Return, for each rank, the records that its peers made for it, by peer."""
     return [
         {other: told[other][rank] for other in draft.peers} for rank, draft in enumerate(drafts)
     ]
 
 
 def content(rank: int, array: int, epoch: int, nbytes: int) -> np.ndarray:
-    """Bytes of an array before an exchange: others in each."""
+    """Return an array's bytes before an exchange; they differ between epochs."""
     return np.random.default_rng((rank, array, epoch)).integers(0, 256, nbytes, np.uint8)
 
 
@@ -524,9 +523,9 @@ def exchange(
     late_s: Mapping[int, float] | None = None,
     seed: int = 0,
 ) -> None:
-    """Run exchanges ``first``, ``first + 1``, ... on all ranks at once, none waiting for the others in between.
+    """Run exchanges ``first``, ``first + 1``, ... on all ranks at once, without synchronization between them.
 
-    Each rank fills all of its arrays, launches, and compares every byte with what NumPy makes of the contents.
+    Each rank fills its arrays, launches, and compares every byte with the result that NumPy computes.
     """
     if first != 1:
         for rank in ranks:
@@ -541,7 +540,7 @@ def exchange(
             rank.fill(epoch)
             if late_s:
                 time.sleep(late_s.get(rank.number, 0))
-                # Nobody may write to the arrays of a rank that has not begun.
+                # Other ranks must not write to the arrays of a rank that has not launched yet.
                 compare(rank, epoch, [array.data for array in rank.arrays], contents(rank, epoch))
             blocks = np.arange(rank.launch.blocks)[:: -1 if mine == "backward" else 1]
             if mine == "random":
@@ -561,12 +560,11 @@ def exchange(
 
 
 def contents(rank: Rank, epoch: int) -> list[np.ndarray]:
-    """Return the contents of a rank's arrays before an exchange."""
     return [content(rank.number, i, epoch, a.data.size) for i, a in enumerate(rank.arrays)]
 
 
 def check_received(rank: Rank, ranks: Mapping[int, Rank], epoch: int) -> None:
-    """Compare all arrays with what the exchange must have made of them."""
+    """Compare all arrays of a rank with the expected result of the exchange."""
     expected = contents(rank, epoch)
     for at, flow in enumerate(rank.flows):
         if flow.receiver != rank.number:
@@ -581,7 +579,6 @@ def check_received(rank: Rank, ranks: Mapping[int, Rank], epoch: int) -> None:
 
 
 def compare(rank: Rank, epoch: int, found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    """Hold arrays against others, byte by byte."""
     for number, (array, want) in enumerate(zip(found, expected, strict=True)):
         if array.tobytes() != want.tobytes():
             wrong = np.flatnonzero(array != want)

@@ -1,4 +1,4 @@
-"""The traversal kernels compiled by g++, and packing with them on the CPU."""
+"""Compiles the traversal kernels with g++ and packs with them on the CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENTRIES = ("_regular", "_chain", "")
 
 @cache
 def library(defines: tuple[tuple[str, str], ...], extra: str = "") -> ctypes.CDLL:
-    """The kernels as a shared library with a function ``run`` beside them."""
+    """Compile the kernels to a library with a function ``run``, which launches one of them."""
     text = (
         f'{preamble(defines)}#include "{SHIM}"\n{source("traversal")}\n'
         f"thread_local Piece shared_image[4096];\n{_RUN.format(extra=extra)}"
@@ -48,7 +48,7 @@ def library(defines: tuple[tuple[str, str], ...], extra: str = "") -> ctypes.CDL
 
 
 def aligned_copy(values: np.ndarray) -> np.ndarray:
-    """The same bytes from a multiple of 16 on, with nothing behind them."""
+    """Copy bytes to an address that is a multiple of 16."""
     nbytes = values.nbytes
     memory = np.zeros(nbytes + 16, np.uint8)
     start = -memory.ctypes.data % 16
@@ -64,7 +64,7 @@ def launch(
     unpack: bool = False,
     backwards: bool = False,
 ) -> None:
-    """Do on the CPU what a launch of a plan does on a GPU."""
+    """Launch a plan's kernel on the CPU."""
     image = aligned_copy(planned.image)
     table = aligned_copy(np.atleast_1d(planned.table(image.ctypes.data)))
     library(planned.defines).run(
@@ -93,7 +93,7 @@ def move(
     sms: int = 4,
     **options: Any,
 ) -> TraversalPlan | None:
-    """Pack or unpack items between two addresses; returns the plan, None without bytes."""
+    """Pack or unpack items between two addresses; returns the plan, or None if the items have no bytes."""
     placed = simplified(datatype, count, flat_blocks=flat_blocks, few_units=few_units)
     if placed is None:
         return None

@@ -1,7 +1,7 @@
-"""Random nested datatypes for Hypothesis, as recipes that halox and MPI can both follow.
+"""Random nested datatypes for Hypothesis, as recipes from which halox and MPI both build a type.
 
-A recipe is a tuple: the constructor's name, its arguments, its old recipes. A primitive's recipe is
-``("primitive", (type string,), ())``.
+A recipe is a tuple of the constructor's name, its arguments, and the recipes of its old types. A primitive's recipe
+is ``("primitive", (type string,), ())``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BYTE_STEPS = st.integers(-64, 64)
 
 
 def build(recipe: Recipe) -> Datatype:
-    """Follow a recipe with halox's constructors."""
+    """Build a recipe's type with halox's constructors."""
     name, arguments, olds = recipe
     if name == "primitive":
         return datatypes.primitive(arguments[0])
@@ -47,7 +47,7 @@ def _small(made: Datatype) -> bool:
 
 @st.composite
 def recipes(draw: st.DrawFn, depth: int = 4) -> Recipe:
-    """Recipe of a type with up to ``depth`` constructors around its primitives."""
+    """Draw the recipe of a type with up to ``depth`` nested constructors."""
     return _recipe(draw, draw(st.sampled_from(range(depth, -1, -1))))
 
 
@@ -58,7 +58,7 @@ def _recipe(draw: st.DrawFn, depth: int) -> Recipe:
     n_olds = draw(_LENGTHS) if name == "struct" else 1
     olds = tuple(_recipe(draw, depth - 1) for _ in range(n_olds))
     recipe = (name, _ARGUMENTS[name](draw, n_olds), olds)
-    # A type that has outgrown the test's memory is left out, not drawn again: no example is lost.
+    # A type too large for the test's memory is replaced by its old type. Rejecting the draw would waste an example.
     return recipe if _small(build(recipe)) else olds[0]
 
 

@@ -1,4 +1,4 @@
-"""CuPy's cuFFT plans, played by NumPy: they read and write memory by the advanced layout of cuFFT's documentation.
+"""Stand-ins for CuPy's cuFFT plans, on NumPy. They address memory by cuFFT's documented advanced data layout.
 
 Element (x0, x1, x2) of batch b is at ``b * dist + ((x0 * embed[1] + x1) * embed[2] + x2) * stride``.
 """
@@ -30,7 +30,7 @@ def fake(array: Any) -> Any:
 
 
 def elements(ptr: int, dtype: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Memory from an address on, and the places in it."""
+    """Return the memory at an address as an array, and the element offsets in it."""
     count = int(places.max()) + 1
     memory = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(ptr)
     return np.frombuffer(memory, dtype), places
@@ -88,7 +88,7 @@ class PlanNd:
         values = start[at]
         if self.kind[-1] in "RD":
             found = np.fft.irfftn(values, self.shape, axes=axes, norm="forward")
-            start[at] = np.nan  # as cuFFT may
+            start[at] = np.nan  # cuFFT may overwrite the input
         elif self.kind[0] in "RD":
             found = np.fft.rfftn(values, axes=axes)
         else:
@@ -124,10 +124,10 @@ class XtPlanNd(PlanNd):
 
 
 class Transforms(cufft.CuFFT):
-    """The transforms of a GPU on NumPy arrays."""
+    """halox's cuFFT transforms, applied to NumPy arrays."""
 
     def begin(self) -> None:
-        """There are no streams."""
+        """Do nothing: there are no streams."""
 
     def key(self, array: Any) -> object:
         return super().key(fake(array))
@@ -147,7 +147,7 @@ def on_numpy(run: Any) -> Any:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `halox.runtime.gpu.cufft` work on the host."""
+    """Patch `halox.runtime.gpu.cufft` to work on the host."""
     names = {f"CUFFT_{name}": number for name, number in KINDS.items()}
     library = SimpleNamespace(PlanNd=PlanNd, XtPlanNd=XtPlanNd, **names)
     module = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""``fake_libcuda.c``, compiled, in the place of the NVIDIA driver, below NVIDIA's bindings or their likeness."""
+"""A stand-in for the NVIDIA driver: ``fake_libcuda.c``, called through ``cuda.bindings`` or `FakeDriver`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.unit.cpu_kernels import compiled_once
 from tests.unit.fake_verbs import DMABUFS
 
 SOURCE = Path(__file__).with_name("fake_libcuda.c")
-# With the name by which the bindings look for the driver: a process that has loaded it once finds it again.
 FLAGS = (
     "-x",
     "c",
@@ -29,6 +28,7 @@ FLAGS = (
     "-Wextra",
     "-Werror",
 )
+# The soname of the driver. Once a process has loaded the library, the bindings find it under this name.
 NAMED = "-Wl,-soname,libcuda.so.1"
 CAPTURED = 7
 STREAM = 0x5000
@@ -37,15 +37,15 @@ _LONG = ("allocation", "allocation_bytes", "last_stream")
 
 
 def compiled(named: bool = False) -> Path:
-    """The library, on request with the driver's name."""
+    """Compile the library; with ``named``, its soname is the driver's."""
     return compiled_once(SOURCE.read_text(), *FLAGS, *([NAMED] if named else []))
 
 
 class FakeDriver:
-    """Calls the library as ``cuda.bindings.driver`` calls the driver, with whose types it is called.
+    """Takes the place of ``cuda.bindings.driver``, with its types, and calls the stand-in for the driver.
 
-    The bindings find the driver once in a process. So that it can be replaced, this takes their place; a test in a
-    process of its own shows that they do the same.
+    The real bindings load the driver once per process, so that a test could not replace it. The script
+    ``with_bindings.py`` runs in a separate process and shows that the real bindings make the same calls.
     """
 
     def __init__(self, library: ctypes.CDLL, without: tuple[str, ...]) -> None:
@@ -53,7 +53,7 @@ class FakeDriver:
 
         self._library, self._types, self._without = library, types, without
         self.files: list[tuple[int, int, str]] = []
-        """Address, bytes and file of memory that can be exported as a dmabuf, at the beginning of pages."""
+        """Address (at the start of a page), bytes and file of memory that can be exported as a dmabuf."""
         self.has_dmabufs, self.is_ordered, self.flushes = True, True, 0
 
     def __getitem__(self, name: str) -> int:
@@ -66,7 +66,7 @@ class FakeDriver:
         return getattr(self._types, name)
 
     def counts(self) -> tuple[int, ...]:
-        """Calls of each kind of copy since the last time."""
+        """Return the number of calls of each copy function since the previous `counts`."""
         found = tuple(self[name] for name in COUNTERS)
         for name in COUNTERS:
             self[name] = 0
@@ -87,7 +87,7 @@ class FakeDriver:
         return self._called("cuMemcpy3DAsync_v2", *map(ctypes.c_uint64, (copy.getPtr(), stream)))
 
     def cuStreamBatchMemOp(self, stream, count, steps, flags):
-        nbytes = 48  # of one
+        nbytes = 48  # sizeof(CUstreamBatchMemOpParams)
         raw = b"".join(ctypes.string_at(step.getPtr(), nbytes) for step in steps)
         arguments = ctypes.c_uint64(stream), ctypes.c_uint(count), ctypes.c_char_p(raw)
         return self._called("cuStreamBatchMemOp_v2", *arguments, ctypes.c_uint(flags))
@@ -150,14 +150,14 @@ class FakeDriver:
         return self._types.CUresult(code), address.value, None
 
     def _called(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a function and return its result, and the value of the last argument if that is a plain int."""
+        """Call a function; returns its result and, if the last argument is an int to fill in, its value."""
         if name in self._without:
             raise RuntimeError(f'Function "{name}" not found')
         *given, last = arguments
         is_found = isinstance(last, ctypes.c_int)
         code = self._library[name](*given, ctypes.byref(last) if is_found else last)
         found = (last.value,) if is_found else ()
-        return (self._types.CUresult(code), *found)  # raises for a number that it does not know
+        return (self._types.CUresult(code), *found)  # raises for an unknown error number
 
     def _variable(self, name: str):
         kind = ctypes.c_uint64 if name in _LONG else ctypes.c_int
@@ -166,7 +166,7 @@ class FakeDriver:
 
 @contextmanager
 def fake_driver(version: int = 13000, without: tuple[str, ...] = ()) -> Iterator[FakeDriver]:
-    """Put the library in the driver's place."""
+    """Patch halox to call the stand-in instead of the driver."""
     fake = FakeDriver(ctypes.CDLL(str(compiled())), without)
     fake.counts()
     fake["version"] = version

@@ -1,11 +1,12 @@
-"""A stand-in of pyverbs: adapters that interpret keys and work requests byte for byte, over ordinary memory.
+"""A stand-in for pyverbs: adapters that execute keys and work requests on ordinary memory.
 
-It has the names, arguments and flags of pyverbs that halox uses, and refuses what an adapter would refuse: keys with
+It has the names, arguments and flags of pyverbs that halox uses. It refuses whatever an adapter refuses: keys with
 too many entries, strided patterns beyond 16 bits, requests that do not fit, keys that are not mapped, mapped twice or
-in use, memory that is not registered, access that was not granted, queues that are full. Errors are as late as on
-hardware: a failed completion, with which the queue pair stops working.
+in use, unregistered memory, access without permission, full queues. Errors appear as late as on hardware: as a failed
+completion, after which the queue pair stops working.
 
-Adapters of a process reach one another directly, those of other processes by sockets in a folder, served by a thread.
+Adapters of the same process reach one another directly. Adapters of other processes are reached through sockets in a
+folder, which a thread serves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Device:
 
 
 class Hardware:
-    """Keys and queue pairs of an adapter, by number; of all who have opened it."""
+    """Keys and queue pairs of an adapter, by number, shared by all contexts that opened it."""
 
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
@@ -54,7 +55,7 @@ class Hardware:
 
 
 class Wire:
-    """Connection between the adapters of this process, and with those of other processes in the folder."""
+    """Connects the adapters of this process, and through ``folder`` the adapters of other processes."""
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
@@ -167,7 +168,7 @@ class PD:
 
 
 class MR:
-    """Registered memory; ``shift`` is what addresses count from."""
+    """Registered memory; ``shift`` is the origin of the addresses in requests."""
 
     shift = 0
 
@@ -187,9 +188,9 @@ class MR:
 
 
 class DmaBufMR(MR):
-    """Memory behind a descriptor, mapped here once more; its own addresses begin at ``offset``.
+    """Memory of a dmabuf descriptor, mapped a second time; addresses in requests count from its start.
 
-    In the place of a GPU's memory stands a file; `DMABUFS` says where in it a descriptor's range begins, and ends.
+    A file takes the place of device memory; `DMABUFS` holds the start and the bytes of a descriptor's range in it.
     """
 
     def __init__(self, pd: PD, length: int, access: int, dmabuf: int = 0, offset: int = 0) -> None:
@@ -205,7 +206,7 @@ class DmaBufMR(MR):
 
 DMABUFS: dict[int, tuple[int, int]] = {}
 REFUSED: list[str] = []
-"""Adapters refuse dmabufs while there is anything in here."""
+"""Adapters refuse dmabufs while this list has entries."""
 
 
 class SGE:
@@ -327,7 +328,7 @@ class GlobalRoute(_Plain):
 
 
 class Mlx5QP:
-    """A reliable connection; ``wr_`` calls between start and complete build requests."""
+    """A reliable connection; the calls between ``wr_start`` and ``wr_complete`` build requests."""
 
     def __init__(self, context: Mlx5Context, attr: QPInitAttrEx, extra: Mlx5DVQPInitAttr) -> None:
         assert attr.qp_type == 2 and attr.comp_mask == 1 | 1 << 6 and extra.comp_mask == 1 << 2
@@ -466,7 +467,7 @@ class Mlx5QP:
         return None
 
     def _finish(self, wr_id: int, status: int) -> None:
-        """Complete requests in their order."""
+        """Record the status of a request, then complete the finished requests in posting order."""
         next(one for one in self.posted if one[0] == wr_id)[1] = status
         while self.posted and self.posted[0][1] is not None:
             wr_id, status, key = self.posted.popleft()
@@ -475,7 +476,7 @@ class Mlx5QP:
                 key.users -= 1
             self.cq.add(WC(wr_id, status))
 
-    # At the other end
+    # Receiving side
 
     def _deliver(self, *packet: Any) -> None:
         self.arriving.append(packet)
@@ -485,7 +486,7 @@ class Mlx5QP:
         while self.arriving:
             (lid, number, wr_id), rkey, address, raw, imm = self.arriving[0]
             if imm is not None and not self.receives:
-                return  # the sender tries again and again
+                return  # no receive is posted: the sender keeps retrying
             self.arriving.popleft()
             key = self.context.memory.get(rkey)
             is_granted = key is not None and key.access & REMOTE_WRITE
@@ -516,7 +517,7 @@ _MODULES = {
 
 
 def install(monkeypatch: Any, lids: tuple[int, ...] = (1,), folder: str | None = None) -> Wire:
-    """Let ``import pyverbs`` find adapters with some addresses."""
+    """Make ``import pyverbs`` find this stand-in, with one adapter per LID."""
     global WIRE
     WIRE = Wire(folder)
     DEVICES[:] = [Device(f"mlx5_{n}", lid) for n, lid in enumerate(lids)]

@@ -1,4 +1,4 @@
-"""Launches of `halox.packing.device` by NumPy on the host's memory, at the addresses that a call shifts them to."""
+"""Stand-ins for the launches of `halox.packing.device`: NumPy copies in host memory, with shifted addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halox.runtime.gpu.marks import Mark
 
 
 def leave(mark: Mark) -> None:
-    """Write a mark as a kernel does."""
+    """Write a mark, as a kernel does when it starts."""
     words = (ctypes.c_uint32 * 4).from_address(mark.pointer)
     words[0] = not mark.is_end
     if mark.is_end:
@@ -30,7 +30,7 @@ def leave(mark: Mark) -> None:
 
 
 def touched(endpoint: Any) -> np.ndarray:
-    """Addresses of an endpoint's bytes, in packed order."""
+    """Return the addresses of an endpoint's bytes, in packed order."""
     found, datatype, count = endpoint
     blocks = datatype.blocks(count)
     ranges = [np.arange(n) + o for o, n in zip(blocks.offsets, blocks.lengths, strict=True)]
@@ -38,17 +38,17 @@ def touched(endpoint: Any) -> np.ndarray:
 
 
 def side_of(side: Side) -> np.ndarray:
-    """The same of strided blocks."""
+    """Return the addresses of the bytes of strided blocks, in packed order."""
     offsets = side.strided.offsets()[:, None] + np.arange(side.strided.block_bytes)
     return (side.pointer + offsets).ravel()
 
 
 Step = tuple[np.ndarray, np.ndarray, Any]
-"""Addresses of the bytes that are read, and of those written; the dtype in which they are added, None for copies."""
+"""Source addresses and target addresses of bytes, and the dtype for addition; None for a copy."""
 
 
 class HostLaunch:
-    """Steps that are taken at once, after a mark is left."""
+    """Writes the mark, then runs the steps; `launch` blocks."""
 
     def __init__(
         self, steps: Sequence[Step], keep: object = None, mark: Mark | None = None
@@ -144,7 +144,7 @@ FAKES: dict[str, Callable[..., Any]] = {
 
 @contextmanager
 def host_launches(wrap: Callable[[HostLaunch], Any] = lambda made: made) -> Iterator[None]:
-    """Let these take the place of the GPU's; ``wrap`` returns what is launched for each."""
+    """Patch `halox.packing.device` with `FAKES`; ``wrap`` may replace each launch."""
 
     def wrapped(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
         made = make(*args, **options)

@@ -1,4 +1,4 @@
-"""Libraries that tests compile: kept by digest between runs, and made once by processes that run at the same time."""
+"""Cache of the libraries that tests compile: by digest, kept between runs, each compiled by one process only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tempfile import TemporaryFile, mkdtemp
 
 FOLDER = "HALOX_TEST_LIBRARIES"
 
-# Asked for now, since tests point XDG_CACHE_HOME elsewhere.
+# Read at import, since tests change XDG_CACHE_HOME later.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halox-tests"
 _KEPT_DAYS = 14
 
 
 @cache
 def folder() -> Path:
-    """Return the folder of libraries kept between runs; the ranks that this process starts use it too."""
+    """Return the folder of the cache, which the ranks that this process starts use, too."""
     given = os.environ.get(FOLDER)
     if given:
         return Path(given)
@@ -40,7 +40,7 @@ def folder() -> Path:
 
 
 def _drop_old(place: Path) -> None:
-    """Remove what no run has used for a while."""
+    """Remove the files that no run has used for `_KEPT_DAYS` days."""
     for item in place.iterdir():
         with suppress(OSError):
             if item.stat().st_mtime < time.time() - _KEPT_DAYS * 86400:
@@ -48,12 +48,12 @@ def _drop_old(place: Path) -> None:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the path of a file by its name; ``make`` writes it, at the path it is given, if there is none yet."""
+    """Return the path of a file in the cache; ``make(path)`` writes it if it does not exist yet."""
     found, part = folder() / name, folder() / f"part-{name}"
     with (folder() / f"{name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)
         if found.exists():
-            os.utime(found)  # in use
+            os.utime(found)  # recently used: `_drop_old` keeps it
         else:
             make(part)
             part.rename(found)

@@ -1,4 +1,4 @@
-"""A communicator of several ranks of which only the first is there, and one of NCCL of a single rank."""
+"""Stand-ins for communicators on a single process: MPI's with absent peers, and NCCL's with one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halox.runtime import nccl_ranks
 
 
 def alone(size: int) -> Any:
-    """The first rank's communicator, where all others agree with it."""
+    """Return rank 0's communicator of ``size`` ranks; the other ranks do not exist and agree with rank 0."""
     from mpi4py import MPI
 
     return SimpleNamespace(
@@ -29,7 +29,7 @@ def nccl_of_one(
     failure: Callable[[int], str] = lambda comm: "",
     abort: Callable[[int], object] = lambda comm: None,
 ) -> nccl_ranks.NcclRanks:
-    """NCCL's communicator of one rank, without NCCL: what it says of failures, and what an abort does, are given."""
+    """Return an NCCL communicator of one rank, without NCCL; ``failure`` and ``abort`` replace the library's calls."""
     library = SimpleNamespace(
         unique_id=lambda: b"", make=lambda size, unique_id, rank: 1, failure=failure, abort=abort
     )

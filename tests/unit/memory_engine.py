@@ -1,7 +1,7 @@
-"""An engine over plain memory: the addresses of all ranks are of this process, and windows are moved byte by byte.
+"""An RDMA engine in the memory of one process, which holds the arrays of all ranks; transfers copy bytes.
 
-It enforces limits like an adapter's, and refuses what one would refuse: keys that are not mapped, blocks outside of
-registered memory, registrations that have ended.
+It enforces an adapter's limits, and refuses unmapped keys, blocks outside of registered memory, and registrations
+that have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from halox.paths.scatter_gather.windows import Window
 
 @dataclass(eq=False)
 class Fabric:
-    """Connection between the engines of some ranks: owners of keys, and what has been handed to each rank."""
+    """Connects the engines of some ranks: the owner of each key, and the notifications for each rank."""
 
     keys: dict[int, tuple[MemoryEngine, MemoryKey]] = field(default_factory=dict)
     letters: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -114,7 +114,7 @@ class MemoryEngine(Engine):
         key.window = window
 
     def checked(self, key: Key) -> Window:
-        """The window of a key, whose blocks are in memory that is registered."""
+        """Return the window of a key, after a check that its blocks lie in registered memory."""
         window = key.window
         assert window is not None, "a key that is mapped to nothing"
         for address, n, lkey in zip(*map(np.ndarray.tolist, window[:3]), strict=True):

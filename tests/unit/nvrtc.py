@@ -1,4 +1,4 @@
-"""Kernels compiled by NVRTC, which needs no GPU."""
+"""Compiles kernels with NVRTC, which needs no GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support import require
 
 
 class Compiled(NamedTuple):
-    """PTX of a program, its machine code if it was compiled for ``sm_NN``, and what the compiler says."""
+    """PTX of a program, its machine code (empty unless compiled for ``sm_NN``), and the compiler's log."""
 
     ptx: str
     code: bytes

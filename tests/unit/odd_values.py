@@ -1,4 +1,4 @@
-"""Values that nobody should give as an argument, and that somebody will."""
+"""Unsuitable values for arguments, to check that every argument is validated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def _raising(*names: str) -> Any:
-    """Return an object of which some methods raise what no caller expects."""
+    """Return an object with methods that raise a KeyError."""
 
     def fail(self: Any, *_: Any, **__: Any) -> Any:
         raise KeyError("this object raises")
@@ -23,7 +23,7 @@ def _raising(*names: str) -> Any:
 
 
 class _Property:
-    """An object whose interfaces raise when they are looked at."""
+    """An object with an array interface that raises on access."""
 
     @property
     def __cuda_array_interface__(self) -> Any:
@@ -141,4 +141,4 @@ ODD: dict[str, Callable[[], Any]] = {
     "object dtype": lambda: np.dtype("O"),
     "subarray dtype": lambda: np.dtype(("f4", (2, 3))),
 }
-"""A name, and what makes the value anew."""
+"""Functions that return a fresh value, by name."""

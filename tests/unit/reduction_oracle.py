@@ -1,4 +1,4 @@
-"""Reductions of several ranks' values by NumPy, and values to try."""
+"""NumPy's result of a reduction over ranks, and random input values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMPY = {
 
 
 def sample(dtype, op, shape, seed=0):
-    """Random values, those among them on which naive code goes wrong."""
+    """Return random values, including extremes, NaN and infinities, which naive code mishandles."""
     dtype, rng = np.dtype(dtype), np.random.default_rng(seed)
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
@@ -31,7 +31,7 @@ def sample(dtype, op, shape, seed=0):
         found[rng.random(shape) < 0.3] = 0
         return found
     if dtype.kind == "c":
-        # Products of whole numbers are exact, in whichever order their parts are added.
+        # Products of small whole numbers are exact, in any order of summation.
         found = rng.integers(-9, 9, shape) + 1j * rng.integers(-9, 9, shape)
         return found.astype(dtype) if op == "prod" else (found / 7).astype(dtype)
     found = rng.normal(size=shape).astype(dtype)
@@ -41,7 +41,7 @@ def sample(dtype, op, shape, seed=0):
 
 
 def expected(op, values):
-    """Combine the ranks' values by NumPy, in their order."""
+    """Reduce the ranks' values with NumPy, in rank order."""
     values = list(values)
     with np.errstate(all="ignore"):
         if op.startswith("logical"):
@@ -51,7 +51,7 @@ def expected(op, values):
 
 
 def same(found, wanted):
-    """Whether values are the same bits, but for the sign and the payload of NaNs."""
+    """Whether two arrays have the same bits, ignoring the sign and the payload of NaNs."""
     plain = np.isnan(wanted) if wanted.dtype.kind in "fc" else np.zeros(wanted.shape, bool)
     if wanted.dtype.kind in "fc" and not np.array_equal(np.isnan(found), plain):
         return False

@@ -1,6 +1,7 @@
-"""A script: halox's calls of the driver through ``cuda.bindings``, onto the library that the first argument names.
+"""A script that calls a stand-in for the driver through the real ``cuda.bindings``, as halox does.
 
-It is loaded under the driver's name before the bindings look for it.
+The first argument is the stand-in's library. The script loads it before the bindings look for the driver, which they
+then find in the process under the driver's name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def refusal(call) -> str:
 
 assert driver.bindings() is cu
 
-# Copies, and each kind of them in the count of its own function.
+# Each kind of copy: right bytes, and calls of the right driver function.
 source = np.arange(2000, dtype=np.uint64).view(np.uint8)
 at = source.ctypes.data
 for prepared, expected in (
@@ -60,14 +61,16 @@ for prepared, expected in (
         assert (target[:-1] == expected.ravel()).all() and target[-1] == 0, expected.shape
         assert variable("last_stream", ctypes.c_uint64).value == stream
 counts = [variable(f"calls_{kind}").value for kind in ("1d", "2d", "3d", "batch")]
-assert counts == [2 + 2, 2, 2, 1], counts  # Words, in order.
+# Every copy was launched twice. In the capture, the batch became two plain copies.
+assert counts == [2 + 2, 2, 2, 1], counts
+
+# Writes and waits of words, in order.
 words = np.zeros(2, np.uint32)
 steps = [WordStep(kind, words.ctypes.data, n) for n in (3, 4) for kind in ("write", "wait")]
 PreparedWords([*steps, WordStep("write", words.ctypes.data + 4, 9)], 0).launch(STREAM)
 assert words.tolist() == [4, 9] and variable("calls_words").value == 1
 
-# the batch in a capture is two copies
-
+# Errors name the driver's function.
 rows = PreparedMemcpy(8, 2, target_pitch=7, source_pitch=8)
 assert "cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; check" in refusal(
     lambda: rows.launch(at, at, STREAM)
@@ -77,7 +80,7 @@ assert "cuMemcpyAsync: CUDA error 12345" in refusal(
     lambda: PreparedMemcpy(8).launch(at, at, STREAM)
 )
 
-# Addresses.
+# Queries about addresses.
 variable("allocation", ctypes.c_uint64).value = 992
 variable("allocation_bytes", ctypes.c_uint64).value = 100
 variable("kind").value, variable("ordinal").value = 2, 3
@@ -88,7 +91,7 @@ assert memory_kind(1000) == MemoryKind("pinned", 3, 1000 + 4096)
 assert memory_kind(2000) == MemoryKind("unregistered", None, None)
 assert memory_range(2000) is None
 
-# Dependent launches; plain ones are CuPy's.
+# Programmatic dependent launches; CuPy makes the others.
 launch.has_dependent_launch = lambda device: True
 prepared = PreparedLaunch(
     SimpleNamespace(ptr=99), 5, (32, 4), (ctypes.c_uint32(7),), shared_bytes=48, dependent=True
@@ -104,7 +107,7 @@ for stream, number, run in (
     assert variable("last_stream", ctypes.c_uint64).value == stream
 assert variable("launches").value == 2
 
-# Error numbers and their names.
+# halox's error numbers have the names that the bindings give them.
 names = {int(result): result.name.removeprefix("CUDA_ERROR_") for result in cu.CUresult}
 assert [names[code] for code in (*driver._REMEDIES, driver.NOT_INITIALIZED, driver.NOT_FOUND)] == [
     "INVALID_VALUE",
