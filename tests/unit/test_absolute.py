@@ -1,4 +1,4 @@
-"""Bounds of datatypes that hold addresses, with a table in the place of the driver."""
+"""Bounds checks of datatypes with absolute addresses; a table takes the driver's place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import trials
 
 
 class Table:
-    """Allocations (first address, bytes, kind, device), and how often they were looked up."""
+    """Allocations (first address, bytes, kind, device), and the addresses that were looked up."""
 
     def __init__(self, *allocations):
         self.allocations = allocations

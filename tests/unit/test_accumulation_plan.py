@@ -1,4 +1,4 @@
-"""Pairs of cells that are added for types that are lists: as few copies as a list has regular runs."""
+"""Additions by an indexed type: one copy per regular run of its list, and every element added once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPES = {
 
 
 def elements(side):
-    """Addresses of a side's 8-byte elements, in order."""
+    """Return the addresses of a side's 8-byte elements, in order."""
     blocks = side.strided
     starts = blocks.offsets() + side.pointer
     return (starts[:, None] + np.arange(0, blocks.block_bytes, 8)).reshape(-1)

@@ -1,4 +1,4 @@
-"""The reductions' kernels, compiled as C++ and run on the CPU by a thread for each rank."""
+"""The reduction kernels, compiled as C++ and run on the CPU with one thread per rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ require("cxx")
 PLANS = {"oneshot": plan_oneshot, "wide": plan_wide, "scattered": plan_scattered}
 ORDERS = ("forward", "backward", "random")
 
-# Of each size of element, and of each kind of operation; every pair of the two is tested by its text alone.
+# These pairs cover each element size and each kind of operation; test_operations.py covers all pairs.
 PAIRS = [("sum", "f8"), ("sum", "f4"), ("prod", "c16"), ("max", "i2"), ("logical_xor", "u1")]
 MORE_PAIRS = [("sum", "c8"), ("bitwise_or", "?"), ("prod", "u4")]
 
@@ -49,7 +49,7 @@ def folded(op):
 
 
 def run(algorithm, op, dtype, elements, n, *, parts=None, threads=256, epochs=3, **options):
-    """Reduce by a plan with small chunks, so that there are several."""
+    """Reduce with a plan of several chunks, by means of a small limit on their size."""
     blocks = options.pop("blocks", 6)
     with (
         patch.object(allreduce_plan, "PART_BYTES", parts or (16, 256)),
@@ -79,7 +79,7 @@ class TestArrays:
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("n", [1, 2, 3, 5, 9, *full(8, 16)])
     def test_ranks(self, algorithm, n, order, in_place):
-        """More than are loaded at once, in any order of blocks, into another array or into the same."""
+        """More ranks than the kernel loads at once, any order of blocks, out of place and in place."""
         run(algorithm, "sum", "f8", 321, n, threads=32, order=order, in_place=in_place)
 
     def test_nan_and_infinity(self, algorithm):
@@ -106,7 +106,7 @@ class TestArrays:
 
     @pytest.mark.parametrize("elements", [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 96, 97])
     def test_not_a_byte_more_than_the_array(self, algorithm, elements):
-        """Chunks and parts that are full, one element more or less, and parts of no element."""
+        """Full chunks and parts, one element more or less, and empty parts."""
         run(algorithm, "sum", "f8", elements, 3, parts=(16, 64), threads=32)
 
     @pytest.mark.parametrize("blocks", [1, 2, 5, 40])
@@ -133,7 +133,7 @@ class TestArrays:
         run(algorithm, "sum", "f8", 100, 3, threads=32, epochs=7, first=first)
 
     def test_a_thousand_epochs(self, algorithm):
-        """None waits for the others in between; the same bits on all ranks each time."""
+        """Ranks do not synchronize between reductions; all ranks get the same bits each time."""
         run(algorithm, "sum", "f8", 9, 3, parts=(16, 16), epochs=trials(1000), in_place=True)
 
     @pytest.mark.parametrize("order", ["forward", *full("backward")])
@@ -147,7 +147,7 @@ class TestArrays:
             rank.limit(1.0)
         found = [contents(i, 4) for i in range(n)]
         streams = [Stream(i, order, 1, 0, 0) for i in range(n)]
-        together = Barrier(3)  # so that none of them is taken for the one that never comes
+        together = Barrier(3)  # a rank that starts late would be reported instead of rank 2
 
         def launch_together(i):
             together.wait()
@@ -169,10 +169,10 @@ class TestArrays:
                     launch(1)
         with pytest.warns(UserWarning, match="rank 0 has waited for rank 2"):
             there[0].reduction.close()
-        there[1].reduction.close()  # has raised already
+        there[1].reduction.close()  # no warning: it has raised the error
 
     def test_a_call_that_is_cancelled_ends_for_all(self, algorithm):
-        """Not those before it. All hear of it, and go on together."""
+        """Earlier reductions succeed, all ranks report the cancelled one, and later ones succeed."""
         elements, n = 200, 4
         ranks = connect_arrays(n, PLANS[algorithm](np.dtype("f8"), "sum", elements, n))
         streams = [Stream(i, "random", 1, 0, 0) for i in range(n)]
@@ -184,7 +184,7 @@ class TestArrays:
 
         def work(i):
             if i == 1:
-                time.sleep(0.1)  # until then the first reduction is under way on the others
+                time.sleep(0.1)  # the other ranks are in the first reduction by now
             first = reduced(i, 1)
             assert (first == 4 * 1 + 6).all()
             if i == 3:
@@ -205,7 +205,7 @@ class TestArrays:
             assert time.monotonic() - start < LIMIT_S / 2
 
     def test_a_call_that_is_cancelled_while_it_begins(self, algorithm):
-        """At any moment of it: no thread goes a way of its own."""
+        """All threads of a launch agree on the outcome, at whatever moment the cancellation arrives."""
         ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 200, 2))
         found = np.zeros(200)
         with without_gpu():
@@ -229,7 +229,7 @@ class TestArrays:
                 at_once(2, work)
 
     def test_a_call_that_two_ranks_cancel(self, algorithm):
-        """It counts as cancelled at any moment of the second time, not as a wait that took too long."""
+        """The call is reported as cancelled, never as timed out, at whatever moment the second rank cancels."""
         ranks = connect_arrays(3, PLANS[algorithm](np.dtype("f8"), "sum", 200, 3))
         found = np.zeros(200)
         with without_gpu():
@@ -277,7 +277,7 @@ class TestArrays:
             )
         with pytest.warns(UserWarning, match="rank 1 has cancelled reduction 1"):
             ranks[0].reduction.close()
-        ranks[1].reduction.close()  # has raised itself
+        ranks[1].reduction.close()  # no warning: this rank cancelled
 
     def test_what_was_sent_before_is_not_taken_twice(self, algorithm):
         ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 8, 2))
@@ -302,7 +302,7 @@ class TestArrays:
 
 
 def fields(dtype, shapes, halo=1):
-    """Cells of fields of each rank, their halos left out."""
+    """Return each rank's cells: views without the halo."""
     found = []
     for rank, shape in enumerate(shapes):
         padded = sample(dtype, "prod", tuple(n + 2 * halo for n in shape), rank)
@@ -364,7 +364,7 @@ class TestFields:
     @pytest.mark.parametrize("name", ["min", "max"])
     @pytest.mark.parametrize("dtype", ["i1", "f4", "?", *full("u8")])
     def test_extremes_of_a_dtype(self, name, dtype):
-        """Cells all equal to the value that the reduction begins with."""
+        """All cells equal the initial value of the reduction."""
         dtype = np.dtype(dtype)
         limit = {"b": lambda: name == "min", "f": lambda: np.inf if name == "min" else -np.inf}
         value = limit.get(
@@ -381,7 +381,7 @@ class TestFields:
 
     @pytest.mark.parametrize("sms", [1, 3])
     def test_many_cells(self, sms):
-        """More than the blocks take at once."""
+        """More cells than the threads of a launch read at once, so that they loop."""
         cells = [sample("i8", "sum", (40, 33, 31), i)[1:-1, 2:, :-1] for i in range(2)]
         ranks = connect_fields("sum", cells, sms=sms)
         ((*_, launch),) = ranks[0].reduction._launches.values()
@@ -391,7 +391,7 @@ class TestFields:
         assert reduce_once(ranks, "i8") == [wrapped, wrapped]
 
     def test_fields_in_turn(self):
-        """One meeting for fields of any shape and strides, other ones on each rank, and for values formed elsewhere."""
+        """One reduction serves fields of any shape and strides, different on each rank, and precomputed values."""
         first = [sample("i4", "sum", (9, 5 + i), i)[1:-1] for i in range(3)]
         others = [sample("i4", "sum", (3, 4000), i).T for i in range(3)]
         ranks = connect_fields("sum", first)
@@ -430,7 +430,7 @@ class TestFields:
                 ranks[0].reduction(ranks[0].cells, out.ctypes.data, stream)
 
     def test_cells_of_one_rank(self):
-        """Squares are not rooted, and no other rank is waited for."""
+        """The local sum of squares: without the root, and without waiting for other ranks."""
         cells = fields("f4", UNEVEN)[0]
 
         def make(world, arena):

@@ -1,4 +1,4 @@
-"""Plans of reductions by kernels: structs, chunks, memory and limits, without running anything."""
+"""Plans of reductions by kernels: structs, chunks, memory and limits. No kernel runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.support import require
 from tests.unit.cpu_allreduce import built
 
 PARAMETER_BYTES = 4096
-"""Of a launch."""
+"""CUDA's limit on the parameters of a launch."""
 
 F8 = np.dtype("f8")
 ELEMENTS = [1, 2, 31, 1000, 1 << 14, (1 << 20) + 1, 1 << 24]
 
 
 def test_structs_are_the_kernels():
-    """Sizes and offsets that g++ gives the structs are those of NumPy; and the numbers alike."""
+    """Struct sizes, offsets and constants agree between the C++ source and Python."""
     require("cxx")
     defines = (("MAX_LEVELS", "3"), ("MAX_THREADS", "256"))
     dtypes = {"Allreduce": ALLREDUCE, "Partials": PARTIALS, "Region": region_dtype(3)}

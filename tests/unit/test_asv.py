@@ -1,4 +1,4 @@
-"""Every asv benchmark runs once, small, so that none rots unnoticed."""
+"""Runs every asv benchmark once, with small parameters, to find broken ones."""
 
 from __future__ import annotations
 

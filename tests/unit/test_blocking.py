@@ -1,4 +1,4 @@
-"""Copies in tiles, against plain NumPy copies of the same views; and when they are made at all."""
+"""Copies in tiles against plain NumPy copies of the same views, and the rule when to use tiles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_bytes(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 def strides_of(order: tuple[int, ...], extents: list[int], itemsize: int) -> list[int]:
-    """Strides of an array whose axes are in memory in this order, the slowest first."""
+    """Return the strides of an array for an order of its axes in memory, slowest first."""
     strides, step = [0] * len(order), itemsize
     for axis in reversed(order):
         strides[axis] = step
@@ -38,7 +38,7 @@ def strides_of(order: tuple[int, ...], extents: list[int], itemsize: int) -> lis
 
 @st.composite
 def views(draw: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """A view of any order of axes, gaps and directions, and all bytes of its memory."""
+    """Draw a view with any order of axes, gaps and directions; returns it with all bytes of its memory."""
     order = draw(st.permutations(range(len(shape))))
     extents = [n + draw(st.integers(0, 2)) for n in shape]
     strides = strides_of(tuple(order), extents, dtype.itemsize)
@@ -50,7 +50,7 @@ def views(draw: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarra
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tiles of a few elements, for every permuting copy."""
+    """Make every permuting copy use tiles, of a few elements each."""
     for name, value in (("SMALL_BYTES", 0), ("_TILE_BYTES", 64), ("_TILE_ELEMENTS", 4)):
         monkeypatch.setattr(blocking, name, value)
     monkeypatch.setattr(blocking, "_stays_cached", lambda *_: False)
@@ -117,7 +117,7 @@ def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> Non
     assert nbytes <= 2 << 20 and np.prod(shape) >= np.prod(tile)
     runs = [tile[axis] * itemsize for axis in (natural[-1], axes.index(natural[-1]))]
     assert all(run >= min(extent * itemsize, 256) for run in runs)
-    # The other way round is cut as well.
+    # The inverse copy is cut, too.
     assert tile_of(shape, itemsize, turned, tuple(target)) is not None
 
 
@@ -151,7 +151,7 @@ def test_other_copies_stay_whole(
 
 
 def test_views_of_common_memory_stay_whole() -> None:
-    """NumPy takes care of the overlap, in one call."""
+    """A single NumPy call handles the overlap; a sequence of tiles would not."""
     memory = random_bytes(2 * N * N).view("f4")
     a, b = memory[: N * N // 4].reshape(N // 2, -1), memory[N : N + N * N // 4].reshape(N // 2, -1)
     wanted = b.T.copy()
@@ -171,7 +171,7 @@ def test_rows_of_the_buffer_fall_into_different_sets() -> None:
 @pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16"])
 @pytest.mark.parametrize("shape", [(512, 512), (511, 379)])
 def test_transposed_vectors(dtype: str, shape: tuple[int, int]) -> None:
-    """The transpose of a matrix as a datatype, packed and unpacked, with bytes around that must stay."""
+    """Pack and unpack the transpose of a matrix as a datatype; guard bytes must stay unchanged."""
     rows, columns = shape
     itemsize = np.dtype(dtype).itemsize
     matrix = random_bytes(rows * columns * itemsize).view(dtype).reshape(shape)
@@ -203,7 +203,7 @@ def test_packer_of_a_box_turned_and_reversed() -> None:
 
 class TestCommonViews:
     def test_a_box_and_its_transpose(self) -> None:
-        """Both walk x, y, z; one has them merged, the other in reverse order in memory."""
+        """Both enumerate x, y, z. One side is contiguous; the other has the axes reversed in memory."""
         shape = (6, 5, 4)
         array = np.arange(120.0).reshape(shape)
         other = np.zeros(shape[::-1])

@@ -1,4 +1,4 @@
-"""The tuning file: found where it should be, never half written, and ignored aloud where it does not fit."""
+"""The tuning file: its location, atomic writes, and one warning when it is ignored."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_corrupt_file_is_ignored_with_one_warning(cache: Path, text: str | byt
     assert len(caught) == 1
     said = str(caught[0].message)
     assert str(tuning_file()) in said and "run `halox tune` again" in said
-    # And tuning again helps.
+    # Saving again repairs the file.
     save(HERE, costs(1.0))
     assert load(HERE) == costs(1.0)
 

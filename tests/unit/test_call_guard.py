@@ -1,4 +1,4 @@
-"""The guard of collective calls: one thread at a time, which may go in again, and none is kept out for good."""
+"""The guard of collective calls: one thread at a time, which may nest calls, and no permanent lockout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_second_thread_is_refused_while_the_first_is_inside():
         with pytest.raises(StateError, match="another thread is inside"):
             in_another_thread(lambda: enter(guard))
     assert guard.user == 0 and in_another_thread(lambda: enter(guard)) > 0
-    guard.user = 1  # as calls without time do
+    guard.user = 1  # hot paths set `user` directly
     with pytest.raises(StateError, match="another thread"):
         enter(guard)
 

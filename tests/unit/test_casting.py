@@ -1,4 +1,4 @@
-"""Casts of values to the dtype of a field: NumPy's, except where something would be lost."""
+"""Casts of values to a field's dtype: NumPy's casts, except that a loss of information is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checksums of parts, added up: google-crc32c, which sees the whole message, is the oracle."""
+"""Checksums of parts, combined to one; the oracle is google-crc32c on the whole message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packers that ``method="auto"`` chooses, and the reasons it gives."""
+"""The packers that ``method="auto"`` chooses, and their reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finalizers that run at any instruction of a call: nothing is lost, handed out twice or waited for."""
+"""Finalizers at any instruction of a call: no memory is lost or handed out twice, and no call deadlocks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ MIB = 1 << 20
 
 
 class Owner:
-    """An object with a finalizer."""
+    """An object that accepts a finalizer."""
 
 
 class TestMemoryOfAGpu:
-    """Fields of an arena; what the driver allocates is numbers here."""
+    """Fields of an arena; a fake driver hands out addresses without memory."""
 
     @pytest.fixture(autouse=True)
     def driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_fields_that_go_while_their_grid_is_closed() -> None:
 
 
 class Seen(Channel):
-    """Tells when it is closed."""
+    """A channel that records its close."""
 
     def __init__(self, fails: bool = False) -> None:
         self.is_closed, self.fails = False, fails
@@ -216,7 +216,9 @@ class TestPlans:
         assert not channel.is_closed
         guard.user = 0
         assert not channel.is_closed
-        with CallGuard():  # of any grid: this one may have gone too
+        with (
+            CallGuard()
+        ):  # the guard of any grid runs it: the plan's own grid may be collected, too
             pass
         assert channel.is_closed
 
@@ -239,7 +241,7 @@ class TestPlans:
         assert seen() is None
 
     def test_not_at_exit(self) -> None:
-        """MPI and CUDA may be gone then."""
+        """MPI and CUDA may already be finalized at interpreter exit."""
         script = (
             "import os\n"
             "from tests.unit.test_collecting import CallGuard, Seen, plan_of\n"
@@ -306,14 +308,14 @@ class TestDeferred:
 
 
 def test_a_plan_that_goes_while_nccl_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that looks may be the one that collects it."""
+    """The watching thread itself may collect the plan."""
     seen, released = threading.Event(), threading.Event()
     ranks = nccl_of_one(monkeypatch)
 
     def look() -> None:
         if not seen.is_set():
             ranks.forget(second)
-            assert not released.is_set()  # it may be looked at next
+            assert not released.is_set()  # the thread may look at it next
             seen.set()
 
     first: Any = SimpleNamespace(limit_s=0.01, look=look, release=lambda: None)

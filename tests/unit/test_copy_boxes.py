@@ -1,4 +1,4 @@
-"""Copies from one block list to another: performed by NumPy, and by a driver that copies host memory."""
+"""Copies from one block list to another, executed by NumPy and by a stand-in driver in host memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ GUARD = 0xA5
 
 
 def listed(datatype: Datatype, count: int, origin: int, parts: int = 1) -> tuple[Any, Any, Any]:
-    """List the blocks of a datatype, as if so many equal parts of the list lay in allocations of their own."""
+    """List the blocks of a datatype, as if each of ``parts`` equal parts of the list had a separate allocation."""
     blocks = datatype.blocks(count)
     numbers = np.arange(blocks.lengths.size) * parts // blocks.lengths.size
     return blocks.offsets + origin, blocks.lengths, numbers
 
 
 def perform(boxes: list[Box], rest: Blocks, source: np.ndarray, target: np.ndarray) -> None:
-    """Do what a plan says, after a check that the driver takes its copies."""
+    """Execute a plan, after a check that the driver accepts its copies."""
     for box in boxes:
         for pitch, step in (
             (box.source_pitch, box.source_slice),
@@ -51,7 +51,10 @@ def perform(boxes: list[Box], rest: Blocks, source: np.ndarray, target: np.ndarr
 
 
 def pair_of(one: Datatype, other: Datatype, count: int) -> tuple[int, int, Datatype]:
-    """Counts of both types, and a type of single bytes for what the other one leaves over."""
+    """Return the bytes of ``count`` items of one type, and a type of equal size: items of the other type, then bytes.
+
+    Also returns the number of whole items of the other type.
+    """
     nbytes = one.size * count
     times, rest = divmod(nbytes, other.size)
     return (
@@ -66,7 +69,7 @@ def pair_of(one: Datatype, other: Datatype, count: int) -> tuple[int, int, Datat
 @given(recipe=recipes(), other=recipes(), count=st.integers(1, 3), most=st.integers(0, 5))
 @settings(max_examples=trials(400), deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_pairs(recipe: Any, other: Any, count: int, most: int) -> None:
-    """From any layout to any other, against the host's packer at both ends."""
+    """Copy between any two layouts; the oracle packs and unpacks with the host packer."""
     one, two = build(recipe), build(other)
     assume(one.size and two.size and one.size * count // two.size <= 8)
     nbytes, _, into = pair_of(one, two, count)
@@ -100,13 +103,13 @@ OTHER_FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f8")
         # Rows of six against rows of four: 4, 2, 2, 4, 4, 2, 2, 4.
         (dt.vector(4, 6, 9, "f8"), dt.vector(6, 4, 9, "f8"), (3, 2)),
         (dt.indexed([1, 3, 1], [0, 4, 9], "f8"), dt.contiguous(5, "f8"), (0, 3)),
-        # A list in the midst of rows.
+        # A list after a row.
         (
             dt.struct([1, 3], [0, 4000], [dt.vector(9, 1, 2, "f8"), "i2"]),
             dt.contiguous(78, "u1"),
             (2, 0),
         ),
-        # More slices than boxes are allowed: one box all the same.
+        # More slices than the limit on boxes, in one box.
         (dt.hvector(200, 1, 640, dt.vector(5, 1, 2, "f8")), dt.contiguous(1000, "f8"), (1, 0)),
         # Backwards.
         (dt.hvector(10, 1, -16, "f8"), dt.contiguous(10, "f8"), (0, 10)),
@@ -147,7 +150,7 @@ def test_the_widest_pitch(gap: int) -> None:
 @pytest.mark.parametrize("stream", [STREAM, CAPTURED])
 def test_calls_of_the_driver(version: int, stream: int) -> None:
     require("cxx")
-    require("nvrtc")  # comes with the bindings
+    require("nvrtc")  # the bindings belong to the same package
     with fake_driver(version) as fake:
         batches = version >= 12080 and stream == STREAM
         for source, target, counts in [

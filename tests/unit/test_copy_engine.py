@@ -1,4 +1,4 @@
-"""Plans of the copy engine: each copy performed by NumPy, and by a driver that copies host memory."""
+"""Plans of the copy engine, executed by NumPy and by a stand-in driver in host memory."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def memory_of(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 def box_view(memory: np.ndarray, offset: int, box: Box, pitch: int, step: int) -> np.ndarray:
-    """The bytes of one side of a box, as the driver's documentation defines them; bounds checked."""
+    """Return the bytes of one side of a box by the driver's documentation; NumPy checks the bounds."""
     shape, strides = (box.depth, box.height, box.width), (step, pitch, 1)
     return np.ndarray(shape, np.uint8, memory.data, offset, strides)
 
 
 def perform(planned: Plan, array: np.ndarray, origin: int, packed: np.ndarray, *, pack: bool):
-    """Do what a plan says, after a check that the driver takes its copies."""
+    """Execute a plan, after a check that the driver accepts its copies."""
 
     def move(mine: np.ndarray, packed: np.ndarray) -> None:
         if pack:
@@ -65,7 +65,7 @@ def moved(planned: Plan) -> int:
 
 
 def check(datatype: Datatype, count: int, planned: Plan, span: int = ORIGIN) -> None:
-    """Pack and unpack by a plan, in memory that reaches ``span`` bytes both ways."""
+    """Pack and unpack by a plan, in memory of ``span`` bytes on either side of displacement 0."""
     assert moved(planned) == datatype.size * count
     array = memory_of(2 * span)
     oracle = HostPacker(array[span:], datatype, count)
@@ -88,7 +88,7 @@ class TestPlan:
         datatype = build(recipe)
         check(datatype, count, plan(datatype, count))
 
-    # Side by side in memory, but not in what is packed.
+    # Adjacent in memory, but not in the packed bytes.
     @example(("hindexed", ([1, 1, 1], [0, 1, 0]), (("primitive", ("i1",), ()),)), 2, 1, 3)
     @given(recipes(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12))
     @settings(max_examples=trials(300), deadline=None)
@@ -113,16 +113,16 @@ class TestPlan:
             (dt.subarray((5, 6, 7), (3, 4, 5), (1, 1, 1), "f4"), (1, 0)),
             (dt.subarray((5, 6, 7), (3, 4, 5), (1, 1, 1), "f4", "F"), (1, 0)),
             (dt.subarray((5, 6, 7), (3, 1, 5), (1, 1, 1), "f4"), (1, 0)),
-            # A fourth level: the shortest one is unrolled.
+            # Four levels: the shortest level becomes separate copies.
             (dt.subarray((9, 3, 6, 7), (8, 2, 4, 5), (0, 0, 1, 1), "f4"), (2, 0)),
             (dt.subarray((3, 9, 6, 7), (2, 8, 4, 5), (0, 0, 1, 1), "f4"), (2, 0)),
-            # Slices that lie no whole number of rows apart.
+            # The distance of slices is not a multiple of the row pitch.
             (dt.hvector(3, 1, 101, dt.vector(4, 1, 2, "f8")), (3, 0)),
             (dt.hvector(4, 1, 101, dt.vector(3, 1, 2, "f8")), (3, 0)),
             # A transposition: rows from the outer level.
             (dt.hvector(9, 1, 8, dt.vector(4, 1, 9, "f8")), (4, 0)),
             (dt.hvector(4, 1, 8, dt.vector(9, 1, 9, "f8")), (4, 0)),
-            # Backwards, on the spot and overlapping.
+            # Negative, zero and overlapping strides.
             (dt.hvector(10, 1, -16, "f8"), (0, 10)),
             (dt.hvector(10, 1, 0, "f8"), (0, 10)),
             (dt.hvector(10, 3, 16, "f8"), (0, 10)),
@@ -161,7 +161,7 @@ class TestPlan:
             assert planned.array_offsets.tolist() == [0, pitch, 2 * pitch]
 
     def test_the_widest_pitch_of_slices(self):
-        """Slices further apart than that are no pitch."""
+        """The distance of slices may exceed the largest pitch."""
         rows = dt.hvector(2, 1, 2**30, "u1")
         (box,) = plan(dt.hvector(3, 1, 2**33, rows)).boxes
         assert (box.height, box.depth, box.source_slice // box.source_pitch) == (2, 3, 8)
@@ -189,7 +189,7 @@ class TestPlan:
 @pytest.fixture(params=[13000, 12080, 12020], ids=["CUDA 13", "CUDA 12.8", "CUDA 12.2"])
 def fake(request):
     require("cxx")
-    require("nvrtc")  # comes with the bindings
+    require("nvrtc")  # the bindings belong to the same package
     with fake_driver(request.param) as found:
         yield found
 
@@ -197,7 +197,7 @@ def fake(request):
 def transfer(
     datatype: Datatype, count: int, *, at: int = 0, to: int = 0, stream: int = STREAM
 ) -> CopyEnginePacker:
-    """Pack and unpack through the driver, held against the host packer, with guards around."""
+    """Pack and unpack through the driver and compare with the host packer; guard bytes must stay unchanged."""
     packer = CopyEnginePacker(datatype, count, 0)
     origin = ORIGIN + at
     array = memory_of(2 * ORIGIN)

@@ -1,4 +1,4 @@
-"""The cost model: plausible everywhere, the same for both ends, and near what was measured."""
+"""The cost model: monotonic, identical at sender and receiver, and close to measured times."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_there_and_back_through_json() -> None:
 
 
 def test_tables_of_earlier_versions_are_read() -> None:
-    """They spoke of ways, two of which have other names now."""
+    """Older tables call protocols "ways", and have other names for two of them."""
     found = json.loads(json.dumps(COSTS.to_dict()))
     former = {"ipc/put": "ipc/into", "ipc/get": "ipc/from"}
     former |= {f"{new}, shared GPU": f"{old}, shared GPU" for new, old in former.items()}

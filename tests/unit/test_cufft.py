@@ -1,4 +1,4 @@
-"""Plans of cuFFT for strided arrays, run by NumPy, against NumPy's transforms of the arrays themselves."""
+"""Plans of cuFFT for strided arrays, executed by a NumPy stand-in, against NumPy's own transforms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def laid_out(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    """An array in a random layout: contiguous, the part of another one, turned, or backwards."""
+    """Return an array with a random layout: contiguous, part of a larger array, transposed or reversed."""
     kind, n = int(rng.integers(5)), len(shape)
     if kind == 0:
         return fake(np.empty(shape, dtype))

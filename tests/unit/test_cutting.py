@@ -1,6 +1,6 @@
-"""Packing fragment by fragment moves what packing at once moves, each byte in the fragment it belongs to.
+"""Packing by fragments moves the same bytes as packing at once, and each byte in its own fragment.
 
-Copies are carried out here by NumPy on addresses; what must come out is MPI's packing.
+NumPy executes the copies, on addresses. The result must equal MPI's packing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPAN = 1 << 16
 
 
 def addresses(side: Side) -> np.ndarray:
-    """The address of each of a side's bytes, in packed order."""
+    """Return the addresses of a side's bytes, in packed order."""
     blocks = side.strided
     found = np.array([side.pointer + blocks.offset])
     for count, stride in zip(blocks.counts, blocks.strides, strict=True):
@@ -35,7 +35,7 @@ def addresses(side: Side) -> np.ndarray:
 def packed_by_mpi(datatype: Datatype, memory: np.ndarray, origin: int) -> np.ndarray:
     from mpi4py import MPI
 
-    # mpi4py packs as many items as fit: one, of this extent.
+    # mpi4py packs as many items as fit into the buffer. With this extent, that is one.
     made = datatype.to_mpi()
     single = made.Create_resized(0, 1 << 20).Commit()
     out = np.zeros(datatype.size, np.uint8)
@@ -92,7 +92,7 @@ FACES = {
 @pytest.mark.parametrize("unpack", [False, True])
 @pytest.mark.parametrize("name", FACES)
 def test_faces_are_cut_at_the_byte(name: str, unpack: bool) -> None:
-    """Each fragment holds its own bytes only, in few copies, and words stay as wide as the elements."""
+    """Each fragment moves its own bytes only, in few copies, and the cuts leave whole elements as words."""
     datatype = FACES[name]
     ends = [16 * k for k in (100, 100, 257, 500) if 16 * k < datatype.size] + [datatype.size]
     parts = cut_parts(ARRAY, datatype, 1, PACKED, ends, unpack=unpack)
@@ -106,8 +106,8 @@ def test_faces_are_cut_at_the_byte(name: str, unpack: bool) -> None:
 
 
 def test_what_is_scattered_goes_with_its_first_or_last_fragment() -> None:
-    """Parts whose packed bytes interleave cannot be cut: packed early, unpacked late."""
-    # 40 items of two blocks: the first blocks are one part, with packed places 24 bytes apart.
+    """Parts with interleaved packed bytes cannot be cut: the first fragment packs them, the last one unpacks them."""
+    # 40 items of two blocks: the first blocks of all items are one part, 24 bytes apart in the packed bytes.
     datatype = hindexed([8, 16], [0, 40], "u1")
     pairs = paired(ARRAY, datatype, 40, PACKED)
     assert pairs is not None and any(place.strided.counts for _, place in pairs)
@@ -136,7 +136,7 @@ def test_cutting_refuses_what_does_not_fit() -> None:
 
 
 def test_single_bytes_apart() -> None:
-    """Blocks of one byte: the innermost level is no block."""
+    """Blocks of one byte, at a stride: no contiguous innermost level."""
     side = Side(7, StridedBlocks(1, (3, 5), (100, 2), 1))
     parts = cut(Copy(side, contiguous_side(0, 15)), [6, 15])
     found = [addresses(c.source) for copies in parts for c in copies]

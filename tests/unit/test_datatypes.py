@@ -36,7 +36,7 @@ from tests.unit.datatype_strategies import Recipe, build, recipes
 
 
 def typemap(recipe: Recipe) -> list[tuple[int, int]]:
-    """Displacement and bytes of every primitive, by the definition of each constructor."""
+    """Return the displacement and the bytes of every primitive, by the definition of each constructor."""
     name, arguments, olds = recipe
     if name == "primitive":
         return [(0, np.dtype(arguments[0]).itemsize)]
@@ -50,7 +50,7 @@ def typemap(recipe: Recipe) -> list[tuple[int, int]]:
             for at, size in inner[which]
         ]
 
-    blocks: list[tuple[int, int, int]] = []  # which old type, displacement, items
+    blocks: list[tuple[int, int, int]] = []  # index of the old type, displacement, items
     if name in ("dup", "resized"):
         return inner[0]
     if name == "contiguous":
@@ -76,7 +76,7 @@ def typemap(recipe: Recipe) -> list[tuple[int, int]]:
 
 
 def joined(entries: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge what is adjacent and in order, one by one."""
+    """Merge consecutive entries that are adjacent in memory."""
     runs: list[tuple[int, int]] = []
     for at, size in entries:
         if runs and sum(runs[-1]) == at:
@@ -215,7 +215,7 @@ def test_equality_takes_bounds_and_signature_into_account() -> None:
         (struct([1, 1], [3, 11], ["f8", "i1"]), 3, 16),
         (struct([0, 1], [0, 16], ["f8", "i1"]), 16, 1),
         (contiguous(2, struct([1, 1], [0, 8], ["f8", "i1"])), 0, 32),
-        # explicit bounds: not padded, and outranking those of other parts
+        # explicit bounds: no padding, and precedence over the bounds of other parts
         (resized(struct([1, 1], [0, 8], ["f8", "i1"]), 0, 9), 0, 9),
         (struct([1, 1], [0, 100], [resized("f8", 0, 3), "i1"]), 0, 3),
         (struct([1, 1], [0, 200], [subarray((4, 5), (2, 3), (1, 1), "f8"), "i1"]), 0, 160),
@@ -223,7 +223,7 @@ def test_equality_takes_bounds_and_signature_into_account() -> None:
         # negative strides and extents
         (vector(3, 2, -4, "f8"), -64, 80),
         (contiguous(3, resized("f8", 0, -8)), -16, 8),
-        # nothing
+        # empty blocks, no block
         (indexed([0, 1], [-100, 20], "f8"), 160, 8),
         (struct([], [], []), 0, 0),
     ],
@@ -344,7 +344,7 @@ def test_text() -> None:
 def quickest(call: Callable[[], Any], repetitions: int) -> float:
     times = []
     for _ in range(repetitions):
-        start = time.thread_time()  # of the processor: others may be busy
+        start = time.thread_time()  # CPU time, since other processes may be busy
         call()
         times.append(time.thread_time() - start)
     return min(times)

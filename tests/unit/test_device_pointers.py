@@ -1,4 +1,4 @@
-"""Whether MPI takes device pointers: asked of a process that may crash, hang or lie, and remembered."""
+"""Whether MPI supports device pointers: a child process, which may crash, hang or lie, answers; a file caches it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_child_that_cannot_be_started() -> None:
 
 
 def test_the_probe_itself_says_no_where_there_is_no_gpu() -> None:
-    """The real child, through its command line and this machine's MPI."""
+    """Run the real child process, with this machine's MPI."""
     from halox.runtime.gpu.cuda import why_no_gpu
 
     found = ask_child(0 if why_no_gpu() else 99)
@@ -79,7 +79,7 @@ def test_the_probe_itself_says_no_where_there_is_no_gpu() -> None:
 
 
 class HostMemory:
-    """Host memory in the place of the GPU's, which any MPI takes."""
+    """Takes the place of device memory; any MPI supports host memory."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -97,7 +97,7 @@ class HostMemory:
 
 
 class LyingComm:
-    """Sends as MPI does, and then spoils a byte of the target, or one behind it."""
+    """Sends with MPI, then changes a byte in the target or behind it."""
 
     def __init__(self, size: int, at: int) -> None:
         self.size, self.at = size, at
@@ -111,7 +111,7 @@ class LyingComm:
 
 
 class IdleComm:
-    """Takes everything and sends nothing."""
+    """Accepts every call and sends nothing."""
 
     def Sendrecv(self, *_: Any) -> None:
         pass
@@ -173,7 +173,7 @@ class Asked:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    # Whatever this machine's library says of itself, the child is to be asked.
+    # The child process decides, whatever this machine's MPI reports about itself.
     monkeypatch.setattr(device_pointers, "_query_library", lambda: 1)
     return tmp_path / "halox" / "device_pointers.json"
 
@@ -220,7 +220,7 @@ def test_a_library_that_denies_it_is_believed(cache: Path, monkeypatch: pytest.M
 
 
 def test_this_library_is_queried() -> None:
-    """Open MPI has the function; the wheel of the tests is built without CUDA."""
+    """Open MPI has a query function, MPICH may have one; the answer depends on how the library was built."""
     if MPI.get_vendor()[0] == "Open MPI":
         assert device_pointers._query_library() in (0, 1)
     else:

@@ -1,4 +1,4 @@
-"""Fill values of fields, on the host and on a GPU played by a small class."""
+"""Fill values of fields, on the host and on a fake GPU array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halox.runtime.gpu.devices import fill, fill_value
 
 
 class OnGpu:
-    """The part of a CuPy array that `fill` uses; its kernels know numbers only, and no strings."""
+    """The part of a CuPy array that `fill` uses; like CuPy's kernels, it supports numbers but no strings."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values

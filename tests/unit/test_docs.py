@@ -35,7 +35,7 @@ def snippets(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if snippets(p)], ids=lambda p: p.stem)
 def test_snippets_run(page: Path) -> None:
-    # The snippets of a page make one program, read from top to bottom.
+    # The snippets of a page form one program, from top to bottom.
     support.require("mpi")
     exec(compile(snippets(page), str(page), "exec"), {"__name__": page.stem})
 
@@ -45,7 +45,7 @@ def test_there_are_snippets() -> None:
 
 
 def _by_default_or_not() -> list[Any]:
-    """Return the examples; those that tests/mpi runs on four ranks are for the whole matrix only."""
+    """Return the examples; examples that tests/mpi runs on four ranks run here only in the full matrix."""
     gallery = {"heat", "heat_walls", "acoustic", "maxwell", "gray_scott", "shallow_water"}
     gallery |= {"poisson", "taylor_green"}
     others = [example for example in EXAMPLES if example.stem not in gallery]
@@ -55,7 +55,7 @@ def _by_default_or_not() -> list[Any]:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path) -> None:
     support.require("mpi")
-    # A scheme of first order; a series that breaks off.
+    # Larger errors: a scheme of first order, and a truncated series.
     most = {"shallow_water": 0.02, "taylor_green_3d": 1e-7}
     assert runpy.run_path(str(example))["main"]() < most.get(example.stem, 1e-12)
 

@@ -1,4 +1,4 @@
-"""The built documentation: no broken link, every picture there, every public name once, as wide as a phone."""
+"""The built documentation: links, pictures, one entry per public name, and layout on a phone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PHONE, TABLET, LAPTOP = 360, 800, 1280
 
 
 class Links(HTMLParser):
-    """The anchors of a page, and where its links and pictures lead."""
+    """The anchors of a page, and the targets of its links and pictures."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Links(HTMLParser):
 
 
 def _inputs() -> list[Path]:
-    """Return the files of which the site is made."""
+    """Return the source files of the site."""
     made = {ROOT / "docs" / "_build", ROOT / "docs" / "reference"}
     files = [path for folder in ("docs", "halox") for path in (ROOT / folder).rglob("*")]
     return sorted(
@@ -61,7 +61,7 @@ def _inputs() -> list[Path]:
 
 
 def _build(files: list[Path], out: Path) -> None:
-    """Build in a copy, since `make docs` may run beside the tests and writes into the folder."""
+    """Build in a copy, since `make docs` writes into the folder and may run at the same time."""
     shutil.rmtree(out, ignore_errors=True)
     copy = out / "copy"
     for path in files:
@@ -85,7 +85,7 @@ def _build(files: list[Path], out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """Return the folder of the built pages, kept until a file of them changes."""
+    """Return the folder of the built pages, which is cached until a source file changes."""
     support.require("mpi")
     support.require("sphinx")
     files = _inputs()
@@ -98,7 +98,7 @@ def pages(site: Path) -> list[Path]:
 
 
 def broken_links(site: Path) -> tuple[list[str], int, int]:
-    """Return the links of all pages that lead nowhere, and the numbers of links and of anchors that were followed."""
+    """Return the broken links of all pages, and the numbers of links and of anchors that were checked."""
     found = {page.resolve(): Links(page) for page in pages(site)}
     broken, followed, anchors = [], 0, 0
     for page, links in found.items():
@@ -139,7 +139,7 @@ def test_broken_links_are_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_pages_are_whole(site: Path) -> None:
-    """Ids are unique, pictures have a text, and nothing is loaded from elsewhere."""
+    """Ids are unique, pictures have an alternative text, and pages load nothing from other hosts."""
     for page in pages(site):
         links = Links(page)
         twice = [name for name, times in Counter(links.ids).items() if times > 1]
@@ -150,7 +150,7 @@ def test_pages_are_whole(site: Path) -> None:
 
 
 def _entries(site: Path) -> dict[str, str]:
-    """Return the pages of all documented Python names, by the inventory of Sphinx."""
+    """Return the page of each documented Python name, from Sphinx's inventory."""
     _, _, compressed = (site / "objects.inv").read_bytes().partition(b"zlib.\n")
     lines = [line.split(" ", 4) for line in zlib.decompress(compressed).decode().splitlines()]
     python = [(name, place) for name, kind, _, place, _ in lines if kind.startswith("py:")]
@@ -201,7 +201,7 @@ INTERNAL = {
 
 
 def test_attributes_are_written_one_by_one() -> None:
-    """Attributes in one line, "rank, size : int", would be rendered as a name and a type "(rank,)"."""
+    """Sphinx would render "rank, size : int" in one line as a name and a type "(rank,)"."""
     for module in (halox, halox.datatypes):
         for name in module.__all__:
             text = inspect.getdoc(getattr(module, name)) or ""
@@ -237,7 +237,7 @@ PICTURES = """Promise.all(Array.from(document.images, async (one) => {
 
 @pytest.mark.full
 def test_pages_in_a_browser(site: Path) -> None:
-    """At the widths of a phone, a tablet and a laptop, with the console empty."""
+    """Pages fit the widths of a phone, a tablet and a laptop, and write nothing to the console."""
     support.require("browser")
     program, bad, pictures = browser.find(), [], 0
     assert program is not None
@@ -260,7 +260,7 @@ def test_pages_in_a_browser(site: Path) -> None:
 
 
 def test_the_browser_notices(tmp_path: Path) -> None:
-    """A page too wide, without its picture, with an error: none of the checks above is blind."""
+    """The checks above find a page that is too wide, lacks its picture and has a script error."""
     support.require("browser")
     program = browser.find()
     assert program is not None

@@ -1,4 +1,4 @@
-"""Copies, look-ups and launches by the driver, against a library that does them in host memory."""
+"""Copies, queries and launches through the driver, with a stand-in library that executes them in host memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GUARD = 0xA5
 @pytest.fixture(params=[13000, 12080, 12020], ids=["CUDA 13", "CUDA 12.8", "CUDA 12.2"])
 def fake(request):
     require("cxx")
-    require("nvrtc")  # comes with the bindings
+    require("nvrtc")  # the bindings belong to the same package
     with fake_driver(request.param) as found:
         yield found
 
@@ -160,7 +160,7 @@ class TestErrors:
         assert (target == source).all()
 
     def test_no_driver_and_no_bindings(self):
-        """In a process of its own: the bindings look for the driver once."""
+        """Run in a separate process, since the bindings look for the driver once per process."""
         require("nvrtc")
         code = (
             "import sys\n"
@@ -226,7 +226,7 @@ class TestAddresses:
 
 class TestWords:
     def test_in_order(self, newest):
-        """More than a batch holds: each wait is for what the write before it has left."""
+        """Each wait is for the value of the write before it, and the steps need more than one batch."""
         words = np.zeros(3, np.uint32)
         steps = []
         for number in range(200):
@@ -255,7 +255,7 @@ class TestWords:
 
     @pytest.mark.parametrize("broken", ["nothing", "operation", "capture"])
     def test_whether_graphs_hold_them(self, broken, newest, monkeypatch):
-        """A refusal by the driver is said, and the capture always ended."""
+        """A refusal by the driver is the reason returned, and the capture is always ended."""
         ended = []
 
         class Stream:
@@ -294,7 +294,7 @@ class TestWords:
 
 
 def test_nvidias_own_bindings():
-    """The same calls through the bindings themselves, with the library in the driver's place."""
+    """The real bindings make the same calls to the stand-in as the other tests' replacement for them."""
     require("cxx")
     require("nvrtc")
     here = Path(__file__).with_name("with_bindings.py")

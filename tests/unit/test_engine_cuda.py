@@ -1,4 +1,4 @@
-"""The engine without a GPU: its errors, and the parts of its GPU code that need none."""
+"""The engine without a GPU: its errors, and the parts of its GPU code that run without one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fake_cupy(*, driver=13000, runtime=13000, count=1, error=None, is_hip=False)
 
 @pytest.fixture
 def install(monkeypatch):
-    """Put a module, or its absence, in CuPy's place."""
+    """Replace CuPy by a module, or by None to make it missing."""
 
     def put(module):
         monkeypatch.setitem(sys.modules, "cupy", module)
@@ -122,11 +122,11 @@ def test_only_bytes_are_registered():
 
 
 class TestPreparedLaunch:
-    """With the driver's entry replaced: what it would have been handed."""
+    """The arguments of a launch, recorded by a replacement of the driver's function."""
 
     @pytest.fixture
     def prepare(self, monkeypatch):
-        require("nvrtc")  # comes with the bindings
+        require("nvrtc")  # the bindings belong to the same package
         from cuda.bindings import driver as types
 
         self.calls, self.codes, self.context, self.woken = [], [], 5, []
@@ -284,11 +284,11 @@ class TestBounds:
 
 
 class TestKernelCache:
-    """CuPy's cache of compiled kernels where its folder is full, or cannot be written to."""
+    """CuPy's cache of compiled kernels in a folder that is full or read-only."""
 
     @pytest.fixture
     def compiled(self, install, monkeypatch):
-        """Make kernels of a CuPy that can keep them in memory only; yields the modules made."""
+        """Install a CuPy that can cache kernels in memory only; yields its modules."""
         made = []
 
         class RawModule:

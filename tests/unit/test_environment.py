@@ -1,4 +1,4 @@
-"""The page of environment variables names all that the sources read, and no other."""
+"""The page of environment variables names exactly the variables that the sources read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROW = re.compile(r"^\| (`HALOX_[^|]+) \|.* \| ([^|]+) \|$", re.MULTILINE)
 
 
 def texts(path: Path) -> set[str]:
-    """Text constants of a source: a variable is read by one, given there or in a constant."""
+    """Return the string constants of a source; every variable that it reads is among them."""
     source = path.read_text()
     nodes = ast.walk(ast.parse(source)) if "HALOX_" in source else ()
     return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
 def rows() -> list[tuple[str, list[str]]]:
-    """Names on the page, each with the files that read it."""
+    """Return the names on the page, each with the files that read it."""
     found = []
     for names, files in ROW.findall(PAGE.read_text()):
         found += [(name, re.findall(r"`([^`]+)`", files)) for name in NAME.findall(names)]

@@ -1,4 +1,4 @@
-"""The examples of Fourier transforms: their reference values, their checks, and runs on ranks."""
+"""The examples of Fourier transforms: their reference values, their checks, and runs on several ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def box() -> dict[str, Any]:
 
 
 def product(first: Series, second: Series, into: Series) -> None:
-    """Add -(first . grad) second; velocities are i times these coefficients, which are real."""
+    """Add -(first . grad) second to a series; velocities are i times its coefficients, which are real."""
     for (p, a), (q, b) in itertools.product(first.items(), second.items()):
         along = sum(x * k for x, k in zip(a, q, strict=True))
         if along:
@@ -44,12 +44,12 @@ def product(first: Series, second: Series, into: Series) -> None:
 
 
 def exact_enstrophy(nu: Fraction, order: int) -> list[Fraction]:
-    """Return the coefficients of the powers of time, by exact arithmetic on the equations."""
+    """Return the Taylor coefficients of the enstrophy in time, by exact arithmetic."""
 
     def zero() -> list[Fraction]:
         return [Fraction(0)] * 3
 
-    # sin x cos y cos z and -cos x sin y cos z, of exp(i k x) with k = (+-1, +-1, +-1)
+    # sin x cos y cos z and -cos x sin y cos z, as a sum of exp(i k x) with k = (+-1, +-1, +-1)
     start: Series = {
         k: [Fraction(-k[0], 8), Fraction(k[1], 8), Fraction(0)]
         for k in itertools.product((1, -1), repeat=3)
@@ -96,14 +96,14 @@ def test_known_energy_and_enstrophy_belong_together() -> None:
 
 
 def printed(said: str) -> tuple[str, int, float, float]:
-    """Device, steps, energy and enstrophy."""
+    """Return device, steps, energy and enstrophy of a run."""
     found = PRINTED.search(said)
     assert found, said
     return found[2], int(found[3]), float(found[5]), float(found[6])
 
 
-# At t = 0.1 and Re = 1600, found by spectralDNS (M. Mortensen and H. P. Langtangen, Comput. Phys. Commun. 203, 53,
-# 2016; the values of its own check).
+# Energy and enstrophy at t = 0.1 and Re = 1600, from the tests of spectralDNS (M. Mortensen and H. P. Langtangen,
+# Comput. Phys. Commun. 203, 53, 2016).
 CASES = dict.fromkeys(
     ("--cells 16 --steps 10 --re 1600", "--cells 19 --steps 5 --dt 0.02 --re 1600"),
     (0.124953117517, 0.375249930801),
@@ -114,7 +114,7 @@ PLANES = ["--cells 17 --steps 20 --re 50 --dt 0.02", "--cells 16"]
 @pytest.mark.parametrize("ranks", [*support.full(1, 2), 3])
 @pytest.mark.parametrize("options", CASES)
 def test_the_vortex_in_a_box_on_ranks(ranks: int, options: str) -> None:
-    """Energy and enstrophy; the example itself compares them with the series."""
+    """Energy and enstrophy equal the reference; the example itself compares them with a Taylor series."""
     ended = support.on_ranks(ranks, str(BOX), *options.split(), "--device", "cpu")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     device, _, energy, enstrophy = printed(ended.stdout)
@@ -125,14 +125,14 @@ def test_the_vortex_in_a_box_on_ranks(ranks: int, options: str) -> None:
 @pytest.mark.parametrize("ranks", [*support.full(1), 3])
 @pytest.mark.parametrize("options", PLANES)
 def test_vortices_in_a_plane_on_ranks(ranks: int, options: str) -> None:
-    """The example compares the vorticity with the exact one everywhere."""
+    """The example itself compares the vorticity with the exact solution everywhere."""
     ended = support.on_ranks(ranks, str(PLANE), *options.split(), "--device", "cpu")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith(f"{ranks} rank(s), cpu: ")
 
 
 def test_largest_dissipation() -> None:
-    """The vortex at Re = 100, from M. E. Brachet and others, J. Fluid Mech. 130, 411, 1983, read from a figure."""
+    """The vortex at Re = 100; reference from a figure of M. E. Brachet et al., J. Fluid Mech. 130, 411, 1983."""
     support.require("mpi")
     example, nu, dt, cells = box(), 0.01, 0.05, 16
     with (
@@ -180,7 +180,7 @@ def test_a_missing_product_is_noticed() -> None:
 
 
 def test_a_missing_mean_flow_is_noticed() -> None:
-    """The vortices do not carry themselves along: only what the mean flow carries can be wrong."""
+    """The vortices do not advect themselves, so that without a mean flow the check could not see advection."""
     support.require("mpi")
     example = runpy.run_path(str(PLANE))
     flow = example["Flow"]

@@ -1,4 +1,4 @@
-"""Stages of random transforms: every axis whole in its turn, no rank without cells, rows that stay together."""
+"""Stages of random transforms: each axis is whole in its stage, every rank has cells, rows stay together."""
 
 from __future__ import annotations
 

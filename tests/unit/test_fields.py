@@ -1,4 +1,4 @@
-"""Halo regions against a global array of unique numbers, exchanged box by box in plain NumPy."""
+"""Halo regions, exchanged box by box in plain NumPy, against a global array of unique numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Case:
 
 
 class Reference:
-    """Values that every stored point must hold, worked out from block sizes alone."""
+    """The expected value of every stored point, computed from block sizes alone."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -79,7 +79,7 @@ class Reference:
         self.ids = np.arange(int(np.prod(shape))).reshape(shape)
 
     def along(self, axis: int, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Global index of each stored point (POISON if there is none), and whether it is owned."""
+        """Return the global index of each stored point (POISON outside the domain), and whether it is owned."""
         case = self.case
         blocks, (low, high) = case.blocks[axis], case.halo[axis]
         start, stop = sum(blocks[:part]), sum(blocks[: part + 1])
@@ -91,7 +91,7 @@ class Reference:
         return np.where((stored >= 0) & (stored < self.points[axis]), stored, POISON), owned
 
     def local(self, coords: tuple[int, ...], max_axes_outside: int) -> np.ndarray:
-        """The rank's array with every point filled that is outside its block on so few axes."""
+        """Return the expected array; points outside the block on more than ``max_axes_outside`` axes are POISON."""
         stored = [self.along(axis, part) for axis, part in enumerate(coords)]
         n_before, n_after = len(self.case.before), len(self.case.after)
         index = np.ix_(
@@ -110,7 +110,7 @@ class Reference:
 
 
 def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], moved: list[Regions]) -> None:
-    """Copy box by box: what is sent in direction d is received from direction -d."""
+    """Copy box by box; a message sent in direction d is received from direction -d."""
     mail: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
     for layout, array, regions in zip(layouts, arrays, moved, strict=True):
         for region in regions:
@@ -118,7 +118,9 @@ def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], moved: list[R
                 key = (layout.rank, region.peer, region.direction)
                 assert key not in mail
                 mail[key] = array[region.send.slices].copy()
-                assert mail[key].shape == region.send.subsizes  # no slice was cut off at an edge
+                assert (
+                    mail[key].shape == region.send.subsizes
+                )  # NumPy truncated no slice at an edge
     for layout, array, regions in zip(layouts, arrays, moved, strict=True):
         for region in regions:
             if region.recv is not None:
@@ -127,13 +129,15 @@ def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], moved: list[R
                 assert message.shape == region.recv.subsizes
                 target = array[region.recv.slices]
                 assert target.shape == message.shape
-                assert (target == POISON).all()  # nothing is received twice, nothing owned
+                assert (
+                    target == POISON
+                ).all()  # a point is received once at most, and never if owned
                 target[...] = message
     assert not mail  # everything sent was received
 
 
 def in_stages(layouts: list[FieldLayout]) -> list[list[Regions]]:
-    """Each rank's slabs axis by axis, then those between ranks."""
+    """Split each rank's slabs into stages: copies within the rank, axis by axis, then messages between ranks."""
     stages: list[list[Regions]] = [[] for _ in range(layouts[0].decomposition.ndim + 1)]
     for layout in layouts:
         slabs, order = layout.slabs(), []
@@ -225,9 +229,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def widest(sizes: tuple[int, ...], periodic: bool, staggered: bool) -> tuple[int, int]:
-    """Widest low and high halo, by looking at every part and who is below and above it."""
+    """Return the widest low and high halo, from the neighbours of every part."""
     parts = len(sizes)
-    low, high = 3, 3  # what a side without neighbours may have is free
+    low, high = 3, 3  # a side without neighbours has no limit
     for part in range(parts):
         if part > 0 or periodic:
             low = min(low, sizes[part - 1])
@@ -272,7 +276,7 @@ def test_exchange_fills_every_halo_point(case: Case) -> None:
 
 
 def test_the_check_notices_a_peer_matched_by_the_wrong_direction() -> None:
-    """With two periodic ranks, swapping the two messages of a peer must not go unseen."""
+    """With two periodic ranks, the check must fail if the two messages of a peer are swapped."""
     case = NAMED_CASES["two ranks, periodic: one peer on both sides"]
     case = Case(case.blocks, case.periodic, ((2, 2),), case.staggered)
     left, right = case.layouts()
@@ -397,7 +401,7 @@ def test_infer_spec_finds_the_field_or_says_that_it_cannot_tell(case: Case) -> N
     event(f"{min(len(fitting), 2)} readings")
     if len(fitting) == 1 and not any(case.staggered):
         assert infer_spec(layout.decomposition, 0, shape, case.halo) == case.spec
-    elif len(fitting) == 1:  # of a plain field with components
+    elif len(fitting) == 1:  # the shape also fits a plain field with components
         assert not any(infer_spec(layout.decomposition, 0, shape, case.halo).staggered)
     else:
         text = f"can be read in {len(fitting)} ways" if fitting else "does not fit the grid"
@@ -462,7 +466,7 @@ def test_decomposition_refuses_what_does_not_fit() -> None:
 
 
 def test_a_layout_with_eighty_neighbours_is_cheap() -> None:
-    """Its time is held against other work of Python on the same processor, since the machine may be busy."""
+    """The time is compared with other Python work on the same processor, since the machine may be busy."""
     domain = decompose((32,) * 4, 81, halo=1, periodic=True)
     spec = FieldSpec(((1, 1),) * 4, (3,), (3,))
 

@@ -1,4 +1,4 @@
-"""The page of figures says what the GPU checks found."""
+"""The page of performance figures agrees with the result files of the GPU checks."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ README = {
         "allreduce of 1MiB float64, 2 ranks, in a stream: over NCCL",
     ),
 }
-"""Rows of the README's table, and the figures that they give: microseconds, or a part of the baseline's."""
+"""Rows of the README's table: the file and the name of each figure."""
 
 
 @pytest.mark.parametrize("row", README)
 def test_the_readme_says_what_the_files_say(row):
-    """Within a tenth, about what differs between two runs."""
+    """The README may differ from the file by a tenth, as two runs may."""
     file, name = README[row]
     found = json.loads((figures.FOLDER / file).read_text())["benchmarks"]
     (figure,) = (one for one in found if one["name"] == name)

@@ -1,4 +1,4 @@
-"""Constants are found again from times made with them, and no measurement can make nonsense of them."""
+"""Fits recover constants from synthetic times, and give a valid model for any measured times."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_times_that_do_not_determine_the_constants_give_none() -> None:
 
 
 def test_the_first_points_are_enough() -> None:
-    """Measurements that end early, for want of time, are of use."""
+    """A measurement that stops early, at its time limit, still gives a model."""
     assert fit(samples_of(SHIPPED["peer/ll"])[:8]) is not None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_least_squares_without_negatives_is_optimal(seed: int) -> None:
-    """By the conditions of Karush, Kuhn and Tucker, which hold at the minimum and nowhere else."""
+    """The Karush-Kuhn-Tucker conditions hold at the minimum and nowhere else."""
     rng = np.random.default_rng(seed)
     matrix, target = rng.normal(size=(14, 6)), rng.normal(size=14)
     x = _non_negative(matrix, target)

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, played by small classes: by DLPack and by the CUDA array interface."""
+"""Arrays of other libraries through DLPack and the CUDA array interface, with small classes as stand-ins."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LAYOUTS = {
 
 
 class Tensor:
-    """NumPy's memory as another library's array, which may say that it lies elsewhere."""
+    """Another library's array on NumPy's memory; it may claim another device."""
 
     def __init__(self, array, device=(HOST, 0), change=None):
         self.array, self.device, self.change = array, device, change
@@ -63,7 +63,7 @@ class Tensor:
 
 
 class OldTensor(Tensor):
-    """Of before DLPack 1.0, which cannot say whether an array may be written to."""
+    """An array of DLPack before 1.0, which has no flag for read-only arrays."""
 
     def __dlpack__(self, stream=None):
         self.streams.append(stream)
@@ -71,7 +71,7 @@ class OldTensor(Tensor):
 
 
 class Narrow(OldTensor):
-    """Forms sums in its own dtype, as JAX's do, whatever NumPy's functions ask for."""
+    """Ignores the dtype argument of sums and sums in its own dtype, like JAX's arrays."""
 
     __array_ufunc__ = None
 
@@ -83,7 +83,7 @@ class Narrow(OldTensor):
 
 
 class InterfaceTensor(Tensor):
-    """On a GPU, with both protocols, as PyTorch's and JAX's are; on the host with one."""
+    """Supports both protocols on a GPU and DLPack on the host, like the arrays of PyTorch and JAX."""
 
     read_only = False
 
@@ -96,20 +96,20 @@ class InterfaceTensor(Tensor):
 
 
 class Immutable(InterfaceTensor, OldTensor):
-    """Read-only array, like JAX's."""
+    """A read-only array, like JAX's."""
 
     read_only = True
 
 
 class InterfaceOnly:
-    """On a GPU, as Numba's."""
+    """Supports the CUDA array interface only, like Numba's arrays."""
 
     def __init__(self, array, stream=None):
         self.__cuda_array_interface__ = dict(array.__array_interface__, version=3, stream=stream)
 
 
 class Differentiated:
-    """Array like PyTorch's that needs a gradient: asked for its memory it raises, and not AttributeError."""
+    """A tensor that requires a gradient: access to its memory raises, but not AttributeError, as in PyTorch."""
 
     def __dlpack_device__(self):
         return HOST, 0
@@ -132,7 +132,7 @@ def numbers():
 
 
 def place(found):
-    # The strides of an axis of one element mean nothing.
+    # The stride of an axis with one element is arbitrary.
     steps = [step for n, step in zip(found.shape, found.strides, strict=True) if n > 1]
     return found.pointer, found.shape, steps, found.dtype, found.device
 
@@ -236,7 +236,7 @@ class TestOnTheHost:
 
 
 class Raising:
-    """Raises what no protocol foresees, at whichever question."""
+    """Raises an error that no protocol mentions, or returns a given answer, in one of the protocol's methods."""
 
     def __init__(self, at, device=(HOST, 0), answer=None):
         self.at, self.device, self.answer = at, device, answer
@@ -301,7 +301,7 @@ class TestArraysThatRaise:
 
 
 def changed(**fields):
-    """Return a function that changes a capsule: fields of the array's description, or of the capsule itself."""
+    """Return a function that sets fields of a capsule, or of the array's description in it."""
 
     def change(versioned):
         for name, value in fields.items():
@@ -414,7 +414,7 @@ class TestOnAGpu:
     def test_the_library_orders_its_work_before_ours(self, gpu, kind):
         tensor = kind(numbers(), (CUDA, 3))
         device_array(tensor, "source")
-        # None are those of a description; 1 is what DLPack calls the legacy stream.
+        # Queries of the description alone pass None; 1 is DLPack's number of the legacy default stream.
         assert [s for s in tensor.streams if s is not None] == [gpu.stream or 1]
         assert gpu.devices == [3], "the stream is the current one of the array's GPU"
         assert not gpu.waits
@@ -463,7 +463,7 @@ class TestOnAGpu:
 
 class TestCupy:
     class Array:
-        """CuPy's: whose description is dear, and never asked for."""
+        """A CuPy array: its interface is slow to compute, and halox does not need it."""
 
         data = SimpleNamespace(ptr=4096, device_id=1)
         shape, strides, dtype = (3, 4), (32, 8), np.dtype("f8")
@@ -499,7 +499,7 @@ class TestCupy:
 
 
 class TestExchanges:
-    """One rank whose neighbour is itself."""
+    """Exchanges of one rank with itself."""
 
     def test_typed_messages(self):
         require("mpi")

@@ -1,4 +1,4 @@
-"""The GPU check, without a GPU: the digest that ties its result to the sources."""
+"""The GPU check, tested without a GPU: digest of the sources, figures, and selection of runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_digest_of_sources(tmp_path: Path) -> None:
 
 
 def test_order_of_paths_is_beyond_doubt() -> None:
-    """Sorting by path text and by path components must agree, or two readers could differ."""
+    """Orders by path text and by path components must agree, since either may be used for the digest."""
     paths = [p for p in (ROOT / "halox").rglob("*") if p.is_file()]
     assert sorted(paths) == sorted(paths, key=lambda p: p.as_posix())
 
@@ -44,7 +44,7 @@ def test_fourier_figures() -> None:
     ]
     bad = {"app": "nas_ft", "ranks": 4, "exit_status": 1, "figures": {"output": "no"}}
     found = fourier_figures([*runs, bad, {"app": "nas_mg", "exit_status": 0}])
-    # Six times 340,300.
+    # Six times 340,300: the target.
     assert [one["target"] for one in found] == [2041800, 2041800, None]
     assert [one["met"] for one in found] == [False, True, None]
     assert fourier_figures([bad]) == []

@@ -1,4 +1,4 @@
-"""Host packing that is handed to MPI: the same bytes as MPI's own nested types and as NumPy, and when it is chosen."""
+"""Host packing by MPI: the same bytes as with MPI's own nested types and with NumPy, and the rule when to use it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TRIPLES = vector(7600, 1, 2, contiguous(3, "f4"))
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[HostLayout]:
-    """Let MPI pack whatever it can, from the first use; the list grows with each layout that it packs."""
+    """Make MPI pack every layout that it can, from the first use; the list records these layouts."""
     found: list[HostLayout] = []
 
     def pays(self: HostLayout, mpi: object) -> bool:
@@ -71,7 +71,7 @@ def test_random_types_as_mpi_packs_them_nested(used: list[HostLayout]) -> None:
         if made._mpi_type() is None:
             return
         moved.append(made.strided is not None)
-        # At any alignment of the packed bytes, in the middle of others.
+        # Packed bytes at an odd address, between guard bytes.
         memory = np.random.default_rng(0).integers(0, 256, made.span, np.uint8)
         numpy, mpi = made.by_numpy(memory), made.copier(memory, lasting=True)
         if mpi.func is not by_mpi:
@@ -97,7 +97,7 @@ def test_random_types_as_mpi_packs_them_nested(used: list[HostLayout]) -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_arrays_at_any_address(used: list[HostLayout], shift: int) -> None:
-    """Words that are not aligned stay with NumPy."""
+    """NumPy packs arrays with misaligned words."""
     memory = np.arange(200, dtype=np.uint8)[shift:]
     made = hindexed([12, 4, 8], [0, 20, 40], "u1")
     packer = HostPacker(memory, made)
@@ -163,7 +163,7 @@ def test_what_is_chosen_is_used_and_prepared_once(monkeypatch: pytest.MonkeyPatc
     first = kept._type
     assert first is not None
     target = np.zeros_like(array)
-    for _ in range(12):  # by the public functions, which make a packer a call
+    for _ in range(12):  # the public functions create a packer in each call
         unpack(pack(array, made), made, target)
     assert (target.reshape(-1, 6)[:, :3] == wanted).all() and not target.reshape(-1, 6)[:, 3:].any()
     assert kept._type is first, "one MPI datatype"

@@ -1,4 +1,4 @@
-"""The order in which large copies are made: other than given, but all of it, once."""
+"""Large copies are interleaved piece by piece; every piece is copied once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host packer against plain NumPy indexing; test_pack_against_mpi.py holds it against MPI."""
+"""The host packer against plain NumPy indexing; test_pack_against_mpi.py compares it with MPI."""
 
 from __future__ import annotations
 
@@ -124,12 +124,14 @@ def test_displacements_may_leave_the_view_but_not_its_memory() -> None:
             HostPacker(inner, indexed_block(1, [0, beyond], "f8"))
     with pytest.raises(FieldError, match="touches bytes 0 to 168 from"):
         HostPacker(whole, contiguous(7, "f8"), count=3)
-    HostPacker(whole, indexed_block(0, [10**9], "f8"))  # touches nothing
+    HostPacker(whole, indexed_block(0, [10**9], "f8"))  # empty blocks may lie outside
     strided = np.lib.stride_tricks.as_strided(inner[::2], (3,), (16,))
     out = np.empty(16, np.uint8)
     HostPacker(strided, around).pack(out)
     assert out.view("f8").tolist() == [0, 19]
-    with pytest.raises(FieldError, match="not all its own"):  # a view with gaps: its elements only
+    with pytest.raises(
+        FieldError, match="not all its own"
+    ):  # the gaps of a view are not accessible
         pack(strided, around)
 
 
@@ -150,7 +152,7 @@ def test_packer_keeps_the_array_alive() -> None:
 
 
 def added(memory: np.ndarray, made: Datatype, count: int, values: np.ndarray) -> np.ndarray:
-    """Add element by element, by the block list, in order."""
+    """Add element by element, in the order of the block list."""
     result = memory.copy()
     blocks = made.blocks(count)
     n = values.itemsize
@@ -177,7 +179,7 @@ def added(memory: np.ndarray, made: Datatype, count: int, values: np.ndarray) ->
         lambda t: vector(5, 2, 1, t),  # elements several times
         lambda t: vector(3, 1, 0, t),  # one element three times
         lambda t: resized(vector(3, 1, 4, t), 0, np.dtype(t).itemsize),
-        lambda t: hindexed([2, 1], [1, 3 + 5 * np.dtype(t).itemsize], t),  # between the elements
+        lambda t: hindexed([2, 1], [1, 3 + 5 * np.dtype(t).itemsize], t),  # misaligned elements
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
@@ -326,7 +328,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_datatype_is_planned_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the arrays; each call is checked all the same."""
+    """Calls with any arrays share one plan; each call still checks its arguments."""
     made, itemsize = SHAPES[name]
     plans: list[tuple[Datatype, int]] = []
     init = HostLayout.__init__

@@ -1,4 +1,4 @@
-"""Small parts of NumPy arrays moved by the indices of their words: the same bytes as NumPy's own slices."""
+"""Copies of small array parts by word indices: the same bytes as NumPy's slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = ["f8", "u1", "i2", "c16", "S3", "S7", "f8,i4", "V24", "?", "M8[s]"]
 
 
 def array_of(dtype: str, form: str) -> np.ndarray:
-    """An array of zeros with the halo, laid out in memory in one way or another."""
+    """Return an array of zeros, with the halo, in the given memory layout."""
     n, m, k = (size + low + high for size, (low, high) in zip(SHAPE, HALO, strict=True))
     made: dict[str, Any] = {
         "C": lambda: np.zeros((n, m, k), dtype),
@@ -39,7 +39,7 @@ def array_of(dtype: str, form: str) -> np.ndarray:
 @pytest.mark.parametrize("form", ["C", "F", "every other", "reversed", "inside", "of no alignment"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool, is_lent: bool) -> None:
-    """By indices and by views, of the array itself and of others of its layout; nothing else is written."""
+    """Exchange by indices or views, then with other arrays of the same layout; guard bytes stay unchanged."""
     layout = FieldLayout(decompose(SHAPE, 1, periodic=True), 0, FieldSpec(HALO))
     u, v = array_of(dtype, form), array_of(dtype, form)
     draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
@@ -86,7 +86,10 @@ def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool, is_lent: b
     ],
 )
 def test_layouts_that_are_lent(dtype: str, form: str, is_lent: bool) -> None:
-    """Numbers anywhere, others in a row; one cell of the halo, so that no block is too short."""
+    """Arrays of numbers are lent unless an axis is reversed, other dtypes only if contiguous.
+
+    The halo is one cell wide, since blocks of a few elements would always be copied through views.
+    """
     layout = FieldLayout(decompose((4, 5, 3), 1, periodic=True), 0, FieldSpec(((1, 1),) * 3))
     u = array_of(dtype, form)[:6, :7, :5]
     if form in "CF":

@@ -1,4 +1,4 @@
-"""The Jacobi example: against a serial run, its checks, and what it does on a GPU, done on the CPU."""
+"""The Jacobi example: against a serial run, its checks, and its GPU code run on the CPU."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def example() -> dict[str, Any]:
 
 
 def printed(said: str) -> tuple[str, int, float]:
-    """Return the kind of the steps, their number, and the residual."""
+    """Return the kind of steps, their number, and the residual of a run."""
     found = PRINTED.search(said)
     assert found, said
     return found[3], int(found[4]), float(found[5])
 
 
 def serial(cells: tuple[int, int, int], tolerance: float, every: int) -> tuple[int, float]:
-    """Steps and residual of a run without halox."""
+    """Return steps and residual of a run without halox."""
 
     def left_hand_side(u: np.ndarray) -> np.ndarray:
         padded = np.pad(u, 1)
@@ -107,7 +107,7 @@ def test_options_that_cannot_be(words: str, capsys: pytest.CaptureFixture[str]) 
 
 
 class FakeStream:
-    """A stream on which work is done at once, or kept while it is captured."""
+    """A stream that runs work immediately, or records it during a capture."""
 
     def __init__(self, non_blocking: bool) -> None:
         assert non_blocking
@@ -147,7 +147,7 @@ class FakeGraph:
 
 
 class FakeGrid(halox.Grid):
-    """A grid of NumPy arrays, of one rank, that looks like one on a GPU."""
+    """A grid of one rank with NumPy arrays that claims to be on a GPU."""
 
     refused: bool
     streams: list[FakeStream]
@@ -174,7 +174,7 @@ class FakeGrid(halox.Grid):
 
 
 class FakeCupy:
-    """NumPy with streams, and kernels by g++."""
+    """NumPy, with streams, and with kernels compiled by g++."""
 
     def __init__(self, grid: FakeGrid) -> None:
         self._grid = grid
@@ -241,7 +241,7 @@ def test_what_a_gpu_does(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The kernel, the capture and its refusal; one rank, odd extents, several blocks of threads."""
+    """The kernel, the capture, and the fallback if the capture is refused; odd extents, several thread blocks."""
     support.require("mpi")
     support.require("cxx")
     monkeypatch.setattr(halox, "Grid", FakeGrid)

@@ -1,4 +1,4 @@
-"""The kernels' logic, compiled as C++ and run on the CPU, against NumPy and MPI."""
+"""The copy kernels, compiled as C++ and run on the CPU, against NumPy and MPI."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_on_cpu(planned, element):
 
 
 def coded(array: np.ndarray) -> np.ndarray:
-    """Fill with bytes that differ from place to place and never equal the guard."""
+    """Fill an array with varying bytes that never equal the guard."""
     flat = array.reshape(-1).view(np.uint8)
     flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
     return array
@@ -47,7 +47,7 @@ def field(shape, dtype, offset=0):
 
 
 def pack(array, datatype, count=1, offset=0, **options):
-    """Pack through the kernel into a guarded buffer and check the guards."""
+    """Pack with the kernel to a buffer between guards and check the guards."""
     nbytes = count * datatype.size
     guarded = aligned(nbytes + 64, offset)
     guarded[:] = GUARD
@@ -113,7 +113,7 @@ class TestCopy:
 
     @pytest.mark.parametrize("backwards", [False, True])
     def test_one_launch_fills_all_26_periodic_halos_of_several_fields(self, backwards):
-        """One rank, periodic on all sides: halos come from the array itself, corners included."""
+        """One rank, periodic on all axes: its halos, corners included, are copies of its own cells."""
         shape, halo, copies, arrays = (6, 5, 4), (1, 2, 1), [], []
         for dtype in ("f8", "f4", "u1", "c16"):
             inner = coded(np.zeros(shape, dtype))
@@ -141,7 +141,7 @@ class TestCopy:
             assert padded.tobytes() == expected.tobytes()
 
     def test_addresses_are_relative_to_those_of_the_launch(self):
-        """Far apart, and one base above, so that an offset is negative."""
+        """The bases are far from the arrays; one base is above, so that an offset is negative."""
         array = coded(field((5, 6, 7), "f8"))
         packed = aligned(4 * 5 * 8 + 64)
         packed[:] = GUARD
@@ -161,7 +161,7 @@ class TestCopy:
 
     @pytest.mark.parametrize("is_end", [False, True])
     def test_leaves_a_mark(self, is_end):
-        """With MARKED, once for all blocks; it copies what it copies otherwise."""
+        """With MARKED, one block of the launch writes the mark; the copy stays the same."""
         array = coded(field((40, 6, 7), "f8"))
         packed = aligned(38 * 5 * 8 + 64)
         packed[:] = GUARD
@@ -181,12 +181,15 @@ class TestCopy:
 
     @pytest.mark.parametrize("messages", [1, 3, 700])
     def test_checks_the_names_of_messages(self, messages):
-        """The number of a message of another name, counted from 1, and that name; more of them than threads."""
+        """An end mark reports a message with another name: that name and the message's number, counted from 1.
+
+        There are up to 700 messages, more than the threads of a block.
+        """
         array, packed = coded(field((40,), "f8")), field((40,), "f8")
         both = (contiguous_side(x.ctypes.data, 320) for x in (array, packed))
         planned = plan([Copy(*both)], sms=SMS)
         names = np.full(2 * messages, 5, "u4")
-        names[1::2] = 9  # what follows a name does not count
+        names[1::2] = 9  # the kernel must ignore the word after a name
         places = names.ctypes.data + 8 * np.arange(messages, dtype="u8")
         words = np.zeros(4, "u4")
         mark = Mark(words.ctypes.data, True, places.ctypes.data, messages, 5)
@@ -203,7 +206,7 @@ class TestCopy:
     @pytest.mark.parametrize("run", [31, 32, 33, 63, 64, 255, 1023, 1024, 1025, 3001])
     @pytest.mark.parametrize(("rows", "gap"), [((1,), 0), ((7,), 1), ((3, 4), 2), ((2, 2, 3), 5)])
     def test_runs_of_no_alignment(self, run, rows, gap, max_blocks):
-        """Bytes in rows of odd distances, next to whole words in the same launch."""
+        """Rows of bytes at odd distances, and whole words in the same launch."""
         strides = [(run + gap) * prod(rows[i + 1 :]) + i for i in range(len(rows))]
         blocks = StridedBlocks.canonical(3, rows, strides, run)
         span = int(bytes_of(blocks).max()) + 1
@@ -232,7 +235,7 @@ class TestCopy:
     @pytest.mark.parametrize("n_regions", [1, 2, 6, 7, 31, 32, 33, 200])
     @pytest.mark.parametrize("max_blocks", [3, None])
     def test_tables_of_every_size(self, n_regions, max_blocks):
-        """In the launch's parameters while they fit, in memory beyond."""
+        """Small tables are launch parameters, larger ones are in memory."""
         source, target = coded(field((n_regions, 40), "f8")), field((n_regions, 40), "f8")
         sizes = np.random.default_rng(n_regions).integers(1, 41, n_regions)
         expected = target.copy()
@@ -253,7 +256,7 @@ class TestCopy:
 
     @pytest.mark.parametrize("nbytes", [1, 6, 16, 2000, 2048, 2064, 20008, 20480])
     def test_not_a_byte_past_the_end_is_touched(self, nbytes):
-        """Even a read would end the process, as it may on a GPU."""
+        """Even a read beyond the end would kill the process, as it may on a GPU."""
         source, target = coded(before_a_forbidden_page(nbytes)), before_a_forbidden_page(nbytes)
         a, b = (contiguous_side(x.ctypes.data, nbytes) for x in (source, target))
         copy_on_cpu([Copy(a, b)])
@@ -290,7 +293,7 @@ class TestCopy:
 
     @pytest.mark.parametrize("counts", [(12, 8), (8, 12), (6, 10), (35, 24), (1, 24), (24, 1)])
     def test_block_lengths_that_do_not_divide(self, counts):
-        """A sender's blocks of m elements meet a receiver's of n."""
+        """The sender has blocks of m elements, the receiver blocks of n."""
         m, n = counts
         total = m * n
         source = coded(field((n, m + 3), "f4"))
@@ -319,7 +322,7 @@ class TestCopy:
 
 @st.composite
 def layouts(draw, nbytes_factors):
-    """Disjoint strided blocks of a given size: each level steps over what is inside."""
+    """Draw disjoint strided blocks of a given size; the stride of each level exceeds the span of the inner levels."""
     factors = draw(st.permutations(nbytes_factors))
     cuts = sorted(draw(st.lists(st.integers(0, len(factors)), max_size=3)))
     groups = [factors[a:b] for a, b in zip([0, *cuts], [*cuts, len(factors)], strict=True)]
@@ -335,7 +338,7 @@ def layouts(draw, nbytes_factors):
 @settings(max_examples=trials(300), deadline=None)
 @given(st.data())
 def test_any_two_layouts_of_equal_size(data):
-    """Strided on both sides, whatever the counts; the oracle enumerates bytes one by one."""
+    """Copy between any strided layouts; the oracle enumerates all bytes."""
     factors = data.draw(st.lists(st.sampled_from([2, 2, 2, 3, 4, 5, 7, 8]), max_size=5))
     (a, a_span), (b, b_span) = data.draw(layouts(factors)), data.draw(layouts(factors))
     source = coded(aligned(a_span, data.draw(st.sampled_from([0, 1, 2, 4, 8]))))
@@ -352,7 +355,7 @@ def test_any_two_layouts_of_equal_size(data):
 
 
 def bytes_of(blocks: StridedBlocks) -> np.ndarray:
-    """Offsets of all bytes in packed order, by NumPy broadcasting."""
+    """Return the offsets of all bytes in packed order."""
     offsets = np.array([blocks.offset])
     for count, stride in zip(blocks.counts, blocks.strides, strict=True):
         offsets = (offsets[:, None] + np.arange(count) * stride).ravel()
@@ -379,7 +382,7 @@ class TestAdd:
     @pytest.mark.parametrize("dtype", ["i1", "u1", "f2", "i2"])
     @pytest.mark.parametrize("columns", [33, 40, 150, 1100])
     def test_long_blocks_between_odd_addresses(self, dtype, columns):
-        """A copy moves such blocks as runs; an addition needs whole words."""
+        """A copy moves misaligned blocks as runs of bytes; an addition needs whole words."""
         rng = np.random.default_rng(columns)
         shape = (3, columns + 2)
         source, target = (field(shape, dtype, start) for start in (2, 0))
@@ -409,7 +412,7 @@ class TestAdd:
         np.testing.assert_array_equal(target, expected)
 
     def test_overlapping_targets_add_in_the_order_given(self):
-        """In float32 the order shows: 1e8 + 1 - 1e8 depends on it."""
+        """The float32 sum of 1e8, 1 and -1e8 depends on the order."""
         target = np.ones(8, "f4")
         sources = [np.full(5, v, "f4") for v in (1e8, -1e8, 3.0)]
         copies, expected = [], target.copy()
@@ -428,7 +431,7 @@ class TestAdd:
         assert target.tobytes() == expected.tobytes()
 
     def test_a_target_that_overlaps_itself(self):
-        """Windows of five, two apart: np.add.at is the oracle."""
+        """The target's blocks of five elements start two elements apart; the oracle is np.add.at."""
         target, source = np.ones(13, "f8"), np.arange(25, dtype="f8")
         expected = target.copy()
         np.add.at(expected, (np.arange(5)[:, None] * 2 + np.arange(5)).ravel(), source)
@@ -444,7 +447,7 @@ class TestAdd:
 
 
 def test_the_tables_layout_is_the_kernels():
-    """Sizes and offsets that g++ gives the structs are those NumPy gives the table."""
+    """Struct sizes and offsets agree between g++ and the table's NumPy dtype."""
     members = {
         "Region": ("source", "target", "words", "first_chunk", "word_bytes", "run_bytes", "level"),
         "Level": ("source_stride", "target_stride", "count", "magic", "shift", "extent"),

@@ -1,4 +1,4 @@
-"""The kernels compiled for real, by NVRTC, without a GPU."""
+"""The kernels compiled by NVRTC, without a GPU."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ARCHITECTURES = [pytest.param(80, marks=pytest.mark.full), 90]
 WAYS = ("pack", "unpack")
 _FIGURES = re.compile(r"ptxas (info\b|\s+\.)")
 FEW = 64
-"""Bytes of registers in memory that do no harm: compilers differ in a few."""
+"""Limit on register bytes spilled to memory; a few bytes differ between compilers and do no harm."""
 
 
 def strided(levels: int, word: int, in_flight: int, table: int, threads: int = 256, tiled: int = 0):
-    """The parameters of a strided kernel, as ``Plan.defines`` gives them."""
+    """Return the name and the parameters of a strided kernel, as in ``Plan.defines``."""
     names = ("MAX_LEVELS", "WORD_BYTES", "IN_FLIGHT", "TABLE_REGIONS", "MAX_THREADS", "TILED")
     values = (levels, word, in_flight, table, threads, tiled)
     return ("strided_copy", tuple(zip(names, map(str, values), strict=True))[: 6 if tiled else 5])
@@ -60,7 +60,7 @@ KERNELS = [
 
 @cache
 def compiled(name: str, defines: tuple[tuple[str, str], ...], target: str) -> Compiled:
-    """PTX of a kernel file, and for ``sm_NN`` its machine code; kept from one run to the next."""
+    """Compile a kernel file to PTX, and for ``sm_NN`` to machine code; the result is cached between runs."""
     text = preamble(defines) + source(name)
     words = (*OPTIONS, f"--gpu-architecture={target}", "--ptxas-options=-v")
 
@@ -77,7 +77,7 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...], target: str) -> Co
 
 
 def spilled(name: str, defines: tuple[tuple[str, str], ...]) -> list[int]:
-    """Bytes of registers that each function of a kernel file keeps in memory, on compute capability 9."""
+    """Return the register bytes that each function of a kernel file spills, on compute capability 9."""
     log = compiled(name, defines, "sm_90").log
     found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert found
@@ -86,7 +86,7 @@ def spilled(name: str, defines: tuple[tuple[str, str], ...]) -> list[int]:
 
 @cache
 def compiler() -> str:
-    """The exact version, which the compiler itself does not tell."""
+    """Return the exact version of the compiler's package; the compiler itself reports a shorter one."""
     found = [d for d in distributions() if "nvrtc" in (d.metadata["Name"] or "")]
     return " ".join(sorted(f"{d.metadata['Name']} {d.version}" for d in found))
 
@@ -101,7 +101,7 @@ class TestKernels:
         assert re.search(function, code), "the function keeps its name"
 
     def test_keeps_words_in_registers(self, name, defines, architecture):
-        """Local memory would mean arrays that the compiler could not unroll away."""
+        """Local memory would hold arrays that the compiler failed to keep in registers."""
         ptx = compiled(name, defines, f"sm_{architecture}").ptx
         assert ".local" not in ptx
 
@@ -109,8 +109,8 @@ class TestKernels:
         ptx = compiled(name, defines, f"sm_{architecture}").ptx
         wide = r"\.v(2\.[ubf]64|4\.[ubf]32)"
         if dict(defines).get("WORD_BYTES") in ("1", "2"):
-            wide = r"\.[ub]32"  # squares of four bytes a side
-        # .nc loads are those of the table; inline assembly makes addresses generic.
+            wide = r"\.[ub]32"  # tiles with sides of four bytes
+        # Loads of the table have .nc, loads of cells do not. Inline assembly makes addresses generic.
         assert re.search(rf"ld(\.global)?{wide}", ptx)
         assert re.search(rf"st(\.global)?{wide}", ptx)
 
@@ -134,21 +134,21 @@ class TestWorkUnits:
 
 
 def peer(levels: int, word: int, in_flight: int, table: int):
-    """The parameters of the peer kernel, as ``PeerPlan.defines`` gives them."""
+    """Return the parameters of the peer kernel, as in ``PeerPlan.defines``."""
     names = ("MAX_LEVELS", "WORD_BYTES", "IN_FLIGHT", "TABLE_SEGMENTS", "MAX_THREADS")
     values = (levels, word, in_flight, table, MANY_THREADS)
     return tuple(zip(names, map(str, values), strict=True))
 
 
 def newest() -> int:
-    """The newest architecture that the compiler knows."""
+    """Return the newest architecture that the compiler supports."""
     from cuda.bindings import nvrtc
 
     _, architectures = nvrtc.nvrtcGetSupportedArchs()
     return max(architectures)
 
 
-# The oldest and the newest are for the whole matrix: a minute of compiling.
+# The oldest and the newest architecture take a minute to compile, and run in the full matrix only.
 OTHERS = [90, *(pytest.param(one, marks=pytest.mark.full) for one in (75, newest()))]
 
 
@@ -167,7 +167,7 @@ class TestPeer:
         assert not re.search(r"\b(div|rem)\.", ptx)
 
     def test_signals_as_the_protocol_says(self, defines):
-        """The rest of the system sees what was stored before a flag; packets of 16 bytes come in one piece."""
+        """Flags have release and acquire semantics in the system's scope; accesses of 16 bytes are single accesses."""
         ptx = compiled("peer", defines, "sm_90").ptx
         for access in ("ld.acquire.sys", "st.release.sys", "st.relaxed.sys"):
             assert f"{access}.global.u32" in ptx
@@ -186,7 +186,7 @@ class TestKindsOfSegments:
     @pytest.mark.parametrize(("in_flight", "table"), [(1, 12), (4, 0)])
     @pytest.mark.parametrize("kinds", ["LL", "WIDE", "STAGED", "DIRECT", "COPY LL", "COPY WIDE"])
     def test_registers_suffice(self, kinds, in_flight, table):
-        """With words of one width, small exchanges spill no register, and others a few at most."""
+        """With one word width, kernels of small exchanges spill no register, and others a few at most."""
         mask = sum(1 << kind for kind in Kind if set(kind.name.split("_")) & set(kinds.split()))
         defines = (*peer(3, 8, in_flight, table), ("KINDS", str(mask)))
         assert max(spilled("peer", defines)) <= (0 if in_flight == 1 else FEW)
@@ -259,7 +259,7 @@ class TestReductions:
         assert not re.search(r"\b(div|rem)\.", ptx)
 
     def test_signals_as_the_protocol_says(self, name, defines):
-        """Packets in one piece, turns in order; flags with what was stored before them."""
+        """Packets are single accesses, turns an ordered atomic addition; flags have release and acquire semantics."""
         ptx = compiled(name, defines, "sm_90").ptx
         expected = {
             "allreduce_wide": ("ld.relaxed.sys.global.b128", "st.relaxed.sys.global.b128"),
@@ -279,7 +279,7 @@ def test_combine_compiles(element, architecture):
 
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_mark_compiles(architecture):
-    """Its words are stored past all caches, and a failure's two at once."""
+    """Stores of the mark's words are volatile; the two words of a failure are one store."""
     found = compiled("mark", (), f"sm_{architecture}")
     assert b"mark\0" in found.code
     ptx = found.ptx

@@ -1,4 +1,4 @@
-"""Numbers near 2**63, which Python's integers count and NumPy's wrap; and bounds of types without bytes."""
+"""Datatypes with sizes near 2**63, where NumPy's integers overflow silently, and bounds of types without bytes."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_more_blocks_than_any_memory_lists() -> None:
 
 
 def within(rng: random.Random) -> int:
-    """Draw a number of any magnitude up to 2**62, mostly a power of two or one beside it."""
+    """Draw a number of any magnitude up to 2**62: a power of two, or one more or less."""
     return rng.choice((-1, 1)) * ((1 << rng.randint(0, 62)) + rng.randint(-1, 1))
 
 
 def test_random_large_types_are_refused_or_exact() -> None:
-    """Whatever passes has blocks where Python's integers put them."""
+    """A type is an error, or its blocks equal the result in Python's integers, which never overflow."""
     rng, exact = random.Random(5), 0
     for _ in range(1500):
         lengths = [rng.choice((0, 1, 2, 5, abs(within(rng)))) for _ in range(rng.randint(1, 3))]
@@ -121,7 +121,7 @@ def test_random_large_types_are_refused_or_exact() -> None:
 EMPTY = dt.contiguous(0, "f8")
 BOUNDED = dt.resized(EMPTY, -8, 32)  # no bytes, from -8 to 24
 
-# By MPI's rules for lower and upper bound markers: (lb, ub).
+# (lb, ub), by MPI's rules for lower and upper bound markers.
 BOUNDS: dict[str, tuple[Datatype, tuple[int, int]]] = {
     "contiguous": (dt.contiguous(3, BOUNDED), (-8, 88)),
     "contiguous of none": (dt.contiguous(0, BOUNDED), (0, 0)),
@@ -151,7 +151,7 @@ def test_explicit_bounds_of_types_without_bytes(name: str) -> None:
 
 
 def test_bounds_of_random_types_without_bytes_are_mpis() -> None:
-    """Of the constructors in which Open MPI keeps to the standard; MPICH forgets these bounds."""
+    """Covers the constructors for which Open MPI conforms to the standard; MPICH loses these bounds."""
     support.require("mpi")
     from mpi4py import MPI
 

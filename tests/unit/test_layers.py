@@ -1,4 +1,4 @@
-"""Imports go downward only, CuPy stays in its rooms, and what stands outside uses public names."""
+"""Rules for imports: downward only, CuPy in few rooms, and public names in apps and examples."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The rooms, lowest floor first; the modules of one room may import each other. The longest name
-# that a module's name begins with decides. `halox` itself is what users import: it stands above the
-# library, whose modules name what they need in full, and below the command line, which is no part
-# of the library.
+# Floors from the lowest to the highest; each is a list of rooms. Modules of one room may import each other. A module
+# is in the room with the longest prefix of its name. The package `halox` itself, for users, is above the library, whose
+# modules import from each other by full names, and below the command line, which is not part of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
     [{"halox.values"}, {"halox.tables"}],
@@ -63,7 +62,7 @@ def in_package(name: str, package: str) -> bool:
 
 
 def place(name: str) -> tuple[int, int]:
-    """The floor of a module (or of a name in it), and the number of its room there."""
+    """Return the floor of a module (or of a name in it), and the number of its room on that floor."""
     known = {
         module: (floor, number)
         for floor, rooms in enumerate(FLOORS)
@@ -72,15 +71,14 @@ def place(name: str) -> tuple[int, int]:
     }
     longest = max((module for module in known if in_package(name, module)), key=len)
     if longest == "halox" and name != "halox":
-        # A name out of the package itself (`from halox import Grid`), unless it is a module, which
-        # then must be given a room.
+        # A name in the package itself, as in `from halox import Grid`. Modules must have a room.
         path = ROOT / name.replace(".", "/")
         assert not path.exists() and not path.with_suffix(".py").exists(), f"{name} has no room"
     return known[longest]
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """All imports of a module, those inside functions and for type checking included."""
+    """Yield all imports of a module, including imports in functions and for type checking."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -101,7 +99,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 
 
 def runs_at_import(path: Path) -> list[str]:
-    """Names that a module imports as soon as it is imported: not those inside functions."""
+    """Return the names that importing a module imports; imports in functions do not count."""
     names = []
     pending: list[ast.AST] = [ast.parse(path.read_text())]
     while pending:
@@ -154,8 +152,8 @@ def test_apps_and_examples_use_public_names(path: Path) -> None:
         assert not name.startswith("cupy"), f"{path.relative_to(ROOT)}:{line}: use grid.xp"
 
 
-# The benchmarks stand outside, in floors of their own: each kind knows only what all have in common. DDTBench, with the
-# layouts of packing, and scatter_gather use the ranks of the ping-pong.
+# The benchmarks have separate floors. A kind of benchmark imports only modules that all kinds share, with two
+# exceptions: DDTBench uses the layouts of packing, and DDTBench and scatter_gather use the ranks of the ping-pong.
 BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
@@ -168,7 +166,7 @@ BENCH_FLOORS = {
 
 
 def bench_room(name: str) -> str:
-    """The room of a module of the benchmarks: a folder, or the command."""
+    """Return the room of a benchmark module: a folder, or the command."""
     return name.split(".")[1]
 
 
@@ -185,7 +183,7 @@ def test_benchmarks_import_downward_and_no_other_kind(path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["halox", "apps", "examples"])
 def test_nothing_imports_the_benchmarks(folder: str) -> None:
-    # The command line forwards to them by name, and only when it is asked for a benchmark.
+    # The command line loads them by name, and only for a benchmark.
     users = {
         path.relative_to(ROOT).as_posix()
         for path in files_under(folder)
@@ -218,7 +216,7 @@ def test_the_checks_see_what_they_look_for() -> None:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Cycles of a graph, one for each edge that closes one in a depth-first search."""
+    """Return the cycles of a graph: one for each edge that closes a cycle in a depth-first search."""
     found: list[list[str]] = []
     done: set[str] = set()
 
@@ -236,7 +234,7 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def graph_of(folder: str) -> dict[str, set[str]]:
-    """Modules of a folder with the modules of it that each one imports, inside functions too."""
+    """Return, for each module of a folder, the modules of the folder that it imports, also in functions."""
     modules = {module_name(path): path for path in files_under(folder)}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():

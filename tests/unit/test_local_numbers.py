@@ -1,4 +1,4 @@
-"""Numbers of one rank's cells on the host, block by block: against NumPy on whole copies."""
+"""Local reductions on the host, block by block, against NumPy on whole copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options, the command."""
+"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options, command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TestLattice:
         assert np.array_equal(lattice.join(*lattice.split(plain)), plain)
 
     def test_neighbours(self, lattice: Lattice) -> None:
-        """Their coordinates, from fields that hold these, after an exchange."""
+        """Exchange a field of coordinates; each neighbour index must find the neighbour's coordinates."""
         sites = np.stack(np.indices(SHAPE), -1)
         parts = lattice.split(sites)
         distances = [1] if lattice.depth == 1 else [1, 3]
@@ -164,7 +164,7 @@ class TestRandomFields:
             assert np.abs(found - expected(np.pi * turns)).max() < 2e-15
 
     def test_moments_of_haar_measure(self) -> None:
-        """Their limits are four standard deviations; rows made of cubes' points miss the fourth moments by ten."""
+        """The limits are four standard deviations; rows from a cube's points would miss the fourth moments by ten."""
         count = 60_000
         found = random_fields.random_matrices(
             (count, 1, 1, 1), (slice(0, count), *[slice(0, 1)] * 3), 1, 7, 0
@@ -279,7 +279,7 @@ class TestOptions:
 
 class TestClosedForms:
     def test_eigenvalues(self) -> None:
-        # Lattice 4 x 6 x 8 x 10 along x, y, z and t, wave numbers 1, 2, 3, 2.
+        # The lattice has 4 x 6 x 8 x 10 sites along x, y, z and t; the wave numbers are 1, 2, 3 and 2.
         shape, waves = (10, 8, 6, 4), (1, 2, 3, 2)
         assert checks.eigenvalue(shape, waves, [1]) == pytest.approx(-13, rel=1e-14)
         improved = checks.eigenvalue(shape, waves, [1, 3])

@@ -1,4 +1,4 @@
-"""The staggered fermions mini-app's kernels of GPUs as C++, against the same operations on NumPy arrays."""
+"""The GPU kernels of the staggered fermions mini-app, compiled as C++, against its NumPy kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLERANCE = {"c8": 3e-6, "c16": 3e-15}
 
 
 class OnNumpy(DeviceKernels):
-    """The kernels of GPUs on NumPy arrays, which are copied otherwise."""
+    """The GPU kernels on NumPy arrays; reads and writes need no copy between host and device."""
 
     def read(self, array: Any) -> np.ndarray:
         return array
@@ -39,7 +39,7 @@ class OnNumpy(DeviceKernels):
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    """Blocks of 32 threads: barriers of fewer threads take less time."""
+    """Use blocks of 32 threads, since a barrier on the CPU is faster with few threads."""
     support.require("cxx")
     monkeypatch.setattr(device_kernels, "THREADS", 32)
     return FakeCupy(MILC_CU, STAGGERED, BARRIERS)
@@ -47,7 +47,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 @pytest.fixture(params=[3, 1], ids=["improved", "naive"])
 def lattices(request: pytest.FixtureRequest) -> Iterator[tuple[Lattice, Lattice]]:
-    """With components last, as the host has them, and with components first."""
+    """Yield a lattice with components last, as on the host, and one with components first, as on a GPU."""
     support.require("mpi")
     from mpi4py import MPI
 
@@ -171,7 +171,7 @@ class TestConjugateGradient:
         assert np.array_equal(found.x, x) and np.array_equal(gradient._state, numbers)
 
     def test_what_ends_it(self, lattices: tuple[Lattice, Lattice], device: FakeCupy) -> None:
-        """The errors of the host's kernels."""
+        """Both kinds of kernels raise the same errors."""
         for operator in operators(lattices, device, "c16"):
             text = r"after 2 iterations.*\(no more iterations are allowed\)"
             with pytest.raises(halox.errors.HaloxError, match=text):

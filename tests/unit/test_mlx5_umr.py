@@ -1,4 +1,4 @@
-"""The network adapters' engine over a stand-in of pyverbs: any layout to any other against MPI, limits, failures."""
+"""The engine for mlx5 adapters, on a stand-in for pyverbs: layouts against MPI, limits and failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> fake_verbs.Wire:
 
 
 def engines() -> tuple[Mlx5Umr, Mlx5Umr]:
-    """Two ranks with an adapter each, connected."""
+    """Return the connected engines of two ranks, each with its own adapter."""
     found = tuple(
         Mlx5Umr(rank, mlx5.open_adapter(rank), lambda: Waiter(60.0, crowded=True))
         for rank in (0, 1)
@@ -49,7 +49,7 @@ def engines() -> tuple[Mlx5Umr, Mlx5Umr]:
 
 
 class Ends:
-    """A message from rank 0 to rank 1, its keys mapped and swapped."""
+    """A message from rank 0 to rank 1, with keys mapped and exchanged."""
 
     def __init__(self, pair: Any, types: Any, arrays: Any, keys: Any = None) -> None:
         self.engines: tuple[Mlx5Umr, Mlx5Umr] = pair
@@ -104,7 +104,7 @@ LAYOUTS = {
 
 
 def by_mpi(types: Any, sent: oracle.Memory, received: oracle.Memory) -> np.ndarray:
-    """Return the receiver's memory after MPI's own packing and unpacking."""
+    """Return the expected memory of the receiver: MPI packs and unpacks."""
     wanted = oracle.Memory(types[1], 1)
     wanted.bytes[:] = received.bytes
     made = [t.to_mpi() for t in types]
@@ -117,7 +117,7 @@ def by_mpi(types: Any, sent: oracle.Memory, received: oracle.Memory) -> np.ndarr
 
 
 def filled(types: Any) -> tuple[oracle.Memory, oracle.Memory, np.ndarray]:
-    """Memory of both ends, and what the receiver's must become."""
+    """Return the sender's and the receiver's memory, and the expected memory of the receiver."""
     sent, received = (oracle.Memory(t, 1) for t in types)
     sent.bytes[:] = np.arange(sent.bytes.size) * 37 % 251
     received.bytes[:] = 0xFF
@@ -140,7 +140,7 @@ def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(name: str, wire: Any) 
 
 
 def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
-    """And so one window however many blocks; beyond 16 bits of distance a list takes 32 blocks."""
+    """A strided pattern needs one key for any number of blocks; with strides beyond 16 bits, a key lists the blocks."""
     sent, received, _ = filled((VECTOR, VECTOR))
     assert len(Ends(engines(), (VECTOR, VECTOR), (sent, received)).lists[0].keys) == 1
     far = dt.vector(2 * ENTRIES, 64, 1 << 16, "u1")
@@ -154,7 +154,7 @@ def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
 def test_windows_slide_where_the_adapter_has_few_keys(
     wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds of as many windows as both ends have keys, each key invalidated before it is mapped again."""
+    """Each round maps as many windows as both ranks have keys, and invalidates a key before it maps it again."""
     types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
     pair = engines()
     monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
@@ -195,7 +195,7 @@ def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
 def test_the_next_round_waits_for_the_keys_of_the_last(
     wire: fake_verbs.Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The receiver may be ready again before the sender has seen its own writes complete."""
+    """The receiver may be ready for the next round before the sender has the completions of its own writes."""
     types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
     pair = engines()
     monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
@@ -231,7 +231,7 @@ def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:
 
 
 def test_a_failed_write_names_the_peer(wire: Any) -> None:
-    """Memory that is not registered any more at the other end, and whatever is posted after that."""
+    """The receiver's memory is no longer registered; later transfers fail, too."""
     sent, received, _ = filled((VECTOR, VECTOR))
     ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
     ends.lists[1].regions[0].handle.close()
@@ -251,7 +251,7 @@ def test_a_peer_that_takes_nothing_is_named(wire: fake_verbs.Wire) -> None:
 
 
 def test_numbers_wait_for_receives(wire: Any) -> None:
-    """More numbers than a receive queue holds arrive in order, each once; a send queue that is full is waited for."""
+    """More numbers than a receive queue holds arrive once and in order; the sender waits while its queue is full."""
     sender, receiver = engines()
     found = []
     for number in range(mlx5.RECEIVE_DEPTH + 100):
@@ -264,8 +264,8 @@ def test_numbers_wait_for_receives(wire: Any) -> None:
 
 @pytest.fixture
 def gpu(tmp_path: Path) -> Iterator[Any]:
-    """A GPU whose memory is a file of some pages; yields the driver, and that memory."""
-    support.require("nvrtc")  # comes with the driver's bindings
+    """Use a file as the memory of a GPU; yields the stand-in driver and the memory."""
+    support.require("nvrtc")  # the bindings belong to the same package
     path = tmp_path / "gpu"
     path.write_bytes(bytes(range(256)) * (16 * mmap.PAGESIZE // 256))
     with path.open("r+b") as file:
@@ -278,7 +278,7 @@ def gpu(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("offset", [0, 1, 512, 4095, 4096, 9000])
 @pytest.mark.parametrize("way", ["from", "to"])
 def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> None:
-    """Any place in a page: the export begins at a page, and keys count addresses from there."""
+    """Arrays may start anywhere in a page; the export starts at the page, and keys count addresses from there."""
     kind = dt.vector(24, 300, 500, "u1")
     there = gpu[1][offset:][:12000]
     here = (np.arange(there.size) * 37 % 251).astype("u1")
@@ -308,7 +308,7 @@ def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> Non
 def test_gpu_memory_that_cannot_be_registered(
     refusing: str, wire: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No descriptor is left open, and the error says who has refused."""
+    """The error names the driver or the adapter as the cause, and no descriptor stays open."""
     driver, memory = gpu
     at, said = memory.ctypes.data, "cannot be exported as a dmabuf: .*NOT_SUPPORTED"
     if refusing == "driver":
@@ -327,7 +327,7 @@ def test_gpu_memory_that_cannot_be_registered(
 
 @pytest.mark.parametrize("is_ordered", [True, False])
 def test_writes_of_adapters_are_flushed(is_ordered: bool, gpu: Any) -> None:
-    """Only where the GPU does not order them by itself."""
+    """A flush is needed only if the GPU does not order the adapter's writes."""
     gpu[0].is_ordered = is_ordered
     for _ in range(2):
         flush_writes(0)

@@ -1,4 +1,4 @@
-"""The local path on a GPU moved to another array: the kernel runs on the CPU, its addresses shifted."""
+"""A plan of the local path reused for another array, by shifted addresses; the kernel runs on the CPU."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def channel_of(arrays: Sequence[np.ndarray]) -> LocalDeviceChannel:
 
 
 def array_at(dtype: str, offset: int = 0) -> np.ndarray:
-    """An array some bytes from a multiple of 256."""
+    """Return an array at an address ``offset`` bytes beyond a multiple of 256."""
     shape = [n + low + high for n, (low, high) in zip(SHAPE, HALO, strict=True)]
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return aligned(nbytes, offset).view(dtype).reshape(shape)
 
 
 def filled(array: np.ndarray, *seed: int) -> np.ndarray:
-    """Fill the cells of an array, and return what it shall be."""
+    """Fill the cells of an array; returns the expected array, with its halo."""
     inner = tuple(slice(low, n + low) for n, (low, _) in zip(SHAPE, HALO, strict=True))
     cells = np.random.default_rng(seed).integers(1, 200, SHAPE).astype(array.dtype)
     array[...] = 0
@@ -85,7 +85,7 @@ def filled(array: np.ndarray, *seed: int) -> np.ndarray:
 
 
 def check(channel: LocalDeviceChannel, arrays: Sequence[np.ndarray], seed: int) -> None:
-    """Exchange arrays by the channel, and compare them with NumPy's."""
+    """Exchange arrays by the channel, and compare with NumPy."""
     wanted = [filled(array, seed, number) for number, array in enumerate(arrays)]
     channel.bind(channel.views([array.ctypes.data for array in arrays]))
     channel.start()
@@ -96,7 +96,9 @@ def check(channel: LocalDeviceChannel, arrays: Sequence[np.ndarray], seed: int) 
 def test_a_moved_channel_exchanges_the_other_array(dtype: str) -> None:
     arrays = [array_at(dtype) for _ in range(3)]
     arrays.sort(key=lambda array: array.ctypes.data)
-    first = arrays.pop(1)  # the others lie on both sides of it
+    first = arrays.pop(
+        1
+    )  # one of the other arrays is below it in memory, one above: shifts of both signs
     channel = channel_of([first])
     assert channel.is_movable
     for number, array in enumerate((*arrays, first, *arrays)):
@@ -106,7 +108,7 @@ def test_a_moved_channel_exchanges_the_other_array(dtype: str) -> None:
 
 @pytest.mark.parametrize("offset", [1, 2, 4, 8, 24])
 def test_an_array_of_another_alignment(offset: int) -> None:
-    """It takes one more table, since words are shorter, and none from then on."""
+    """The shorter words need a second table, once."""
     dtype = f"u{offset}" if offset < 8 else "f8"
     channel = channel_of([array_at(dtype)])
     for number in range(4):
@@ -139,7 +141,10 @@ def test_no_table_is_made_while_a_stream_is_captured(monkeypatch: pytest.MonkeyP
 
 
 def test_packing_with_copies_in_one_launch() -> None:
-    """Apart for another array: copies move at both ends, what is packed at one; and together again for the first."""
+    """The first array needs one launch; another array needs two.
+
+    Copies shift source and target, packing shifts the source only, so that one launch cannot do both with other shifts.
+    """
     arrays = [array_at("f8", 16 * number) for number in range(2)]
     job = job_of(arrays[:1])
     (send, *_), pairs = job.sends[0].parts, [*job.pairs()]

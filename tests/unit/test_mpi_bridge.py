@@ -1,4 +1,4 @@
-"""Datatypes to mpi4py and back; the random types of test_pack_against_mpi.py do the bulk."""
+"""Conversion of datatypes to mpi4py and back; test_pack_against_mpi.py adds random types."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_messages_arrive() -> None:
 
 
 def test_bytes_in_reverse_travel_in_reverse() -> None:
-    # A stride of one byte backwards is what Open MPI up to 5.0 misreads.
+    # Open MPI up to 5.0 misinterprets a stride of -1 byte.
     for ours in (vector(5, 1, -1, "u1"), hvector(5, 1, -1, "u1")):
         made = hindexed([1], [4], ours).to_mpi()
         packed = np.zeros(5, np.uint8)

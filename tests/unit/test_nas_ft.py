@@ -1,4 +1,4 @@
-"""The Fourier mini-app's parts on one rank: random numbers, evolution, checksums, memory, checks, options."""
+"""The parts of the Fourier mini-app on one rank: random numbers, evolution, checksums, memory, checks, options."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ LAST = {
     "B": 0.26738874802636303 + 0.3056189359072192j,
     "C": 0.15137998948144116 + 0.22246235021385985j,
 }
-# Of the grid, and of blocks of it: single points, odd sizes, rows longer than a block of threads.
+# Shapes of grids and of blocks: single points, odd sizes, rows longer than a thread block.
 SHAPES = [(1, 1, 1), (2, 2, 2), (3, 5, 70), (1, 9, 4), (40, 3, 6), (2, 129, 17)]
 
 
 class OnNumpy(DeviceKernels):
-    """The kernels of GPUs on NumPy arrays, which are copied and added up otherwise."""
+    """The GPU kernels on NumPy arrays; NumPy replaces CuPy's copies and sums."""
 
     def copy(self, values: np.ndarray, target: Any) -> None:
         target[...] = values
@@ -67,7 +67,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def guarded(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """A field of NaN, and all of its memory with some before and after it."""
+    """Return a field of NaN, and its memory with guards before and after it."""
     n = int(np.prod(shape))
     memory = np.full(n + 16, complex(np.nan, np.nan))
     return memory[8 : n + 8].reshape(shape), memory
@@ -171,7 +171,7 @@ class TestChecksum:
         assert total == pytest.approx(expected, rel=1e-13)
 
     def test_a_block_without_points(self, kernels: Any) -> None:
-        # No multiple of 5 below 1024 is in plane 1 of 5.
+        # Sampled points have z = 5 j mod 5 = 0; plane 1 has none.
         offsets = sampled((5, 5, 5), (slice(1, 2), slice(0, 5), slice(0, 5)))
         assert len(offsets) == 0
         samples = np.empty((2, 0), np.complex128)
@@ -187,7 +187,7 @@ def test_device_kernels_compile(architecture: str) -> None:
 
 @pytest.fixture
 def solver_of() -> Iterator[Any]:
-    """Makes the solver of a class on this rank."""
+    """Yield a function that creates the solver of a problem class on one rank."""
     support.require("mpi")
     from mpi4py import MPI
 
@@ -218,7 +218,7 @@ def checksums(solver: Solver, iterations: int) -> np.ndarray:
 
 class TestSolver:
     def test_coefficients_of_an_iteration(self, solver_of: Any) -> None:
-        """The factor of every wave number by its definition, of a spectrum that is one everywhere."""
+        """One iteration on a spectrum of ones gives each wave number's factor."""
         solver = solver_of("W")
         shape = CLASSES["W"].shape
         solver.start()
@@ -232,7 +232,7 @@ class TestSolver:
     @pytest.mark.parametrize("name", ["S", "W"])
     def test_official_checksums(self, name: str, solver_of: Any) -> None:
         problem, solver = CLASSES[name], solver_of(name)
-        for _ in range(2):  # from the start again: nothing must be left over
+        for _ in range(2):  # a second run must not depend on the first
             found = checksums(solver, problem.iterations)
             assert max(problem.errors(found)) < 3e-13
             assert problem.is_verified(found)
@@ -244,7 +244,7 @@ class TestSolver:
         problem, solver = CLASSES["S"], solver_of("S")
         device.calls.clear()
         assert problem.is_verified(checksums(solver, problem.iterations))
-        # A graph stands on it: the same launches in every iteration.
+        # CUDA graphs need the same launches in every iteration.
         assert device.calls == ["initial", *["evolve", "sample"] * problem.iterations]
 
     def test_the_solver_replays_what_it_captured(
@@ -271,7 +271,7 @@ class TestSolver:
 
 class TestClasses:
     def test_operations(self) -> None:
-        # As the benchmark's own tables have them.
+        # From the tables of the original benchmark.
         expected = {"S": 1.771670e8, "W": 3.726727e8, "A": 7.136444e9, "B": 9.205359e10}
         expected |= {"C": 3.963882e11}
         for name, operations in expected.items():
@@ -286,7 +286,7 @@ class TestClasses:
         assert found == expected
         for problem in CLASSES.values():
             assert len(problem.checksums) == problem.iterations
-            assert max(problem.shape) < 65536  # planes, and blocks of rows, of a launch
+            assert max(problem.shape) < 65536  # CUDA's limit on blocks along y and z
 
     def test_every_iteration_counts(self) -> None:
         problem = CLASSES["C"]
@@ -349,7 +349,7 @@ class TestOptions:
 class TestMemory:
     @staticmethod
     def machine(root: Path, groups: str, **contents: str) -> Path:
-        """A folder with the files of a machine; double underscores in their names are slashes."""
+        """Create a folder with the /proc and /sys files of a machine; "__" in argument names stands for "/"."""
         files = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:    4000 kB\n"}
         files["proc/self/cgroup"] = groups
         files |= {f"sys/fs/cgroup/{name}": text for name, text in contents.items()}
@@ -380,7 +380,7 @@ class TestMemory:
             "memory/job/memory.limit_in_bytes": "1000000\n",
             "memory/job/memory.usage_in_bytes": "1200000\n",
             "memory/job/memory.stat": "cache 7\ntotal_inactive_file 300000\n",
-            # Unlimited, by a number.
+            # This number means "unlimited".
             "memory/memory.limit_in_bytes": "9223372036854771712\n",
             "memory/memory.usage_in_bytes": "5\n",
             "memory/memory.stat": "cache 7\n",

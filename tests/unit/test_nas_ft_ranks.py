@@ -1,4 +1,4 @@
-"""``halox run nas_ft`` as a user types it, on several ranks: the official verification, and errors told once."""
+"""``halox run nas_ft`` on several ranks: the official verification, and errors printed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import halox, verified
     [
         ("S", 2, "auto", [2, 1, 1]),
         ("W", 3, "2d", [1, 3, 1]),
-        # tests/mpi/test_nas_ft.py has classes S and W on 1 to 8 ranks as well.
+        # tests/mpi/test_nas_ft.py covers classes S and W on 1 to 8 ranks, too.
         pytest.param("A", 1, "auto", [1, 1, 1], marks=pytest.mark.full),
         pytest.param("A", 5, "1d", [5, 1, 1], marks=pytest.mark.full),
         pytest.param("A", 6, "2d", [2, 3, 1], marks=pytest.mark.full),

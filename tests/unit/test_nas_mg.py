@@ -1,4 +1,4 @@
-"""The multigrid mini-app's parts on one rank: operators, random numbers, cycle, checks, options."""
+"""The parts of the multigrid mini-app on one rank: operators, random numbers, cycle, checks, options."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ WEIGHTS = [
     pytest.param((0.7, -0.3, 0.2, 0.11), id="all"),
     pytest.param((0.0, 0.0, 0.0, 1.0), id="corners"),
 ]
-# Points along z, y, x: single points, odd sizes, rows longer than a warp, several walks of a thread.
+# Points along z, y, x: single points, odd sizes, rows longer than a warp, several walks per thread.
 SHAPES = [(1, 1, 1), (2, 2, 2), (1, 4, 3), (5, 3, 70), (40, 9, 6), (3, 129, 17)]
 
-# 1-based (x, y, z), as published with the definition used here: largest first, then smallest first.
+# Published 1-based (x, y, z) of the ten largest random numbers, largest first, and the ten smallest, smallest first.
 CHARGES = {
     "S": (
         "(8,2,21) (20,30,32) (3,1,4) (5,23,4) (2,17,22) (22,32,7) (13,16,13) (31,5,26) (29,1,29) (18,27,18)",
@@ -92,7 +92,7 @@ def padded(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def by_27_points(u: np.ndarray, weights: tuple[float, ...]) -> np.ndarray:
-    """The definition, offset for offset: a weight by the number of directions in which it is off the centre."""
+    """Apply a stencil by its definition; an offset's weight depends on the number of its nonzero components."""
     total = np.zeros(tuple(n - 2 for n in u.shape))
     for offset in itertools.product((-1, 0, 1), repeat=3):
         moved = tuple(slice(1 + o, n - 1 + o) for o, n in zip(offset, u.shape, strict=True))
@@ -101,7 +101,7 @@ def by_27_points(u: np.ndarray, weights: tuple[float, ...]) -> np.ndarray:
 
 
 def interpolated(coarse: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Fine points (ghosts counted): 2 c lies on c, 2 c - 1 halfway between c - 1 and c."""
+    """Interpolate to fine points; with ghosts, fine point 2 c is at c, and 2 c - 1 halfway between c - 1 and c."""
     points = [np.arange(n) for n in shape]
     ends = [((f + 1) // 2 - f % 2, (f + 1) // 2) for f in points]
     return np.mean([coarse[np.ix_(*corners)] for corners in itertools.product(*ends)], axis=0)
@@ -135,7 +135,7 @@ class TestOperators:
         coarse = whole[place]
         kernels.restrict(fine, coarse)()
         average = by_27_points(fine, (1 / 2, 1 / 4, 1 / 8, 1 / 16))
-        # Point c lies on fine point 2 c, whose average has the index 2 c - 1.
+        # Coarse point c is at fine point 2 c. Its average has index 2 c - 1, since averages have no ghosts.
         expected = average[1::2, 1::2, 1::2]
         np.testing.assert_allclose(coarse[1:-1, 1:-1, 1:-1], expected, rtol=1e-13, atol=1e-14)
         coarse[1:-1, 1:-1, 1:-1] = -7
@@ -162,7 +162,7 @@ class TestOperators:
             kernels.stencil(u, v, u, OPERATOR)
 
     def test_many_points_at_once(self, kernels: Any) -> None:
-        # More than one walk of a GPU thread, and many pieces of the host kernel.
+        # Several walks per GPU thread, and many pieces in the host kernel.
         u, v = random((66, 66, 66)), random((66, 66, 66), 1)
         r = np.zeros_like(u)
         kernels.stencil(u, v, r, OPERATOR)()
@@ -173,7 +173,7 @@ class TestOperators:
 def test_walks_of_many_planes(
     device_kernels: DeviceKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread walks some planes, as on large grids, and the last walk is shorter."""
+    """Each thread walks along a few planes, as on large grids; the last walk is shorter."""
     monkeypatch.setattr("apps.nas_mg.device_kernels.planes_per_thread", lambda *_: 4)
     u, v = random((12, 7, 9)), random((12, 7, 9), 1)
     expected = v[1:-1, 1:-1, 1:-1] + by_27_points(u, OPERATOR)
@@ -246,7 +246,7 @@ class TestRandomNumbers:
 
 @pytest.fixture
 def solver_of(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Makes the solver of a class on this rank."""
+    """Yield a function that creates the solver of a problem class on one rank."""
     support.require("mpi")
     from mpi4py import MPI
 
@@ -271,7 +271,7 @@ class TestCycle:
     def test_norms_after_every_iteration(self, name: str, solver_of: Any) -> None:
         solver, _ = solver_of(name)
         points = CLASSES[name].points
-        for _ in range(2):  # from the start again: nothing must be left over
+        for _ in range(2):  # a second run must not depend on the first
             solver.start()
             solver.first_residual()
             assert solver.norm() == pytest.approx((20 / points**3) ** 0.5, rel=1e-15)
@@ -296,7 +296,7 @@ class TestCycle:
             cycle.run(iteration)
             launches.append(tuple(device.calls))
         assert CLASSES["S"].is_verified(solver.norm())
-        # What a graph stands on: the same launches every time, however the values are.
+        # CUDA graphs need the same launches in every iteration, whatever the values.
         assert len(set(launches)) == 1
         levels = CLASSES["S"].levels
         assert launches[0].count("restriction") == launches[0].count("prolongation") == levels - 1
@@ -313,7 +313,7 @@ class TestCycle:
 
 
 class FakeStream:
-    """Records what a capture does."""
+    """Records the beginning and the end of a capture, and launches."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -366,7 +366,7 @@ class TestCapture:
 
 class TestClasses:
     def test_operations(self) -> None:
-        # As the benchmark's own tables have them.
+        # From the tables of the original benchmark.
         expected = {"S": 7.602176e6, "W": 4.865393e8, "A": 3.892314e9, "B": 1.946157e10}
         expected |= {"C": 1.556926e11, "D": 3.113851e12}
         for name, operations in expected.items():
@@ -388,7 +388,7 @@ class TestOptions:
         return options.settings(parser.parse_args(words), ranks)
 
     def test_process_grids_are_the_originals(self) -> None:
-        # Along x, y, z there: 1 x 1 x 2, 1 x 2 x 2, 2 x 2 x 2, 2 x 2 x 4, 2 x 4 x 4, ...
+        # The original's grids, along x, y, z: 1 x 1 x 2, 1 x 2 x 2, 2 x 2 x 2, 2 x 2 x 4, 2 x 4 x 4, ...
         expected = {2: (2, 1, 1), 4: (2, 2, 1), 8: (2, 2, 2), 16: (4, 2, 2), 32: (4, 4, 2)}
         expected |= {64: (4, 4, 4), 128: (8, 4, 4)}
         for ranks, shape in expected.items():

@@ -1,4 +1,4 @@
-"""``halox run nas_mg`` as a user types it, on one and several ranks: the official verification."""
+"""``halox run nas_mg`` on one and several ranks: the official verification, and bytes exchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def multigrid(name: str, ranks: int, *words: str) -> dict[str, Any]:
     [
         ("S", 1),
         ("S", 4),
-        # tests/mpi/test_nas_mg.py has class S on 2, 4 and 8 ranks as well.
+        # tests/mpi/test_nas_mg.py covers class S on 2, 4 and 8 ranks, too.
         *full(("S", 2), ("S", 8), *product("W", (1, 2, 4, 8)), ("A", 1), ("A", 4)),
     ],
 )
@@ -43,10 +43,10 @@ def test_official_verification(name: str, ranks: int) -> None:
 
 
 def test_bytes_exchanged() -> None:
-    # Two ranks, each with 16 x 32 x 32 points of the finest level: two planes of 32 x 32 to the neighbour,
-    # of which each rank is its own in y and x, so that the corners' columns come from the neighbour as well.
+    # Two ranks, each with 16 x 32 x 32 points of the finest level, send two planes of 32 x 32 points each. Along y and
+    # x, each rank is its own neighbour. The planes include ghosts, since the neighbour sends the corners, too.
     plane = 34 * 34 * 8
-    # Finest level: u once, r twice; level 4 is gathered from blocks of 8 x 16 x 16.
+    # The finest level exchanges u once and r twice; level 4 is gathered from blocks of 8 x 16 x 16.
     expected = 2 * (3 * 2 * plane + 8 * 16 * 16 * 8)
     assert multigrid("S", 2)["exchanged_bytes_an_iteration"] == expected
 

@@ -1,4 +1,4 @@
-"""The binding of NCCL, on a library of the same functions that writes down its calls; and the watch of exchanges."""
+"""The binding of NCCL, on a stand-in library that records its calls, and the watch of exchanges for timeouts."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_abort_waits_for_the_thread_that_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It frees the communicator, of which the thread asks whether it has failed."""
+    """The abort frees the communicator, which the watching thread may be querying."""
     asked, answers, aborted = threading.Event(), threading.Event(), threading.Event()
     is_early: list[bool] = []
 
@@ -141,12 +141,12 @@ def test_an_abort_waits_for_the_thread_that_looks(monkeypatch: pytest.MonkeyPatc
     assert asked.wait(120)
     ranks.fail("for a test")
     answers.set()
-    # The thread has looked more than once where this one was slow.
+    # If this thread was slow, the watching thread has looked more than once.
     assert aborted.wait(120) and is_early and not any(is_early)
 
 
 class TestWatch:
-    """Words that the device writes, at times that are set here; the limit is 10 seconds."""
+    """A watch with a time limit of 10 seconds; the test writes the device's words and sets the clock."""
 
     @pytest.fixture(autouse=True)
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ class TestWatch:
         assert not any(map(self.look, (11, 50, 100)))
 
     def test_many_short_ones(self) -> None:
-        """Every look falls into an exchange, each time another one."""
+        """Every look finds a running exchange, but a new one each time; only the last one is too long."""
         self.begin()
         for now in range(100):
             assert not self.look(now)
@@ -203,7 +203,7 @@ class TestWatch:
         assert self.look(120)
 
     def test_none_for_long(self) -> None:
-        """A pause between exchanges does not count."""
+        """The time limit does not include pauses between exchanges."""
         assert not self.look(0)
         self.begin()
         self.end()
@@ -213,7 +213,7 @@ class TestWatch:
         assert self.look(311)
 
     def test_a_message_of_another_plan(self) -> None:
-        """An error for the next call, and for whoever looks; a warning in the end if nobody has been told."""
+        """A look reports the error; the close warns, since no call has raised the error."""
         self.begin()
         self.end()
         self.made.check()

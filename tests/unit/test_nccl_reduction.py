@@ -1,4 +1,4 @@
-"""Transfers of reductions between nodes, played by NumPy for all ranks at once."""
+"""Transfers of reductions between nodes, executed by NumPy for all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODES = {
 def swap(
     steps: list[tuple[Transfer, ...]], sources: list[np.ndarray], targets: list[np.ndarray]
 ) -> None:
-    """Carry out one step of all ranks: between two ranks in order, and as long as asked for."""
+    """Execute one step of all ranks: messages between two ranks are ordered, and their lengths must agree."""
     sent: dict[tuple[int, int], list[np.ndarray]] = {}
     for rank, step in enumerate(steps):
         for one in step:
@@ -56,7 +56,7 @@ def test_all_ranks_get_everything(name: str, elements: int, is_cut: bool) -> Non
         slots[rank][nodes[rank], start:stop] = values[rank][start:stop]
         results[rank][start:stop] = slots[rank][:, start:stop].sum(axis=0)
     for number in range(max(len(plan.after) for plan in plans)):
-        # A rank beyond the slices has the last step alone.
+        # A rank without a slice takes part in the last step only.
         steps = [
             plan.after[number - 2 + len(plan.after)] if number - 2 + len(plan.after) >= 0 else ()
             for plan in plans
@@ -69,7 +69,7 @@ def test_all_ranks_get_everything(name: str, elements: int, is_cut: bool) -> Non
 
 
 def test_large_arrays_cross_the_network_about_once() -> None:
-    """Each rank sends its share of what a node must send and receive, however many ranks there are."""
+    """The ranks of a node divide the node's traffic equally, for any number of ranks."""
     nodes, elements = tuple(np.repeat(range(4), 4)), 1 << 12
     for rank in range(len(nodes)):
         plan = schedule(nodes, rank, elements, is_cut=True)

@@ -1,4 +1,4 @@
-"""Arguments as users may write them, and the errors for others."""
+"""The forms of arguments that users may pass, and the errors for other values."""
 
 from __future__ import annotations
 

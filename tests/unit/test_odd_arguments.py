@@ -1,7 +1,7 @@
-"""Every argument of every public callable, given values of every kind: success, or an error of halox's.
+"""Calls of all public functions with unsuitable arguments of every kind must succeed or raise a halox error.
 
-A raw TypeError from within is none: it names no argument and no remedy, and comes on one rank alone
-where the argument differs. HALOX_ODD_SEED=n adds 20,000 calls with several odd arguments at once.
+A TypeError from inside halox is a failure: it names neither the argument nor the remedy, and only some ranks raise it
+if their arguments differ. HALOX_ODD_SEED=n runs 20,000 calls with several odd arguments at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONG_PATH = ODD["long text"]()
 
 
 class _Bench:
-    """Objects that calls need, made once."""
+    """Objects that calls need, created once."""
 
     def __init__(self) -> None:
         self.grid = halox.Grid((4, 5), comm=SELF, device="cpu", periodic=True)
@@ -59,7 +59,7 @@ def value(given: Any) -> Callable[[], Any]:
 
 
 def keep(given: Any) -> Any:
-    """Close what a call has made."""
+    """Close the object that a call returned, if it needs to be closed."""
     kinds = halox.Grid, halox.Transpose, halox.Exchange, halox.Allreduce, halox.Plan, halox.FFT
     if isinstance(given, kinds):
         given.close()
@@ -67,7 +67,7 @@ def keep(given: Any) -> Any:
 
 
 def exchanged(role: str, **options: Any) -> None:
-    """Exchange with one message to this rank itself, of which some options are given."""
+    """Create an exchange of one message to this rank itself, with options of its `Send` or `Recv` replaced."""
     a, b = np.zeros(4), np.zeros(4)
     send: dict[str, Any] = {"array": a, "datatype": "f8", "dest": 0, "count": 2, "tag": 0}
     recv: dict[str, Any] = {"array": b, "datatype": "f8", "source": 0, "count": 2, "tag": 0}
@@ -369,7 +369,7 @@ def calls(b: _Bench) -> dict[str, Call]:
 
 
 def built(constructor: Callable[..., dt.Datatype], **arguments: Any) -> None:
-    """Make a datatype, look at it, and put it on an array."""
+    """Construct a datatype, print it, and pack an array with it."""
     made = constructor(**arguments)
     repr(made)
     made.overlaps(2)
@@ -384,7 +384,7 @@ def quiet() -> Iterator[None]:
 
 
 def outcome(call: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
-    """Return None if a call succeeds or raises an error of halox's, and else what was wrong with it."""
+    """Return None if a call succeeds or raises a proper halox error, otherwise a description of the failure."""
     try:
         with quiet():
             call(**arguments)
@@ -393,13 +393,13 @@ def outcome(call: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
         if type(error) is HaloxError and not isinstance(
             cause, (HaloxError, MemoryError, type(None))
         ):
-            return f"masked {cause!r}"  # the ranks agreed on an error that nobody has written
+            return f"masked {cause!r}"  # the ranks agreed on an unexpected error
         text = str(error)
         path = arguments.get("path")
-        is_path = isinstance(path, str) and path == LONG_PATH  # which it must name in full
+        is_path = isinstance(path, str) and path == LONG_PATH  # the error quotes it in full
         return None if 10 < len(text) < 3000 or is_path else f"a text of {len(text)} characters"
     except MemoryError:
-        return None  # there is no more memory, and no argument is wrong
+        return None  # the argument is valid, only too large for this machine
     except Exception as error:
         return f"raw {type(error).__name__}: {error}"[:300]
     return None
@@ -407,7 +407,7 @@ def outcome(call: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Bench]:
-    with chdir(tmp_path_factory.mktemp("odd")):  # some texts are names of files
+    with chdir(tmp_path_factory.mktemp("odd")):  # some calls write to files
         made = _Bench()
         yield made
         made.close()
@@ -430,12 +430,12 @@ def test_each_argument_in_turn(bench: _Bench) -> None:
                 found = outcome(call, given)
                 if found is not None:
                     wrong.append(f"{name}({changed}={kind}): {found}")
-    bench.grid.exchange(bench.u)  # the grid has come through
+    bench.grid.exchange(bench.u)  # the grid still works
     assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong[:200])
 
 
 def test_several_at_once(bench: _Bench) -> None:
-    """Calls with two odd arguments or more; many of them with a seed in the environment."""
+    """Calls with several odd arguments; more calls if the environment has a seed."""
     seed = os.environ.get("HALOX_ODD_SEED")
     rng, every = random.Random(seed or 0), calls(bench)
     wrong = []
@@ -457,7 +457,7 @@ INTEGERS = [int, np.int8, np.int32, np.uint16, np.int64, np.uint64, lambda n: np
 
 @pytest.mark.parametrize("kind", INTEGERS)
 def test_integers_of_numpy_are_integers(kind: Callable[[int], Any]) -> None:
-    """Wherever a count, rank, width, tag, axis or component is taken."""
+    """Every count, rank, width, tag, axis and component may be a NumPy integer."""
     a = np.arange(6.0)
     assert halox.pack(a, "f8", kind(3)).view("f8").tolist() == [0, 1, 2]
     b = np.zeros(6)
@@ -491,7 +491,7 @@ def test_integers_of_numpy_are_integers(kind: Callable[[int], Any]) -> None:
 
 @pytest.mark.parametrize("corners", ["no", 1, 0, [], None.__class__, np.array([True])])
 def test_what_is_no_bool_is_no_bool(corners: Any, bench: _Bench) -> None:
-    """Also where True, which 1 equals, has a plan already."""
+    """1 is refused although it equals True and a plan for True exists."""
     grid, u = bench.grid, bench.u
     grid.exchange(u, corners=np.True_)
     grid.accumulate(u, corners=False)

@@ -1,4 +1,4 @@
-"""Operations: their dtypes, and the results of the kernels' text against NumPy's."""
+"""Reduction operations: their dtypes, and the kernels' results against NumPy's."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_in_the_kernels(kernels, op, dtype, ranks):
 
 @pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("max", "i2"), ("logical_xor", "u1")])
 def test_arrays_of_one_gpu(op, dtype):
-    """combine.cu: the first array, and then one after the other."""
+    """Kernel ``combine`` copies the first array and then combines one array at a time."""
     require("cxx")
     run = """
 extern "C" void run(unsigned grid, unsigned block, u64 total, u64 value, u64 elements, u32 is_first)
@@ -137,7 +137,7 @@ extern "C" void run(unsigned grid, unsigned block, u64 total, u64 value, u64 ele
 @pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("min", "f4"), ("logical_xor", "u1")])
 @pytest.mark.parametrize("own", [None, 1, 3])
 def test_arrays_of_nodes(op, dtype, own):
-    """combine_two, one after the other on the way to a result that may be the last array; the first leaves a mark."""
+    """Kernel ``combine_two``, array by array; the result may be the last array, and the first launch leaves a mark."""
     require("cxx")
     run = """
 extern "C" void run(unsigned grid, unsigned block, u64 total, u64 first, u64 value, u64 elements, u32 is_first,
@@ -170,7 +170,7 @@ extern "C" void run(unsigned grid, unsigned block, u64 total, u64 first, u64 val
 
 
 def test_a_copy_that_leaves_a_mark():
-    """copy_marked, of elements of any bytes."""
+    """Kernel ``copy_marked``, with elements of any size."""
     require("cxx")
     run = """
 extern "C" void run(unsigned grid, unsigned block, u64 total, u64 value, u64 elements, const Mark* mark)

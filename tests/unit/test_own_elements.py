@@ -1,4 +1,4 @@
-"""Datatypes on views with memory between their elements: the view's own elements, or an error."""
+"""Datatypes on views with gaps: access to the view's own elements, or an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def values(view: np.ndarray, datatype: Any, count: int = 1) -> list[float]:
         (COLUMN, dt.vector(5, 1, 6, "f8"), 1),
         (A[:, ::2], dt.contiguous(3, "f8"), 1),
         (A[:, 1:], dt.contiguous(6, "f8"), 1),
-        (A[:, ::-1], "f8", 2),  # the second is the last of the next row
+        (A[:, ::-1], "f8", 2),  # the second element would be in the next row
         (A[::-1], "f8", 12),
         (A[::2], dt.contiguous(12, "f8"), 1),
         (A.T[1:], dt.contiguous(7, "f8"), 1),
@@ -79,7 +79,7 @@ def test_memory_between_the_elements_is_refused(view: Any, datatype: Any, count:
         (A[::2, ::3], dt.indexed([1, 1, 1], [0, 15, 3], "f8"), 1, [0, 15, 3]),
         (A[:, 1:2], "f8", 0, []),
         (A[2:, :], "f8", 12, list(range(12, 24))),
-        # Elements in one run of memory, in whatever order: as MPI has it.
+        # The elements of the view fill one contiguous range, in any order: the datatype applies to it, as in MPI.
         (A.T, "f8", 3, [0, 1, 2]),
         (A.reshape(2, 2, 6).transpose(2, 0, 1), "f8", 24, list(range(24))),
         (A[1], dt.indexed_block(1, [-6, 6], "f8"), 1, [0, 12]),
@@ -99,7 +99,7 @@ def test_own_elements_are_moved(view: Any, datatype: Any, count: int, expected: 
 
 
 def views(rng: random.Random) -> np.ndarray:
-    """Draw a view of a small array, of any steps and order of axes."""
+    """Draw a view of a small array, with any steps and order of axes."""
     shape = [rng.randint(1, 5) for _ in range(rng.randint(1, 3))]
     index: list[Any] = []
     for n in shape:
@@ -110,7 +110,7 @@ def views(rng: random.Random) -> np.ndarray:
 
 
 def drawn(rng: random.Random, view: np.ndarray) -> Datatype:
-    """Draw a datatype, of the view's own strides or of others."""
+    """Draw a datatype, with the view's strides or others."""
     steps = (*view.strides, 8, 16)
     return {
         0: lambda: dt.contiguous(rng.randint(1, 4), "f8"),
@@ -144,7 +144,7 @@ def test_random_views_against_the_set_of_their_elements() -> None:
             touched = [places.get(at) for at in range(start, start + length, 8)]
             own &= None not in touched
             own = own and not any(
-                one[axis] != other[axis]  # a run goes on, along no axis backwards
+                one[axis] != other[axis]  # no run continues along a reversed axis
                 for one, other in itertools.pairwise(touched)
                 for axis in backwards
             )
@@ -165,7 +165,7 @@ def test_random_views_against_the_set_of_their_elements() -> None:
 
 
 def test_large_boxes_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A box of a view with a million blocks is compared axis by axis."""
+    """A box with a million blocks is checked axis by axis, without a list of its blocks."""
     shape, strides = (1000, 1000, 10), (160000, 80, 8)
 
     def refuse(_: Any) -> Any:
@@ -179,7 +179,7 @@ def test_large_boxes_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeArray:
-    """A view in a GPU's memory, as far as a check looks."""
+    """A view in device memory, with the attributes that the check reads."""
 
     itemsize = 8
 
