@@ -216,9 +216,8 @@ class TestPlans:
         assert not channel.is_closed
         guard.user = 0
         assert not channel.is_closed
-        with (
-            CallGuard()
-        ):  # the guard of any grid runs it: the plan's own grid may be collected, too
+        # The guard of any grid runs the close, since the plan's own grid may be collected, too.
+        with CallGuard():
             pass
         assert channel.is_closed
 

@@ -118,9 +118,7 @@ def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], moved: list[R
                 key = (layout.rank, region.peer, region.direction)
                 assert key not in mail
                 mail[key] = array[region.send.slices].copy()
-                assert (
-                    mail[key].shape == region.send.subsizes
-                )  # NumPy truncated no slice at an edge
+                assert mail[key].shape == region.send.subsizes  # no slice was truncated
     for layout, array, regions in zip(layouts, arrays, moved, strict=True):
         for region in regions:
             if region.recv is not None:
@@ -129,9 +127,7 @@ def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], moved: list[R
                 assert message.shape == region.recv.subsizes
                 target = array[region.recv.slices]
                 assert target.shape == message.shape
-                assert (
-                    target == POISON
-                ).all()  # a point is received once at most, and never if owned
+                assert (target == POISON).all()  # received once at most, and never if owned
                 target[...] = message
     assert not mail  # everything sent was received
 

@@ -129,9 +129,8 @@ def test_displacements_may_leave_the_view_but_not_its_memory() -> None:
     out = np.empty(16, np.uint8)
     HostPacker(strided, around).pack(out)
     assert out.view("f8").tolist() == [0, 19]
-    with pytest.raises(
-        FieldError, match="not all its own"
-    ):  # the gaps of a view are not accessible
+    # The gaps of a view are not accessible.
+    with pytest.raises(FieldError, match="not all its own"):
         pack(strided, around)
 
 

@@ -96,9 +96,7 @@ def check(channel: LocalDeviceChannel, arrays: Sequence[np.ndarray], seed: int) 
 def test_a_moved_channel_exchanges_the_other_array(dtype: str) -> None:
     arrays = [array_at(dtype) for _ in range(3)]
     arrays.sort(key=lambda array: array.ctypes.data)
-    first = arrays.pop(
-        1
-    )  # one of the other arrays is below it in memory, one above: shifts of both signs
+    first = arrays.pop(1)  # the other two have lower and higher addresses
     channel = channel_of([first])
     assert channel.is_movable
     for number, array in enumerate((*arrays, first, *arrays)):

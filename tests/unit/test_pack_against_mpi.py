@@ -1,7 +1,7 @@
-"""Random datatypes against MPI's own: sizes, bounds, packing, unpacking, the way there and back.
+"""Random datatypes against MPI's types: sizes, bounds, packing, unpacking, and conversion in both directions.
 
-MPI packs an array whose bytes hold their own positions, so the packed bytes tell which byte of
-memory went where. ``HALOX_EXAMPLES`` sets the number of random datatypes.
+MPI packs an array in which each byte holds its own position, so that the packed bytes show the order. The environment
+variable ``HALOX_EXAMPLES`` sets the number of random datatypes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
 
 
 def mpi_type(recipe: Recipe, *, halves: bool = False) -> MPI.Datatype:
-    """Follow a recipe with MPI's constructors, comparing bounds at every step.
+    """Build a recipe's type with MPI's constructors; compares bounds at every step.
 
-    With ``halves``, complex numbers are made of two real ones. Open MPI 5.0 rounds the distance
-    between complex elements (and long doubles) down to a multiple of their size when it packs:
-    three c8 at a stride of 12 bytes are read from 0, 8 and 16. The bytes meant are the same.
+    With ``halves``, a complex number is a type of two real numbers, with the same bytes. This avoids a bug of Open MPI
+    5.0: when it packs, it rounds the distance between complex elements (and between long doubles) down to a multiple
+    of their size. It reads three c8 at a stride of 12 bytes from 0, 8 and 16.
     """
     return _mpi_type(recipe, halves)[0]
 
 
 def _mpi_type(recipe: Recipe, halves: bool) -> tuple[MPI.Datatype, bool]:
-    """The datatype, and whether it or a part was given other bounds than MPI found."""
+    """Return the datatype, and whether bounds of it or of a part replace the bounds from MPI."""
     name, arguments, olds = recipe
     if name == "primitive":
         dtype = np.dtype(arguments[0])
@@ -57,12 +57,12 @@ def _mpi_type(recipe: Recipe, halves: bool) -> tuple[MPI.Datatype, bool]:
         order = {"C": MPI.ORDER_C, "F": MPI.ORDER_F}[arguments[3]]
         made = types[0].Create_subarray(*arguments[:3], order)
     elif OPEN_MPI and byte_stride(recipe) == -1:
-        # Open MPI 5.0 takes a stride of -1 byte for "the old type's extent".
+        # Open MPI 5.0 misinterprets a stride of -1 byte as "the old type's extent".
         count, blocklength, _ = arguments
         row = types[0].Create_contiguous(blocklength)
         made = row.Create_hindexed_block(1, [-step for step in range(count)])
         row.Free()
-        fitted = True  # it is padded as an indexed type is
+        fitted = True  # MPI pads it like an indexed type
     else:
         made = getattr(types[0], f"Create_{name}")(*arguments)
     for old in types:
@@ -80,9 +80,9 @@ def byte_stride(recipe: Recipe) -> int | None:
 def with_compared_bounds(
     recipe: Recipe, made: MPI.Datatype, fitted: bool
 ) -> tuple[MPI.Datatype, bool]:
-    """Compare size and bounds; where MPI's are excused, give the type the right ones.
+    """Compare size and bounds; correct MPI's bounds where a known deviation excuses them.
 
-    ``fitted`` tells whether that happened to a part: the explicit bounds then spread upwards.
+    ``fitted`` tells whether a part has corrected bounds. These are explicit, and affect the bounds of the whole type.
     """
     ours = build(recipe)
     assert ours.size == made.Get_size()
@@ -94,16 +94,16 @@ def with_compared_bounds(
     lb, extent = made.Get_extent()
     if (lb, extent) == (ours.lb, ours.extent):
         return made, fitted
-    # The standard gives a type without bytes no bounds; Open MPI and MPICH differ on what such a
-    # type, and one with such parts, has.
+    # The standard does not define the bounds of a type without bytes. Open MPI and MPICH differ on them, and on types
+    # with parts without bytes.
     excused = has_empty or fitted
     if OPEN_MPI:
-        # Open MPI rounds the extent up after every single block, not once at the end, so that it
-        # may come out too long by some alignments.
+        # Open MPI rounds the extent up after every block, not once at the end, so that the extent may be too long by a
+        # multiple of the alignment.
         too_long = extent - ours.extent
         excused |= pads_repeatedly(ours) and lb == ours.lb and too_long > 0 == too_long % 2
     else:
-        # MPICH pads no type but structs of unlike types, and forgets explicit bounds of parts.
+        # MPICH pads only structs of unlike types, and loses explicit bounds of parts.
         excused |= any(part.bounds.marked for part in parts(ours)) or is_padded(ours)
     assert excused, f"{recipe}: MPI has lb {lb}, extent {extent}; ours {ours.lb}, {ours.extent}"
     corrected = made.Create_resized(ours.lb, ours.extent)
@@ -135,7 +135,7 @@ def is_padded(datatype: Datatype) -> bool:
 
 
 class Memory:
-    """Bytes around an origin, all that ``count`` items of a datatype touch, and guards."""
+    """The bytes that ``count`` items of a datatype touch around an origin, with guards on both sides."""
 
     def __init__(self, datatype: Datatype, count: int) -> None:
         last = (count - 1) * datatype.extent if count else 0
@@ -146,12 +146,12 @@ class Memory:
 
     @property
     def array(self) -> np.ndarray:
-        """Array that begins at the origin."""
+        """The memory from the origin on."""
         return self.bytes[self.origin :]
 
 
 def one_item(made: MPI.Datatype, count: int) -> MPI.Datatype:
-    """``count`` items as a type of a huge extent: mpi4py derives counts from buffer lengths."""
+    """Return a type of ``count`` items with a huge extent, since mpi4py derives counts from buffer lengths."""
     items = made.Create_contiguous(count)
     single = items.Create_resized(0, 1 << 20).Commit()
     items.Free()
@@ -194,11 +194,10 @@ def test_random_datatypes_agree_with_mpi(recipe: Recipe, count: int) -> None:
 
 
 def mpi_packs_rightly(datatype: Datatype) -> bool:
-    """Whether MPI can serve as the oracle.
+    """Whether MPI packs a type correctly and can be the oracle.
 
-    MPICH 5.0 collapses contiguous types of contiguous types, and where an extent inside is
-    negative or zero packs bytes that the extents do not say; a struct with a part without bytes
-    makes it divide by zero.
+    MPICH 5.0 merges nested contiguous types, and packs wrong bytes if an inner extent is negative or zero. A struct
+    with a part without bytes makes it divide by zero.
     """
     return OPEN_MPI or all(part.extent > 0 and part.size for part in parts(datatype))
 
@@ -228,7 +227,7 @@ def compare_packing(recipe: Recipe, count: int) -> None:
         event("overlapping" if overlapping else "distinct")
         event("with bytes" if nbytes else "without bytes")
         event("strided" if ours.strided is not None else "irregular")
-        if not overlapping:  # MPI calls overlapping blocks erroneous here
+        if not overlapping:  # MPI forbids to unpack overlapping blocks
             values = (np.arange(nbytes + GUARD) * 37 + 11).astype(np.uint8)
             mine, mpis = Memory(ours, count), Memory(ours, count)
             mine.bytes[:] = mpis.bytes[:] = 0x5A

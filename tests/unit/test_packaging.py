@@ -1,4 +1,4 @@
-"""Contents of the distribution: every module and every kernel must be among them."""
+"""The distribution contains every module and every kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 @pytest.mark.parametrize("folder", ["halox", "apps", "asv_bench/halox_bench"])
 def test_every_folder_of_modules_is_a_package(folder: str) -> None:
-    # A folder without __init__ can be imported from a checkout but is missing in a wheel.
+    # A folder without __init__.py can be imported from a checkout, but a wheel lacks it.
     for path in (ROOT / folder).rglob("*.py"):
         assert (path.parent / "__init__.py").is_file(), path.parent.relative_to(ROOT)
 
@@ -44,7 +44,7 @@ def test_version_is_read_without_an_import() -> None:
 
 
 def test_the_oldest_versions_are_those_that_are_tested() -> None:
-    """The packages that the project and its extras ask for, without MPI and CUDA, and pytest with its plugin."""
+    """oldest.txt pins the requirements of the project, of its extras without MPI and CUDA, and of pytest."""
     tests = [line for line in PROJECT["dependency-groups"]["test"] if isinstance(line, str)]
     asked = {line for line in tests if line.startswith("pytest")}
     asked.update(PROJECT["project"]["dependencies"])
@@ -58,7 +58,7 @@ def test_the_oldest_versions_are_those_that_are_tested() -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of a fresh environment into which a wheel was installed."""
+    """Install a wheel in a fresh environment; returns the folder of its commands."""
     require("setuptools")
     folder = tmp_path_factory.mktemp("wheel")
     sources, environment = folder / "sources", folder / "venv"
@@ -72,7 +72,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     offline = ["--no-deps", "--no-index", "--no-build-isolation"]
     subprocess.run([*pip, "wheel", *offline, "-w", folder, sources], check=True, timeout=500)
     (wheel,) = folder.glob("*.whl")
-    # What the project depends on comes from here, but no project that is installed here as editable.
+    # A .pth file adds this environment's packages as dependencies. Editable installs, which are .pth files themselves,
+    # have no effect there.
     venv.create(environment, with_pip=False, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Boxes of cells of one parity, against every cell looked at; grids cut between pairs."""
+"""Boxes of cells of one parity, against a check of every cell; grids cut only between pairs of cells."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_boxes_hold_each_cell_once(number: int) -> None:
     wanted = [cell for cell in product(*axes) if sum(cell) % 2 == (parity == "odd")]
     assert sorted(held) == sorted(wanted)
     assert len(boxes) <= 1 + 2 * 2 ** max(ndim - 2, 0)
-    # A peer's box is elsewhere by even numbers of cells: the same boxes in the same order.
+    # The peer's box is shifted by even numbers of cells: it has the same boxes in the same order.
     away = tuple(int(n) for n in 2 * rng.integers(-5, 6, size=ndim))
     other = list(parity_boxes(parity, [a + b for a, b in zip(starts, away, strict=True)], sizes))
     shift = (*away[:-1], away[-1] // 2)
@@ -55,7 +55,7 @@ def test_axes_are_cut_between_units(parts: int) -> None:
 
 
 def test_process_grid_of_a_checkerboard() -> None:
-    """Two pairs along the last axis make two blocks at most."""
+    """An axis of two pairs has two blocks at most."""
     assert decompose((64, 4), 4, checkerboard=True).rank_shape(0) == (16, 4)
     with pytest.raises(
         DecompositionError, match=r"axis 1 has 4 cells, of which 2 stay together, .* 4 ranks"
@@ -67,7 +67,7 @@ def test_process_grid_of_a_checkerboard() -> None:
 
 
 def test_the_face_of_the_documentation() -> None:
-    """Three layers of a low halo: one index of all rows, one more of every second row."""
+    """A low halo of three layers: one packed index in all rows, and one more in every second row."""
     domain = decompose((4, 8), 1, periodic=True, checkerboard=True)
     layout = FieldLayout(domain, 0, FieldSpec(((0, 0), (3, 3)), parity="even"))
     assert layout.padded_shape == (4, 8)

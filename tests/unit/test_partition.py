@@ -1,4 +1,4 @@
-"""Axes cut into parts."""
+"""Partitions of an axis: bounds, owners and limits on halo widths."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_the_last_part_of_an_open_axis_owns_the_extra_point(
     ("blocks", "periodic", "staggered", "low", "high"),
     [
         ((4, 2, 3), False, False, (2, 1), (2, 1)),
-        ((1, 5, 5), False, False, (1, 0), (5, 1)),  # part 0 fills no high halo
-        ((5, 5, 1), False, False, (5, 0), (1, 2)),  # part 2 fills no low halo
-        ((5, 5, 1), False, True, (5, 0), (1, 2)),  # but it owns the extra point
+        ((1, 5, 5), False, False, (1, 0), (5, 1)),  # no high halo reads from part 0
+        ((5, 5, 1), False, False, (5, 0), (1, 2)),  # no low halo reads from part 2
+        ((5, 5, 1), False, True, (5, 0), (1, 2)),  # the same, although part 2 owns the extra point
         ((5, 5, 1), True, True, (1, 2), (0, 2)),
         ((3,), True, False, (3, 0), (3, 0)),
         ((3,), True, True, (3, 0), (2, 0)),

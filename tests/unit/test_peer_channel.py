@@ -1,4 +1,4 @@
-"""The end of a channel of the peer path: what waits for the GPU, and what for the other ranks."""
+"""The end of a channel of the peer path: its stream and its memory are released in the right order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halox.runtime.gpu.pools import FailureWord
 
 
 class Agreed:
-    """A negotiation that has ended, with launches that note when they have run."""
+    """A completed negotiation; its launches are recorded in ``log``."""
 
     def __init__(self, log: list[str]) -> None:
         self.world = SimpleNamespace(rank=0, limit_s=1.0)
@@ -63,7 +63,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_memory_is_given_back_last(is_finished: bool, log: list[str]) -> None:
-    """Closing waits for the kernel, which gives up after the limit; peers may still store into the memory."""
+    """`close` waits for the kernel, which ends at the time limit at the latest, and returns the stream.
+
+    The memory is released later, by `free`, since peers may still write to it.
+    """
     channel = peer.PeerChannel(Agreed(log))  # type: ignore[arg-type]
     channel.start()
     if is_finished:
@@ -76,7 +79,7 @@ def test_memory_is_given_back_last(is_finished: bool, log: list[str]) -> None:
 
 
 def test_a_failure_nobody_was_told_of(log: list[str]) -> None:
-    """The plan learns of it, so that it keeps arrays into which a late peer may still store."""
+    """`close` warns of the failure and sets ``has_failed``, so that the plan keeps arrays that a peer may write to."""
     agreed = Agreed(log)
     channel = peer.PeerChannel(agreed)  # type: ignore[arg-type]
     channel.run()

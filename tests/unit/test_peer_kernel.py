@@ -1,4 +1,4 @@
-"""The peer kernel's protocol and data, compiled as C++ and run on the CPU by a thread for each rank."""
+"""The peer kernel, compiled as C++ and run on the CPU with one thread per rank: protocol and data."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ IN_MEMORY = patch.object(peer_plan, "INLINE_CHUNKS", 0)
 
 
 def there_and_back(way: str, sent: Layout, received: Layout) -> list[Flow]:
-    """The same message both ways."""
+    """Return the same message in both directions."""
     return [Flow(0, 1, way, [(sent, received)]), Flow(1, 0, way, [(sent, received)])]
 
 
 def faces(itemsize: int) -> tuple[Layout, Layout]:
-    """The last inner cells of an axis and the halo on its other side: more bytes than a chunk has."""
+    """Return the cells at the high end of an axis, and the halo at its low end: more bytes than a chunk has."""
     shape, subsizes = (30, 20, 12), (28, 18, 3)
     return box(shape, subsizes, (1, 1, 6), itemsize), box(shape, subsizes, (1, 1, 0), itemsize)
 
 
-# Runs of odd lengths at odd addresses, on the two sides of a message.
+# Runs of odd lengths at odd addresses, at the sender and the receiver.
 RUNS = rows((3, 7), (900, 101), 77, 1), rows((21,), (79,), 77, 6)
 LONG_RUNS = rows((2, 2), (9001, 3001), 2500, 3), rows((4,), (2503,), 2500, 5)
 
@@ -76,7 +76,7 @@ WORDS = [
 
 
 def only_regular(paired):
-    """Stands in for `paired`: as if only strided blocks were walked."""
+    """Return a replacement for `paired` that supports strided blocks only, so that other types need buffers."""
     return lambda pointer, datatype, count, *rest: (
         None if datatype.items(count).strided is None else paired(pointer, datatype, count, *rest)
     )
@@ -84,7 +84,7 @@ def only_regular(paired):
 
 @pytest.fixture
 def wide_if_asked(request):
-    """Packets of all messages are wide if the test's way says so."""
+    """Use LL128-like packets for all messages if the test's parameter ``way`` is "wide"."""
     given_by_test = getattr(request.node, "callspec", None)
     if given_by_test and given_by_test.params.get("way") == "wide":
         with ALWAYS_WIDE:
@@ -116,10 +116,10 @@ class TestWays:
     @pytest.mark.parametrize("lengths", [(12,), (12, 20), (16, 4, 32), (6, 2), (3, 16, 5)])
     @pytest.mark.parametrize("way", ["ll", "wide", "staging"])
     def test_parts_of_odd_lengths_that_are_collected(self, way, lengths):
-        """The bytes between the parts of a message are sent by nobody, and waited for by nobody."""
+        """The gaps between the parts of a message are not sent, and the receiver does not wait for them."""
         word = gcd(*lengths)
         if way != "staging" and word < 4:
-            return  # such messages do not go in packets
+            return  # packets need words of 4 bytes or more
         dtype = {4: 4, 2: 2, 1: 1}[min(word, 4)]
         parts = [(box((n + 5 * dtype,), (n // dtype,), (2,), dtype),) * 2 for n in lengths]
         flows = [Flow(a, 1 - a, "ll" if way == "wide" else way, parts) for a in (0, 1)]
@@ -127,7 +127,7 @@ class TestWays:
 
     @pytest.mark.parametrize("way", ["ll", "staging"])
     def test_types_that_only_the_receiver_collects(self, way):
-        """Irregular ones there, regular ones at the sender."""
+        """The receiver's type is irregular, the sender's is regular."""
         starts = np.cumsum([0, 20, 36, 28, 44]).tolist()
         irregular = scattered([4] * 5, starts)
         flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
@@ -150,7 +150,7 @@ class TestWays:
     @pytest.mark.parametrize("where", ["launch", "memory"])
     @pytest.mark.parametrize("way", SENT)
     def test_messages_of_several_segments(self, way, where):
-        """Parts of several fields, and of more levels and widths than one, beside copies within the rank."""
+        """Parts of several fields, with different levels and word widths, and copies within a rank."""
         parts = [faces(8), faces(4), (box((9, 9), (7, 1), (1, 7)), box((9, 9), (7, 1), (1, 0)))]
         if way in ("staging", "direct"):
             parts += [faces(1), RUNS]
@@ -166,7 +166,7 @@ class TestWays:
     @pytest.mark.parametrize("itemsize", [*full(4), 8, 16])
     @pytest.mark.parametrize("way", SENT)
     def test_the_kernel_that_a_gpu_would_run(self, way, itemsize):
-        """With the width of all words, and with more words in flight, as parameters of the compiler."""
+        """Kernels with compile-time word width, and with several words in flight."""
         flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
         with patch.object(peer_plan, "SMALL_WORDS", 0 if itemsize == 8 else 1 << 16):
             ranks = connect(flows, adapt=as_planned)
@@ -178,7 +178,7 @@ class TestWays:
     @pytest.mark.parametrize("first", [2**16 - 3, 2**31 - 3, 2**32 - 3], ids="from {}".format)
     @pytest.mark.parametrize("way", SENT)
     def test_epochs_that_wrap_around(self, way, first):
-        """Those in wide packets after 16 bits, the others after 32."""
+        """Epochs in LL128-like packets wrap around after 16 bits, other epochs after 32 bits."""
         flows = there_and_back("ll" if way == "wide" else way, *faces(8))
         flows.append(Flow(0, 2, flows[0].way, [faces(4)]))
         exchange(connect(flows), 7, first=first)
@@ -193,7 +193,7 @@ class TestWays:
         ],
     )
     def test_more_chunks_than_threads(self, way, ends, where, order):
-        """A block that helps then looks for chunks several times."""
+        """A block that helps to send then searches for chunks several times."""
         with (
             patch.object(peer_plan, "CHUNK_BYTES", (32, 64)),
             patch.object(peer_plan, "DIRECT_CHUNK_BYTES", (64, 64)),
@@ -207,20 +207,20 @@ class TestWays:
     @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 20000])
     @pytest.mark.parametrize("way", SENT)
     def test_not_a_byte_more_than_the_message(self, way, nbytes):
-        """Tiles and chunks that are full, and one word more or less."""
+        """Full tiles and chunks, and one word more or less."""
         line = rows((), (), nbytes)
         ranks = connect(there_and_back("ll" if way == "wide" else way, line, line))
         exchange(ranks, 3)
 
 
-# Rows of blocks that meet other blocks: the same bytes packed, so that one end's chunks are the other's.
+# Regular blocks of different shapes at both ends. Both pack in the same order, so that both have the same chunks.
 ALIKE = (
     (rows((40,), (64,), 48), rows((60,), (40,), 32)),
     (rows((24,), (168,), 160), rows((96,), (44,), 40)),
     (rows((40, 5), (500, 24), 16), rows((2, 400), (3300, 8), 4)),
     (rows((), (), 9000), rows((1500,), (12,), 6)),
 )
-# Several runs that meet one, or others; or runs of bytes.
+# Irregular runs at one or both ends, or runs of bytes: the chunks of both ends differ.
 LINE = rows((), (), 9000)
 UNLIKE = (
     (scattered((2600, 1400, 24, 4976), (0, 4000, 3000, 6000)), LINE),
@@ -232,7 +232,7 @@ UNLIKE = (
 
 
 class TestEnds:
-    """The datatypes of a message differ from end to end; their bytes are equally many."""
+    """Sender and receiver have different datatypes of equal size."""
 
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("ends", ALIKE)
@@ -252,7 +252,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("order", ORDERS)
     def test_chunks_of_other_sizes(self, order):
-        """Words of 16 bytes are flagged in larger chunks than those of 8."""
+        """Chunks per flag are larger for words of 16 bytes than for words of 8 bytes."""
         ends = rows((64,), (272,), 256), rows((64,), (264,), 256)
         with (
             patch.object(peer_plan, "CHUNK_BYTES", (64, 128)),
@@ -290,7 +290,7 @@ class TestEnds:
     @pytest.mark.parametrize("turned", ["sent", "received", "both"])
     @pytest.mark.parametrize("way", ["staging", "direct"])
     def test_axes_in_another_order(self, way, turned, itemsize, order):
-        """Through tiles, on the side whose array has another order than the packed message, or between the arrays."""
+        """A copy that permutes axes uses tiles: at the end with another order than the packed message, or both."""
         n, m = 68, 41
         columns = rows((n, m), (itemsize, itemsize * n), itemsize)
         padded = rows((n, m), (itemsize * (m + 4), itemsize), itemsize)
@@ -306,7 +306,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("way", ["staging", "ll"])
     def test_types_that_the_kernel_does_not_walk(self, way):
-        """Their bytes go through a buffer, at one end or at both."""
+        """Messages of unsupported types are packed to a buffer, at one end or both."""
         rng = np.random.default_rng(3)
         starts = np.cumsum(rng.integers(2, 5, 100)) * 8
         blocks, line = scattered([8] * 100, starts.tolist()), rows((), (), 800)
@@ -322,7 +322,7 @@ class TestRanks:
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("way", SENT)
     def test_one_way(self, way, order, late):
-        """Nothing comes back that tells the sender how far the receiver is."""
+        """No message in the other direction tells the sender the receiver's epoch, so that it waits for a flag."""
         flows = [Flow(0, 1, "ll" if way == "wide" else way, [faces(8), faces(4)])]
         ranks = connect(flows)
         sent = ranks[0].planned.segments
@@ -340,7 +340,7 @@ class TestRanks:
     @pytest.mark.parametrize("multiprocessors", [1, 2])
     @pytest.mark.parametrize("orders", [("backward", "random", "forward"), ("backward",) * 3])
     def test_all_ways_at_once(self, orders, multiprocessors):
-        """Three ranks, several messages between two of them, some one way only; accesses held up at random."""
+        """Three ranks, several messages between two ranks, some in one direction only, with random delays."""
         ways = ["staging", "ll", "direct"]
         flows = [Flow(a, a, "copy", [faces(4)]) for a in range(3)]
         for a, b in ((0, 1), (1, 0), (1, 2), (2, 0)):
@@ -354,7 +354,7 @@ class TestRanks:
 
     @pytest.mark.parametrize("ways", [("ll", "direct"), ("staging", "ll"), ("direct", "staging")])
     def test_a_kernel_of_some_kinds(self, ways):
-        """Kernels as on a GPU, each compiled for the kinds that its rank has, which are not those of the other."""
+        """Each rank's kernel is compiled for its own kinds of segments; the kinds of the two ranks differ."""
         flows = [Flow(0, 0, "copy", [faces(8)])]
         flows += [Flow(0, 1, ways[0], [faces(8)]), Flow(1, 0, ways[1], [faces(8)])]
         ranks = connect(flows, adapt=as_planned)
@@ -366,13 +366,13 @@ class TestRanks:
     @pytest.mark.parametrize("itemsize", [8, 16])
     @pytest.mark.parametrize("way", ["ll", "wide"])
     def test_packets_that_come_slowly(self, way, itemsize):
-        """Halves of a word are there before the other half."""
+        """One half of a word arrives before the other half."""
         ranks = connect([Flow(0, 1, "ll" if way == "wide" else way, [faces(itemsize)])])
         exchange(ranks, 4, delays=40)
 
     @pytest.mark.parametrize("aside", [(0, 1), (0,)])
     def test_beside_other_work(self, aside):
-        """With fewer blocks; also while the other rank's exchange is not."""
+        """The launch for overlap has fewer blocks, on both ranks or on one rank only."""
         with patch.object(peer_plan, "SMALL_WORDS", 0), ALWAYS_WIDE:
             ranks = connect(
                 there_and_back(
@@ -388,14 +388,14 @@ class TestRanks:
         exchange(ranks, 4)
 
     def test_arrays_are_not_written_twice(self):
-        """A rank whose blocks that take run first has sent all when those that send come to it."""
+        """Receiving blocks that run first help to send; the sending blocks must not send the same chunks again."""
         ranks = connect(there_and_back("direct", *faces(16)), sms=2)
         exchange(ranks, 15, order=("forward", "backward"), late_s={0: 0.004})
 
     @pytest.mark.parametrize("multiprocessors", [2, 3])
     @pytest.mark.parametrize("way", SENT)
     def test_blocks_at_once(self, way, multiprocessors):
-        """Blocks that help meet blocks that send."""
+        """Receiving blocks help to send while sending blocks run."""
         flows = there_and_back("ll" if way == "wide" else way, *faces(8))
         ranks = connect(flows, sms=3, multiprocessors=multiprocessors)
         exchange(ranks, 10, order=("random", "backward"), delays=5)
@@ -413,7 +413,7 @@ class TestWaiting:
     @pytest.mark.parametrize("order", ["forward", *full("backward")])
     @pytest.mark.parametrize("way", ["staging", "ll", "wide", "direct"])
     def test_a_rank_that_never_comes_is_named(self, way, order):
-        """The others have come; later launches end at once and leave the first failure as it is."""
+        """The error names the missing rank; later launches end at once and keep the first failure."""
         flows = []
         for other in (1, 2, 3):
             chosen = ("ll" if way == "wide" else way) if other == 2 else "staging"
@@ -425,7 +425,7 @@ class TestWaiting:
         with ThreadPoolExecutor() as pool:
             others = [pool.submit(ranks[i].run, np.arange(ranks[i].launch.blocks)) for i in (1, 3)]
             assert becomes(lambda: all((ranks[i].begun_chunks == 4).all() for i in (1, 3)))
-            time.sleep(0.2)  # in which they send what they have begun
+            time.sleep(0.2)  # ranks 1 and 3 finish sending
             ranks[0].limit(1.0)
             start = time.monotonic()
             ranks[0].run(blocks)
@@ -451,7 +451,11 @@ class TestWaiting:
             rank.check()
 
     def test_a_rank_that_is_waited_for_to_begin_is_named(self):
-        """One-way messages of the epoch after next, and those into an array of this epoch."""
+        """A sender in one direction waits for the receiver to begin an epoch, and names it at the time limit.
+
+        With "direct", the receiver must have begun the same epoch, since the sender writes to its array. With "staging"
+        and "ll", the previous epoch is enough.
+        """
         for way, last in (("staging", 2), ("ll", 2), ("direct", 1)):
             ranks = connect([Flow(0, 1, "staging", [faces(4)]), Flow(0, 2, way, [faces(8)])])
             exchange(ranks, 1)
@@ -472,7 +476,7 @@ class TestWaiting:
                 assert array.data.tobytes() == before.tobytes()
 
     def test_what_was_sent_before_is_not_taken_twice(self):
-        """A receiver that comes alone finds the flags and packets of the epochs before, and takes none for its own."""
+        """A receiver whose sender is missing must not accept flags and packets of earlier epochs."""
         for way in ("staging", "ll"):
             for wide_bytes in (1, 1 << 30):
                 with patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes):
@@ -486,7 +490,7 @@ class TestWaiting:
 
 
 def widths(way: str, ends: tuple[Layout, Layout]) -> int:
-    """The shortest word at either end of a message, as the choice of a way asks for it."""
+    """Return the shorter of the word widths at both ends, by which halox chooses the protocol."""
     found = 16
     for layout in ends:
         message = Message(0, "send", (Part(0, layout.datatype),))
@@ -499,7 +503,7 @@ def widths(way: str, ends: tuple[Layout, Layout]) -> int:
 
 @st.composite
 def layouts(draw, factors: list[int], unit: int) -> Layout:
-    """Disjoint blocks of given bytes: each level steps over what is inside."""
+    """Draw disjoint strided blocks; the stride of each level exceeds the span of the inner levels."""
     dealt = draw(st.permutations(factors))
     cuts = sorted(draw(st.lists(st.integers(0, len(dealt)), max_size=3)))
     *outer, block = [

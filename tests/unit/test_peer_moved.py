@@ -1,4 +1,4 @@
-"""Channels of the peer path moved to other arrays: kernels on the CPU, arrays at addresses of any alignment."""
+"""Channels of the peer path reused for other arrays, of any alignment; the kernels run on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HERE = threading.local()
 
 
 class Running(Launch):
-    """Runs when it is launched, for the rank of the thread."""
+    """Runs the kernel in `launch`, for the rank of the current thread."""
 
     def launch(self, pointer: int) -> None:
         rank: Rank = HERE.rank
@@ -129,7 +129,7 @@ def channels_of(flows: Sequence[Flow], **options: Any) -> tuple[list[Rank], list
 
 
 def moved_to(rank: Rank, offset: int, number: int) -> None:
-    """Give a rank other arrays, the first of them ``offset`` bytes from a multiple of 256, the others aligned."""
+    """Replace a rank's arrays; the first one is ``offset`` bytes from a multiple of 256, the others are aligned."""
     arrays = []
     for i, (old, layout) in enumerate(zip(rank.arrays, rank.layouts, strict=True)):
         block = rank.arena.allocate(layout.span, layout.offset + (offset if not i else 16 * number))
@@ -144,7 +144,7 @@ def exchange(
     epoch: int,
     is_moved: bool = True,
 ) -> None:
-    """One exchange of the ranks' present arrays."""
+    """Exchange the current arrays of the ranks once, and check the result."""
     by_number = {rank.number: rank for rank in ranks}
 
     def work(rank: Rank, channel: peer.PeerChannel) -> None:
@@ -163,7 +163,7 @@ def exchange(
 
 @pytest.mark.parametrize("name", FLOWS)
 def test_other_arrays_of_any_alignment(name: str, streams: None) -> None:
-    """Also where the ranks' alignments differ, in turns with the first arrays."""
+    """Exchange arrays of different alignments on the two ranks, and the first arrays again."""
     with patch.object(endpoints, "WIDE_BYTES", 1) if name == "wide" else nullcontext():
         ranks, channels = channels_of(FLOWS[name])
     assert all(channel.is_movable for channel in channels)
@@ -184,7 +184,7 @@ def test_other_arrays_of_any_alignment(name: str, streams: None) -> None:
 
 
 def test_copies_within_a_rank(streams: None) -> None:
-    """They are the kernel's, as long as the words fit."""
+    """The kernel makes the copies as long as the arrays are aligned to its words."""
     side = box(CUBE, (8, 9, 1), (0, 0, 8)), box(CUBE, (8, 9, 1), (0, 0, 0))
     ranks, channels = channels_of([*FLOWS["ll"], Flow(0, 0, "copy", [side])])
     assert Kind.COPY in ranks[0].kinds
@@ -195,7 +195,7 @@ def test_copies_within_a_rank(streams: None) -> None:
 
 
 def test_alignment_alone_asks_for_buffers(streams: None) -> None:
-    """They are made once, and not where the words fit."""
+    """Misaligned arrays need buffers, which are allocated once; aligned arrays do not use them."""
     ranks, channels = channels_of(FLOWS["ll"])
     blocks = [len(channel._agreed._own) for channel in channels]
     for epoch, offset in enumerate((16, 8, 0, 4, 32, 8), 1):
@@ -205,7 +205,7 @@ def test_alignment_alone_asks_for_buffers(streams: None) -> None:
         for channel in channels:
             assert (channel._now is channel._straight) == (offset % 16 == 0)
     for channel, before in zip(channels, blocks, strict=True):
-        assert len(channel._agreed._own) == before + 2  # the buffers, and for one more table
+        assert len(channel._agreed._own) == before + 2  # the buffers, and memory for a second table
         assert (
             not channel._straight.before
             and len(channel._buffered.before) + len(channel._buffered.after) == 1
@@ -229,7 +229,7 @@ def test_arrays_that_peers_write_to_stay(streams: None) -> None:
 
 @pytest.mark.parametrize(("fields", "is_movable"), [(MOST_SHIFTS - 1, True), (MOST_SHIFTS, False)])
 def test_many_fields(fields: int, is_movable: bool, streams: None) -> None:
-    """More arrays than the kernel has shifts for have a plan of their own, which works all the same."""
+    """A plan with more arrays than the kernel's limit on shifts works, but cannot be reused for other arrays."""
     side = box((4, 6), (4, 1), (0, 4)), box((4, 6), (4, 1), (0, 0))
     ranks, channels = channels_of([Flow(0, 1, "staging", [side] * fields)])
     assert [channel.is_movable for channel in channels] == [is_movable] * 2

@@ -1,4 +1,4 @@
-"""Plans of whole exchanges in one launch: words, chunks, their order and the table, without running anything."""
+"""Plans of whole exchanges in one launch: words, chunks, their order and the table. No kernel runs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from tests.support import require
 from tests.unit.cpu_peer import built
 
 PARAMETER_BYTES = 4096
-"""Of a launch."""
+"""CUDA's limit on the parameters of a launch."""
 
 
 def face(n, axis, dtype="f8"):
-    """A face of thickness one of an n^3 block with halo one."""
+    """Return a face, one cell thick, of a block of n^3 cells with a halo of one cell."""
     subsizes = [n] * 3
     subsizes[axis] = 1
     return dt.subarray([n + 2] * 3, subsizes, [1, 1, 1], dtype)
@@ -55,12 +55,12 @@ def runs_of_type(datatype, *, packed=1, count=1, pointer=1 << 20, **options):
 
 
 def line(words, word=8):
-    """A row of so many words, one after the other on both sides."""
+    """Return a row of contiguous words on both sides."""
     return Row(1 << 20, 1 << 30, word, (Level(words, word, word),))
 
 
 def segments_of(*groups):
-    """Segments by kind, words and chunk, each (kind, words, chunk_words)."""
+    """Return one segment per (kind, words, chunk_words)."""
     return [Segment(kind, line(words), i, chunk) for i, (kind, words, chunk) in enumerate(groups)]
 
 
@@ -79,7 +79,7 @@ MIXED = segments_of(
 
 class TestTable:
     def test_its_layout_is_the_kernels(self):
-        """Sizes and offsets that g++ gives the structs are those NumPy gives the table; and the numbers alike."""
+        """Struct sizes, offsets and constants agree between the C++ source and Python."""
         require("cxx")
         dtypes = {
             "Segment": segment_dtype(5),
@@ -147,7 +147,7 @@ class TestTable:
 
 class TestChunks:
     def chunks_of(self, planned):
-        """Segments and numbers of all chunks, as many as cover each segment's words once."""
+        """Return (segment, number) of all chunks: as many as cover each segment's words once."""
         return [
             (at, number)
             for at, segment in enumerate(planned.segments)
@@ -175,7 +175,7 @@ class TestChunks:
         assert of_chunks[planned.send_chunks :].all()
 
     def test_segments_take_turns(self):
-        """Equally long ones chunk by chunk; a shorter one spread over a longer one's time."""
+        """The chunks of equally long segments alternate; the chunks of a short segment are spread over a long one."""
         planned = plan(
             segments_of((Kind.SEND_LL, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)),
             sms=4,
@@ -226,7 +226,7 @@ class TestChunks:
             assert (planned.chunks, planned.blocks) == (3, 3)
 
     def test_wide_chunks_are_whole_tiles(self):
-        """A tile a warp, whatever the words."""
+        """Each warp of a block has one tile of a chunk, for any number of words."""
         for words in (3000, 1 << 18):
             planned = plan(
                 segments_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=4
@@ -275,7 +275,7 @@ class TestRuns:
         assert least_word([run]) == 1
 
     def test_packed_bytes_with_gaps_are_no_run_of_the_message(self):
-        """The blocks of a level that was cut off step over those of the others."""
+        """A side with six levels becomes several runs, since a row has fewer levels; some have gaps when packed."""
         shape = (3, 2, 5, 3, 2, 3)
         strides = (10**6, 10**5, 10**4, 10**3, 100, 20)
         side = Side(0, StridedBlocks(0, shape, strides, 16))
@@ -314,7 +314,7 @@ class TestRuns:
             assert size % 512 == 0 and size <= max(DIRECT_CHUNK_BYTES[1], n // MOST_CHUNKS)
             assert run.chunks <= MOST_CHUNKS + sms
             rounds = total / (sms * size)
-            # The last of several rounds is nearly full.
+            # If the chunks need several rounds of the blocks, the last round is nearly full.
             assert rounds <= 1 or rounds > np.ceil(rounds) * (1 - 512 / size) - 1e-9
             assert run.chunks == -(-n // size)
 
@@ -325,7 +325,7 @@ class TestRuns:
 
 
 def packed_bytes(row, side):
-    """Addresses of a row's bytes on one side, in the order of its words."""
+    """Return the addresses of a row's bytes on one side, in the order of its words."""
     places = np.array([(row.source, row.target)[side]])
     for level in row.levels:
         places = (places[:, None] + np.arange(level.steps) * level[1 + side]).ravel()

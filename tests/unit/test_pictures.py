@@ -1,4 +1,4 @@
-"""The pictures of the documentation that are computed by scripts beside them."""
+"""The pictures of the documentation that scripts compute."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def script(name: str, folder: str = "images") -> Any:
 
 
 ON_WHITE = {"packing-bandwidth.png"}
-"""Drawn from measurements on a GPU; site.css inverts it on dark pages."""
+"""This picture shows measurements on a GPU; site.css inverts it on dark pages."""
 
 
 @pytest.mark.parametrize(
     "path", sorted((DOCS / "images").glob("*.png")), ids=lambda path: path.name
 )
 def test_pictures_suit_light_and_dark_pages(path: Path) -> None:
-    """Their corners are transparent."""
+    """The corners are transparent."""
     corners = imread(path)[[0, 0, -1, -1], [0, -1, 0, -1]]
     assert corners.shape == (4, 4), "no alpha"
     assert (corners[:, 3] == (path.name in ON_WHITE)).all(), (
@@ -42,7 +42,7 @@ def test_pictures_suit_light_and_dark_pages(path: Path) -> None:
 
 
 def test_a_checkerboarded_face() -> None:
-    """Even sites outside the block at a distance of 1 or 3 from an odd site in it."""
+    """The halo consists of the even sites outside the block at a distance of 1 or 3 from an odd site in it."""
     support.require("mpi")
     owned, halo = script("checkerboard").even_sites()
     block = set(product(range(8), range(8)))
@@ -72,7 +72,7 @@ def _check(made: str, gpus: int, times: dict[int, float]) -> dict[str, Any]:
 
 
 def test_a_plot_shows_the_newest_check_of_its_machine() -> None:
-    """Both axes are logarithmic: equal factors are equal distances."""
+    """The axes are logarithmic, so that times with equal ratios are at equal distances."""
     support.require("sphinx")
     measured = script("measured", "_ext")
     times = {16: 1.0, 32: 10.0, 64: 100.0, 128: 1000.0}

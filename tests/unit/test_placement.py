@@ -1,4 +1,4 @@
-"""Placement on nodes, against every assignment of few ranks and a plain-Python cost."""
+"""Placement of blocks on nodes, against all assignments of few ranks, with a cost in plain Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import trials
 
 
 def cost(shape, periodic, axis_bytes, node_at) -> int:
-    """Bytes between nodes, face by face; ``node_at`` maps coordinates to nodes."""
+    """Sum the bytes between nodes, face by face; ``node_at`` maps coordinates to nodes."""
     total = 0
     for coords in product(*map(range, shape)):
         for axis, face in enumerate(axis_bytes):
@@ -30,7 +30,7 @@ def cost(shape, periodic, axis_bytes, node_at) -> int:
 
 
 def family(shape, nodes):
-    """Node of each block, for every way of placing that the module promises to try."""
+    """Yield the node of each block, for every placement that the module promises to try."""
     ndim, ranks = len(shape), len(nodes)
     by_node = sorted(range(ranks), key=lambda rank: (nodes[rank], rank))
     sizes = {list(nodes).count(node) for node in nodes}
@@ -68,7 +68,7 @@ def nodes_of_ranks(draw, filled_nodes: bool):
     )
     ranks = math.prod(shape)
     if filled_nodes:
-        size = draw(st.integers(1, ranks))  # all nodes have as many ranks, but for the last
+        size = draw(st.integers(1, ranks))  # all nodes except the last have equally many ranks
         nodes = draw(st.permutations([rank // size for rank in range(ranks)]))
     else:
         nodes = draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))

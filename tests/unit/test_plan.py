@@ -1,4 +1,4 @@
-"""The end of a plan: which arrays outlive it."""
+"""The close of a plan: the arrays that must stay alive after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from halox.runtime.call_guard import CallGuard
 
 
 class Given(Channel):
-    """Fails in the step it is told to."""
+    """A channel that fails in a given step."""
 
     def __init__(self, fails_in: str = "") -> None:
         self.fails_in = fails_in
@@ -31,7 +31,7 @@ class Given(Channel):
 
 
 class Rig:
-    """A plan of one array, and the arrays that it leaves behind."""
+    """A plan of one array, and the arrays that it keeps alive at its end."""
 
     def __init__(self, keep: bool, fails_in: str = "") -> None:
         self.array = np.zeros(3)
@@ -45,7 +45,7 @@ class Rig:
         self.left.append(list(arrays))
 
     def leaves(self, how: str) -> bool:
-        """Whether the array's memory is kept when the plan is closed, or dropped."""
+        """Whether the plan keeps the array's memory alive when it is closed or deleted."""
         if how == "close":
             self.plan.close()
         del self.plan
@@ -67,7 +67,7 @@ def test_arrays_of_a_finished_plan_are_let_go(keep: bool, how: str) -> None:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("fails_in", ["", "start", "finish", "silence"])
 def test_arrays_of_an_unfinished_plan_are_kept(fails_in: str, keep: bool, how: str) -> None:
-    """Started, failed in a step, or failed on a GPU without a word."""
+    """The plan was started, failed in a step, or failed on a GPU without an error."""
     rig = Rig(keep, fails_in)
     if fails_in == "":
         rig.plan.start()
@@ -80,7 +80,7 @@ def test_arrays_of_an_unfinished_plan_are_kept(fails_in: str, keep: bool, how: s
 
 
 def test_a_plan_of_the_cache_keeps_its_arrays_from_a_failure_on() -> None:
-    """A late peer may still store into them when the caller has dropped them."""
+    """A late peer may still write to the arrays after the caller has deleted them."""
     rig = Rig(keep=False, fails_in="finish")
     with pytest.raises(RuntimeError):
         rig.plan()

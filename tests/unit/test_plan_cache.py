@@ -1,4 +1,4 @@
-"""The plan cache: by object and by field, as long as the arrays live and the plan is among the last."""
+"""The plan cache: lookup by object and by field, while the arrays exist and the plan is among the most recent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halox.runtime.arrays import describe, owner
 
 
 def found(cache: PlanCache, kind: Any, arrays: Any) -> Any:
-    """The plan alone."""
+    """Return the cached plan, or None."""
     plan = cache.find(kind, arrays)
     return plan and plan[0]
 
@@ -85,7 +85,7 @@ def test_an_object_that_has_changed_is_looked_at_again():
         other = Plan()
         cache.add("exchange", (u,), other)
         assert found(cache, "exchange", (u,)) is other
-        # Not by way of what was known of the array before.
+        # Former results about the array must not be used.
         assert found(cache, "exchange", (u, v)) is None
         undo()
         assert found(cache, "exchange", (u,)) is plan, n
@@ -129,7 +129,10 @@ def test_a_cache_that_is_dropped_goes_without_a_collection():
 
 
 def test_what_is_kept_follows_from_what_was_added(monkeypatch: pytest.MonkeyPatch):
-    """Two ranks, of which one drops its arrays at once: what the other may still find is what it may find."""
+    """Ranks evict the same plans, although arrays are deleted at different times on different ranks.
+
+    Otherwise, one rank would use a cached plan while another rank would start to negotiate a new one.
+    """
     monkeypatch.setattr(module, "CAPACITY", 4)
     here, there = PlanCache(key_of), PlanCache(key_of)
     u, v, kept = np.zeros(3), np.zeros(3), []

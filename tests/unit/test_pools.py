@@ -1,4 +1,4 @@
-"""Pools lend an object to one user at a time, and make one only if none is free."""
+"""Pools lend an object to one user at a time, and create an object only if no object is free."""
 
 from __future__ import annotations
 

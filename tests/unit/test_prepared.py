@@ -1,4 +1,4 @@
-"""Launches are found by the identity of arrays, and gone with them; reductions go by age."""
+"""Cached launches are found by the identity of arrays and dropped with them; the oldest reductions are evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``halox probe mlx5``: with a stand-in of an adapter, with none, and with one that does it wrong."""
+"""``halox probe mlx5`` with a stand-in for an adapter, without an adapter, and with a faulty one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_adapter_that_works(
 
 
 class Memory:
-    """An array of CuPy, in memory that the stand-in of the driver exports."""
+    """A CuPy array in memory that the stand-in driver exports."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.size, self.nbytes = values, values.size, values.nbytes
@@ -60,8 +60,8 @@ def test_memory_of_a_gpu(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """Written and read by the adapter, from a place within a page on; otherwise the reason is said."""
-    support.require("nvrtc")  # comes with the driver's bindings
+    """The adapter writes and reads memory that starts within a page; if it cannot, the probe prints the reason."""
+    support.require("nvrtc")  # the bindings belong to the same package
     support.require("cxx")
     fake_verbs.install(monkeypatch)
     with fake_driver() as driver:
@@ -71,7 +71,7 @@ def test_memory_of_a_gpu(
             path.write_bytes(bytes([value]) * nbytes)
             with path.open("r+b") as file:
                 found = np.frombuffer(mmap.mmap(file.fileno(), 0), dtype)
-            if broken == "bytes":  # others than those that are exported
+            if broken == "bytes":  # export another file than the memory
                 path = tmp_path / "other"
                 path.write_bytes(bytes(nbytes))
             driver.files.append((found.ctypes.data, nbytes, str(path)))

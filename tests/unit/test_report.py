@@ -1,4 +1,4 @@
-"""Reports of plans."""
+"""Reports of plans, and the HTML of objects in notebooks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_report_shows_itself_as_its_table() -> None:
 
 
 def check_html(shown: Any, *words: str) -> None:
-    """See that an object's HTML is well formed and holds what it should."""
+    """Check that an object's HTML is well formed and contains the words."""
     root = ElementTree.fromstring(shown._repr_html_())
     text = " ".join(root.itertext())
     assert root.tag == "table" and all(word in text for word in words), text

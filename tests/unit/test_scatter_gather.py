@@ -1,4 +1,4 @@
-"""Windows, keys and rounds of the scatter_gather path, over plain memory, against MPI's own packing and unpacking."""
+"""Windows, keys and rounds of the scatter_gather path, with an engine in host memory, against MPI's packing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def memory_of(array: np.ndarray, origin: int = 0) -> Memory:
 
 
 class Pair:
-    """Two ranks with an engine each, and a message from rank 0 to rank 1."""
+    """Two ranks, each with its own engine, and a message from rank 0 to rank 1."""
 
     def __init__(self, sender: dict[str, int], receiver: dict[str, int]) -> None:
         fabric = Fabric()
@@ -120,10 +120,10 @@ LIMITS = st.fixed_dictionaries(
 def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(
     recipe: Recipe, other: Recipe, count: int, limits: Any, direction: str
 ) -> None:
-    """Both ends' types differ, and so do their engines' limits; the target's other bytes stay as they are."""
+    """Datatypes and engine limits differ at both ends; bytes outside the target's blocks stay unchanged."""
     source, into = build(recipe), build(other)
     assume(source.size and into.size and oracle.mpi_packs_rightly(source))
-    # As many bytes at both ends: the shorter one's items, and a rest of single bytes behind the other.
+    # Equal bytes at both ends: whole items at the source; at the target, whole items and then single bytes.
     counts = [max(1, into.size * count // source.size), 0]
     nbytes = counts[0] * source.size
     counts[1], rest = divmod(nbytes, into.size)
@@ -218,7 +218,7 @@ def test_identity_is_that_of_the_bytes_meant() -> None:
         (dt.vector(64, 768, 1000, "u1"), dt.contiguous(64 * 768, "u1"), 3072),
         (dt.contiguous(1 << 16, "u1"), dt.contiguous(1 << 16, "u1"), 1 << 16),
         (dt.vector(12, 1000, 2000, "u1"), dt.vector(16, 750, 2000, "u1"), 3000),
-        # No multiple of both lengths fits four entries: blocks are cut.
+        # A common multiple of both block lengths exceeds four entries, so that blocks are cut.
         (dt.vector(7, 1001, 2000, "u1"), dt.vector(11, 637, 2000, "u1"), 2048),
         (dt.vector(64, 768, 1000, "u1"), dt.indexed([40000, 9152], [0, 50000], "u1"), 2048),
     ],
@@ -249,7 +249,7 @@ def test_messages_are_divided_for_both_ends_to_work() -> None:
 
 
 def test_sizes_that_cannot_agree_are_none() -> None:
-    """Bytes apart, over more of them than there can be windows."""
+    """A message of single bytes would need more windows than the limit."""
     n = 2 * MOST_WINDOWS
     scattered, limits = blocks_of(dt.vector(n, 1, 2, "u1")), Limits(entries=1)
     proposal = propose(scattered, limits)
@@ -303,7 +303,7 @@ def test_a_layout_is_mapped_and_sent_once() -> None:
 
 
 def test_freed_memory_is_noticed() -> None:
-    """Another object at the same address is registered and mapped anew, and the peer's keys are replaced."""
+    """A new object at the address of a freed one is registered and mapped again, and the peer gets new keys."""
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     ground = np.zeros(arrays[1].size, np.uint8)
 
@@ -330,7 +330,7 @@ def test_freed_memory_is_noticed() -> None:
 
 
 def test_segments_of_a_gpu_that_are_freed_are_noticed() -> None:
-    """Memory at the same address in a later segment: the peer's keys, which name the segment, are replaced."""
+    """Memory at the same address in a new segment: the peer gets new keys, since keys name the segment."""
     segment = ["first", 0]
 
     class Arena:
@@ -370,7 +370,7 @@ def test_keys_in_use_survive_that_their_memory_is_registered_anew() -> None:
 
 
 def test_windows_slide_where_keys_are_few() -> None:
-    """Three keys at one end, two at the other, sixteen windows: eight rounds, and no error."""
+    """Three keys at the sender, two at the receiver and sixteen windows need eight rounds."""
     pair, (blocks, arrays) = Pair({"entries": 1, "keys": 3}, {"entries": 1, "keys": 2}), face_pair()
     linked = pair.link((blocks, blocks), tuple([memory_of(a)] for a in arrays))
     assert (linked[0].n_windows, linked[0].at_once, linked[0].count) == (16, 2, 8)
@@ -381,7 +381,7 @@ def test_windows_slide_where_keys_are_few() -> None:
 
 
 def test_unused_lists_give_way() -> None:
-    """The least recently used list that no plan holds loses its keys, and the peer forgets them."""
+    """The least recently used list without a plan loses its keys, and the peer removes them from its cache."""
     pair, (blocks, arrays) = Pair({"keys": 8}, {}), face_pair()
     first, second, third = (np.copy(arrays[0]) for _ in range(3))
     target = [memory_of(arrays[1])]
@@ -413,7 +413,7 @@ def test_keys_that_a_peer_does_not_know_are_refused() -> None:
 
 
 def test_offers_may_be_taken_in_another_order() -> None:
-    """A list that was dropped and is mapped again, told after an offer which says to forget the former one."""
+    """A list is dropped and mapped again. The offer of the new list may arrive before the order to drop the old one."""
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     keys, peer, memory = *pair.keys, [memory_of(arrays[0])]
     former = keys.local(blocks, 256, memory)
@@ -432,7 +432,7 @@ def test_offers_may_be_taken_in_another_order() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 59, 118, 700, 1024])
 @pytest.mark.parametrize("is_regular", [True, False], ids=["alike", "uneven"])
 def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: bool) -> None:
-    """Of messages of 16 KiB and more the first half of the windows has between two and three fifths of the bytes."""
+    """The first half of the windows has 40 to 60 percent of the bytes, so that both ends can copy half a message."""
     lengths = np.full(count, 16384) + (0 if is_regular else np.arange(count) % 7 * 1000)
     starts = np.cumsum(lengths + 4096) - lengths
     blocks = MessageBlocks((0,), np.zeros(count, np.int64), starts, lengths)
@@ -441,6 +441,6 @@ def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: boo
     assert chunk is not None
     windows = blocks.windows(chunk, [Region(0, 0, 0)], [0])
     first = sum(window.nbytes for window in windows[: len(windows) // 2])
-    few = count in (3, 5) and is_regular  # whole blocks
+    few = count in (3, 5) and is_regular  # windows of whole blocks halve few blocks less evenly
     assert (0.3 if few else 0.4) <= first / blocks.nbytes <= 0.6
     assert len(windows) <= (3 if is_regular else 16)

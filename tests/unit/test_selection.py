@@ -1,4 +1,4 @@
-"""Both ends of a message choose alike, and for the reasons that the documentation gives."""
+"""Selection of paths: both ends of a message choose the same protocol, for the documented reasons."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def end(
         (end(memory="gpu", shared=False), end(memory="gpu", shared=False), "staged", "shared"),
         (end(memory="gpu", shared=False), end(shared=False), "staged", "shared"),
         (end(0, "gpu", shared=False), end(1, "gpu", shared=False), "staged", "mpi"),
-        (end(block=512), end(block=1024), "host", "shared"),  # not block by block the same
+        (end(block=512), end(block=1024), "host", "shared"),  # the blocks of both ends differ
     ],
 )
 def test_routes(sender: EndpointInfo, receiver: EndpointInfo, path: str, protocol: str) -> None:
@@ -115,7 +115,7 @@ FACE = StridedBlocks(0, (16, 16), (2048, 64), 8)
 
 
 def on_gpu(rank: int, **said: Any) -> EndpointInfo:
-    """An end in memory that peers may map: 256 runs of 8 bytes."""
+    """Return an end in device memory that peers can map: 256 runs of 8 bytes."""
     place = Place((f"arena {rank}", 0))
     plain: dict[str, Any] = {
         "word_bytes": 8,
@@ -131,7 +131,7 @@ def on_gpu(rank: int, **said: Any) -> EndpointInfo:
 
 
 def two_gpus(**said: Any) -> Topology:
-    """Ranks 0 and 1 of a node, each with a GPU that maps the other's memory."""
+    """Return a node of two ranks, each with its own GPU; each GPU can map the other's memory."""
     return Topology(**({"gpus": ("a", "b"), "nodes": (0, 0), "unmapped": {}} | said))
 
 
@@ -145,7 +145,7 @@ IN_HOST = "it is for NumPy arrays, and these are on a GPU"
 NO_NCCL = {"nccl": "looks for NCCL only if some ranks cannot map"}
 APART = "ranks 0 and 1 are on different nodes"
 
-# What the ends, the GPUs and the operation are; the ways there are; and why not, of all other paths.
+# For each situation: endpoints, GPUs and operation; the possible protocols; the reason against each other path.
 POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     "all is well": ({}, PEER | {"ipc/staging", "staged/shared"}, {"cuda_aware": NO_MPI}),
     "MPI takes device pointers": (
@@ -304,7 +304,7 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
 
 
 def situation(name: str) -> tuple[EndpointInfo, EndpointInfo, SelectionContext]:
-    """Both ends of a message and the selection inputs."""
+    """Return both ends of a message and the selection inputs."""
     said = POSSIBLE[name][0]
     topology = said.get("topology", {})
     selection = SelectionContext(
@@ -320,7 +320,7 @@ def test_what_is_possible(name: str) -> None:
     possible, impossible = candidates(MessageEnds(*situation(name)))
     assert named(possible) == wanted and len(possible) == len(wanted)
     assert all(one.reason for one in possible)
-    # Of the reasons against `ipc` that a message has.
+    # The reason against `scatter_gather` is one of the reasons against `ipc`.
     adds = POSSIBLE[name][0].get("operation") == "add"
     copied = "accumulate needs a copy" if adds else why_not.get("ipc", "allocate one by the grid")
     why_not = {"host": IN_HOST, "scatter_gather": copied, **NO_NCCL, **why_not}
@@ -334,7 +334,7 @@ def test_what_is_possible(name: str) -> None:
 
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_both_ends_choose_alike(name: str) -> None:
-    """Each holds its own description, and the other's as it came in a message."""
+    """Each end has its own description, and a pickled copy of the other's."""
     sender, receiver, selection = situation(name)
     for wish in (None, "staged"):
         at_sender = choose_route(
@@ -360,7 +360,7 @@ def test_both_ends_choose_alike(name: str) -> None:
     "wish", ["peer", *sorted(PEER), "ipc", "ipc/put", "ipc/get", "staged", "cuda_aware", "host"]
 )
 def test_wishes(name: str, wish: str) -> None:
-    """The path asked for is taken, or the error gives the reason against it and the paths there are instead."""
+    """The requested path is chosen, or the error gives the reason against it and the possible paths."""
     sender, receiver, selection = situation(name)
     _, possible, why_not = POSSIBLE[name]
     fitting = {way for way in possible if wish in (way, way.partition("/")[0])}
@@ -393,7 +393,7 @@ def test_messages_to_self_take_no_wish() -> None:
     ],
 )
 def test_ends_that_do_not_match_are_no_error_yet(receiver: dict[str, Any]) -> None:
-    """The sender does not compare signatures; it must come as far as the receiver, which does."""
+    """Selection raises no error, since the receiver compares signatures later; both ends must get that far."""
     selection = SelectionContext(topology=two_gpus())
     for a, b in ((on_gpu(0), on_gpu(1, **receiver)), (on_gpu(0, **receiver), on_gpu(1))):
         assert {"peer/staging", "staged/shared"} <= named(
@@ -407,7 +407,7 @@ NAMES = ("peer/ll", "peer/staging", "peer/direct", "ipc/staging", "staged/shared
 
 
 def costs_where(**latencies: float) -> Costs:
-    """All ways alike but for their latencies, in the order of NAMES."""
+    """Return equal costs for all protocols in `NAMES`, except for the latencies."""
     speed = (100.0,) * len(RUN_BYTES)
     return Costs(
         {n: ProtocolCost(latencies.get(n.replace("/", "_"), 50.0), 0, speed) for n in NAMES}, ""
@@ -430,7 +430,7 @@ def chosen(name: str, costs: Costs | None = None, **more: Any) -> Route:
 
 
 def test_size_and_runs_decide_between_the_ways_of_peer() -> None:
-    """Latency where messages are small; then bandwidth, which is another for short runs than for long ones."""
+    """Small messages choose by latency, large ones by bandwidth, which depends on the length of runs."""
     low, high = (10.0, 10.0, 10.0, 10.0), (2.0, 5.0, 50.0, 400.0)
     costs = Costs(
         {
@@ -451,7 +451,7 @@ def test_size_and_runs_decide_between_the_ways_of_peer() -> None:
     assert way(64, (8, 8)) == way(64, (4096, 4096)) == "ll"
     assert way(1 << 20, (8, 8)) == "staging"
     assert way(1 << 20, (4096, 4096)) == "direct"
-    # The end with the shorter runs counts, whichever it is.
+    # The shorter runs of both ends decide.
     assert way(1 << 20, (8, 4096)) == way(1 << 20, (4096, 8)) == "staging"
 
 

@@ -1,4 +1,4 @@
-"""Signatures against the sequences they stand for, hashed and grouped the long way."""
+"""Signatures against the sequences of codes that they represent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_signature_is_a_function_of_the_sequence(expression: object) -> None:
         one_by_one = one_by_one + Signature.of(code)
     assert signature == one_by_one
     assert hash(signature) == hash(one_by_one)
-    # Also what does not take part in the comparison, all of it.
+    # Comparison ignores some attributes; they must agree, too.
     assert repr(signature) == repr(one_by_one)
     assert signature.power == one_by_one.power
 

@@ -1,4 +1,4 @@
-"""Places of NumPy arrays as indices: the same bytes, in the same packed order, as NumPy's own indices select."""
+"""Parts of NumPy arrays as indices: the same bytes in the same order as a selection by NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ["f8", "f4", "u1", "c16", "i2", "V3", [("a", "i4"), ("b", "f8")]]
 
 
 def numbered(rng: np.random.Generator, dtype: Any) -> np.ndarray:
-    """Random bytes in an array whose axes lie in memory in any order; its first plane is left out at times."""
+    """Return an array of random bytes with any order of axes in memory, sometimes without its first plane."""
     shape = rng.choice([1, 2, 3, 4, 5, 8, 20], rng.integers(1, 5))
     order = rng.permutation(len(shape)) if rng.random() < 0.6 else np.arange(len(shape))
     stored = np.empty(shape[order], dtype)
@@ -23,7 +23,7 @@ def numbered(rng: np.random.Generator, dtype: Any) -> np.ndarray:
 
 
 def chosen(rng: np.random.Generator, array: np.ndarray) -> tuple[np.ndarray, Slice | None]:
-    """A box of the array, its axes packed in any order, and what the module makes of it."""
+    """Return a box of the array with any order of axes, and the index that halox finds for it."""
     low = [int(rng.integers(n)) for n in array.shape]
     cuts = [
         slice(at, int(rng.integers(at + 1, n + 1))) for at, n in zip(low, array.shape, strict=True)
@@ -31,7 +31,7 @@ def chosen(rng: np.random.Generator, array: np.ndarray) -> tuple[np.ndarray, Sli
     order = rng.permutation(array.ndim) if rng.random() < 0.3 else np.arange(array.ndim)
     box = array[tuple(cuts)].transpose(order.tolist())
     shape, strides, dtype = [*box.shape], [*box.strides], array.dtype
-    if rng.random() < 0.6:  # blocks as long as they are
+    if rng.random() < 0.6:  # merge contiguous axes to one block
         nbytes = dtype.itemsize
         while shape and (shape[-1] == 1 or strides[-1] == nbytes):
             strides.pop()

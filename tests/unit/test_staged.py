@@ -1,7 +1,7 @@
-"""The staged channels on a GPU played by NumPy, whose streams run in any order that their events allow.
+"""The staged channels on a fake GPU, with streams that run in any order that their events allow.
 
-What CUDA may do late is done late, and what it may do in another order is done in another order, by the dice. One rank
-sends to itself through MPI; tests/mpi/test_fragments.py has the protocol between ranks, tests/gpu/ranks the real thing.
+A random generator delays and reorders work as far as CUDA allows. One rank sends to itself through MPI.
+tests/mpi/test_fragments.py tests the protocol between ranks, and tests/gpu/ranks runs it on GPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from halox.paths.staged.pipeline import Pipeline  # noqa: E402
 from halox.runtime.world import World  # noqa: E402
 
 Step = Callable[[], bool]
-"""Tries to run; returns whether it could."""
+"""Runs if it can; returns whether it has run."""
 
 
 class FakeStream:
@@ -85,7 +85,7 @@ class FakeGpu:
         return self.streams[-1]
 
     def run_one(self) -> bool:
-        """Run the first piece of work of some stream, if any can run."""
+        """Run the first work of a random stream that can run; returns whether there was one."""
         for stream in self.random.sample(self.streams, len(self.streams)):
             if stream.queue and stream.queue[0]():
                 stream.queue.pop(0)
@@ -121,7 +121,7 @@ class FakeGpu:
             )
 
     def queued(self, launch: HostLaunch) -> Any:
-        """A launch that is put on a stream."""
+        """Return a launch that enqueues its work on a fake stream."""
         self.made += 1
 
         def put(stream: int, source: int = 0, target: int = 0) -> None:
@@ -131,7 +131,7 @@ class FakeGpu:
 
 
 def buffer_on_gpu(nbytes: int) -> Buffer:
-    """Memory whose address on the "GPU" is that on the host."""
+    """Return memory with the same address on the host and on the fake GPU."""
     from mpi4py import MPI
 
     owner = np.zeros(max(1, nbytes), np.uint8)
@@ -140,7 +140,7 @@ def buffer_on_gpu(nbytes: int) -> Buffer:
 
 
 class Rig:
-    """A rank that sends faces of some arrays to itself."""
+    """A rank that sends parts of two arrays to itself."""
 
     def __init__(
         self, seed: int, monkeypatch: pytest.MonkeyPatch, operation: Any, cut: Any
@@ -161,7 +161,7 @@ class Rig:
         sides = [(face[n], some[n], rows[n]) for n in (0, 1)]
         arrays = [self.u, self.v]
         parts = [(Part(0, f), Part(1, s), Part(1, r)) for f, s, r in sides]
-        if operation == "add":  # the other way round
+        if operation == "add":  # swap source and target
             parts.reverse()
         send, receive = Message(0, "send", parts[0]), Message(0, "receive", parts[1])
         self.sent, self.received = parts
@@ -191,7 +191,7 @@ class Rig:
         return arrays
 
     def move(self, offset: int) -> None:
-        """Go on with other arrays, the first ``offset`` bytes from a multiple of 256."""
+        """Replace the arrays; the first one is ``offset`` bytes from a multiple of 256."""
         kept = [aligned(a.nbytes, at) for a, at in ((self.u, offset), (self.v, 16))]
         self.u, self.v = (
             found.view("f8").reshape(a.shape)
@@ -211,7 +211,7 @@ class Rig:
 def test_in_order_with_the_users_streams(
     seed: int, cut: Any, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's kernels before, between and after, on streams that change, see and leave what they should."""
+    """The user's kernels before, between and after `start` and `finish` are ordered, on changing streams."""
     rig = Rig(seed, monkeypatch, operation, cut)
     assert isinstance(rig.channel, StagedChannel if cut is whole else Pipeline)
     gpu = rig.gpu
@@ -244,7 +244,7 @@ def test_in_order_with_the_users_streams(
 @pytest.mark.parametrize("operation", ["copy", "add"])
 @pytest.mark.parametrize("cut", [whole, cutter(4096)])
 def test_moved_to_other_arrays(cut: Any, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any alignment; the joint launch and those of each array are made once each."""
+    """Arrays of any alignment work; the joint launch and the launches of each array are created once."""
     rig = Rig(0, monkeypatch, operation, cut)
     assert rig.channel.is_movable
     first = before = rig.gpu.made
@@ -269,7 +269,7 @@ def test_moved_to_other_arrays(cut: Any, operation: str, monkeypatch: pytest.Mon
 def test_closed_in_the_middle(
     seed: int, is_finished: bool, cut: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Buffers are given back when no kernel packs into them or unpacks from them any more."""
+    """Buffers are released only when no kernel uses them any longer."""
     rig = Rig(seed, monkeypatch, "copy", cut)
     busy: list[bool] = []
 
@@ -286,7 +286,7 @@ def test_closed_in_the_middle(
 
 
 class EagerCarrier(RequestBuffers):
-    """Everything has arrived before anybody asks, as from a peer that is far ahead."""
+    """Every message has arrived before the first query, as from a peer that is far ahead."""
 
     def expect(self, epoch: int) -> None:
         pass
@@ -305,7 +305,7 @@ class EagerCarrier(RequestBuffers):
 def test_unpacking_waits_for_what_the_user_did_before(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that still reads the halo when the peer's message is there already."""
+    """A kernel still reads the halo when the peer's message has already arrived; unpacking must wait for it."""
     monkeypatch.setattr("tests.unit.test_staged.RequestBuffers", EagerCarrier)
     rig = Rig(seed, monkeypatch, "copy", cutter(4096))
     ((arrived,),) = rig.carrier.device_pointers()[1]
@@ -325,7 +325,7 @@ def test_unpacking_waits_for_what_the_user_did_before(
 
 @pytest.mark.parametrize("cut", [whole, cutter(4096)])
 def test_capture(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is put on a stream that is being captured, and the channel goes on afterwards."""
+    """The channel refuses a stream in capture without enqueuing work, and works again afterwards."""
     rig = Rig(1, monkeypatch, "copy", cut)
     rig.fill(1)
     wanted = rig.expected()

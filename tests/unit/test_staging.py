@@ -1,4 +1,4 @@
-"""Parts of arrays on a GPU through two page-locked buffers, on streams whose work is done late, or at once."""
+"""Parts of arrays on a GPU through two page-locked buffers, on fake streams that work late or immediately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halox.staging import HostStaging, part_shape
 
 
 class Stream:
-    """Work in its order, done when somebody waits for it."""
+    """A stream that runs its work, in order, when it is waited for; immediately if ``eager``."""
 
     ptr = 3
 
@@ -64,7 +64,7 @@ class Event:
 
 
 class Array:
-    """Memory of the GPU: only work on a stream touches it."""
+    """An array in device memory: only work on a stream accesses it."""
 
     device = SimpleNamespace(id=0)
 
@@ -87,7 +87,7 @@ class Array:
 
 
 class Gpu:
-    """Takes the place of CuPy and of page-locked memory."""
+    """Takes the place of CuPy and page-locked memory."""
 
     current: list[Any]
 
@@ -153,7 +153,7 @@ DTYPES = ["f8", "u2", "V5", [("a", "f4"), ("b", "u1")]]
 
 
 def numbers(dtype: Any) -> np.ndarray:
-    """Bytes that differ, in a block with a halo."""
+    """Return an array of random bytes, of any dtype."""
     dtype = np.dtype(dtype)
     raw = np.random.default_rng(1).integers(0, 256, (7, 5, 6, dtype.itemsize), np.uint8)
     return raw.view(f"V{dtype.itemsize}")[..., 0].view(dtype)
@@ -175,7 +175,7 @@ def test_read(dtype: Any, most: int, gpu: Gpu) -> None:
             assert same(part, values[indices[number]]) and part.dtype == values.dtype
             assert part.shape == values[indices[number]].shape
             copied.append(len(gpu.copies))
-            part.view(np.uint8)[...] = 0  # what the next reads must not see
+            part.view(np.uint8)[...] = 0  # later parts must not contain these zeros
     ahead = [min(number + 2, len(indices)) for number in range(len(indices))]
     assert copied == ahead, "the next part is under way while the host has this one"
 
@@ -199,7 +199,7 @@ def test_put_and_store(dtype: Any, most: int, gpu: Gpu) -> None:
 
 
 def test_buffers_are_used_again(gpu: Gpu) -> None:
-    """But long ones, and those of a call that failed, into which a message may still come."""
+    """Buffers are reused, except long buffers and buffers of a failed call, which may still receive a message."""
     values = numbers("f8")
 
     def stage(part_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The stencil mini-app's parts on one rank: operator, problem, checks, options."""
+"""The parts of the stencil mini-app on one rank: operator, problem, checks, options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.nvrtc import by_nvrtc
 
 STENCIL_CU = Path(options.__file__).with_name("stencil.cu")
 
-# Runs the device kernel as C++ on a thread after the other; stands for a launch.
+# Compiles the device kernel as C++; ``launch`` runs its threads one after another.
 CPU_LAUNCH = """
 struct Three {{ unsigned x, y, z; }};
 static Three blockIdx, blockDim, threadIdx;
@@ -38,7 +38,7 @@ extern "C" void launch(unsigned bx, unsigned by, unsigned threads, const REAL* o
 
 
 def by_loops(old: np.ndarray, w: Weights) -> np.ndarray:
-    """The operator's definition, point for point, in Python floats."""
+    """Apply the operator's definition point by point, in Python floats."""
     new = np.zeros(old.shape)
     for i in range(1, old.shape[0] - 1):
         for j in range(1, old.shape[1] - 1):
@@ -72,7 +72,7 @@ class TestOperator:
         assert np.array_equal(whole, parts)
 
     def test_strips_meet(self) -> None:
-        # Wide enough for several strips, whose temporaries are used again and again.
+        # The array is wide enough for several strips, which share their temporary arrays.
         old = np.random.default_rng(3).random((70, 20_000))
         new = np.zeros_like(old)
         Stencil(old, (1, 69), (1, 19_999), EXACT_WEIGHTS)(old, new)
@@ -161,7 +161,7 @@ class TestProblem:
         assert not start[:, :2].any() and not start[:, -2:].any()
 
     def test_flops_follow_the_original_rule(self) -> None:
-        # (rows + 2h - 2) * (cols + 2h - 2) points on each of the ranks, 11 operations each.
+        # Each rank has (rows + 2h - 2) * (cols + 2h - 2) points, with 11 operations per point.
         assert (
             Problem.make((512, 256), (2, 2), 1, strong=False).flops_per_step == 4 * 512 * 256 * 11
         )
@@ -222,7 +222,7 @@ class TestVerification:
         exact = verification.solution(start, 200, w)
         bound = verification.tolerance(dtype, 200)
         assert verification.relative_error(got, exact) < bound
-        # A bound that a small mistake would pass is no check.
+        # The bound must be tight enough to find a small error.
         wrong = got.copy()
         wrong[20, 15] *= 1 + 4 * bound
         wrong[np.unravel_index(got.argmax(), got.shape)] *= 1 + 4 * bound

@@ -1,4 +1,4 @@
-"""Plans of strided copies: common levels, words, chunks and order, without running anything."""
+"""Plans of strided copies: common levels, words, chunks and order. No kernel runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pack_of(datatype, pointer=0, packed=1 << 40):
 
 
 def face(n, axis, dtype="f8"):
-    """A face of thickness one of an n^3 block with halo one."""
+    """Return a face, one cell thick, of a block of n^3 cells with a halo of one cell."""
     subsizes = [n] * 3
     subsizes[axis] = 1
     return dt.subarray([n + 2] * 3, subsizes, [1, 1, 1], dtype)
@@ -56,7 +56,7 @@ class TestPieces:
         assert piece.levels == (Level(1, 1, 1),)
 
     def test_blocks_of_8_and_12_bytes_repeat_after_24(self):
-        """Not one piece a block: the pattern of 24 bytes repeats."""
+        """Blocks become four pieces rather than one piece per block, since their pattern repeats after 24 bytes."""
         a = Side(0, StridedBlocks(0, (3000,), (16,), 8))
         b = Side(1 << 30, StridedBlocks(0, (2000,), (20,), 12))
         found = pieces(Copy(a, b))
@@ -91,7 +91,7 @@ class TestPaired:
     @settings(max_examples=trials(300), deadline=None)
     @given(recipes(), st.integers(0, 3))
     def test_parts_are_the_blocks(self, recipe, count):
-        """Byte by byte, against the list of all blocks in order."""
+        """All bytes of the parts equal the list of all blocks, in order."""
         datatype = build(recipe)
         blocks = datatype.blocks(count)
         assert datatype.items(count).most_blocks >= blocks.n_blocks
@@ -113,7 +113,7 @@ class TestPaired:
 
 
 def within(lengths):
-    """0, 1, ... for each length, one after the other."""
+    """Return 0, 1, ..., n - 1 for each length n, concatenated."""
     return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
@@ -185,7 +185,7 @@ class TestChunks:
         assert (planned.chunks, planned.blocks, planned.nbytes) == (0, 0, 0)
 
     def test_huge_regions_are_cut(self):
-        """36 GiB in words of 4 bytes: more of them than 32 bits count."""
+        """36 GiB in words of 4 bytes: the number of words exceeds 32 bits."""
         nbytes = 36 << 30
         copy = Copy(contiguous_side(4, nbytes), contiguous_side((1 << 40) + 8, nbytes))
         planned = plan([copy], sms=132)
@@ -196,7 +196,7 @@ class TestChunks:
         assert (ends[:-1] == planned.regions["source"][1:]).all()
 
     def test_long_runs_are_cut(self):
-        """5 GiB at odd addresses: more bytes of a run than 32 bits count."""
+        """5 GiB at odd addresses: the bytes of the run exceed 32 bits."""
         nbytes = (5 << 30) + 7
         copy = Copy(contiguous_side(1, nbytes), contiguous_side((1 << 40) + 2, nbytes))
         planned = plan([copy], sms=132)
@@ -232,15 +232,15 @@ class TestRounds:
         return Copy(contiguous_side(1 << 30, side.strided.nbytes), side)
 
     def test_disjoint_boxes_of_one_array_share_a_launch(self):
-        """Opposite faces: their byte ranges meet, their bytes do not."""
+        """The byte ranges of opposite faces overlap, but no byte is in both faces."""
         opposite = [self.box((0, 0, 0), (6, 6, 1)), self.box((0, 0, 5), (6, 6, 1))]
         assert rounds(opposite) == [opposite]
 
     def test_the_accumulation_of_26_halos_takes_few_launches(self):
-        """Halo values of face, edge and corner neighbours meet in the owner's outermost cells."""
+        """The halo values of face, edge and corner neighbours are added to the same outermost cells of the owner."""
         copies = []
-        # Faces, edges, corners, and among those by axes: opposite ones share a launch. It would be
-        # 14 launches in lexicographic order.
+        # Faces come first, then edges, then corners, each sorted by axes, so that opposite regions share a launch.
+        # Lexicographic order would need 14 launches.
         in_order = sorted(np.ndindex(3, 3, 3), key=lambda d: (-d.count(1), [x == 1 for x in d]))
         for direction in in_order:
             if direction != (1, 1, 1):

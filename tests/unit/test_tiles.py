@@ -1,4 +1,4 @@
-"""Permuting copies in tiles: the plan, and the kernel on the CPU, against NumPy's transposes."""
+"""Copies in tiles that permute axes: the plan, and the kernel on the CPU against NumPy's transposes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small_copies_are_tiled(monkeypatch):
 
 
 def memory_of(shape, dtype, order, padding, offset=0):
-    """An array of a shape, filled with bytes that tell places apart, whose axes are in memory in an order."""
+    """Return memory of random bytes, and an array of a shape in it with a given order of axes and padding."""
     dtype = np.dtype(dtype)
     padded = [shape[axis] + padding for axis in order]
     memory = aligned(prod(padded) * dtype.itemsize, offset)
@@ -45,7 +45,7 @@ def side_of(view):
 
 
 def copied(source, target, **options):
-    """Copy between two views with the kernel, and compare all of the target's memory with NumPy's copy."""
+    """Copy between two views with the kernel, and compare the target's whole memory with NumPy's copy."""
     memory, into = target
     expected = memory.copy()
     np.copyto(
@@ -97,7 +97,7 @@ class TestShape:
         assert tile.side == side
 
     def test_a_short_axis_makes_the_other_long(self):
-        """Structures of five values into five arrays."""
+        """A short axis of five elements, as in a copy of structures of five values to five arrays."""
         _, tile = tiled([Level(5, 8, 8000), Level(1000, 40, 8)], 8, 16)
         assert tile.along_source == 5 and tile.along_target == 500
 
@@ -108,7 +108,7 @@ class TestShape:
             [Level(100, 800, 1600), Level(50, 16, 16)],
             [Level(3, 8, 8000), Level(1000, 24, 8)],  # few streams
             [Level(1000, 4096, 8)],  # a column
-            [Level(100, 80000, 800), Level(100, 800, 8)],  # a face: far apart all of them
+            [Level(100, 80000, 800), Level(100, 800, 8)],  # a face: all elements are far apart
             [Level(100, 128, 12800), Level(100, 12800, 128), Level(16, 8, 8)],  # large elements
             [Level(100, 48, 4800), Level(100, 4800, 48), Level(6, 8, 8)],
         ],
@@ -140,7 +140,7 @@ class TestShape:
             assert found is None
             return
         _, tile = found
-        # The kernel's distance of two rows.
+        # The distance of two rows in shared memory, as in the kernel.
         row = -(-tile.along_source * element // 4) if word < 4 else tile.along_source
         pitch = (row | 1) * (4 if word < 4 else element)
         assert pitch * tile.along_target <= MEMORY_BYTES

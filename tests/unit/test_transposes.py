@@ -1,4 +1,4 @@
-"""Boxes between two divisions of a grid: every cell passes once, between the ranks that own it."""
+"""Boxes between two decompositions of a grid: every cell is sent once, from its old to its new owner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POISON = -1
 
 @dataclass(frozen=True)
 class Half:
-    """One division as lists of block sizes per axis, and how a field lies on it."""
+    """One decomposition, as lists of block sizes per axis, and the layout of a field on it."""
 
     blocks: tuple[tuple[int, ...], ...]
     halo: tuple[tuple[int, int], ...]
@@ -57,7 +57,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Case:
-    """Two divisions of one grid; axis k of the second is axis axes[k] of the first."""
+    """Two decompositions of one grid; axis k of the second is axis axes[k] of the first."""
 
     a: Half
     b: Half
@@ -142,7 +142,7 @@ def test_boxes_tile_every_block_and_fit_each_other(case: Case) -> None:
             assert np.array_equal(times, wanted), "the interior once, the halo never"
             peers = [overlap.peer for overlap in boxes]
             assert peers == sorted(set(peers)), "at most one message a peer"
-    # The same boxes in global indices, seen from either end.
+    # Sender and receiver have the same boxes in global indices.
     pairs = {
         (rank, o.peer): shape_in_common(ours[rank], o, tuple(range(len(case.axes))))
         for rank, boxes in enumerate(forth)
@@ -159,7 +159,7 @@ def test_boxes_tile_every_block_and_fit_each_other(case: Case) -> None:
 def shape_in_common(
     layout: FieldLayout, overlap: Overlap, axes: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """Global (start, size) of a box along the axes of the first grid."""
+    """Return the global (start, size) of a box along the axes of the first grid."""
     first = len(layout.spec.components_before)
     return tuple(
         (overlap.box.starts[first + k] + layout.origin[k], overlap.box.subsizes[first + k])
@@ -170,7 +170,7 @@ def shape_in_common(
 def laid_out(
     shape: tuple[int, ...], order: tuple[int, ...], flipped: tuple[bool, ...]
 ) -> np.ndarray:
-    """An array of poison whose axes lie in memory in another order and direction."""
+    """Return an array filled with POISON, with a given order and direction of its axes in memory."""
     memory = np.full([shape[axis] for axis in order], POISON)
     array = memory.transpose(np.argsort(order))
     return array[tuple(slice(None, None, -1 if flip else 1) for flip in flipped)]
@@ -179,7 +179,7 @@ def laid_out(
 @settings(max_examples=trials(150), deadline=None, print_blob=True)
 @given(cases(), st.data())
 def test_messages_carry_the_field_whatever_the_strides(case: Case, data: st.DataObject) -> None:
-    """All ranks in one process: what NumPy packs by one end's datatype, it unpacks by the other's."""
+    """NumPy packs with the sender's datatype and unpacks with the receiver's, for all ranks in one process."""
     ours, theirs = case.layouts()
     back = inverse_axes(case.axes)
     natural = tuple(range(len(case.axes)))
@@ -195,7 +195,7 @@ def test_messages_carry_the_field_whatever_the_strides(case: Case, data: st.Data
         return laid_out(layout.padded_shape, order, flipped)
 
     def cells(layout: FieldLayout, axes: tuple[int, ...]) -> np.ndarray:
-        """The interior as the field has it: components first, then the axes of this grid."""
+        """Return a rank's interior: leading components, the axes of this grid, trailing components."""
         whole = ids.transpose(*range(len(components)), *(len(components) + axis for axis in axes))
         piece = whole[(slice(None),) * len(components) + layout.owned]
         behind = len(layout.spec.components_after)
@@ -258,7 +258,7 @@ def flat(array: np.ndarray) -> np.ndarray:
 
 
 def element_index(datatype: object, array: np.ndarray) -> np.ndarray:
-    """Return the indices of the elements of the memory that a datatype touches, in its order."""
+    """Return the indices in memory of the elements that a datatype touches, in its order."""
     blocks = datatype.blocks()  # type: ignore[attr-defined]
     start = array.__array_interface__["data"][0] - flat(array).__array_interface__["data"][0]
     size = array.itemsize
@@ -272,7 +272,7 @@ def element_index(datatype: object, array: np.ndarray) -> np.ndarray:
 
 
 def test_worked_by_hand() -> None:
-    """Ten rows on three ranks to seven columns on three: from the middle rank."""
+    """A transpose from ten rows on three ranks to seven columns on three ranks, on the middle rank."""
     rows = decompose((10, 7), 3, proc_shape=(3, 1))  # 4, 3, 3
     columns = decompose((7, 10), 3, proc_shape=(3, 1))  # of the transposed array: 3, 2, 2
     mine = FieldLayout(rows, 1, FieldSpec(((1, 0), (2, 2)), components_before=(5,)))
@@ -308,7 +308,7 @@ def test_the_same_division_twice_is_a_copy() -> None:
 
 
 def test_many_ranks_cost_no_more_than_the_peers() -> None:
-    """A row of 128 out of 16 384 ranks: as many axis parts are looked at as there are, no rank is."""
+    """A rank exchanges with 128 of 16,384 ranks; the search visits parts of axes, never all ranks."""
     a, b = (decompose((1024,) * 3, 128 * 128, proc_shape=p) for p in ((1, 128, 128), (128, 1, 128)))
     found = overlaps(FieldLayout(a, 4711, FieldSpec(((0, 0),) * 3)), b, (0, 1, 2))
     assert len(found) == 128
@@ -355,7 +355,7 @@ def test_memory_order() -> None:
 
 
 def test_runs_are_long_where_both_arrays_lie_alike() -> None:
-    """The packed order follows the memory, so that Fortran arrays are not moved element by element."""
+    """The packed order follows the order in memory, so that Fortran arrays are not packed element by element."""
     rows, columns = (decompose((16, 16), 4, proc_shape=p) for p in ((4, 1), (1, 4)))
     none = FieldSpec(((0, 0),) * 2)
     for order in "CF":
@@ -366,7 +366,7 @@ def test_runs_are_long_where_both_arrays_lie_alike() -> None:
             Side(v, overlaps(FieldLayout(columns, 0, none), rows, (0, 1)), (0, 1)),
             walk,
         )
-        # A box of 4 x 4: its rows (or columns) of 32 bytes, of which a slab's whole ones join.
+        # A box has 4 x 4 cells. Its rows (or columns) are 32 bytes; contiguous ones merge to longer blocks.
         assert min(m.block_bytes for m in (*draft.sends, *draft.receives)) >= 32
 
 
@@ -387,7 +387,7 @@ def test_shared_memory_is_seen_exactly() -> None:
 
 
 def test_the_slab_of_permuted_axes_is_packed_in_their_order() -> None:
-    """A slab's elements are packed in the order in which its axes are given: the basis of the packed order."""
+    """A slab packs its elements in the order of its axes, so that senders can choose the packed order."""
     array = np.arange(24).reshape(2, 3, 4)
     strides = [array.strides[axis] for axis in (2, 0, 1)]
     found = slab((4, 2, 3), strides, (0, 0, 0), (4, 2, 3), array.dtype)

@@ -32,13 +32,13 @@ from tests.unit.datatype_strategies import build, recipes
 require("cxx")
 
 GUARD = 0xA5
-HALF = 1 << 17  # bytes before and behind displacement 0 of the memory that types describe
-MAP_NORESERVE = 0x4000  # of Linux; mmap names it from Python 3.13 on
+HALF = 1 << 17  # bytes on either side of displacement 0
+MAP_NORESERVE = 0x4000  # the value on Linux; mmap has the name since Python 3.13
 SMALL = Shape(threads=8, in_flight=4, chunk_words=64, blocks=3)
 
 
 def coded(array: np.ndarray) -> np.ndarray:
-    """Fill with bytes that differ from place to place and never equal the guard."""
+    """Fill an array with varying bytes that never equal the guard."""
     flat = array.reshape(-1).view(np.uint8)
     flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
     return array
@@ -54,7 +54,7 @@ def host_packed(base, datatype, count):
 
 
 def check(datatype, count=1, *, at=0, to=0, **options):
-    """Pack, and unpack if that is defined, between addresses of any alignment; returns the plan."""
+    """Pack, and unpack if no blocks overlap, between addresses of any alignment; returns the plan."""
     base = SOURCE[HALF + at :]
     expected = host_packed(base, datatype, count)
     n = expected.size
@@ -105,7 +105,7 @@ def test_random_types(recipe, count, at, to, limits, shape, bits, backwards):
 
 @st.composite
 def branching(draw):
-    """Structs of structs and lists, which random types seldom are."""
+    """Draw structs of structs and lists, which are rare among random types."""
     types = [
         dt.primitive("i4"),
         dt.vector(3, 2, 5, "i2"),
@@ -225,7 +225,7 @@ class TestConstructors:
 
     @pytest.mark.parametrize("gap", [1 << 33, 1 << 36])
     def test_displacements_beyond_32_bits(self, gap):
-        """Blocks far from each other on an array of which only two pages are there."""
+        """Blocks are far apart in an array; only the pages of the blocks occupy memory."""
         memory = mmap.mmap(-1, gap + 4096, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
         array = np.frombuffer(memory, np.uint8)
         coded(array[:4096])
@@ -242,19 +242,19 @@ class TestLists:
     @pytest.mark.parametrize("n", [20, 80, 300, 3000])
     @pytest.mark.parametrize("searched", [False, True])
     def test_wherever_they_lie(self, n, searched):
-        """In the launch, in shared memory, or in device memory."""
+        """Lists in the launch's parameters, in shared memory, or in device memory."""
         starts = np.arange(n) * 20 + RNG.integers(0, 3, n)
         lengths = np.where(np.arange(n) % 3, 17, 1) if searched else np.full(n, 5)
         check(dt.hindexed(lengths, starts, "u1"), shape=SMALL)
 
     def test_a_few_long_runs_among_many_short_ones(self):
-        """Most buckets of the guide hold one entry, the last one hundreds."""
+        """In the table that guides the search, most buckets hold one entry, the last one hundreds."""
         lengths = [9001, *[1] * 500, 7, 9000]
         starts = np.cumsum([0, *np.array(lengths[:-1]) + 3])
         check(dt.hindexed(lengths, starts, "u1"), shape=SMALL)
 
     def test_few_records_and_many_children(self):
-        """Records in shared memory, lists that do not fit beside them."""
+        """Records are in shared memory; the lists do not fit there."""
         types = [dt.vector(2, 1, 2, "u1"), dt.vector(3, 1, 2, "u1")] * 700
         datatype = dt.struct([1] * 1400, RNG.permutation(1400) * 7, types)
         made = check(datatype, shape=SMALL)
@@ -262,7 +262,7 @@ class TestLists:
 
     @pytest.mark.parametrize("n", [10, 100, 800])
     def test_branches_of_many_kinds(self, n):
-        """With more records than fit shared memory they are read where they are."""
+        """Records that do not fit in shared memory are read from device memory."""
         types = [dt.vector(2, 1, 2 + i, "u1") for i in range(n)]
         starts = np.cumsum([0, *(one.extent + 1 for one in types[:-1])])
         scaled = starts % 50000
@@ -272,7 +272,7 @@ class TestLists:
 class TestNothingElse:
     @pytest.mark.parametrize("nbytes", [8, 24, 1000, 1032, 4104])
     def test_not_a_byte_past_the_end_is_touched(self, nbytes):
-        """Even a read would end the process, as it may on a GPU."""
+        """Even a read beyond the end would kill the process, as it may on a GPU."""
         source, target = coded(before_a_forbidden_page(nbytes)), before_a_forbidden_page(nbytes)
         lengths = np.diff([0, *sorted({nbytes // 3, nbytes // 2, nbytes})])
         starts = np.cumsum(lengths) - lengths
@@ -299,7 +299,7 @@ class TestNothingElse:
 
 
 def test_the_tables_layout_is_the_kernels():
-    """Sizes and offsets that g++ gives the structs are those NumPy gives the tables."""
+    """Struct sizes and offsets agree between g++ and the tables' NumPy dtypes."""
     names = {
         "Node": [name for name in node_dtype(32).names if name != "unused"],
         "Table": list(table_dtype(32, inline=False).names),
@@ -329,7 +329,7 @@ def test_the_tables_layout_is_the_kernels():
 
 
 def test_a_barrier_that_some_threads_miss_is_noticed(tmp_path):
-    """The CPU's stand-in for a block must not let through what hangs a GPU."""
+    """A kernel that would deadlock on a GPU must fail on the CPU, too."""
     text = f"""#include "{SHIM}"
 static void kernel() {{ if (threadIdx.x != 3) __syncthreads(); }}
 int main() {{ char shared[1]; launch_with_barriers(1, 8, false, shared, 1, kernel); }}

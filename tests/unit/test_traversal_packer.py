@@ -1,4 +1,4 @@
-"""The traversal packer itself, with the CPU in the GPU's place."""
+"""The traversal packer, with launches on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ require("cxx")
 
 
 class CpuLaunch:
-    """Stand-in for `PreparedLaunch`; ``made`` lists them all."""
+    """Takes the place of `PreparedLaunch`; ``made`` lists all launches."""
 
     made: list[CpuLaunch]
 

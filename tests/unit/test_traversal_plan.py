@@ -26,7 +26,7 @@ def kinds(made):
 
 
 def scattered(n, step=9):
-    """Displacements without a pattern, none side by side."""
+    """Return irregular displacements without adjacent elements."""
     rng = np.random.default_rng(n)
     return np.arange(n) * step + rng.integers(0, 4, n)
 

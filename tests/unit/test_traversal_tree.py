@@ -1,4 +1,4 @@
-"""Simplified trees, against the blocks that the datatypes list."""
+"""Simplified trees, against the block lists of the datatypes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.datatype_strategies import build, recipes
 
 
 def bytes_of(tree: Tree) -> np.ndarray:
-    """Displacements of all bytes in packed order."""
+    """Return the displacements of all bytes, in packed order."""
     match tree:
         case Regular(blocks):
             return every_byte(blocks.offsets(), np.full(blocks.n_blocks, blocks.block_bytes))
@@ -49,7 +49,7 @@ def every_byte(offsets, lengths) -> np.ndarray:
 
 
 def parts(tree: Tree):
-    """The tree and all below it."""
+    """Yield the tree and all of its subtrees."""
     yield tree
     children = getattr(tree, "children", ()) or [getattr(tree, "child", None)]
     for child in children:
@@ -207,7 +207,7 @@ def test_the_word_divides_everything(datatype, word):
 def test_nesting_counts_irregular_constructors():
     datatype = dt.contiguous(9, dt.vector(2, 1, 2, "f8"))
     assert nesting(datatype) == 0
-    for level in range(1, 50):  # of twice as many bytes each
+    for level in range(1, 50):  # each level has twice as many bytes
         datatype = dt.struct([1, 1, 1], [0, 32, 64 + level], [datatype, datatype, "i1"])
         datatype = dt.resized(datatype, 0, 64)
         assert nesting(datatype) == 2 * level

@@ -1,4 +1,4 @@
-"""The user's small files, whatever they hold or are: constants of paths, and answers about device pointers."""
+"""Files in the user's cache with any contents: tuned constants, and answers about device pointers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ values = st.recursive(
 
 
 def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a document."""
+    """Yield the position of every value in a document, as a tuple of keys."""
     yield at
     keys = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
     for key in keys:
@@ -52,7 +52,7 @@ def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def documents(draw: st.DrawFn) -> bytes:
-    """Files: the valid one with something else in some places, cut off, or with other bytes."""
+    """Draw a file: the valid one with some values replaced, sometimes truncated or with bytes appended."""
     found: Any = copy.deepcopy(VALID)
     for place in draw(st.lists(st.sampled_from(list(places(VALID))), min_size=1, max_size=2)):
         value = draw(values)
@@ -65,7 +65,7 @@ def documents(draw: st.DrawFn) -> bytes:
                 parent = parent[key]
             parent[place[-1]] = value
         except (TypeError, KeyError, IndexError):
-            pass  # gone with what was replaced before
+            pass  # a former replacement removed this position
     text = json.dumps(found).encode()
     if draw(st.integers(0, 4)) == 0:
         text = text[: draw(st.integers(0, len(text)))] + draw(st.binary(max_size=5))
@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(path: Path) -> Costs | None:
-    """Load the constants, and see that at most one warning of one line is given."""
+    """Load the constants; checks that at most one warning, of one line, is raised."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = load(HERE, path)
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_nothing_behind(
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    # Root may write everywhere but into what is no folder.
+    # A file in the folder's place, since root may write to every folder.
     (tmp_path / "halox").write_text("")
     assert load(HERE) is None, "no file, no warning"
     with pytest.raises(HaloxError, match="cannot be written"):

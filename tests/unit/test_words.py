@@ -1,7 +1,7 @@
-"""Standard words: summaries and headings that name the thing, and the terms of MPI and CUDA.
+"""Rules for prose: summaries and headings begin with a noun or a verb, and words are the terms of MPI and CUDA.
 
-``python -m tests.unit.test_words`` counts the offenders of every room; with rooms as arguments it
-lists those of their files and lines.
+``python -m tests.unit.test_words`` counts the offenders in every room, a file or a folder of the project. With rooms
+as arguments, it lists the offenders with file and line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Rooms without offenders, which stay so.
+# Rooms that must stay without offenders.
 CLEAN = [
     "README.md",
     "CHANGELOG.md",
@@ -59,11 +59,11 @@ CLEAN = [
     "halox/xarray.py",
 ]
 
-# A log of experiments, which stays as it was written, and the built pages.
+# A log of experiments, which is not edited later, and the built pages.
 EXEMPT = ["docs/performance/log.md", "docs/_build"]
 
-# Words to avoid, and their replacements; a space also matches the underscore of a name. Words with
-# a capital letter are matched as they are, the others in any case.
+# Words to avoid, and their replacements. A space also matches the underscore in a name. Words with a capital letter are
+# matched with case, other words without.
 WORDS = {
     r"ways? of (a|the|its|that) path|path/way|no such way": "protocol",
     r"(path|ipc|staged|host) ways?": "protocol",
@@ -101,9 +101,9 @@ WORDS = {
 }
 
 CLAUSE = re.compile(r"(What|Where|Which|Who|Whose|How|When|Why|That|If|As|So that)\b")
-"""Start of a clause, where a summary or a heading should name the thing. ("Whether" is fine.)"""
+"""Start of a clause; a summary or a heading should begin with a noun or a verb. ("Whether" is allowed.)"""
 
-_BETWEEN = r"[ _\n#/]+"  # two words, of a name or across lines of comments
+_BETWEEN = r"[ _\n#/]+"  # between two words, in a name or across lines of a comment
 _BANNED = re.compile(
     "|".join(
         rf"(?<![A-Za-z])(?{'' if re.search('[A-Z]', word) else 'i'}:{word})(?![A-Za-z])"
@@ -113,14 +113,14 @@ _BANNED = re.compile(
 
 
 class Offender(NamedTuple):
-    """One place with a clause for a noun, or with a word to avoid."""
+    """A clause in the place of a noun, or a word to avoid."""
 
     path: str
     line: int
     text: str
 
     def __str__(self) -> str:
-        """Return it as compilers print errors."""
+        """Return the offender in the format of compiler errors."""
         return f"{self.path}:{self.line}: {self.text}"
 
 
@@ -146,7 +146,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def clauses(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the docstrings that begin with a clause."""
+    """Yield line and text of docstrings that begin with a clause."""
     for line, text in docstrings(tree):
         if CLAUSE.match(text.strip()):
             yield line, f"a clause as summary: {text.strip().splitlines()[0]}"
@@ -169,8 +169,8 @@ def python_offenders(source: str) -> Iterator[tuple[int, str]]:
 
 
 def page_offenders(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the offenders in a page, whose code may have comments like headings."""
-    text = re.sub(r"^\| [^\n]*Error` \|[^\n]*$", "", text, flags=re.MULTILINE)  # texts of errors
+    """Yield line and text of the offenders in a page; comments in its code blocks do not count as headings."""
+    text = re.sub(r"^\| [^\n]*Error` \|[^\n]*$", "", text, flags=re.MULTILINE)  # error texts
     yield from ((line + 1, word) for line, word in banned(text))
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -181,7 +181,7 @@ def page_offenders(text: str) -> Iterator[tuple[int, str]]:
 
 
 def files(room: str) -> list[Path]:
-    """Return the files of a room: a file, or all of a folder with words in them."""
+    """Return the files of a room: the file itself, or all sources and pages in the folder."""
     path = ROOT / room
     found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     return [
@@ -205,7 +205,7 @@ def offenders(room: str) -> list[Offender]:
 
 
 def rooms() -> list[str]:
-    """Return the clean rooms, and the parts of halox that are not."""
+    """Return the rooms in `CLEAN`, and the other parts of halox."""
     parts = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "halox").iterdir())
@@ -286,7 +286,7 @@ def test_offenders_in_pages(page: str, expected: list[tuple[int, str]]) -> None:
 
 
 def main(asked: list[str]) -> None:
-    """Print the offenders of some rooms, or the number in each room."""
+    """Print the offenders in some rooms, or the number in each room."""
     for room in asked:
         print("\n".join(map(str, offenders(room))))
     if not asked:

@@ -1,4 +1,4 @@
-"""The work-unit kernel's logic, compiled as C++ and run on the CPU, against NumPy and HostPacker."""
+"""The work-unit kernel, compiled as C++ and run on the CPU, against NumPy and HostPacker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMS = 4
 
 
 def coded(array: np.ndarray) -> np.ndarray:
-    """Fill with bytes that differ from place to place and never equal the guard."""
+    """Fill an array with varying bytes that never equal the guard."""
     flat = array.reshape(-1).view(np.uint8)
     flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
     return array
@@ -47,7 +47,7 @@ def move(
     max_blocks=None,
     backwards=False,
 ):
-    """One launch over (datatype, count, array shift, packed shift), as the packer prepares it."""
+    """Launch the kernel once for parts (datatype, count, array shift, packed shift), as the packer does."""
     segments, words, at = [], [], 0
     for datatype, count, shift, place in parts:
         part = wp.joined(wp.converted(datatype.blocks(), unit_bytes))
@@ -89,9 +89,9 @@ def move(
 
 
 def there_and_back(array, datatype, count=1, *, offset=0, origin=0, **options):
-    """Pack and unpack through the kernel, between guards, against HostPacker.
+    """Pack and unpack with the kernel, between guards, and compare with HostPacker.
 
-    ``array`` is bytes; displacements count from byte ``origin`` of it.
+    ``array`` is an array of bytes; displacements count from its byte ``origin``.
     """
     nbytes = count * datatype.size
     view = array[origin:]
@@ -120,7 +120,7 @@ def there_and_back(array, datatype, count=1, *, offset=0, origin=0, **options):
 
 
 def scattered(rng, lengths, word=1, gap=40):
-    """A type of blocks of given lengths in shuffled order, all bytes disjoint."""
+    """Return a type of disjoint blocks of given lengths in shuffled order, and its span in bytes."""
     lengths = np.asarray(lengths)
     starts = np.cumsum(lengths + rng.integers(1, gap, lengths.size) * word) - lengths
     order = rng.permutation(lengths.size)
@@ -236,7 +236,7 @@ class TestForms:
 
     @pytest.mark.parametrize("shift", range(16))
     def test_not_a_byte_past_the_end_is_touched(self, shift):
-        """Even a read would end the process; the widened reads of odd runs stay in the last word."""
+        """Even a read beyond the end would kill the process; the wide reads of odd runs stay in the last word."""
         lengths = np.array([3000, 1, 700 + shift])
         span = int(lengths.sum()) + 5
         source = coded(before_a_forbidden_page(span + shift)[shift:])
@@ -257,7 +257,7 @@ class TestForms:
 
     @pytest.mark.parametrize("window_bytes", [100, 2000])
     def test_many_windows_of_items(self, monkeypatch, window_bytes):
-        """With 2000 their first tiles are in the parameter, with 100 they are too many for it."""
+        """With windows of 2000 bytes, their first tiles fit in the launch's parameter; with 100 bytes, they do not."""
         monkeypatch.setattr(wp, "_WINDOW_BYTES", window_bytes)
         rng = np.random.default_rng(9)
         datatype, span = scattered(rng, rng.integers(1, 40, 30) * 8, 8)
@@ -328,7 +328,7 @@ def test_several_messages_in_one_launch():
 
 
 def test_the_tables_layout_is_the_kernels():
-    """Sizes and offsets that g++ gives the structs are those NumPy gives the table."""
+    """Struct sizes and offsets agree between g++ and the table's NumPy dtype."""
     fields = wp.SEGMENT.fields
     expected = [fields[name][1] for name in wp.SEGMENT.names]
     found = list((ctypes.c_ulong * (10 + len(expected))).in_dll(workunits_library(), "layout"))

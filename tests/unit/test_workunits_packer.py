@@ -1,4 +1,4 @@
-"""The work-unit packer and its lists with the GPU played by the CPU: what is made, shared, moved, when."""
+"""The work-unit packer and its lists on a fake GPU: when lists are created, shared, copied and evicted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAM = 77
 
 
 class Machine:
-    """Stands for the GPU: device memory is host memory, and a launch runs at once."""
+    """A fake GPU: device memory is host memory, and launches block. ``events`` records its operations."""
 
     def __init__(self):
         self.events = []
@@ -227,7 +227,7 @@ class TestPacker:
 
         def work():
             for _ in range(3):
-                # The CPU's kernel keeps its indices in globals.
+                # On the CPU, the kernel's block and thread indices are global variables.
                 with one_at_a_time:
                     if pack(packer, array).tobytes() != expected:
                         wrong.append(True)

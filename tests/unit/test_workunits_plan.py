@@ -1,4 +1,4 @@
-"""Plans of work units: every byte once, forms, bounds and speed, without running a kernel."""
+"""Plans of work units: coverage of all bytes, forms, bounds and speed. No kernel runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.datatype_strategies import build, recipes
 
 
 def bytes_of_segments(segments, words):
-    """(array displacement, packed displacement) of every byte, read from the tables one by one."""
+    """Return (array displacement, packed displacement) of every byte, from the tables."""
     pairs = []
     for s in segments:
         for item in range(s["items"]):
@@ -123,7 +123,7 @@ class TestForms:
         assert (segments["word"] == 8).all()
 
     def test_displacements_past_32_bits(self):
-        """Blocks 5 GiB apart and more; granules of 4 bytes cannot be named in 32 bits."""
+        """Blocks are 5 GiB apart and more, so that indices of granules of 4 bytes exceed 32 bits."""
         offsets = np.array([0, 5 << 30, (40 << 30) + 4, 7])
         segments, words = segments_of(dt.hindexed([8, 8, 8, 1], offsets, "u1"))
         assert bytes_of_segments(segments, words)[16][0] == (40 << 30) + 4
@@ -183,7 +183,7 @@ class TestLaunch:
 
 @pytest.mark.parametrize("kind", ["alike", "mixed", "granules", "odd"])
 def test_a_million_blocks_convert_without_a_loop_over_them(kind):
-    """A Python loop would take a second; this takes some 30 ms."""
+    """A Python loop would take a second; the conversion takes about 30 ms."""
     rng, n = np.random.default_rng(4), 1_000_000
     if kind == "alike":
         blocks = BlockList(rng.permutation(2 * n)[:n] * 8, np.full(n, 8))
@@ -196,7 +196,7 @@ def test_a_million_blocks_convert_without_a_loop_over_them(kind):
         blocks = BlockList(np.cumsum(lengths + 8) - lengths, lengths)
     took = []
     for _ in range(3):
-        start = thread_time()  # of the processor: others may be busy
+        start = thread_time()  # CPU time, since other processes may be busy
         parts = list(wp.converted(blocks, 4096))
         took.append(thread_time() - start)
     assert min(took) < 0.4
