@@ -1,8 +1,8 @@
-// What signals.cu asks of a GPU's memory, for a g++: by the atomic accesses of the CPU.
+// The memory accesses of signals.cu as atomic accesses of the CPU, for g++.
 //
-// A library made with it is one multiprocessor: it runs the blocks given to it one after another, on one thread of
-// the CPU. Several, as copies of one another, run at once. Any access may be held up for a while at random, so that
-// ranks and multiprocessors meet in many an order.
+// A library with this header acts as one multiprocessor: it runs its blocks one after another, on one CPU thread.
+// Copies of the library are multiprocessors that run at the same time. Accesses may be delayed at random, to vary the
+// order of events between ranks and between multiprocessors.
 #pragma once
 
 #include "cpu_shim.h"
@@ -14,7 +14,7 @@ struct Word16;
 
 static struct {
     u64 random;
-    u32 permille;  // of the accesses that are held up
+    u32 permille;  // share of delayed accesses
 } delays;
 
 static void maybe_wait()
@@ -41,7 +41,8 @@ static void store_flag(u64 at, u32 value) { __atomic_store_n(checked<u32>(at), v
 static u32 load_loose(u64 at) { return __atomic_load_n(checked<u32>(at), __ATOMIC_RELAXED); }
 static void store_loose(u64 at, u32 value) { __atomic_store_n(checked<u32>(at), value, __ATOMIC_RELAXED); }
 
-// Packets of 8 bytes carry an epoch each: two of them may be torn apart, and are, either one first.
+// Each packet of 8 bytes has its own epoch, so that two packets need not be accessed together. Here they never are, and
+// either one may be first.
 static bool second_first;
 
 static void load_packet(u64 at, u64& packet) { packet = __atomic_load_n(checked<u64>(at), __ATOMIC_RELAXED); }
@@ -79,7 +80,7 @@ static void add_count(u64 at, u64 value) { __atomic_fetch_add(checked<u64>(at), 
 [[maybe_unused]] static u64 take_count(u64 at, u64 value) { return __atomic_fetch_add(checked<u64>(at), value, __ATOMIC_ACQ_REL); }
 static u32 atomicExch(u32* at, u32 value) { return __atomic_exchange_n(checked<u32>((u64)at), value, __ATOMIC_SEQ_CST); }
 
-// Asked for where a block waits: the other threads of the CPU have a turn.
+// A waiting block calls this function, which lets other CPU threads run.
 static u64 nanoseconds()
 {
     sched_yield();
@@ -93,7 +94,7 @@ static struct {
     u32 threads;
 } prepared;
 
-// Runs some of a launch's blocks, in the order given.
+// Runs some of a launch's blocks, in the given order.
 template <class Kernel, class... Args>
 static void launch_blocks(u32 grid, u32 threads, bool backwards, const u32* blocks, u32 count, Kernel kernel,
                           const Args&... args)

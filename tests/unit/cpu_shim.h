@@ -1,8 +1,8 @@
-// Enough of CUDA for a g++ to compile a kernel and run it: every thread of every block, one after another.
+// Enough of CUDA for g++ to compile a kernel and to run all threads of all blocks, one after another.
 //
-// Out of order on request, because no kernel may depend on the order in which its threads run. Kernels without
-// barriers run by launch_on_cpu; those with barriers by launch_with_barriers, each thread of a block a fiber that
-// lets the others run where it meets __syncthreads().
+// The order can be reversed, since no kernel may depend on the order of its threads. launch_on_cpu runs kernels without
+// barriers. launch_with_barriers runs kernels with barriers: each thread of a block is a fiber, and __syncthreads()
+// switches to the next fiber.
 #pragma once
 
 #include "cpu_standard.h"
@@ -12,8 +12,8 @@
 #define __host__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
-// One copy for all threads of a block: its fibers share the variables of one thread of the CPU, and blocks follow
-// one another. Dynamic shared memory is declared `extern __shared__ T name[]` and defined beside the kernel.
+// thread_local is right for shared memory: the fibers of a block run on one CPU thread, and blocks run one after
+// another. Kernels declare dynamic shared memory as `extern __shared__ T name[]`; the test's source defines it.
 #define __shared__ thread_local
 #define __restrict__
 #define __grid_constant__
@@ -72,7 +72,7 @@ static struct {
     ucontext_t between;
     unsigned running;
     bool in_block;
-    bool votes[2];  // of the barrier that the threads run to, and of the one that they come from
+    bool votes[2];  // votes at the next barrier and at the previous one
     bool has_votes, has_none;
 } the_block;
 
@@ -114,7 +114,7 @@ static inline void run_fiber()
     swapcontext(&fiber.context, &the_block.between);
 }
 
-// Runs the threads of the present block from barrier to barrier.
+// Runs the threads of the current block from barrier to barrier.
 static inline void run_block(unsigned threads, bool backwards, char* stacks, std::size_t stack_bytes)
 {
     the_block.fibers.resize(threads);
@@ -146,7 +146,7 @@ static inline void run_block(unsigned threads, bool backwards, char* stacks, std
     the_block.in_block = false;
 }
 
-// `shared` is the dynamic shared memory, `shared_bytes` of which each block finds full of rubbish.
+// `shared` is the dynamic shared memory; its `shared_bytes` bytes are overwritten before each block.
 template <class Kernel, class... Args>
 static void launch_with_barriers(unsigned grid, unsigned block, bool backwards, void* shared,
                                  std::size_t shared_bytes, Kernel kernel, const Args&... args)

@@ -1,5 +1,5 @@
-// What cpu_shim.h and cpu_peer.h want of the C++ library and the system: g++ reads it compiled, since it takes as long
-// as a kernel.
+// The headers of the C++ library and the system that cpu_shim.h and cpu_peer.h need. This header is precompiled, since
+// it takes as long to compile as a kernel.
 #pragma once
 
 #include <cmath>

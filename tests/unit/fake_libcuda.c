@@ -1,7 +1,7 @@
-/* A driver library for tests without a GPU: copies in host memory, what the CUDA driver copies on a GPU.
+/* A stand-in for the CUDA driver, for tests without a GPU: it copies in host memory.
 
-   The structs stand here a second time, as CUDA's documentation of the driver API gives them, so that a wrong field in
-   halox reads a wrong value here. A version below 12080 has no batched copies. Streams 0 and 1 are the legacy default
+   The structs are written a second time here, from CUDA's documentation of the driver API, so that a wrong field in
+   halox gives a wrong value here. A version below 12080 has no batched copies. Streams 0 and 1 are the legacy default
    stream; stream 7 is being captured. */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -56,7 +56,7 @@ typedef struct {
     unsigned flags;
 } Attributes;
 
-/* What the tests look at and set. */
+/* Variables that the tests read and set. */
 int calls_1d, calls_2d, calls_3d, calls_batch, calls_words, last_flags, next_error;
 int kind, managed, ordinal, version = 13000, launches;
 unsigned launched[9];
@@ -141,7 +141,7 @@ int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *s
         return INVALID_VALUE;
     *fail_index = SIZE_MAX;
     last_flags = (int)attrs->flags;
-    /* Any order is allowed: the last one first finds out who relies on one. */
+    /* CUDA may copy in any order. The reverse order reveals code that relies on an order. */
     for (size_t i = count; i-- > 0;) {
         if (!sizes[i]) return INVALID_VALUE;
         copy(to[i], from[i], sizes[i]);
@@ -149,7 +149,7 @@ int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *s
     return 0;
 }
 
-/* One of a batch of operations on memory: kind 1 waits for a 32-bit word, kind 2 writes one. */
+/* An operation on memory in a batch: kind 1 waits for a 32-bit word, kind 2 writes one. */
 typedef union {
     unsigned kind;
     struct {
@@ -165,7 +165,7 @@ typedef union {
     uint64_t pad[6];
 } MemOp;
 
-/* At once, also for streams that are captured; a wait for equality (flag 1) ends as an error after two minutes. */
+/* Executes the batch immediately, even in a capture; a wait for equality (flag 1) is an error after two minutes. */
 int cuStreamBatchMemOp_v2(uint64_t stream, unsigned count, const MemOp *ops, unsigned flags)
 {
     int error = refused(stream);
@@ -202,7 +202,7 @@ typedef struct {
     unsigned count;
 } LaunchConfig;
 
-/* Keeps the shape, the shared memory, the dependent launch (attribute 6), and the kernel's only argument. */
+/* Records the shape, the shared memory, the dependent launch (attribute 6), and the kernel's only argument. */
 int cuLaunchKernelEx(const LaunchConfig *config, void *function, void **arguments, void **extra)
 {
     if (!function || extra || config->count > 1) return INVALID_VALUE;
@@ -215,7 +215,7 @@ int cuLaunchKernelEx(const LaunchConfig *config, void *function, void **argument
     return refused((uint64_t)(uintptr_t)config->stream);
 }
 
-/* As the driver's: of several forms of a function the newest that this version of CUDA has, by its plain name. */
+/* Like the driver's function, finds the newest form of a function in this version of CUDA by its plain name. */
 int cuGetProcAddress_v2(const char *name, void **found, int wanted, uint64_t flags, int *status)
 {
     char newer[200];

@@ -188,7 +188,7 @@ class MR:
 
 
 class DmaBufMR(MR):
-    """Memory of a dmabuf descriptor, mapped a second time; addresses in requests count from its start.
+    """Memory of a dmabuf descriptor, mapped a second time; addresses in requests count from the dmabuf's start.
 
     A file takes the place of device memory; `DMABUFS` holds the start and the bytes of a descriptor's range in it.
     """

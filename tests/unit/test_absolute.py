@@ -48,7 +48,7 @@ class Table:
 
 GPU = Table(
     (0x1000, 0x1000, "device", 0),
-    (0x2000, 0x1000, "device", 0),  # right behind the first
+    (0x2000, 0x1000, "device", 0),  # adjacent to the first
     (0x4000, 0x1000, "managed", 1),
     (0x6000, 0x1000, "device", 1),
     (0x8000, 0x1000, "pinned", 0),

@@ -51,9 +51,9 @@ def perform(boxes: list[Box], rest: Blocks, source: np.ndarray, target: np.ndarr
 
 
 def pair_of(one: Datatype, other: Datatype, count: int) -> tuple[int, int, Datatype]:
-    """Return the bytes of ``count`` items of one type, and a type of equal size: items of the other type, then bytes.
+    """Return the bytes of ``count`` items of ``one``, the number n of whole items of ``other`` in them, and a type.
 
-    Also returns the number of whole items of the other type.
+    The type has as many bytes: n items of ``other``, followed by single bytes.
     """
     nbytes = one.size * count
     times, rest = divmod(nbytes, other.size)
@@ -103,7 +103,7 @@ OTHER_FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f8")
         # Rows of six against rows of four: 4, 2, 2, 4, 4, 2, 2, 4.
         (dt.vector(4, 6, 9, "f8"), dt.vector(6, 4, 9, "f8"), (3, 2)),
         (dt.indexed([1, 3, 1], [0, 4, 9], "f8"), dt.contiguous(5, "f8"), (0, 3)),
-        # A list after a row.
+        # Rows, and a separate block.
         (
             dt.struct([1, 3], [0, 4000], [dt.vector(9, 1, 2, "f8"), "i2"]),
             dt.contiguous(78, "u1"),

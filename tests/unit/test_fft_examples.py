@@ -180,7 +180,7 @@ def test_a_missing_product_is_noticed() -> None:
 
 
 def test_a_missing_mean_flow_is_noticed() -> None:
-    """The vortices do not advect themselves, so that without a mean flow the check could not see advection."""
+    """The vortices do not advect themselves; the check must find that the mean flow's advection is missing."""
     support.require("mpi")
     example = runpy.run_path(str(PLANE))
     flow = example["Flow"]

@@ -297,14 +297,15 @@ def test_layout_of_a_field_worked_by_hand() -> None:
     assert layout.owned == (slice(5, 10), slice(0, 4))
     assert layout.global_shape == (4, 10, 9, 3)
     regions = {region.direction: region for region in layout.regions()}
-    assert list(regions) == [(-1, 0), (-1, 1), (0, 1), (1, 0), (1, 1)]  # axis 1 ends below
+    # Axis 1 is not periodic, so that no neighbour is below.
+    assert list(regions) == [(-1, 0), (-1, 1), (0, 1), (1, 0), (1, 1)]
     assert regions[0, 1].peer == 3
     assert regions[0, 1].send == Box((0, 1, 4, 0), (4, 5, 2, 3))  # its low halo: 2 wide
     assert regions[0, 1].recv == Box((0, 1, 6, 0), (4, 5, 2, 3))  # 1 wide, and the shared point
     assert regions[1, 1].recv == Box((0, 6, 6, 0), (4, 2, 2, 3))
     upper = FieldLayout(domain, 3, spec)
     assert upper.padded_shape == layout.padded_shape
-    assert upper.owned == (slice(5, 10), slice(4, 9))  # the last point is its own
+    assert upper.owned == (slice(5, 10), slice(4, 9))  # it owns the last point
 
 
 def test_regions_follow_the_neighbours_even_where_nothing_moves() -> None:
@@ -336,7 +337,7 @@ def test_check_widths_allows_exactly_what_every_neighbour_can_fill(
             except DecompositionError:
                 outcomes.add(False)
         fits = not exchanges or (low <= allowed[0] and high <= allowed[1])
-        assert outcomes == {fits}  # alike on all ranks
+        assert outcomes == {fits}  # equal on all ranks
 
 
 def test_a_halo_wider_than_a_block_names_axis_rank_block_and_widths() -> None:
@@ -408,7 +409,7 @@ def test_infer_spec_finds_the_field_or_says_that_it_cannot_tell(case: Case) -> N
 def test_infer_spec_errors_say_what_fits_and_how_to_declare() -> None:
     domain = decompose((10, 8), 4, periodic=True, proc_shape=(2, 2))
     halo = ((1, 1), (1, 1))
-    # The last but one is one cell too long: staggered fields must be declared.
+    # (8, 6) is one cell longer along axis 0, like a staggered field; staggered fields must be declared.
     for shape in [(9, 9), (7,), (), (5, 4), (7, 6, 0), (6, 7), (8, 6), (8, 7)]:
         with pytest.raises(FieldError, match=r"does not fit.*padded_shape=\(7, 6\).*declare\("):
             infer_spec(domain, 0, shape, halo)

@@ -83,7 +83,7 @@ def test_more_blocks_than_any_memory_lists() -> None:
 
 
 def within(rng: random.Random) -> int:
-    """Draw a number of any magnitude up to 2**62: a power of two, or one more or less."""
+    """Draw a number of either sign and any magnitude up to 2**62: a power of two, or one more or less."""
     return rng.choice((-1, 1)) * ((1 << rng.randint(0, 62)) + rng.randint(-1, 1))
 
 

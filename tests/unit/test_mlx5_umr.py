@@ -140,7 +140,7 @@ def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(name: str, wire: Any) 
 
 
 def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
-    """A strided pattern needs one key for any number of blocks; with strides beyond 16 bits, a key lists the blocks."""
+    """A strided pattern needs one key for any number of blocks; with strides beyond 16 bits, keys list blocks."""
     sent, received, _ = filled((VECTOR, VECTOR))
     assert len(Ends(engines(), (VECTOR, VECTOR), (sent, received)).lists[0].keys) == 1
     far = dt.vector(2 * ENTRIES, 64, 1 << 16, "u1")

@@ -407,7 +407,7 @@ def outcome(call: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Bench]:
-    with chdir(tmp_path_factory.mktemp("odd")):  # some calls write to files
+    with chdir(tmp_path_factory.mktemp("odd")):  # odd texts may be used as names of files
         made = _Bench()
         yield made
         made.close()

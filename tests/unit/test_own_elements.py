@@ -44,7 +44,7 @@ def values(view: np.ndarray, datatype: Any, count: int = 1) -> list[float]:
         (A[::-1], "f8", 12),
         (A[::2], dt.contiguous(12, "f8"), 1),
         (A.T[1:], dt.contiguous(7, "f8"), 1),
-        (A[1:3, 2:5], dt.subarray((4, 6), (2, 3), (1, 2), "f8"), 1),  # displaced twice
+        (A[1:3, 2:5], dt.subarray((4, 6), (2, 3), (1, 2), "f8"), 1),  # two offsets
         (np.zeros(4, "f8,i4")["f0"], "f8", 2),
         (np.zeros(4, "f8,i4")[::2], "f8,i4", 2),
         (np.broadcast_to(A[0, :1], (4,)), "f8", 4),

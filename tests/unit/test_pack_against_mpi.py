@@ -227,7 +227,7 @@ def compare_packing(recipe: Recipe, count: int) -> None:
         event("overlapping" if overlapping else "distinct")
         event("with bytes" if nbytes else "without bytes")
         event("strided" if ours.strided is not None else "irregular")
-        if not overlapping:  # MPI forbids to unpack overlapping blocks
+        if not overlapping:  # MPI forbids unpacking to overlapping blocks
             values = (np.arange(nbytes + GUARD) * 37 + 11).astype(np.uint8)
             mine, mpis = Memory(ours, count), Memory(ours, count)
             mine.bytes[:] = mpis.bytes[:] = 0x5A

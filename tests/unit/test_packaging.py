@@ -44,7 +44,7 @@ def test_version_is_read_without_an_import() -> None:
 
 
 def test_the_oldest_versions_are_those_that_are_tested() -> None:
-    """oldest.txt pins the requirements of the project, of its extras without MPI and CUDA, and of pytest."""
+    """oldest.txt pins the requirements of the project and its extras without MPI and CUDA, and pytest and plugins."""
     tests = [line for line in PROJECT["dependency-groups"]["test"] if isinstance(line, str)]
     asked = {line for line in tests if line.startswith("pytest")}
     asked.update(PROJECT["project"]["dependencies"])

@@ -290,7 +290,7 @@ class TestEnds:
     @pytest.mark.parametrize("turned", ["sent", "received", "both"])
     @pytest.mark.parametrize("way", ["staging", "direct"])
     def test_axes_in_another_order(self, way, turned, itemsize, order):
-        """A copy that permutes axes uses tiles: at the end with another order than the packed message, or both."""
+        """Copies that permute axes use tiles: between an array and the packed message, or between two arrays."""
         n, m = 68, 41
         columns = rows((n, m), (itemsize, itemsize * n), itemsize)
         padded = rows((n, m), (itemsize * (m + 4), itemsize), itemsize)

@@ -149,7 +149,7 @@ def test_tiles_are_walked_in_every_order_where_the_last_node_is_smaller() -> Non
 
 def test_the_fattest_faces_stay_on_the_node() -> None:
     nodes = [0, 0, 1, 1]
-    placement = place((2, 2), (False, False), (9, 1), nodes)  # faces normal to axis 0 are fat
+    placement = place((2, 2), (False, False), (9, 1), nodes)  # faces normal to axis 0 are large
     where = node_at(placement, nodes)
     assert where[0, 0] == where[1, 0] and where[0, 1] == where[1, 1]
     assert placement.bytes_between_nodes == 2

@@ -56,7 +56,7 @@ def test_found_by_object_and_by_field():
 def test_what_is_no_array_or_no_kind_is_not_found(bad: Any):
     def refuse(arrays: tuple[Any, ...]) -> Any:
         for array in arrays:
-            describe(array)  # a FieldError
+            describe(array)  # raises FieldError
         return key_of(arrays)
 
     cache = PlanCache(refuse)
