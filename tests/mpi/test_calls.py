@@ -93,7 +93,7 @@ def test_first_calls(mine: str, theirs: str, node: str, comm: Comm) -> None:
 def test_calls_that_have_been_made_before(
     theirs: str, node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that wait for flags or messages detect the mismatch long before HALOX_TIMEOUT, and the grid stays broken."""
+    """Ranks that wait for flags or messages detect the mismatch long before HALOX_TIMEOUT; the grid stays broken."""
     monkeypatch.setenv("HALOX_TIMEOUT", "60")
     grid = box(comm)
     u = grid.zeros()
@@ -207,7 +207,7 @@ def test_the_error_of_a_timeout_says_where_the_other_is(node: str, comm: Comm) -
 
 @pytest.mark.ranks(2)
 def test_a_rank_that_has_no_communicator_to_tell_the_others_by(comm: Comm) -> None:
-    """A rank with a bad argument raises alone; the other rank times out with an error that names its call and object."""
+    """A rank with a bad argument raises alone; the error of the other rank's timeout names the call and the object."""
     own, grid = comm.Dup(), box(comm)
     makings: dict[str, Callable[[Any], Any]] = {
         "making an Exchange for rank 1 to do so with the same comm": lambda none: halox.Exchange(
