@@ -120,7 +120,7 @@ def test_dtypes_that_cupy_does_not_have(dtype: str, comm: MPI.Intracomm) -> None
 
 @pytest.mark.parametrize("algorithm", DEVICE_ALGORITHMS)
 def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
-    """Results have NumPy's bits in the documented order; an unavailable algorithm raises on all ranks, with a reason."""
+    """Results have NumPy's bits in the documented order; an unavailable algorithm raises on all ranks with a reason."""
     if algorithm not in possible(way, comm.size):
         reasons = {"one GPU": "shares its GPU", "own GPUs": "none"}
         reason = reasons.get(way, "are on different nodes")
