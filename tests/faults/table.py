@@ -1,4 +1,4 @@
-"""The fault matrix; each row is a story, in which one rank fails during a collective call.
+"""The fault matrix; each row is a story, in which a fault hits one rank during a collective call.
 
 ::
 

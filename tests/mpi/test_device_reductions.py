@@ -452,7 +452,7 @@ class TestGrid:
     def test_errors_of_what_has_been_taken_before(
         self, grid: halox.Grid, way: str, comm: MPI.Intracomm
     ) -> None:
-        """A bad argument after good calls raises on all ranks, with kernels in the next call; then calls are right."""
+        """A bad argument after good calls raises on all ranks, with kernels in the next call; later calls work."""
         field, _ = self.field(grid, "f8")
         given, bad = Array(np.ones(3)), Array(np.zeros(2))
         odd = np.zeros(8 * field.get().size + 1, "u1")[1:].view("f8").reshape(field.shape)
@@ -856,7 +856,7 @@ class TestParities:
     def test_later(
         self, way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Later calls compare nothing between the ranks: they time out."""
+        """Later calls do not compare the fields of the ranks: this call times out."""
         parameter = ReductionPlan.parameter
         monkeypatch.setattr(
             ReductionPlan, "parameter", lambda *given: parameter(*given[:-1], 3 * 10**9)

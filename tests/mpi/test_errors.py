@@ -649,7 +649,7 @@ def test_a_neighbour_that_does_not_come(
 
 @pytest.mark.ranks(2, 3)  # on more, ranks that are not neighbours need not notice
 def test_a_rank_that_makes_another_call(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank makes a new plan while the remaining ranks run the old plan: all raise, none hangs."""
+    """One rank makes a new plan while other ranks run the old plan: all raise, none hangs."""
     monkeypatch.setenv("HALOX_TIMEOUT", "30")
     g = grid(comm.Dup(), proc_shape=(comm.size, 1))
     u, v = g.zeros(), g.zeros()

@@ -752,7 +752,7 @@ def test_the_documentation_lists_them_all() -> None:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_wrong_array_on_one_rank_after_good_calls(direction: str, comm: World) -> None:
-    """All ranks raise, although the calls of the remaining ranks are cached and need no checks."""
+    """All ranks raise, although the calls of the other ranks are cached and need no checks."""
     with halox.Grid((8, 7, 9), halo=0, comm=comm, device="cpu") as grid:
         fft = halox.FFT(grid)
         u = grid.zeros("c16")

@@ -80,7 +80,7 @@ def test_any_order(kinds: str, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_whole_exchanges_in_between(packed: bool, comm: MPI.Intracomm) -> None:
-    """One rank runs another plan before it finishes the first; the remaining ranks run it afterwards."""
+    """One rank runs a second plan before it finishes the first; other ranks run it afterwards."""
     with grid_of(comm) as grid:
         first, other = Field(grid, 0), Field(grid, 1, packed)
         wrong = []
@@ -102,7 +102,7 @@ def test_whole_exchanges_in_between(packed: bool, comm: MPI.Intracomm) -> None:
 
 
 def test_messages_that_go_one_way(comm: MPI.Intracomm) -> None:
-    """A rank that sends and receives nothing back runs ahead of its receiver, which still waits in another plan."""
+    """A rank that only sends runs ahead of its receiver, which still waits in another plan."""
     with (
         grid_of(comm) as grid,
         grid_of(comm, periodic=False, halo=((1, 0), 1)) as one_way,

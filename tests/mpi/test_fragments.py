@@ -385,7 +385,7 @@ class Pinned:
 def test_buffers_stay_until_the_messages_have_come(
     kind: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 closes its channel between start and finish, long before the remaining ranks start."""
+    """Rank 0 closes its channel between start and finish, long before any other rank starts."""
     monkeypatch.setattr("halox.runtime.gpu.memory.pinned", Pinned)
     rig = Rig(comm, "ring", kind)
     rig.fill(2)

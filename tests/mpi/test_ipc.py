@@ -77,7 +77,7 @@ class Rig:
         rank = comm.rank
         self.out = [w for w in wires if w.source == rank]
         self.into = [w for w in wires if w.target == rank]
-        # Only arrays that a peer accesses directly are in the arena. The remaining arrays are private to this rank.
+        # Only arrays that a peer accesses directly are in the arena. All other arrays are private to this rank.
         self.sources = {w: self._arrays(w.sent, w.way != "get") for w in self.out}
         self.targets = {w: self._arrays(w.received, w.way != "put") for w in self.into}
         self.held = {
@@ -314,7 +314,7 @@ def test_every_wait_is_there_and_needed(
 def test_moved_to_other_arrays(
     operation: Any, rig: Callable[..., Rig], comm: MPI.Intracomm
 ) -> None:
-    """The channel is bound to other arrays while the last exchange is pending, which keeps its arrays."""
+    """The channel can be bound to other arrays while an exchange is pending; this exchange keeps its arrays."""
     wires = [
         Wire(a, (a + s) % comm.size, ("vector", "contiguous"), ("columns", "contiguous"), tag=s + 1)
         for a in range(comm.size)

@@ -118,7 +118,7 @@ def test_reductions_compare_layouts(grid: halox.Grid, comm: World) -> None:
 
 @pytest.mark.ranks(2, 3)
 def test_reductions_compare_how_shapes_were_read(comm: World) -> None:
-    """Rank 0 reads (4, 5) as 4 components of 5 points, the remaining ranks as 4 points of 5 components."""
+    """Rank 0 reads (4, 5) as 4 components of 5 points, other ranks as 4 points of 5 components."""
     sizes = [3] + [2] * (comm.size - 1)
     options: dict[str, Any] = {"blocks": (sizes,), "comm": comm, "device": "cpu"}
     with (

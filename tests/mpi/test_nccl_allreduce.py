@@ -146,7 +146,7 @@ def test_a_bad_array_on_all_ranks(gpu: tuple[Machine, FakeNccl], comm: MPI.Intra
 
 
 def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """No rank waits for it: the next call of the remaining ranks raises, and then all continue."""
+    """No good rank waits for it: the next call of each good rank raises, and then all ranks continue."""
     good, last = Array(np.ones(5)), comm.rank == comm.size - 1
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
         for turn in range(3):
@@ -183,11 +183,11 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
 def cancelled(
     reduce: halox.Allreduce, bad: Collection[int], comm: MPI.Intracomm, turns: int = 3
 ) -> None:
-    """Let some ranks cancel a call: each remaining rank raises once, with the name of one of them; then calls work."""
+    """Let some ranks cancel a call: each good rank raises once and names one of them; then calls work."""
     good, elements = Array(np.ones(reduce.shape)), reduce.shape[0]
     for turn in range(turns):
         if comm.rank in bad:
-            for _ in range(1 + turn % 2):  # the second time before any call of the remaining ranks
+            for _ in range(1 + turn % 2):  # the second time before any good rank has called
                 with pytest.raises(FieldError, match="array: got shape"):
                     reduce(Array(np.zeros(elements + 1)))
             comm.Barrier()

@@ -208,7 +208,7 @@ def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
 
 @pytest.mark.ranks(2, 3)
 def test_ranks_that_lend_and_ranks_that_do_not_pack_alike(comm: World) -> None:
-    """Rank 0 passes one array again and again, moved by views; the remaining ranks pass new arrays."""
+    """Rank 0 passes one array again and again, moved by views; other ranks pass new arrays."""
     shape = (6, 4 * comm.size, 5)
     options: dict[str, Any] = {"proc_shape": (1, comm.size, 1), "device": "cpu"}
     with halox.Grid(shape, halo=1, periodic=True, comm=comm.Dup(), **options) as g:
@@ -308,7 +308,7 @@ def test_the_grids_own_fields_keep_plans_of_their_own(grid: halox.Grid, comm: Wo
 
 @pytest.mark.ranks(2, 3)
 def test_ranks_that_differ_work_or_raise(grid: halox.Grid, comm: World) -> None:
-    """Rank 0 passes a field of the grid, the remaining ranks pass arrays of the user."""
+    """Rank 0 passes a field of the grid, other ranks pass arrays of the user."""
     own = grid.zeros()
     mine = own if comm.rank == 0 else start(grid)
     for _ in range(3):
@@ -319,7 +319,7 @@ def test_ranks_that_differ_work_or_raise(grid: halox.Grid, comm: World) -> None:
         grid.exchange(start(grid))
         grid.exchange(mine)
     assert grid._plan_number == 2
-    # Rank 0 has no plan for its field yet; the remaining ranks have the plan of the layout.
+    # Rank 0 has no plan for its field yet; other ranks have the plan of the layout.
     other = grid.zeros()
     bad = other if comm.rank == 0 else start(grid)
     with pytest.raises(MismatchError, match="different calls"):
@@ -335,7 +335,7 @@ def test_a_layout_that_one_rank_alone_knows_raises(grid: halox.Grid, comm: World
 
 @pytest.mark.ranks(2, 3)
 def test_a_bad_argument_of_one_rank_is_told_there(grid: halox.Grid, comm: World) -> None:
-    """The remaining ranks have a plan for the layout, and only detect that the calls differ."""
+    """The other ranks have a plan for the layout, and only detect that the calls differ."""
     grid.exchange(start(grid))
     bad = np.zeros((3, 3)) if comm.rank == 0 else start(grid)
     kind, text = (FieldError, "shape") if comm.rank == 0 else (MismatchError, "different calls")
@@ -346,7 +346,7 @@ def test_a_bad_argument_of_one_rank_is_told_there(grid: halox.Grid, comm: World)
 def test_eviction_is_alike_whatever_ranks_collect(
     grid: halox.Grid, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks evict alike, although rank 0 keeps every array and the remaining ranks drop each at once."""
+    """All ranks evict alike, although rank 0 keeps every array and other ranks drop each at once."""
     monkeypatch.setattr(cache, "CAPACITY", 3)
     kept, numbers = [], []
     if comm.rank == 0:
@@ -421,7 +421,7 @@ def test_like(grid: halox.Grid) -> None:
 
 
 def test_a_thread_that_is_refused_moves_no_plan(grid: halox.Grid) -> None:
-    """A refused call does not bind the plan to its array: another thread may have started the plan for its own."""
+    """A refused call does not bind the plan to its array: another thread may have started it for a different array."""
     fields = [start(grid) for _ in range(2)]
     for u in (*fields, *fields):
         grid.exchange(u)

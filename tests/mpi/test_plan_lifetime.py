@@ -312,7 +312,7 @@ def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
     left.close()
     assert agree(freed() == [n for n in range(6) if plans[n].has_ended], comm), freed()
     assert all(plan.freed <= 1 for plan in plans.values())
-    # A peer may still write to the plan that has not ended; all others have released the array.
+    # A peer may still write to the plan that has not ended; all other plans have released the array.
     assert sys.getrefcount(array) == held + (comm.rank == 1)
     world.close()
 

@@ -74,7 +74,7 @@ def check(comm: MPI.Intracomm, y: np.ndarray, step: int = 0) -> None:
 def test_long_blocks_are_not_packed(
     block: int, count: int, wanted: str, both_ways: str, comm: MPI.Intracomm
 ) -> None:
-    """The kernel copies long blocks of user arrays. Short blocks and few bytes are packed, sooner if both ranks send."""
+    """The kernel copies long blocks of user arrays. Short blocks and few bytes are packed, sooner if both send."""
     x, y = (np.zeros(2 * block * count, "u1") for _ in range(2))
     kind = dt.vector(count, block, 2 * block, "u1")
     with chain(comm, x, y, kind) as exchange:

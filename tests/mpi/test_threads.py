@@ -32,7 +32,7 @@ def make_grid(comm: World, **options: Any) -> halox.Grid:
 
 @contextmanager
 def inside(comm: World, call: Callable[[], Any], entered: Callable[[], bool]) -> Iterator[bool]:
-    """Keep another thread of rank 0 inside a call; the remaining ranks make this call only at the end.
+    """Keep another thread of rank 0 inside a call; all other ranks make this call only at the end.
 
     Yields True on rank 0, where the block runs while the thread is inside the call.
     """

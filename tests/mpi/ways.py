@@ -56,7 +56,7 @@ class Way:
 
     @property
     def is_straight(self) -> bool:
-        """Whether the path moves data without a buffer, so that the grid must have allocated the fields."""
+        """Whether the path stores directly into fields, which the grid must have allocated."""
         is_copied = self.path.startswith("scatter_gather") and self.device == "gpu"
         return self.path == "peer/direct" or is_copied
 

@@ -1,8 +1,8 @@
 """Checks of the work of streams that wait for words of memory, in many of its orders or in all.
 
-A wait for a word ends as soon as any stream has written the value. So the streams alone do not determine an order, as
-they do with events. Therefore the work runs in many orders, and each stream has a vector clock: after a wait it knows
-all work that the writer of the word knew. If two kernels access the same bytes and one of them writes, the later kernel
+With events, the streams determine an order of the work. With words they do not: a wait ends as soon as any stream has
+written the value. Therefore the work runs in many orders, and each stream has a vector clock: after a wait it knows all
+work that the writer of the word knew. If two kernels access the same bytes and one of them writes, the later kernel
 must know the earlier kernel; otherwise they race.
 """
 
