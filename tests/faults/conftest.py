@@ -11,7 +11,7 @@ from tests.support import require
 
 @pytest.fixture(scope="module")
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theatre:
-    """Stories on two ranks, one of which is the victim of the fault."""
+    """Stories on two ranks: a survivor and the victim of the fault."""
     require("mpi")
     return Theatre(selected(request, "theatre"), tmp_path_factory.mktemp("faults"))
 
@@ -20,7 +20,7 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def theatre_of_three(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Theatre:
-    """Stories on three ranks, one of which is the victim of the fault."""
+    """Stories on three ranks: two survivors and the victim of the fault."""
     require("mpi")
     return Theatre(selected(request, "theatre_of_three"), tmp_path_factory.mktemp("faults"), 2)
 

@@ -1,8 +1,8 @@
 """One rank of the fault matrix: ``python -m tests.faults.rank FOLDER ARGUMENT``, started by a guard of `tests.failing`.
 
-A story is one row of the matrix. Its last rank is the victim of the fault; the others are the survivors. Each story has
-its own communicators, so that a rank that has left one story can take part in the next. Stories that kill their victim
-have different victims.
+A story is one row of the matrix. Its last rank is the victim of the fault; all other ranks are survivors. Each story
+has its own communicators, so that a rank that has left one story can take part in the next. Stories that kill their
+victim have different victims.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fault matrix; each row is a story, in which a fault hits one rank during a collective call.
+"""The fault matrix. Each row is a story: a fault hits one rank during a collective call.
 
 ::
 
@@ -133,6 +133,6 @@ def _has_meaning(call: str, path: str, fault: str, stage: str) -> bool:
     if path not in CALLS[call].paths:
         return False
     if fault == "elsewhere":
-        # The last rank has sent all its messages in start(), so the others' finish() succeeds.
+        # The last rank has sent all its messages in start(), so finish() succeeds on every other rank.
         return stage == "before" and call != "plan.finish"
     return True
