@@ -1,4 +1,4 @@
-"""The collective calls of halox: how each is prepared, made, and found to be right, and what another rank may call."""
+"""The collective calls of halox: how a test prepares and makes each, checks the result, and names it in errors."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from halox import datatypes as dt
 IN_PLACE = ("host/direct", "scatter_gather/process_vm")
 CPU_PATHS = ("host/shared", "host/mpi", *IN_PLACE)
 GPU_PATHS = ("ipc", "staged/shared", "staged/mpi")
-"""Of ranks that share a GPU."""
+"""Paths between ranks that share a GPU."""
 
 PEER_PATHS = ("peer/ll", "peer/staging", "peer/direct", "nccl", "cuda_aware")
-"""Of ranks with a GPU each, or where MPI takes device pointers."""
+"""Paths that need a GPU per rank, or an MPI that takes device pointers."""
 
 _PLACES = (9973, 331, 7)
-_INNER = 150  # runs of 1200 bytes, long enough to be read in place with the short ones of edges
+_INNER = 150  # runs of 1200 bytes, long enough to read in place although those of edges are short
 
 
 class Scene:
     """Setting of a story: a communicator, a path, and the objects made there.
 
-    Nothing made here is released before the process ends: other ranks may not take part.
+    The objects stay until the process ends: other ranks may not take part in a release.
     """
 
     def __init__(self, comm: Any, path: str) -> None:
@@ -45,8 +45,8 @@ class Scene:
         return halox.Grid(shape, comm=self.comm, device=self.device, **options)
 
     def field(self, grid: halox.Grid, step: int = 0) -> Any:
-        """A field of values that tell their place and step, the halo poisoned."""
-        # What is not the grid's own is packed.
+        """Return a field whose values encode cell and step, with a poisoned halo."""
+        # host/direct reads fields that the grid has allocated; host/shared packs all others.
         is_own = self.path in ("host/shared", "scatter_gather/process_vm")
         u = np.empty(grid.padded_shape) if is_own else grid.empty()
         self.fill(grid, u, step)
@@ -59,12 +59,12 @@ class Scene:
 
 
 def coded(grid: halox.Grid, step: int, halo: bool = False) -> Any:
-    """Values of the cells at a step."""
+    """Return the values of this rank's cells at a step."""
     return _places(grid.indices(halo=halo), grid.grid_shape) + 1e6 * step
 
 
 def coded_whole(grid: halox.Grid, step: int) -> np.ndarray:
-    """Values of all ranks' cells."""
+    """Return the values of all ranks' cells at a step."""
     return _places(np.ix_(*map(np.arange, grid.grid_shape)), grid.grid_shape) + 1e6 * step
 
 
@@ -73,7 +73,7 @@ def _places(indices: Any, shape: tuple[int, ...]) -> Any:
 
 
 def host(values: Any) -> np.ndarray:
-    """Values on the host, wherever they are."""
+    """Return values of NumPy or CuPy in host memory."""
     return np.asarray(values.get() if hasattr(values, "get") else values)
 
 
@@ -84,23 +84,24 @@ class Call:
     Attributes
     ----------
     words : str
-        Pattern of how errors name it.
+        Pattern of the call's name in errors.
     prepare : callable
-        Makes, with all ranks, what the call needs.
+        Makes the objects that the call needs, on all ranks.
     act : callable
         Makes the call.
     right : callable
-        Whether a rank's result is right.
+        Checks a rank's result.
     again : callable
-        Another call, of the same or of what it has made, which fails where a rank is gone.
+        Later call, the same or on the object that the first call made; it fails if a rank is gone.
     other : callable
-        The call that one rank makes in its place.
-    other_words : str
+        Different call, which one rank makes instead.
+    other_words, again_words : str
+        Patterns of the names of these two calls.
     paths : tuple of str
     may_return : bool
-        Whether it may end well though a rank is gone.
+        Whether the call may succeed though a rank is gone.
     refused : str
-        Kind of error of the same call after a failure, where it is known.
+        Class of the error of `again` after a failure; empty if tests do not check it.
     """
 
     words: str
@@ -117,7 +118,7 @@ class Call:
 
 
 NOT_DIRECT = tuple(path for path in Call.paths if path not in IN_PLACE)
-"""Of calls that never read in place, or do not depend on the path of exchanges."""
+"""Paths of calls that never read fields in place, or that exchange nothing."""
 
 
 def _nothing(s: Scene) -> None:
@@ -160,7 +161,7 @@ def _exchange(s: Scene) -> Any:
     return s.made.g.exchange(s.made.u)
 
 
-# Of one call each
+# Functions of single calls
 
 
 def _make_grid(s: Scene) -> Any:
@@ -227,7 +228,7 @@ def _accumulated(s: Scene) -> None:
 
 
 def _accumulated_right(s: Scene, _: Any) -> bool:
-    """Each cell has been added to once for each halo that holds it."""
+    """Whether each cell holds 1 and another 1 per halo that contains it, and the halos are zero."""
     wanted = np.ones(())
     for cells in s.made.g.rank_shape:
         times = np.ones(cells)
@@ -277,7 +278,7 @@ def _gather_right(s: Scene, whole: Any) -> bool:
 
 
 def _ring(s: Scene) -> Any:
-    """Send every second element to the right, and receive the left one's."""
+    """Make an exchange that sends every second element to the right neighbour, around a ring."""
     xp = np
     if s.device == "gpu":
         import cupy as xp

@@ -1,6 +1,6 @@
-"""A loop that saves every few steps, and continues its last checkpoint; one rank dies in the middle of a save.
+"""A time loop that saves every few steps and continues from its last checkpoint; one rank dies during a save.
 
-``python -m tests.faults.checkpoints PATH STEPS DIES_AT``, the result on standard output of rank 0: the step continued.
+``python -m tests.faults.checkpoints PATH STEPS DIES_AT``; rank 0 prints the step from which it continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def begin() -> np.ndarray:
 
 
 def serially(steps: int) -> np.ndarray:
-    """Return the whole field after some steps, by NumPy alone."""
+    """Return the whole field after some steps, computed by NumPy alone."""
     u = begin()
     for _ in range(steps):
         around = [np.roll(u, by, axis) for axis in (0, 1) for by in (-1, 1)]
@@ -34,7 +34,7 @@ def serially(steps: int) -> np.ndarray:
 
 
 def main(path: str, steps: int, dies_at: int) -> None:
-    """Run up to a step; the last rank kills itself in the save of another."""
+    """Run until step ``steps``; the last rank kills itself during the save of step ``dies_at``."""
     chunks.CHUNK_BYTES = 1000
     with halox.Grid(CELLS, halo=1, periodic=True) as grid:
         u, first = grid.scatter(begin() if grid.rank == 0 else None), 0

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of faults."""
+"""Fixtures of the fault tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import require
 
 @pytest.fixture(scope="module")
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theatre:
-    """Stories of two ranks."""
+    """Stories on two ranks: a survivor and the victim of the fault."""
     require("mpi")
     return Theatre(selected(request, "theatre"), tmp_path_factory.mktemp("faults"))
 
@@ -20,13 +20,13 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def theatre_of_three(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Theatre:
-    """Stories in which two ranks see what happens to a third."""
+    """Stories on three ranks: two survivors and the victim of the fault."""
     require("mpi")
     return Theatre(selected(request, "theatre_of_three"), tmp_path_factory.mktemp("faults"), 2)
 
 
 def selected(request: pytest.FixtureRequest, fixture: str) -> list[Row]:
-    """Rows of the tests of this module that are to run and use a fixture."""
+    """Rows of this module's selected tests that use a fixture."""
     return [
         item.callspec.params["row"]
         for item in request.session.items

@@ -1,4 +1,7 @@
-"""Everything that halox has, called after MPI.Finalize: ``python -m tests.faults.finalised RESULT`` on ranks."""
+"""All calls of halox, made after MPI.Finalize: ``python -m tests.faults.finalised RESULT`` on ranks.
+
+Each rank writes the outcome of every call as JSON.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 
 LOCAL = ("close", "a plan's close", "a transpose's close", "an exchange's close")
 LOCAL += ("an allreduce's close", "interior", "indices", "layout", "owned", "explain", "repr")
-"""Calls that need no other rank: they may do as ever."""
+"""Calls that need no other rank: these may succeed."""
 
 
 def main(place: str) -> None:

@@ -1,8 +1,6 @@
-"""Saves to a disk that has room for one checkpoint and not for a second.
+"""Saves to a disk that has room for one checkpoint only: ``python -m tests.faults.full_disk FOLDER OUT``.
 
-``python -m tests.faults.full_disk FOLDER OUT``
-
-Rank 0 writes as JSON the error of every rank, and whether the first checkpoint was as it had been.
+Rank 0 writes as JSON the error of every rank, and whether the first checkpoint stayed intact.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from halox.errors import CheckpointError
 
 
 def main(folder: str, out: str) -> None:
-    """Save, save again, load; for a group and a file."""
+    """Save a small field, fail to save a large one, and load the small one, for a Zarr group and a ``.npy`` file."""
     found = {}
     with halox.Grid((64, 60)) as grid:
         u, large = grid.ones(), grid.zeros(components=100)
@@ -30,7 +28,7 @@ def main(folder: str, out: str) -> None:
             except CheckpointError as caught:
                 error = str(caught)
             right = grid.sum(grid.load(path)["u"]) == 64 * 60
-            grid.save(path, u=u)  # there is room again
+            grid.save(path, u=u)  # succeeds if the failed save has removed its files
             found[name] = [grid.comm.gather(error), bool(right)]
         grid.comm.Barrier()
         if grid.rank == 0:

@@ -1,4 +1,4 @@
-"""Resources left after objects are released: ``python -m tests.faults.leaks REPEATS RESULT`` on ranks."""
+"""Memory that halox keeps after objects are released: ``python -m tests.faults.leaks REPEATS RESULT`` on ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELDS = 8
 
 
 def main(repeats: str, place: str) -> None:
-    """Do everything again and again, and tell what this took of memory, the warm-up left out."""
+    """Repeat every story, and write the growth of memory after the warm-up."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
@@ -36,7 +36,7 @@ def main(repeats: str, place: str) -> None:
 
 
 def outliving(comm: Any) -> dict[str, int]:
-    """Bytes of shared memory that grids leave behind whose fields lived longer."""
+    """Return the growth of memory when fields are dropped after their grids were closed."""
     import halox
 
     shape = (2000 * comm.size, 800)
@@ -75,7 +75,7 @@ def _grid(comm: Any, number: int) -> Any:
 
 
 def fields_and_plans(comm: Any, number: int) -> None:
-    """On one grid."""
+    """Make a field and a plan; all repeats use one grid."""
     import halox
 
     if "g" not in _KEPT:
@@ -119,14 +119,15 @@ _KEPT: dict[str, Any] = {}
 
 
 def repeats_of(name: str, repeats: int) -> int:
-    """Return the repeats of a case: all for grids, of which most leaks are known, else a fifth."""
+    """Return the repeats of a story: all for grids, where most known leaks were, otherwise a fifth."""
     return repeats if name.startswith("grids") else repeats // 5
 
 
 def _taken() -> dict[str, int]:
-    """Memory maps of this process, its resident bytes, and how many of these lie in shared memory.
+    """Return the number of memory maps of this process, its resident bytes, and its resident bytes in shared memory.
 
-    The latter are pages that it has touched and that nobody has given back. Those of other programs do not count.
+    A page of shared memory counts from this process's first access until its release. Open MPI's segments and the
+    pages of other processes do not count.
     """
     gc.collect()
     maps = Path("/proc/self/smaps").read_text()

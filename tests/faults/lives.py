@@ -1,7 +1,7 @@
-"""Random lives of what halox makes: ``python -m tests.faults.lives STEPS SEED RESULT`` on ranks.
+"""Random lives of halox's objects: ``python -m tests.faults.lives STEPS SEED RESULT`` on ranks.
 
-Grids, fields, plans, transposes and allreduces are made, used, closed and dropped in an order that is random and the
-same on all ranks, while arrays come to lie where others have been. All that is moved or combined is checked.
+The ranks make, use, close and drop grids, fields, plans, transposes and allreduces in one random order, the same on
+all ranks. New arrays often get the addresses of former arrays. Every result is checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ALIGNMENT = 64
 
 @dataclass(eq=False)
 class Kept:
-    """A field, how it is laid out, and what an exchange makes of it."""
+    """A field, its layout, and its values before and after an exchange."""
 
     array: Any
     layout: Field
@@ -49,7 +49,7 @@ class Kept:
 
 @dataclass(eq=False)
 class Life:
-    """A grid and what has been made on it."""
+    """A grid and the objects made on it."""
 
     grid: Any
     case: Case
@@ -60,11 +60,12 @@ class Life:
 
 
 class Memory:
-    """Arrays of our own, which come to lie where others have been as soon as these are gone.
+    """Allocator of user arrays, which reuses the address of an array as soon as this is collected.
 
     Attributes
     ----------
     used_again : int
+        Number of arrays at the address of a former one.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class Memory:
         self.used_again = 0
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return an array that owns its memory as far as anybody can see."""
+        """Return an array whose base is no other array: it looks like the owner of its memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         rounded = 1 << nbytes.bit_length()
         free = self._free.setdefault(rounded, [])
@@ -91,7 +92,7 @@ class Memory:
 
 
 class Lives:
-    """Everything that lives."""
+    """The live objects, and the random actions on them."""
 
     def __init__(self, comm: Any, seed: int) -> None:
         self.comm = comm
@@ -124,7 +125,7 @@ class Lives:
         }
 
     def step(self) -> str:
-        """Do one thing; return what."""
+        """Run one random action, and return its name."""
         weights = np.array(list(self._actions.values()), float)
         number = int(self.rng.choice(len(weights), p=weights / weights.sum()))
         action = list(self._actions)[number]
@@ -162,7 +163,7 @@ class Lives:
             self._make_field(self.lives[-1], layout)
 
     def _end(self) -> Life | None:
-        """Take a grid out; some of its fields live on."""
+        """Remove a grid from the list; some of its fields become orphans, which stay alive."""
         life = self.pick(self.lives)
         if life is None:
             return None
@@ -204,7 +205,7 @@ class Lives:
         life.fields.append(Kept(array, layout, wanted))
 
     def _make_room(self, life: Life, layout: Field) -> None:
-        """Drop a field of this layout and its plans now and then, so that the next one is likely to lie there."""
+        """Half of the time, drop a field of this layout and its plans: the next field is likely to get its address."""
         for number, kept in enumerate(life.fields):
             if kept.layout is layout and self.rng.integers(2):
                 life.plans = [(plan, some) for plan, some in life.plans if kept not in some]
@@ -217,12 +218,12 @@ class Lives:
             life.fields.remove(self.pick(life.fields))
 
     def look_at_orphans(self) -> None:
-        """Look at what outlived its grid, and let it go."""
+        """Check that a field still has its values after the end of its grid, and drop it."""
         if self.orphans:
             array, held = self.orphans.pop(int(self.rng.integers(len(self.orphans))))
             self.check(array.tobytes() == held, "a field that has outlived its grid")
 
-    # What moves them
+    # Exchanges and reductions
 
     def _some(self) -> tuple[Life, list[Kept]] | None:
         life = self.pick(self.lives)
@@ -247,7 +248,7 @@ class Lives:
             self._moved("exchange", life, some)
 
     def accumulate(self) -> None:
-        """Add up the halos of fields of ones: nothing may be lost."""
+        """Accumulate fields of ones: the total over all ranks stays, and the halos become zero."""
         found = self._some()
         if found is None:
             return
@@ -378,7 +379,7 @@ class Lives:
 
 
 def _numbers(grid: Any) -> np.ndarray:
-    """Numbers of this rank's cells, as floats."""
+    """Return the global numbers of this rank's cells, as floats."""
     found = np.zeros((), "f8")
     for i, n in zip(grid.indices(), grid.grid_shape, strict=True):
         found = found * n + i

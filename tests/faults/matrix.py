@@ -1,4 +1,4 @@
-"""Runs stories of the matrix, some at a time in the same processes, and judges what the ranks saw."""
+"""Play stories of the fault matrix, several in the same processes, and check the outcome on each rank."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Told:
     Attributes
     ----------
     ranks : list of dict or None
-        What each rank saw, the last one being that to which something happened; None if it did not come to the end.
+        Outcome on each rank, the victim last; None if the rank did not complete the story.
     trouble : str
-        Of the job as a whole.
+        Failure of the job as a whole; empty if there was none.
     """
 
     ranks: list[dict[str, Any] | None] = field(default_factory=list)
@@ -36,15 +36,15 @@ class Told:
 
 
 class Theatre:
-    """Plays the stories that are asked for, once.
+    """Outcomes by story; plays a story on its first request.
 
     Parameters
     ----------
     rows : sequence of Row
-        All that will be asked for.
+        All stories that tests will request.
     folder : Path
     survivors : int
-        Ranks of each story besides the one that something happens to.
+        Ranks of each story besides the victim.
     """
 
     def __init__(self, rows: list[Row], folder: Path, survivors: int = 1) -> None:
@@ -54,7 +54,7 @@ class Theatre:
 
     def __getitem__(self, row: Row) -> Told:
         if row not in self._told:
-            # The part of this row and the one after it, so that two cores have something to do.
+            # Play the part of this row and the next part, to keep two cores busy.
             at = next(n for n, part in enumerate(self._parts) if row in part)
             now = [p for p in self._parts[at : at + _AT_ONCE] if p[0] not in self._told]
             with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -63,7 +63,7 @@ class Theatre:
         return self._told[row]
 
     def _play(self, rows: list[Row]) -> dict[Row, Told]:
-        """Play rows; where one ends the processes, the others go on in new ones."""
+        """Play rows; if a story ends the processes, play the remaining stories in new ones."""
         found: dict[Row, Told] = {}
         left = rows
         while left:
@@ -99,7 +99,10 @@ class Theatre:
 
 
 def _parts(rows: list[Row]) -> list[list[Row]]:
-    """Rows that are played in the same processes; those that kill a rank need as many more."""
+    """Split rows into parts, each played in one job.
+
+    A part with stories that kill a rank is short: each of its stories needs another process.
+    """
     parts: list[list[Row]] = []
     for killed, most in ((False, _MOST_STORIES), (True, _MOST_KILLED)):
         some = [row for row in rows if (row.fault == "killed") == killed]
@@ -109,7 +112,7 @@ def _parts(rows: list[Row]) -> list[list[Row]]:
 
 
 def check(row: Row, told: Told) -> None:
-    """Assert that what the ranks saw is what they should have seen."""
+    """Assert that every rank had the outcome that the fault requires."""
     assert not told.trouble, told
     *others, victim = told.ranks
     call = CALLS[row.call]
@@ -130,10 +133,10 @@ def check(row: Row, told: Told) -> None:
             continue
         assert saw["outcome"] == "ExchangeTimeoutError", told
         is_told = "where a call has failed" in saw["text"]
-        if row.fault != "killed" and not is_told:  # others notice a killed rank at once
+        if row.fault != "killed" and not is_told:  # a killed rank is detected at once
             assert saw["waited_s"] > LIMIT_S - _EARLY_S, told
             assert f"{LIMIT_S:g} s (HALOX_TIMEOUT)" in saw["text"], told
-        # One of several others may have given up before.
+        # Of several survivors, one may have timed out first, and the other then names it.
         gone = r"\d+" if (saw.get("later") or is_told) and len(others) > 1 else last
         assert re.search(rf"\branks? \[?(\d+, )*{gone}\b", saw["text"]), told
         words = f"{call.words}|{call.again_words}" if saw.get("later") else call.words
@@ -142,13 +145,13 @@ def check(row: Row, told: Told) -> None:
             assert saw["next"] == call.refused, told
         assert saw.get("gpu_s", 0.0) < SLACK_S, told
     if row.fault == "stopped for long":
-        # It goes on among ranks that have given up.
+        # The victim continues after the others have timed out.
         assert victim is not None, told
         assert victim["outcome"] == "returned" or victim["is_halox"], told
 
 
 def _check_mismatch(row: Row, told: Told) -> None:
-    """All ranks say which call the last one has made, and which one another has."""
+    """Assert that all ranks raise an error that names the last rank's call and the others' call."""
     call, last = CALLS[row.call], len(told.ranks) - 1
     for saw in told.ranks:
         assert saw is not None and saw["outcome"] == "MismatchError", told

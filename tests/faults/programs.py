@@ -1,4 +1,4 @@
-"""Starts programs on ranks as a user does."""
+"""Start programs on ranks as a user does."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def start(
     plain: bool = False,
     before: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python on ranks, and return how it ended.
+    """Run Python on ranks, and return the completed process.
 
     Parameters
     ----------
     plain : bool
-        As ``mpiexec -n 2 python ...`` without mpi4py's runner, which ends all ranks after an exception of one.
+        As ``mpiexec -n 2 python ...``, without mpi4py's runner, which aborts all ranks after an exception on one.
     before : sequence of str
-        In front of the command line.
+        Words in front of the command line.
     """
     require("mpi")
     found = launcher.find()
@@ -64,20 +64,20 @@ def start(
 
 
 def result(arguments: Sequence[str], place: Path, **options: Any) -> Any:
-    """Run a module of this folder that writes its result as JSON, and return that."""
+    """Run a module of this folder that writes its result as JSON, and return the result."""
     ended = start(["-m", *arguments, str(place)], **options)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
     return json.loads(place.read_text())
 
 
 def number(name: str, default: int) -> int:
-    """A number from the environment, for long runs."""
+    """Return an integer from the environment, by which a user asks for a longer run."""
     return int(os.environ.get(name, default))
 
 
 @cache
 def why_no_private_memory() -> str | None:
-    """Return the reason why a program cannot have a /dev/shm of its own here, None if it can."""
+    """Return the reason why no private /dev/shm can be mounted here, None if it can."""
     if shutil.which("unshare") is None:
         return "no program 'unshare' on the PATH"
     tried = subprocess.run(
@@ -88,6 +88,6 @@ def why_no_private_memory() -> str | None:
 
 
 def private_memory(size: str, folder: str = "/dev/shm") -> list[str]:
-    """Words in front of a command that give it a /dev/shm of its own, or another folder, of so many bytes."""
+    """Return the words in front of a command that mount a private file system of this size, by default at /dev/shm."""
     script = f'mount -t tmpfs -o size={size} halox-test {folder} && exec "$@"'
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]

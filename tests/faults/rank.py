@@ -1,7 +1,8 @@
-"""One rank of the matrix of faults: ``python -m tests.faults.rank FOLDER ARGUMENT``, under a guard of its own.
+"""One rank of the fault matrix: ``python -m tests.faults.rank FOLDER ARGUMENT``, started by a guard of `tests.failing`.
 
-Each story has communicators of its own, so that a rank that has gone away from one story can take part in the next.
-Something happens to the last rank of a story's communicator; where it is killed, each story has another one.
+A story is one row of the matrix. Its last rank is the victim of the fault; all other ranks are survivors. Each story
+has its own communicators, so that a rank that has left one story can take part in the next. Stories that kill their
+victim have different victims.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TRIES = 3
 
 
 class Interruption(BaseException):
-    """In the place of a KeyboardInterrupt, which comes in the middle of anything."""
+    """Stands for a KeyboardInterrupt, which may interrupt any statement."""
 
 
 def main(folder: Path, stories: list[list[str]], survivors: int) -> None:
@@ -41,8 +42,8 @@ def main(folder: Path, stories: list[list[str]], survivors: int) -> None:
         [*range(survivors), survivors + number % (world.size - survivors)]
         for number in range(len(rows))
     ]
-    # The first story's come last: Open MPI numbers communicators in the order in which they are made, and where the
-    # making of one is never finished, it makes no other one from those of higher numbers.
+    # Create the first story's communicators last. Open MPI numbers communicators in the order of their creation. A
+    # fault may leave the duplication of one unfinished; then Open MPI cannot duplicate any with a higher number.
     comms: list[Any] = []
     for cast in reversed(casts):
         group = world.group.Incl(cast)
@@ -59,7 +60,7 @@ def main(folder: Path, stories: list[list[str]], survivors: int) -> None:
             tell(folder, f"{number} saw {cast.index(world.rank)}", saw)
     if world.rank < survivors and rows[-1].fault != "killed":
         faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
-        wait_for(folder, [f"{len(rows) - 1} saw {survivors}"])  # or the guards would end it before
+        wait_for(folder, [f"{len(rows) - 1} saw {survivors}"])  # the guards kill a slower victim
     faulthandler.cancel_dump_traceback_later()
     tell(folder, f"done {world.rank}", None)
 
@@ -86,11 +87,11 @@ class Story:
         self._is_victim = self._comm.rank == self._comm.size - 1
 
     def play(self) -> dict[str, Any]:
-        """Return what this rank saw."""
+        """Play the story, and return the outcome on this rank."""
         from tests.faults.calls import Scene
 
         row = self._row
-        if row.fault != "killed" or not self._is_victim:  # these wait for their turn
+        if row.fault != "killed" or not self._is_victim:  # a rank to be killed may wait for long
             faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
         meet(self._folder, f"{self._number} begins", self._comm.rank, range(self._comm.size))
         faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
@@ -107,14 +108,14 @@ class Story:
             said = None
             try:
                 self._call.prepare(scene)
-            except Exception as error:  # on a machine so busy that a rank was late
+            except Exception as error:  # a rank may be late on a busy machine
                 said = f"{type(error).__name__}: {error}"
             others = self._side.allgather(said)
             if not any(others):
                 break
         else:
             return {"unprepared": others}
-        # What goes on for longer than this has failed.
+        # A story that takes longer has failed.
         faulthandler.dump_traceback_later(LIMIT_S + SLACK_S + 2, exit=True)
         if not self._is_victim:
             return self._watch(scene)
@@ -122,12 +123,12 @@ class Story:
         return self._suffer(scene, 0 if row.stage == "before" else at)
 
     def _rehearsed(self) -> int:
-        """Make the call with nothing happening, and return how many functions of halox it enters."""
+        """Make the call without a fault, and return the number of halox functions that it enters."""
         from tests.faults.calls import Scene
 
         key = (self._row.call, self._row.path, self._cast[-1])
         if key not in self._known:
-            # The first time compiles and imports.
+            # The first call compiles and imports; the second is counted.
             for _ in range(2):
                 scene = Scene(self._side, self._row.path)
                 self._kept.append(scene)
@@ -138,7 +139,7 @@ class Story:
             self._known[key] = entering.count
         return self._known[key]
 
-    # Those that something happens to
+    # The victim
 
     def _suffer(self, scene: Any, at: int) -> dict[str, Any]:
         fault = self._row.fault
@@ -174,10 +175,10 @@ class Story:
     def _tell_fault(self, where: str) -> None:
         tell(self._folder, f"{self._number} fault", {"time": time.monotonic(), "where": where})
 
-    # The others
+    # The survivors
 
     def _watch(self, scene: Any) -> dict[str, Any]:
-        """Make the call, and then others until one fails; tell how."""
+        """Make the call, and later calls until one fails; return the outcome."""
         call, row = self._call, self._row
         began = time.monotonic()
         saw = self._outcome(lambda: call.act(scene), began, scene)
@@ -186,7 +187,7 @@ class Story:
         end = began + LIMIT_S + SLACK_S
         while saw["outcome"] == "returned" and time.monotonic() < end:
             saw = {"later": True} | self._outcome(lambda: call.again(scene), began)
-            time.sleep(0.005)  # the queue of a GPU is not to be filled to the brim
+            time.sleep(0.005)  # do not fill the launch queue of a GPU
         if saw["outcome"] == "returned":
             return saw
         if call.refused:
@@ -232,7 +233,7 @@ def _seen(error: Exception) -> dict[str, Any]:
 
 
 class Entering:
-    """Counts the functions of halox that are entered for the first time, and does something at one of them."""
+    """Count the distinct halox functions that are entered, and call ``act`` when their number reaches ``at``."""
 
     def __init__(self, at: int = -1, act: Any = None) -> None:
         import halox
@@ -269,7 +270,7 @@ class Entering:
 
 
 def _use_gpu() -> None:
-    """Run a kernel on a stream of its own, then wait for all that the GPU was ever given."""
+    """Run a kernel on a new stream, then wait for all streams of the GPU."""
     import cupy
 
     with cupy.cuda.Stream(non_blocking=True) as stream:

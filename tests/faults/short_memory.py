@@ -1,7 +1,7 @@
-"""Exchanges where shared memory has too little: ``python -m tests.faults.short_memory HOW RESULT`` on ranks.
+"""Exchanges with too little shared memory: ``python -m tests.faults.short_memory HOW RESULT`` on ranks.
 
-HOW is ``told``, where the system says how little there is, or ``full``, where /dev/shm is really full but for a rest:
-too little for anything, enough for the field of one rank, and just enough for those of both.
+HOW is ``told``, where patched functions report little free space, or ``full``, where a file fills /dev/shm and leaves
+a rest: too little for any field, enough for the field of one rank, or just enough for the fields of both ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _RESTS = {"nothing": _LEFT, "one": _FIELD * 3 // 2, "both": 2 * _FIELD + (16 << 
 
 
 def say_that_there_is_little() -> None:
-    """Let the system say that little is left, however halox asks."""
+    """Patch both functions that ask for space in shared memory: they report that little is left."""
     statvfs, fallocate = os.statvfs, os.posix_fallocate
 
     def told(path: Any) -> Any:
         found = list(statvfs(path))
-        found[3] = found[4] = _LEFT // found[1]  # blocks that are free, and free for users
+        found[3] = found[4] = _LEFT // found[1]  # f_bfree and f_bavail, in blocks
         return os.statvfs_result(found)
 
     def allocated(handle: int, offset: int, length: int) -> None:
@@ -39,7 +39,7 @@ def say_that_there_is_little() -> None:
 
 
 def fill(rest: int) -> None:
-    """Take all of it but for a rest."""
+    """Fill /dev/shm, and leave a rest of so many bytes."""
     with open("/dev/shm/halox-test-ballast", "wb") as ballast:
         status = os.statvfs("/dev/shm")
         os.posix_fallocate(ballast.fileno(), 0, status.f_bavail * status.f_frsize - rest)
@@ -68,7 +68,7 @@ def main(how: str, place: str) -> None:
 
 
 def exchanged(comm: Any) -> dict[str, Any]:
-    """Use fields of the grid and of our own, larger than what is left."""
+    """Exchange and reduce fields of the grid and of NumPy; return the results and the reasons for the paths."""
     import halox
 
     shape = (_SHAPE[0] * comm.size, _SHAPE[1])
@@ -76,7 +76,7 @@ def exchanged(comm: Any) -> dict[str, Any]:
     rows, columns = g.indices(halo=True)
     wanted = (rows % shape[0]) * 1000.0 + columns % shape[1]
     told: dict[str, Any] = {"right": [], "reasons": []}
-    # The last one's halo is as large as the field, so that its messages fit no more than it does.
+    # The last field, with three components, is larger than every rest.
     for u in (g.zeros(), np.zeros(g.padded_shape), g.zeros(components=3)):
         for _ in range(3):
             u[...] = -1.0

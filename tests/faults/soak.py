@@ -1,4 +1,4 @@
-"""Many exchanges while ranks are late at random: ``python -m tests.faults.soak EXCHANGES RESULT`` on ranks."""
+"""Many exchanges with random delays of ranks: ``python -m tests.faults.soak EXCHANGES RESULT`` on ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_LATE_S = 0.002
 
 
 def soak(path: str, exchanges: int) -> dict[str, Any]:
-    """Exchange so many times; every cell of every field tells its place and the number of the exchange."""
+    """Return the number of wrong fields after many exchanges; values encode the cell and the number of the exchange."""
     os.environ["HALOX_NODE"] = "rank" if path == "host/mpi" else ""
     from mpi4py import MPI
 
@@ -29,7 +29,7 @@ def soak(path: str, exchanges: int) -> dict[str, Any]:
     comm = MPI.COMM_WORLD
     mine = np.random.default_rng([SEED, comm.rank])
     same = np.random.default_rng([SEED, 99])
-    corners = path != "host/direct"  # whose short runs are packed
+    corners = path != "host/direct"  # plans pack the short runs of corners instead
     grid = halox.Grid(
         (3 * comm.size, 3, 40),
         periodic=True,
@@ -41,7 +41,7 @@ def soak(path: str, exchanges: int) -> dict[str, Any]:
     shared = path == "host/shared"
     u, v = (np.empty(grid.padded_shape) if shared else grid.empty() for _ in "uv")
     places = _coded(grid)
-    # Without corners only the halo's faces are filled.
+    # Without corners an exchange fills only the faces of the halo.
     outside = sum(
         np.meshgrid(
             *[(np.arange(n) == 0) | (np.arange(n) == n - 1) for n in u.shape], indexing="ij"

@@ -1,10 +1,10 @@
-"""The matrix of faults: which call, by which path, what happens to one rank, and when.
+"""The fault matrix. Each row is a story: a fault hits one rank during a collective call.
 
 ::
 
     calls.CALLS  x  path  x  fault (killed, stopped, raising, elsewhere)  x  stage (before, early, halfway, late)
 
-Tests run what is `QUICK`; the rest with ``pytest -n 0 -m exhaustive tests/faults``.
+Tests run the rows in `QUICK` by default, and the others with ``pytest -n 0 -m exhaustive tests/faults``.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from tests.faults.calls import CALLS, CPU_PATHS, GPU_PATHS, PEER_PATHS
 
 LIMIT_S = 1.0
-"""HALOX_TIMEOUT where a rank is gone."""
+"""HALOX_TIMEOUT if a rank is gone."""
 
 SLACK_S = 60.0
-"""Longest delay of the error beyond that, on a machine that may be busy with other things."""
+"""Longest delay of the error beyond the limit; a busy machine may need it."""
 
 ELSEWHERE_S = 20.0
-"""HALOX_TIMEOUT where ranks make different calls: they find out after a second or two."""
+"""HALOX_TIMEOUT if ranks make different calls, which they detect after a second or two."""
 
 SHORT_S = 0.25
-"""Duration of the stop of a rank for which the others wait."""
+"""Duration of a short stop, which the others wait for."""
 
 PATIENT_S = 60.0
-"""HALOX_TIMEOUT where all ranks come in the end."""
+"""HALOX_TIMEOUT if all ranks make the call in the end."""
 
 FAULTS = (
     "killed",
@@ -35,11 +35,11 @@ FAULTS = (
     "raising",
     "elsewhere",
 )
-"""Faults of the last rank: SIGKILL; SIGSTOP until the others have seen an error; SIGSTOP for SHORT_S; an
-exception, after which it makes no more calls; another call than the others'."""
+"""Faults of the last rank: SIGKILL; SIGSTOP until the others have raised an error; SIGSTOP for SHORT_S; an
+exception, after which the rank makes no more calls; a call that differs from the call of the others."""
 
 STAGES = {"before": 0.0, "early": 0.1, "halfway": 0.5, "late": 0.9}
-"""Times of the fault: at the call, or once this share of the functions of halox that it enters has been entered."""
+"""Time of the fault: before the call, or after it has entered this share of the halox functions that it enters."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class Row:
 
     @property
     def is_short(self) -> bool:
-        """Whether all ranks get to the end of the call."""
+        """Whether all ranks complete the call."""
         return self.fault == "stopped for a while"
 
     @property
     def limit_s(self) -> float:
-        """HALOX_TIMEOUT while it plays."""
+        """HALOX_TIMEOUT during the story."""
         if self.is_short:
             return PATIENT_S
         return ELSEWHERE_S if self.fault == "elsewhere" else LIMIT_S
 
     @property
     def is_quick(self) -> bool:
-        """Whether the row is run by default."""
+        """Whether the row runs by default."""
         chosen = QUICK.get((self.path, self.fault), {}).get(self.stage, ())
         return self.call in chosen
 
@@ -112,11 +112,11 @@ for _path in PEER_PATHS:
         (_path, "raising"): {"before": ("exchange, cached", "plan.finish")},
         (_path, "killed"): {"halfway": ("exchange, cached",)},
     }
-"""By path and fault, and by stage, the calls of the rows that are run by default."""
+"""Calls of the rows that run by default, by path and fault, then by stage."""
 
 
 def rows(paths: tuple[str, ...] = CPU_PATHS) -> list[Row]:
-    """All stories on some paths, in an order in which those that can share processes follow one another."""
+    """Return all stories on some paths, ordered so that stories that can share processes are adjacent."""
     found = [
         Row(call, path, fault, stage)
         for path in paths
@@ -125,7 +125,7 @@ def rows(paths: tuple[str, ...] = CPU_PATHS) -> list[Row]:
         for call in CALLS
         if _has_meaning(call, path, fault, stage)
     ]
-    # The quick ones first, so that they are together.
+    # Quick rows first, so that they are adjacent.
     return sorted(found, key=lambda row: (not row.is_quick, row.fault == "killed"))
 
 
@@ -133,6 +133,6 @@ def _has_meaning(call: str, path: str, fault: str, stage: str) -> bool:
     if path not in CALLS[call].paths:
         return False
     if fault == "elsewhere":
-        # By the time of finish the other rank has sent all that it has to.
+        # The last rank has sent all its messages in start(), so finish() succeeds on every other rank.
         return stage == "before" and call != "plan.finish"
     return True

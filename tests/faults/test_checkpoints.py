@@ -1,4 +1,4 @@
-"""A rank is killed in the middle of a save, or the disk is full; the last checkpoint stays, for any number of ranks."""
+"""The last checkpoint survives a rank killed during a save, a full disk and a second job that saves to its path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(path: Path, ranks: int, steps: int, dies_at: int = -1) -> tuple[int, str
 
 
 def check(path: Path, step: int) -> None:
-    """zarr-python sees the whole field of that step."""
+    """Assert that zarr-python reads the whole field of that step."""
     group = zarr.open_group(str(path), mode="r")
     assert group.attrs["step"] == step
     assert np.array_equal(group["u"][...], checkpoints.serially(step))
@@ -47,7 +47,7 @@ def test_killed_in_a_save_and_restarted_on_other_ranks(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
-    """2 MiB, of which it would need 3."""
+    """The disk has 2 MiB; the second checkpoint would need 3."""
     reason = why_no_private_memory()
     if reason is not None:
         pytest.skip(f"needs a small disk: {reason}")
@@ -67,7 +67,7 @@ def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_loads_while_two_jobs_save_to_the_same_path(ranks: int, tmp_path: Path) -> None:
-    """Each is all of one save, or an error."""
+    """Each load returns the whole of one save, or raises an error."""
     words = ["tests.faults.replaced", str(tmp_path)]
     with ThreadPoolExecutor(2) as pool:
         saves = [pool.submit(start, ["-m", *words, name], ranks=1) for name in ("first", "second")]
@@ -83,7 +83,7 @@ def test_loads_while_two_jobs_save_to_the_same_path(ranks: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("how", ["kill", "interrupt"])
 def test_a_rank_that_ends_in_a_save_or_load_of_npy(how: str, tmp_path: Path) -> None:
-    """The other rank gets an error after HALOX_TIMEOUT; MPI's collective calls for files have no such limit."""
+    """The other rank raises an error after HALOX_TIMEOUT, though MPI's collective file calls have no time limit."""
     job = failing.Job(
         "tests.faults.npy_stages",
         how,

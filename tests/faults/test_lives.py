@@ -1,4 +1,4 @@
-"""Grids, fields, plans, transposes and allreduces that are made and dropped in random order."""
+"""Grids, fields, plans, transposes and allreduces, made and dropped in random order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SEED = number("HALOX_SEED", DEFAULT_SEED)
 
 
 def test_random_lives(tmp_path: Path) -> None:
-    """Whatever is made and dropped, all values are right, arrays at addresses of former ones included.
+    """All values are right in any order of calls, also if an array has the address of a former array.
 
-    150 steps; 10,000, in some minutes, with ``HALOX_LIVES=10000 pytest tests/faults/test_lives.py -o
-    faulthandler_timeout=0``. ``HALOX_SEED`` gives other ones.
+    150 steps. For 10,000, in some minutes: ``HALOX_LIVES=10000 pytest tests/faults/test_lives.py -o
+    faulthandler_timeout=0``. ``HALOX_SEED`` selects other random steps.
     """
     words = ["tests.faults.lives", str(STEPS), str(SEED)]
     counts = result(words, tmp_path / "counts", limit_s=550 + STEPS / 4)
     assert counts["exchange"] > STEPS / 20, counts
-    # With few steps of other seeds no array may happen to come to lie where another has been.
+    # With another seed and few steps, perhaps no array gets the address of a former one.
     assert counts["memory used again"] > 0 or SEED != DEFAULT_SEED, counts

@@ -1,7 +1,8 @@
-"""Every collective call of NumPy arrays while something happens to a rank; tests/gpu has the paths of GPUs.
+"""Every collective call on NumPy arrays with a fault on one rank; tests/gpu covers the paths of GPU arrays.
 
-The others get an error that names the rank and the call, soon after HALOX_TIMEOUT and not before; they can end; nothing
-stays in shared memory. Where a rank is only late, all values are right. Where it makes another call, all ranks say so.
+The other ranks raise an error that names the rank and the call, soon after HALOX_TIMEOUT and not before. They can
+exit, and no file stays in shared memory. If the rank is only late, all values are right. If it makes a different call,
+all ranks raise an error that names both calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs that go wrong as a whole: after MPI.Finalize, with an exception on one rank, with a rank that is late."""
+"""Whole programs: calls after MPI.Finalize, an exception on one rank, a late rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.programs import start
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_after_finalize(ranks: int, tmp_path: Path) -> None:
-    """Every call that needs MPI raises an error of halox; none ends the process."""
+    """Every call that needs MPI raises an error of halox; no call aborts the process."""
     place = tmp_path / "found"
     ended = start(["-m", "tests.faults.finalised", str(place)], ranks=ranks)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
@@ -27,7 +27,7 @@ def test_after_finalize(ranks: int, tmp_path: Path) -> None:
             if not (text.startswith("HaloxError") or (name in LOCAL and text == "returned"))
         }
         assert not wrong, wrong
-        # Some are closed, and say so; what is made anew says why it cannot be.
+        # Calls of closed objects say so; the creation of a new object names MPI.Finalize.
         assert "MPI" in found["Grid"] and "inali" in found["Grid"], found["Grid"]
 
 
@@ -53,7 +53,7 @@ RAISING = """
     ],
 )
 def test_an_exception_on_one_rank(call: str, tmp_path: Path) -> None:
-    """Under a plain mpiexec the others end by themselves after the limit of a wait, and tell why."""
+    """Under a plain mpiexec the other rank exits after HALOX_TIMEOUT with an error that names the failed rank."""
     script = tmp_path / "wrong.py"
     script.write_text(dedent(RAISING).format(call=call))
     ended = start([str(script)], plain=True)
@@ -85,7 +85,7 @@ LATE = """
 
 @pytest.mark.full
 def test_a_rank_that_is_late_is_told_of_once(tmp_path: Path) -> None:
-    """After ten seconds one rank prints one line: who is waited for, in which call, and where that rank is."""
+    """After ten seconds of waiting one rank prints a single line, which names the late rank and the call."""
     script = tmp_path / "late.py"
     script.write_text(dedent(LATE).format(seconds=25))
     ended = start([str(script)])

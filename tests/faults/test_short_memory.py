@@ -1,4 +1,4 @@
-"""Too little shared memory for a field or a plan: messages go by MPI, and `explain` says so."""
+"""With too little shared memory for a field or a plan, messages go through MPI, and `explain` gives the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.faults.programs import private_memory, result, why_no_private_memory
 
 
 def check(found: list[dict[str, Any]], rests: set[str]) -> None:
-    """All ranks have all values right, and there, where too little was left for anything, say so."""
+    """Assert that all values are right on all ranks, and that `explain` gives the reason if no field fits."""
     assert len(found) == 2
     for rank in found:
         assert set(rank) == rests
@@ -26,7 +26,7 @@ def test_the_system_says_so(tmp_path: Path) -> None:
 
 
 def test_it_is_full_but_for_a_rest(tmp_path: Path) -> None:
-    """The rest would do for flags, for the field of one rank, for those of both but not for more."""
+    """The rest suffices for flags, for the field of one rank, or for the fields of both and nothing more."""
     reason = why_no_private_memory()
     if reason is not None:
         pytest.skip(f"needs a /dev/shm of its own: {reason}")

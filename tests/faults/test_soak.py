@@ -1,4 +1,4 @@
-"""Many exchanges of NumPy arrays while ranks are late at random; tests/gpu/ranks/test_delays_gpu.py does it on GPUs."""
+"""Many exchanges of NumPy arrays with random delays of ranks; tests/gpu/ranks/test_delays_gpu.py tests GPU arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_delays(path: str, found: dict[str, Any]) -> None:
     """Every cell of every field is right after every exchange.
 
-    2,000 exchanges a path; a million, in some minutes, with ``HALOX_SOAK=1000000 pytest tests/faults/test_soak.py -o
+    2,000 exchanges per path. For a million, in some minutes: ``HALOX_SOAK=1000000 pytest tests/faults/test_soak.py -o
     faulthandler_timeout=0``.
     """
     assert found[path] == [{"exchanges": EXCHANGES, "wrong": 0}] * 2

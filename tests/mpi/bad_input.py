@@ -1,4 +1,4 @@
-"""Tables of bad input: the error that each gets, on all ranks alike, and the page that lists them."""
+"""Tables of bad input with the expected errors, which all ranks raise and docs/errors.md lists."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from halox.errors import HaloxError
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 
 Table = dict[str, tuple[Callable[[MPI.Intracomm], None], type[HaloxError], str]]
-"""Call, error, and words that its text must hold, by name; a name ends in " >1" if it takes several ranks."""
+"""By name: a call, its error class, and a pattern of the error text. A name that ends in " >1" needs several ranks."""
 
 
 def check_error(table: Table, name: str, comm: MPI.Intracomm) -> None:
-    """Have all ranks make the call of an entry, and get its error."""
+    """Make the call of an entry on all ranks, and assert its error."""
     _, _, most = name.partition(" >")
     if most and comm.size <= int(most):
-        return  # meaningless on so few; tests/test_ranks.py runs it on more
+        return  # needs more ranks; tests/test_ranks.py runs it on more
     call, kind, text = table[name]
     with pytest.raises(kind, match=r"(?s)" + text) as caught:
         call(comm)
@@ -37,7 +37,7 @@ def check_error(table: Table, name: str, comm: MPI.Intracomm) -> None:
 
 
 def documented(name: str) -> str:
-    """Return the pattern of a text on the page, where "..." stands for anything."""
+    """Return the error text on the page as a pattern, in which "..." matches anything."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     line = next(line for line in lines if line.startswith(f"| {name} |"))
     text = unescape(line.split(" | ", 2)[2].removesuffix(" |"))

@@ -1,4 +1,4 @@
-"""A stage for benchmarks that has graphs, without a GPU."""
+"""A benchmark stage with graphs, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halox_bench.ranks.clock import Stage
 
 
 class Capturing(Stage):
-    """A stage that has graphs, of NumPy arrays: a replay makes the captured calls again."""
+    """Stage of NumPy arrays that captures graphs: a replay makes the captured calls again."""
 
     def __init__(self) -> None:
         super().__init__()

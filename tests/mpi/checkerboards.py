@@ -1,4 +1,4 @@
-"""Random checkerboards, and what an exchange must make of them, worked out cell by cell without halox."""
+"""Random checkerboard grids, and the result of an exchange, computed cell by cell without halox."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass
 class Case:
-    """One random checkerboard with its fields; ``bounds`` of the parts along each axis."""
+    """One random checkerboard with its fields; ``bounds`` delimit the ranks' blocks along each axis."""
 
     shape: tuple[int, ...]
     bounds: tuple[tuple[int, ...], ...]
@@ -92,11 +92,11 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: Sequence[Any]) -> 
 
 
 def coordinates(case: Case, f: Field, coords: Sequence[int]) -> list[np.ndarray]:
-    """Global coordinates of every cell of a rank's array, before they are wrapped: (axis, array of the grid axes)."""
+    """Return the global coordinates of every cell of a rank's array, not wrapped, as one array per axis."""
     axes = []
     for bound, c, (low, high) in zip(case.bounds, coords, f.halo, strict=True):
         axes.append(list(range(bound[c] - low, bound[c + 1] + high)))
-    axes[-1] = sorted({cell // 2 for cell in axes[-1]})  # the pairs in which they are
+    axes[-1] = sorted({cell // 2 for cell in axes[-1]})  # the pairs that contain the cells
     *others, pairs = np.meshgrid(*axes, indexing="ij")
     last = 2 * pairs
     wrong = (sum(others) + last) % 2 != (f.parity == "odd")
@@ -105,7 +105,7 @@ def coordinates(case: Case, f: Field, coords: Sequence[int]) -> list[np.ndarray]
 
 @dataclass
 class Expected:
-    """One rank's array before and after an exchange; masks and numbers of its cells, components left out."""
+    """One rank's array before and after an exchange, masks of its cells, and the bytes that it receives."""
 
     before: np.ndarray
     after: np.ndarray
@@ -128,7 +128,7 @@ def expected(case: Case, f: Field, coords: Sequence[int], number: int) -> Expect
         kept &= (x >= a - low) & (x < b + high)
     for x, n, wraps in zip(cells, case.shape, case.periodic, strict=True):
         kept &= wraps | ((x >= 0) & (x < n))
-    if f.offsets:  # those that the stencil of some owned cell reads
+    if f.offsets:  # only cells that the stencil of an owned cell reads
         near = np.zeros(owned.shape, bool)
         for axis in range(len(cells)):
             for offset in f.offsets:
@@ -162,5 +162,5 @@ def expected(case: Case, f: Field, coords: Sequence[int], number: int) -> Expect
 
 
 def _payload(dtype: np.dtype[Any]) -> int:
-    """Bytes of an element without the gaps of a structure."""
+    """Return the bytes of an element without the padding of a structure."""
     return sum(dtype[name].itemsize for name in dtype.names) if dtype.names else dtype.itemsize

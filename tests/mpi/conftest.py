@@ -1,4 +1,4 @@
-"""Tests here run on several ranks: ``mpiexec -n 4 python -m pytest tests/mpi``, or through tests/test_ranks.py."""
+"""Tests in this folder run on several ranks: ``mpiexec -n 4 python -m pytest tests/mpi``, or tests/test_ranks.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def comm() -> MPI.Intracomm:
 
 @pytest.fixture(autouse=True, scope="session")
 def long_waits_leave_the_core() -> Iterator[None]:
-    """Many tests let a rank wait for long, while others could have its core."""
+    """Make a waiting rank sleep early: in many tests a rank waits for long while others need its core."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waiting, "_BUSY_S", 0.02)
         yield
@@ -38,7 +38,7 @@ def long_waits_leave_the_core() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def ranks_end_together() -> Iterator[None]:
-    """Keep ranks in step, so that a test that fails on one rank cannot run into the next one's messages."""
+    """End every test with a barrier, so that a test that fails on one rank receives no messages of the next test."""
     yield
     together = MPI.COMM_WORLD.Ibarrier()
     while not together.Test():
@@ -46,12 +46,12 @@ def ranks_end_together() -> Iterator[None]:
 
 
 def agree(ok: bool, comm: MPI.Intracomm) -> bool:
-    """Whether all ranks are content: makes them fail together."""
+    """Return whether ``ok`` is true on all ranks: they then fail together."""
     return bool(comm.allreduce(ok, op=MPI.LAND))
 
 
 def by_first(make: Callable[[], T], comm: MPI.Intracomm) -> T:
-    """Return on all ranks what rank 0 makes: a reference of the whole costs as much as everything else together."""
+    """Return the result of ``make`` on rank 0 to all ranks, since a reference of the whole grid is expensive."""
     found, error = None, None
     if comm.rank == 0:
         try:
@@ -65,7 +65,7 @@ def by_first(make: Callable[[], T], comm: MPI.Intracomm) -> T:
 
 
 def on_first(work: Callable[[], object], comm: MPI.Intracomm) -> None:
-    """Do something on rank 0, and fail on all ranks with its traceback if it fails."""
+    """Run ``work`` on rank 0; if it fails, fail on all ranks with the traceback."""
     error = None
     if comm.rank == 0:
         try:
@@ -77,12 +77,15 @@ def on_first(work: Callable[[], object], comm: MPI.Intracomm) -> None:
 
 
 SMALL = (1, 2, 3)
-"""Numbers of ranks on which tests run by default, and on others those of geometry, unless marked ``usually``."""
+"""Numbers of ranks on which tests run by default.
+
+Tests marked ``geometry`` run by default on any number of ranks, tests marked ``usually`` on the numbers in their mark.
+"""
 
 
-@pytest.hookimpl(tryfirst=True)  # before the marks are asked for
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, rather than skip, what is for another number of ranks."""
+    """Deselect, rather than skip, tests for another number of ranks."""
     size = MPI.COMM_WORLD.size
     kept, left = [], []
     for item in items:
@@ -99,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Nothing to do for this number of ranks is no failure."""
+    """Succeed if no test is for this number of ranks."""
     if MPI.COMM_WORLD.size > 1 and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 

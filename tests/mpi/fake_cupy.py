@@ -1,7 +1,7 @@
-"""A GPU a rank, played by the host: what reductions use of CuPy, over memory that the ranks' processes map.
+"""A GPU per rank, simulated on the host: the part of CuPy that reductions use, on memory that processes can map.
 
-Everything is done at once when it is put on a stream. Kernels are the real ones, compiled by g++
-(`tests.unit.cpu_allreduce`); memory that is exported lies in files of /dev/shm.
+All work runs at once when it is enqueued on a stream. The kernels are the real ones, compiled by g++
+(`tests.unit.cpu_allreduce`). Exported memory is in files of /dev/shm.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _fill(pointer: int, source: Any, nbytes: int) -> None:
 
 
 def _empty(shape: Any, dtype: Any = "f8") -> Array:
-    """Refuse what CuPy 14 refuses."""
+    """Reject the dtypes that CuPy 14 rejects."""
     found = np.dtype(dtype)
     if not found.names and (found.char not in "?bhilqBHILQefdFD" or not found.isnative):
         raise ValueError(f"Unsupported dtype {found}")
@@ -101,7 +101,7 @@ def _calls(function: Any) -> Any:
 
 
 class FakeArena:
-    """Takes the place of DeviceArena: a file a block, which is never used again."""
+    """Takes the place of DeviceArena: one file per block, never reused."""
 
     mapped: ClassVar[dict[tuple[str, int], int]] = {}
 
@@ -139,7 +139,7 @@ class FakeArena:
         return self.mapped[place.segment] + place.offset
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
-        return None  # as if no array were in here
+        return None  # all arrays are outside the arena
 
     def array(self, shape: Any, dtype: Any) -> Array:
         return Array(np.zeros(shape, dtype), self.device)
@@ -163,7 +163,7 @@ class FakeArena:
 
 
 class FakeEvents:
-    """Takes the place of EventPool: the host's flags say all, where nothing is under way."""
+    """Takes the place of EventPool: without asynchronous work, the flags on the host suffice."""
 
     def __init__(self, device: int) -> None:
         self.taken = 0
@@ -240,7 +240,7 @@ def _no_nccl() -> Any:
 
 
 class Machine:
-    """The GPUs of a rank's machine; ``capturing`` says whether the current stream is captured."""
+    """The simulated GPU of a rank; ``capturing`` tells whether the current stream is being captured."""
 
     def __init__(self, rank: int, shared: bool) -> None:
         self.capturing = False

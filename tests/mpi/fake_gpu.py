@@ -1,9 +1,8 @@
-"""GPUs that run nothing: they write down what their streams are given, for one rank to judge afterwards.
+"""GPUs that run nothing: they record the work that streams are given, and one rank checks the records afterwards.
 
-The host of a rank comes to the end of a test without any of its kernels having run, as it must if it never waits for
-the GPU. What the streams of all ranks hold is then looked at together: `judge` follows the order that streams and
-events give, finds accesses to the same bytes that stand in no order, and runs the work in orders that the streams and
-events allow, as far from the given one as they can be.
+The host of a rank completes a test although no kernel has run, which shows that it never waits for the GPU. Then
+`judge` takes the records of all ranks. It follows the order that streams and events impose, finds unordered accesses
+to the same bytes, and runs the work in several orders that streams and events allow, far from the recorded order.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.place import Place
 from tests.unit.host_launches import side_of, touched
 
-AREA = 1 << 32
-AREA_BYTES = 1 << 17  # of those that are used
+AREA = 1 << 32  # addresses of a block of memory
+AREA_BYTES = 1 << 17  # bytes of it that tests use
 MOST_EVENTS = 1000
 
 
 @dataclass
 class Op:
-    """A piece of work on a stream.
+    """A piece of work on a stream: a kernel, a sequence of words, the record of an event, or a wait for an event.
 
     ``steps`` of a kernel are ("copy", source, target), ("add", source, target, dtype), ("fill", target, bytes) and
-    ("expect", source, bytes), with the address of every byte. Those of "words" are waits for words and writes of
-    them, one after the other. Otherwise an event is recorded or waited for.
+    ("expect", source, bytes), with the address of every byte. ``steps`` of "words" are ("wait", address, value) and
+    ("write", address, value), in order.
     """
 
     kind: str
@@ -44,10 +43,10 @@ class Op:
     epoch: int
     steps: list[tuple[Any, ...]] = field(default_factory=list)
     event: tuple[int, int] = (0, 0)
-    """Number of the event, and how often it had been recorded."""
+    """Number of the event, and count of its records up to this one."""
 
     def accesses(self) -> tuple[list[Any], list[Any]]:
-        """Addresses read and written."""
+        """Return the addresses read and the addresses written."""
         reads, writes = [], []
         for kind, *rest in self.steps:
             if kind in ("copy", "add", "expect"):
@@ -76,12 +75,12 @@ class FakeEvent:
 
 
 class FakeGpu:
-    """The GPU of a rank, in place of CuPy and of the launches.
+    """Recorder of a rank's GPU work, in the place of CuPy and of kernel launches.
 
     Notes
     -----
-    Collective. How often events have been recorded is counted in memory of the node, so that a rank that waits gets
-    the record that is the last at that moment, as from the driver.
+    Construction is collective. The counts of event records are in shared memory of the node. So a wait takes the
+    latest record at that moment, also for an event of another rank, as with the driver.
     """
 
     def __init__(self, world: Any, arena: Any) -> None:
@@ -186,7 +185,7 @@ class FakeGpu:
         self.capturing = {self.current.ptr}
 
     def end_capture(self) -> list[Op]:
-        """Return what was captured; all streams must have been joined."""
+        """Return the captured graph; all captured streams must have joined the current stream."""
         graph, streams = self._graph, self.capturing
         assert graph is not None
         self._graph, self.capturing = None, set()
@@ -197,7 +196,7 @@ class FakeGpu:
         return graph
 
     def replay(self, graph: list[Op]) -> None:
-        """Put a graph on the current stream, its branches on streams of their own."""
+        """Launch a graph on the current stream, with its branches on new streams."""
         self._replays += 1
         count = self.counts[self.rank]
         for op in graph:
@@ -210,7 +209,7 @@ class FakeGpu:
             self.log.append(Op(op.kind, stream, self.epoch, op.steps, (event, int(count[at]))))
 
     def words(self, steps: Any, device: int) -> Any:
-        """In the place of `PreparedWords`."""
+        """Take the place of `PreparedWords`."""
         found = [tuple(step) for step in steps]
 
         def launch(stream: int) -> None:
@@ -220,7 +219,7 @@ class FakeGpu:
         return SimpleNamespace(launch=launch)
 
     def run(self, steps: list[tuple[Any, ...]], stream: int | None = None) -> None:
-        """Put a kernel on a stream, the current one by default."""
+        """Put a kernel on a stream, by default the current stream."""
         self._put(Op("kernel", stream or self.current.ptr, self.epoch, steps))
 
     def launch(self, steps: list[tuple[Any, ...]]) -> Any:
@@ -255,7 +254,7 @@ class FakeGpu:
 
 
 class FakeArena:
-    """Memory that has addresses and no bytes: every block is a segment."""
+    """Arena whose memory has addresses but no bytes; each block is a segment."""
 
     def __init__(self, world: Any) -> None:
         self.world, self.device = world, 0
@@ -277,7 +276,7 @@ class FakeArena:
         self.released.append(number)
 
     def field(self, elements: int, foreign: bool = False) -> Described:
-        """An array of float64, in the arena or outside it."""
+        """Describe a new array of float64, in the arena or outside it."""
         place = self.allocate(8 * elements).place
         pointer = self._at(place.segment[1]) + (AREA << 20 if foreign else 0)
         return Described(pointer, (elements,), (8,), np.dtype("f8"), 0, True)
@@ -305,7 +304,7 @@ class FakeArena:
 
 
 def _shifted(step: tuple[Any, ...], source: int, target: int) -> tuple[Any, ...]:
-    """A step at other addresses."""
+    """Return a step with shifted addresses."""
     kind, *rest = step
     shifts = (target,) if kind == "fill" else (source, target)
     moved = [at + ((s + (1 << 63)) % (1 << 64) - (1 << 63)) for at, s in zip(rest, shifts)]  # noqa: B905
@@ -318,7 +317,7 @@ def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judge(logs: list[list[Op]], seeds: int = 4) -> None:
-    """Fail unless all ranks' work comes to an end, in order wherever it touches the same bytes, and is right."""
+    """Assert that the work of all ranks terminates, has no race, and gives the expected values."""
     work = Work(logs)
     work.check_order()
     for seed in range(seeds):
@@ -326,7 +325,7 @@ def judge(logs: list[list[Op]], seeds: int = 4) -> None:
 
 
 class Work:
-    """Work given to the streams of all ranks; ``without`` leaves out one wait, by rank and place in the log."""
+    """Work on the streams of all ranks; ``without`` omits one wait, given by rank and index in the log."""
 
     def __init__(self, logs: list[list[Op]], without: tuple[int, int] | None = None) -> None:
         self.ops: list[Op] = []
@@ -352,7 +351,7 @@ class Work:
         self.order = self._sorted(random.Random(0))
 
     def _sorted(self, rng: random.Random) -> list[int]:
-        """An order that streams and events allow: some streams rush ahead of the others."""
+        """Return a random order that streams and events allow, in which some streams run far ahead."""
         after = defaultdict(list)
         for number, before in enumerate(self.before):
             for other in before:
@@ -375,7 +374,7 @@ class Work:
         return order
 
     def check_order(self) -> None:
-        """Assert that work which touches the same bytes, one piece of it writing, is ordered."""
+        """Assert that two kernels are ordered if they access the same bytes and one of them writes."""
         ancestors = [0] * len(self.ops)
         for number in self.order:
             for other in self.before[number]:
@@ -396,7 +395,7 @@ class Work:
         return f"{[step[0] for step in op.steps]} on stream {op.stream} of epoch {op.epoch}"
 
     def _masks(self) -> dict[int, tuple[int, int]]:
-        """For each kernel the bytes that it reads and writes, a bit each."""
+        """Return for each kernel the bytes that it reads and writes, as masks with a bit per byte."""
         found = {n: op.accesses() for n, op in enumerate(self.ops) if op.kind == "kernel"}
         sizes: dict[int, int] = defaultdict(int)
         for pair in found.values():
@@ -418,14 +417,14 @@ class Work:
         return {number: (mask(reads), mask(writes)) for number, (reads, writes) in found.items()}
 
     def execute(self, rng: random.Random) -> None:
-        """Run everything in some order that is allowed, and assert what the tests expect."""
+        """Run all work in a random allowed order, and assert the values that the tests expect."""
         memory = Memory()
         for number in self._sorted(rng):
             memory.run(self.ops[number], self._text(number))
 
 
 class Memory:
-    """Bytes of all GPUs, while the work of their streams is run."""
+    """Bytes of all GPUs during a run of the work."""
 
     def __init__(self) -> None:
         self._areas: dict[int, np.ndarray] = defaultdict(
@@ -436,7 +435,7 @@ class Memory:
         return self._areas[int(addresses[0]) // AREA], addresses % AREA
 
     def run(self, op: Op, text: str) -> None:
-        """Do what a kernel does, and assert what it expects."""
+        """Run the steps of a kernel, and assert the bytes in its "expect" steps."""
         for kind, first, *rest in op.steps if op.kind == "kernel" else ():
             memory, index = self._at(first)
             if kind == "fill":
@@ -453,7 +452,7 @@ class Memory:
 
 
 def waits(logs: list[list[Op]], epochs: range) -> Iterator[tuple[int, int]]:
-    """The waits of some epochs, by rank and place in the log."""
+    """Yield the waits of some epochs, as rank and index in the log."""
     for rank, log in enumerate(logs):
         for at, op in enumerate(log):
             if op.kind == "wait" and op.epoch in epochs:

@@ -1,7 +1,7 @@
-"""NCCL between GPUs that the host plays: moves bytes by MPI, at once, and is strict where NCCL waits or goes wrong.
+"""NCCL between simulated GPUs (`fake_cupy`): moves bytes by MPI at once, and asserts where NCCL would hang or fail.
 
-Between two ranks sends and receives must be as many, in the same order and of the same bytes, in groups that all ranks
-start in the same order. Ranks must have been connected before a group is captured.
+Sends and receives between two ranks must match in number, order and size, and all ranks must start groups in the same
+order. Ranks must be connected before a group is captured.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class FakeNccl:
     Attributes
     ----------
     groups : list of list of NcclOp
-        Those that were launched, but for the ones that connect ranks.
+        Launched groups, except groups that only connect ranks.
     is_stuck : bool
-        Set to let this rank's kernels wait from now on.
+        Set to make this rank's kernels wait from now on.
     blocks : threading.Event or None
-        Given, communicators wait for it.
+        If set, the creation of a communicator waits for this event.
     aborted : list of int
+        Aborted communicators.
     """
 
     def __init__(self, machine: Machine, comm: MPI.Intracomm, version: int = 22907) -> None:
@@ -147,7 +148,7 @@ def machine_with_nccl(
     shared: bool = False,
     version: int = 22907,
 ) -> tuple[Machine, FakeNccl]:
-    """Return this rank's GPU and NCCL, installed; collective."""
+    """Install and return a simulated GPU and NCCL for this rank; collective."""
     machine = Machine(comm.rank, shared=shared)
     machine.install(monkeypatch)
     monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Short limits on waits for ranks that do not come, after everything has been made under a long one."""
+"""Short time limits on waits for an absent rank, after a setup under a long limit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from halox.runtime.waiting import Waiter
 
 SHORT_S = 0.7
-"""Long enough for a wait to be published, and for another look at the ranks that are waited for."""
+"""Time limit, long enough for a rank to publish its wait and to look again at the calls of the other ranks."""
 
 
 @contextmanager
 def short_waits(seconds: float = SHORT_S) -> Iterator[None]:
-    """Let waits of this rank that begin inside give up after ``seconds``, whatever HALOX_TIMEOUT was."""
+    """Limit waits that this rank begins in the context to ``seconds``, whatever HALOX_TIMEOUT was."""
     wait_long = Waiter._wait_long
 
     def wait(self: Waiter, *arguments: Any) -> None:

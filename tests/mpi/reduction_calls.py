@@ -1,4 +1,4 @@
-"""Calls of a grid with arrays that it keeps launches for."""
+"""Reductions of a grid for which it keeps prepared launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Calls = tuple[Callable[[], Any], ...]
 
 
 def calls_with(grid: halox.Grid, given: Any, out: Any, field: Any, number: Any) -> Calls:
-    """Allreduces of an array into a new one, in place and into another; sums of a field likewise."""
+    """Return allreduces to a new array, in place and to ``out``; sums of a field to a new array and to ``number``."""
     return (
         lambda: grid.allreduce(given),
         lambda: grid.allreduce(given, out=given),
@@ -25,7 +25,7 @@ def calls_with(grid: halox.Grid, given: Any, out: Any, field: Any, number: Any) 
 
 
 def check_closed(calls: Calls) -> None:
-    """All of them raise, though they were made before."""
+    """Assert that all calls raise ClosedError, although their launches were prepared."""
     for call in calls:
         with pytest.raises(ClosedError):
             call()

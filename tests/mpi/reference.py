@@ -1,6 +1,6 @@
-"""Random grids and fields, and what an exchange must make of them, worked out without halox.
+"""Random grids and fields, and the result of an exchange, computed without halox.
 
-Every value tells its global point, component and field, so that a cell in the wrong place is a wrong value.
+Every value encodes its global point, component and field, so that a cell in the wrong place has a wrong value.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: list[Any]) -> Case
     shape = tuple(int(p * rng.integers(1, most) + rng.integers(0, p)) for p in procs)
 
     def widths() -> tuple[tuple[int, int], ...]:
-        # The smallest block bounds the width; one less where a staggered point takes a place in it.
+        # The smallest block limits the width. A staggered axis needs one more point on the high side: see below.
         found = []
         for n, p, wraps in zip(shape, procs, periodic, strict=True):
             limit = n // p if p > 1 or wraps else 3
@@ -98,7 +98,7 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: list[Any]) -> Case
 
 
 def allocated(grid: Any, like: Any, allocation: str) -> Any:
-    """An array of the shape of another one, its memory laid out in one of several ways."""
+    """Return an array of the shape and dtype of ``like``, with the memory layout that ``allocation`` names."""
     xp, shape, dtype = grid.xp, like.shape, like.dtype
     n = len(shape)
     if allocation == "F":
@@ -114,7 +114,7 @@ def allocated(grid: Any, like: Any, allocation: str) -> Any:
 
 
 def host(array: Any) -> np.ndarray:
-    """An array of NumPy or CuPy in host memory."""
+    """Return an array of NumPy or CuPy in host memory."""
     return array if isinstance(array, np.ndarray) else array.get()
 
 
@@ -124,7 +124,7 @@ def part_range(n: int, parts: int, part: int) -> tuple[int, int]:
 
 
 def cast(ids: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Turn unique ids into values of any dtype, as different as it can tell apart."""
+    """Convert unique ids to values of any dtype, as distinct as the dtype allows."""
     if dtype.names:
         out = np.zeros(ids.shape, dtype)
         for name in dtype.names:
@@ -147,7 +147,7 @@ def poison(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 @dataclass
 class Expected:
-    """One rank's array before and after, and which of its cells it owns."""
+    """One rank's array before and after an exchange, and masks and ids of its cells."""
 
     before: np.ndarray
     after: np.ndarray
@@ -196,7 +196,7 @@ def expected(case: Case, f: Field, coords: tuple[int, ...], number: int) -> Expe
 
 
 def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays hold the same values, padding of structures left out."""
+    """Whether two arrays hold the same values, padding of structures ignored."""
     if a.dtype.names:
         return all(same_bytes(a[name], b[name]) for name in a.dtype.names)
     if a.dtype.itemsize == 16 and a.dtype.kind == "f":  # 6 of its bytes are padding
@@ -213,7 +213,7 @@ def check_adjoint(
 ) -> None:
     """Assert <E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, for small integers from ``rng``.
 
-    ``wanted`` has ``before``, ``filled`` and ``owned`` of each field, ``make`` makes fields of values.
+    ``wanted`` has ``before``, ``filled`` and ``owned`` of each field; ``make`` makes fields with given values.
     """
     start = [rng.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
     other = [rng.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]

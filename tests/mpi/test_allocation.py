@@ -1,4 +1,4 @@
-"""Allocation of fields: meetings of the ranks, and ranks whose fields differ or cannot be had."""
+"""Allocation of fields: communication between ranks, different fields on the ranks, and errors of one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halox.runtime.communicator import Communicator
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
-# Of so many components a field is large, and its faces have short blocks: it is not in shared memory.
+# A field with so many components is large, and its faces have short blocks: it is not in shared memory.
 LARGE = 400
 
 
@@ -59,7 +59,7 @@ def test_known_layouts_are_allocated_in_one_meeting(
 
 
 def test_ranks_may_differ_in_where_fields_are(grid: halox.Grid) -> None:
-    """Fields are compared at their exchange, not before."""
+    """Ranks may allocate different fields; only their exchange compares them."""
     for _ in range(3):
         components = LARGE if grid.rank == 0 else 1
         u = grid.full(grid.rank, components=components)
@@ -88,7 +88,7 @@ def test_room_is_free_again_after_an_error_of_another_rank(grid: halox.Grid) -> 
 def test_without_shared_memory_for_one_rank(
     grid: halox.Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks of the node take private memory then."""
+    """All ranks of the node then use private memory."""
 
     def full(name: str, nbytes: int) -> object:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""Allreduce of NumPy arrays on several ranks, against NumPy in the order of the ranks."""
+"""Allreduce of NumPy arrays on several ranks, compared with NumPy in rank order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001, SMALL, SMALL + 1, 9999]
 @pytest.fixture(params=["one node", "two nodes", "a node each"])
 def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm: World) -> str:
     if request.param == "two nodes":
-        # Of unlike sizes, their ranks taking turns.
+        # Nodes of different sizes, with interleaved ranks.
         monkeypatch.setenv("HALOX_NODE", "second" if comm.rank % 3 == 1 else "first")
     if request.param == "a node each":
         monkeypatch.setenv("HALOX_NODE", "rank")
@@ -123,7 +123,7 @@ def test_the_same_bits_in_every_run(algorithm: str, elements: int, comm: World) 
 
 
 def test_the_size_does_not_change_the_order(comm: World) -> None:
-    """An element's bits are the same whether its array is gathered or scattered."""
+    """An element has the same bits in a small array, which is gathered, and in a larger one, which is scattered."""
     values = np.random.default_rng(comm.rank).normal(size=GATHERED + 1)
     with (
         Allreduce(comm, GATHERED + 1, "f8", "sum", "host") as large,
@@ -135,7 +135,7 @@ def test_the_size_does_not_change_the_order(comm: World) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("rows", [3, 2000])
 class TestArrays:
-    """Places of arrays and results in memory."""
+    """Addresses and strides of arrays and results."""
 
     def test_in_place(self, algorithm: str, rows: int, comm: World) -> None:
         array, total = self._values(rows, comm)
@@ -259,7 +259,7 @@ def test_absurd_shapes(algorithm: str, nodes: str, comm: World) -> None:
             Allreduce(comm, shape, "f8", algorithm=algorithm)
     with pytest.raises(FieldError, match="needs 65 axes"):
         Allreduce(comm, (1,) * 65, "f8", algorithm=algorithm)
-    # Memory does not grow with the array, of which there is one only at a call.
+    # Memory does not grow with the shape: only a call needs an array.
     Allreduce(comm, 1 << 52, "f8", algorithm=algorithm).close()
 
 
@@ -340,7 +340,7 @@ def test_the_choice(nodes: str, comm: World) -> None:
 
 
 def test_of_the_grid(comm: World) -> None:
-    """The same order, and so the same bits on all ranks."""
+    """The grid's allreduce also combines in rank order, so all ranks get the same bits."""
     with halox.Grid((4 * comm.size, 4), comm=comm, device="cpu") as grid:
         for elements in (5, 5000):
             values = [sample("f4", "sum", elements, rank) for rank in range(comm.size)]
@@ -358,7 +358,7 @@ def is_shared(reduce: halox.Allreduce) -> bool:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_where_ranks_meet(algorithm: str, memory: bool, comm: World) -> None:
-    """In shared memory where there is enough; with the same bits, errors, and waits where there isn't."""
+    """Ranks combine through shared memory if there is enough, otherwise with the same bits and errors."""
     for elements in (3, 20000):
         values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
         with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
@@ -388,7 +388,7 @@ def test_a_rank_alone_calls_no_mpi(algorithm: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("elements", [3, 4096, 5000, 4096 + 512])
 def test_many_calls_in_a_row(elements: int, comm: World) -> None:
-    """Of ranks that hurry and lag in turns; the slots of one call are those of calls before."""
+    """Calls reuse the slots of earlier calls, while random ranks are late."""
     rng = np.random.default_rng(comm.rank)
     base = np.arange(elements)
     ok = True
@@ -405,7 +405,7 @@ def test_many_calls_in_a_row(elements: int, comm: World) -> None:
 
 
 class LateMoves:
-    """Moves as late as a GPU's stream may make them: when they are waited for."""
+    """Copies as late as a GPU's stream may run them: in ``wait``."""
 
     def __init__(self) -> None:
         self._pending: list[tuple[Any, Any]] = []
@@ -430,7 +430,7 @@ class LateMoves:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("elements", [3, 600, 4096, 5000])
 def test_moves_that_end_late(elements: int, comm: World) -> None:
-    """A slot is written again only when what was on its way out of it has ended."""
+    """A slot is overwritten only after the copies out of it have ended."""
     ground = Context(halox.runtime.world.World(comm))
     what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
     made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
@@ -454,7 +454,7 @@ def test_moves_that_end_late(elements: int, comm: World) -> None:
 
 @pytest.mark.parametrize("first", ["small", "large"])
 def test_memory_that_was_used_before(first: str, comm: World) -> None:
-    """By another reduction, by fields, after errors: flags count on from what they find."""
+    """Memory holds leftovers of reductions, fields and failed calls; flags count on from the values that they find."""
     ground = Context(halox.runtime.world.World(comm))
     sizes = [5, 9000] if first == "small" else [9000, 5]
     for turn in range(4):

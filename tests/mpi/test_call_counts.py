@@ -1,4 +1,4 @@
-"""Python calls of an exchange: a number that does not depend on how busy the machine is."""
+"""Number of Python calls in an exchange: a measure of overhead that does not depend on the load of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ World = MPI.Intracomm
 
 
 def calls_of(action: Callable[[], Any]) -> Counter[CodeType]:
-    """Python functions that run, those that a rank calls again and again while it waits left out."""
+    """Count the Python calls of an action, except calls while the rank waits, which vary."""
     found: Counter[CodeType] = Counter()
     waits = 0
     until = waiting.Waiter.until.__code__
@@ -44,7 +44,7 @@ def calls_of(action: Callable[[], Any]) -> Counter[CodeType]:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("own", [False, True])
 def test_a_first_exchange_makes_few_calls(comm: World, own: bool) -> None:
-    """Its plan included: 26 neighbours, 52 parts."""
+    """A first exchange also makes the plan, with 26 neighbours and 52 parts."""
     with halox.Grid((64, 64, 64), halo=1, periodic=True, comm=comm, device="cpu") as grid:
         u = np.zeros(grid.padded_shape) if own else grid.zeros()
         calls = calls_of(lambda: grid.exchange(u))
@@ -61,13 +61,13 @@ def test_a_later_exchange_touches_no_channel_that_does_nothing(comm: World) -> N
                 grid.exchange(u)
             calls = calls_of(lambda u=u: grid.exchange(u))  # type: ignore[misc]
             assert not idle & set(calls)
-            # Those of the user, the cache, the plan, and no more than two channels.
+            # The calls of the user, the cache, the plan, and at most two channels.
             assert calls.total() < 60
 
 
 @pytest.mark.ranks(1, 2, 3)
 def test_a_new_array_makes_no_datatype_and_no_word(comm: World) -> None:
-    """Views alone: no datatypes, no packers, nothing between the ranks but the exchange itself."""
+    """A new array with a known layout needs views only: no datatypes, and no messages besides the exchange."""
     with halox.Grid((24, 24, 24), halo=1, periodic=True, comm=comm, device="cpu") as grid:
         for u in (np.zeros(grid.padded_shape) for _ in range(2)):
             grid.exchange(u)

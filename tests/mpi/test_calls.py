@@ -1,4 +1,4 @@
-"""Collective calls that differ between ranks: an error on all of them that names the calls, on any nodes."""
+"""Collective calls that differ between ranks: all ranks raise an error that names the calls, on one node or several."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CALLS: dict[str, Call] = {
     ],
 )
 def test_first_calls(mine: str, theirs: str, node: str, comm: Comm) -> None:
-    """Both sides meet the others: all raise at once, and the grid goes on."""
+    """Both calls begin with communication between all ranks: all raise at once, and the grid stays usable."""
     grid = box(comm)
     u = grid.zeros()
     others = "rank 1" if comm.size == 2 else "ranks 1, 2"
@@ -93,7 +93,7 @@ def test_first_calls(mine: str, theirs: str, node: str, comm: Comm) -> None:
 def test_calls_that_have_been_made_before(
     theirs: str, node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that wait for flags or messages find out long before the limit, and refuse to go on."""
+    """Ranks that wait for flags or messages detect the mismatch long before HALOX_TIMEOUT; the grid stays broken."""
     monkeypatch.setenv("HALOX_TIMEOUT", "60")
     grid = box(comm)
     u = grid.zeros()
@@ -172,12 +172,12 @@ def test_a_long_wait_is_told_once(
         grid.exchange(u)
         comm.Barrier()
         with monkeypatch.context() as patch:
-            # Only the wait for rank 1 is told of, however slow the machine is.
+            # Report only the wait for rank 1, however slow the machine is.
             patch.setattr(status, "_NOTICE_S", math.inf if comm.rank else 1.0)
             patch.setattr(status.CallWatch, "_tell", tell_and_note)
             if comm.rank == 1:
                 assert becomes(has_told.exists)
-                time.sleep(1)  # in which it could be told again
+                time.sleep(1)  # long enough for a second report
             grid.sum(u)
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("halox:")]
     told = comm.allgather(said)
@@ -207,7 +207,7 @@ def test_the_error_of_a_timeout_says_where_the_other_is(node: str, comm: Comm) -
 
 @pytest.mark.ranks(2)
 def test_a_rank_that_has_no_communicator_to_tell_the_others_by(comm: Comm) -> None:
-    """It raises alone; the others' time-out says which call they wait in, and with what."""
+    """A rank with a bad argument raises alone; the error of the other rank's timeout names the call and the object."""
     own, grid = comm.Dup(), box(comm)
     makings: dict[str, Callable[[Any], Any]] = {
         "making an Exchange for rank 1 to do so with the same comm": lambda none: halox.Exchange(
@@ -249,7 +249,7 @@ def test_the_log_of_calls(
     assert all(f"rank {comm.rank} of {comm.size}" in line for line in said)
 
 
-# What ranks tell one another
+# Objects and errors that ranks send one another
 
 
 def test_objects_of_any_size(node: str, comm: Comm) -> None:
@@ -331,7 +331,7 @@ def test_a_communicator_that_has_failed_is_not_used_again(comm: Comm) -> None:
 
 
 def test_nothing_is_printed_in_a_plain_run(tmp_path: Any) -> None:
-    """Under the launcher as it is, without halox's settings for it; once, from one process."""
+    """The launcher runs with its defaults, without halox's settings; only a test on one rank starts it."""
     if MPI.COMM_WORLD.size > 1:
         return
     script = tmp_path / "quiet.py"

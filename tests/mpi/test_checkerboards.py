@@ -1,6 +1,6 @@
-"""Fields of one parity: every halo cell within reach holds the neighbour's value, nothing else moves.
+"""Fields of one parity: an exchange fills every halo cell within reach, and moves nothing else.
 
-Held against the cells worked out one by one, against whole fields exchanged by halox, and against numpy.roll.
+The tests compare with cells computed one by one, with exchanges of whole fields, and with numpy.roll.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[
 def test_random_checkerboard(
     number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each halo cell within reach has its value, no other cell has changed, and no byte more has come."""
-    if number % 2:  # as large grids are
+    """Each halo cell within reach has its value, no other cell changes, and no surplus byte is received."""
+    if number % 2:  # read in place, as on large grids
         monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
     if number % 5 == 0:
         monkeypatch.setenv("HALOX_NODE", "rank")
@@ -103,7 +103,7 @@ LATTICES = [(16,), (6, 24), (6, 8, 12), (6, 6, 4, 12)]
 
 
 def lattice(shape: tuple[int, ...], comm: MPI.Intracomm, **options: Any) -> halox.Grid:
-    """A checkerboard of halo 3, with ranks along the last axis where they fit, else where they do."""
+    """Make a checkerboard of halo 3, with the ranks along the last axis if they fit, otherwise along other axes."""
     options = {"halo": 3, "periodic": True, "checkerboard": True, "device": "cpu"} | options
     for procs in sorted(factorisations(comm.size, len(shape)), key=lambda p: p[::-1], reverse=True):
         fits = all(n // p >= 3 for n, p in zip(shape, procs, strict=True))
@@ -113,7 +113,7 @@ def lattice(shape: tuple[int, ...], comm: MPI.Intracomm, **options: Any) -> halo
 
 
 def split(grid: halox.Grid, whole: np.ndarray, parity: str, dtype: str, **options: Any) -> Any:
-    """The cells of one parity of a whole lattice, as a field with its halo poisoned."""
+    """Return the cells of one parity of a whole lattice, as a field with a poisoned halo."""
     u = grid.full(np.nan, dtype, parity=parity, **options)
     index = np.broadcast_arrays(*grid.indices(parity=parity))  # type: ignore[arg-type]
     grid.interior(u)[...] = whole[(..., *index)]
@@ -121,7 +121,7 @@ def split(grid: halox.Grid, whole: np.ndarray, parity: str, dtype: str, **option
 
 
 def whole_of(grid: halox.Grid, u: Any, parity: str) -> np.ndarray | None:
-    """A gathered field on the whole lattice, with NaN at the other parity; on rank 0."""
+    """Gather a field on the whole lattice, with NaN at cells of the other parity; on rank 0."""
     compact = grid.gather(u)
     if compact is None:
         return None
@@ -137,7 +137,7 @@ def whole_of(grid: halox.Grid, u: Any, parity: str) -> np.ndarray | None:
 def test_a_stencil_against_roll(
     shape: tuple[int, ...], offsets: tuple[int, ...], comm: MPI.Intracomm
 ) -> None:
-    """Sums over neighbours at the offsets, on each rank from its halo, and by numpy.roll of the whole lattice."""
+    """Sums over neighbours at the offsets, with cells from the halo, equal numpy.roll on the whole lattice."""
     with lattice(shape, comm) as grid:
         ndim = len(shape)
         whole = np.random.default_rng(SEED).integers(-99, 100, (2, *grid.grid_shape)).astype("f8")
@@ -149,7 +149,7 @@ def test_a_stencil_against_roll(
         for parity in ("even", "odd"):
             u = split(grid, whole, parity, "f8", components=2, offsets=offsets)
             grid.exchange(u)
-            # Spread over this rank's part of the lattice, with NaN at all cells that have not come.
+            # The field on this rank's part of the lattice, with NaN at all cells that were not received.
             index = [
                 np.broadcast_to(x, u.shape[1:]) for x in grid.indices(parity=parity, halo=True)
             ]
@@ -180,7 +180,7 @@ def test_a_stencil_against_roll(
 def test_as_a_whole_field(
     shape: tuple[int, ...], width: int, corners: bool, comm: MPI.Intracomm
 ) -> None:
-    """The same cells come as in an exchange of a field of all cells; those of both parities in one exchange."""
+    """An exchange fills the same halo cells as for a field of all cells, also with both parities in one exchange."""
     periodic = [axis % 2 == 0 for axis in range(len(shape))]
     with lattice(shape, comm, halo=width, periodic=periodic, corners=corners) as grid:
         whole = np.random.default_rng(SEED).random(grid.grid_shape)
@@ -242,7 +242,7 @@ def test_factories(comm: MPI.Intracomm) -> None:
 
 
 def test_declared_again(comm: MPI.Intracomm) -> None:
-    """Other offsets hold from the next exchange on; a plan made before stays as it is."""
+    """New offsets take effect at the next exchange; an existing plan keeps its offsets."""
     with lattice((6, 24), comm) as grid:
         u = grid.zeros(parity="odd", offsets=(1, 3))
         plan = grid.plan(u)
@@ -255,14 +255,14 @@ def test_declared_again(comm: MPI.Intracomm) -> None:
         rows_before = [row for row in plan.explain().rows if row.direction == "receive"]
         area = [n * m for n, m in ((grid.rank_shape[0], 6), (grid.rank_shape[1], 6))]
         corners = 6 * 6
-        # Half the cells of the layers below and above along both axes, of 8 bytes each.
+        # Half the cells of the layers below and above along both axes, 8 bytes per cell.
         assert received == [4 * (sum(area) + corners), 4 * sum(area) // 3, 4 * sum(area)]
         assert sum(row.nbytes for row in rows_before) == received[2]
         plan()
 
 
 def test_offsets_of_a_field_of_all_cells(comm: MPI.Intracomm) -> None:
-    """Three layers of a halo of four, and no corners."""
+    """Offsets 1 and 3 fill three layers of a halo of four, and no corners."""
     with halox.Grid((8, 8 * comm.size), halo=4, periodic=True, comm=comm, device="cpu") as grid:
         u = grid.full(-1, "i4", offsets=(1, 3))
         grid.interior(u)[...] = 1
@@ -311,18 +311,18 @@ def two(grid: halox.Grid, **options: Any) -> tuple[Any, Any]:
 
 
 def on_one_rank(grid: halox.Grid) -> Any:
-    """The even field on rank 0, the odd one on the others."""
+    """Return the even field on rank 0, the odd field on the other ranks."""
     return two(grid)[min(grid.rank, 1)]
 
 
 def own(grid: halox.Grid, call: Callable[[halox.Grid, Any], Any]) -> None:
-    """Call with an array of the user's own, in the shape of a field of one parity."""
+    """Call with an array that the user has allocated in the shape of a field of one parity."""
     u = grid.zeros(parity="even")
     call(grid, np.zeros(u.shape))
 
 
 def odd_blocks(comm: MPI.Intracomm) -> None:
-    """A field on a grid of blocks that begin at odd cells."""
+    """Allocate a field of one parity on a grid with blocks that begin at odd cells."""
     blocks = [3] * (comm.size - 1) + [3 + (comm.size % 2) * 3]
     shape = (4, sum(blocks))
     with halox.Grid(shape, blocks=[(4,), blocks], comm=comm, device="cpu") as grid:

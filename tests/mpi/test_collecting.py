@@ -1,4 +1,4 @@
-"""Plans, fields and grids that are collected at instructions of halox which differ between ranks: all else goes on."""
+"""Garbage collection of plans, fields and grids at any instruction of halox, different on each rank, harms no call."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Copy = Callable[[halox.Grid, Any], Any]
 
 
 def full_of(grid: halox.Grid, value: float) -> Any:
-    """A field of the grid's: each rank's cells have the value and its rank."""
+    """Return a field with the value plus the rank in the owned cells."""
     field = grid.zeros()
     field[1:-1, 1:-1] = value + grid.rank
     return field
 
 
 def check(grid: halox.Grid, field: Any, value: float) -> None:
-    """The halos above and below are those of the neighbours."""
+    """Assert that the halos along the first axis hold the neighbours' values."""
     before, after = (grid.rank - 1) % grid.size, (grid.rank + 1) % grid.size
     assert (field[0, 1:-1] == value + before).all()
     assert (field[-1, 1:-1] == value + after).all()
 
 
 def work(comm: MPI.Intracomm, doomed: list[Any], number: int, device: str, copy: Copy) -> None:
-    """Make, use and leave behind objects of every kind."""
+    """Make and use objects of every kind, and leave them in ``doomed``."""
     shape, size = (ROWS * comm.size, COLUMNS), comm.size
     options: dict[str, Any] = {
         "halo": 1,
@@ -89,7 +89,7 @@ def go_on(
     device: str = "cpu",
     copy: Copy = lambda grid, field: field.copy(),
 ) -> None:
-    """Work while objects of earlier rounds are collected, about twenty in a round, wherever this rank is."""
+    """Work while objects of earlier rounds are collected, about twenty per round, at random instructions of a rank."""
     rng, doomed, error = random.Random(comm.rank), [], None
     gap = 10_000
     for number in range(1, 5):
@@ -107,7 +107,7 @@ def go_on(
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let plans and launches be dropped for others, too."""
+    """Make the caches small, so that they drop plans and launches."""
     monkeypatch.setattr(cache, "CAPACITY", 3)
     monkeypatch.setattr(prepared, "MOST_LAUNCHES", 2)
 

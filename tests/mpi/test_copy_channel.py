@@ -1,4 +1,4 @@
-"""The order of the copy engine's channel, without a GPU: what the streams of all ranks were given, judged together."""
+"""Order of the copy engine's channel, without a GPU: a check of the recorded work of all ranks' streams together."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.usually(3)]
 
 
 class CopyRig(Rig):
-    """A channel of copies over a GPU that runs nothing, and a caller that uses it.
+    """A copy channel on a GPU that runs nothing (`fake_gpu`), and its caller.
 
-    ``refused`` is what the driver says against captures.
+    ``refused`` is the reason why the driver cannot capture, None if it can.
     """
 
     refused: str | None = None
@@ -51,7 +51,7 @@ class CopyRig(Rig):
         super().__init__(comm, monkeypatch, *args)
 
     def side_stream(self, device: int) -> Any:
-        """A stream that nobody else uses; streams of the driver last."""
+        """Return a stream for the channel alone, listed after the streams of the caller."""
         self.gpu.streams.append(FakeStream(self.gpu, 100 + len(self.gpu.streams)))
         before, after = FakeEvent(self.gpu), FakeEvent(self.gpu)
         return SimpleNamespace(stream=self.gpu.streams[-1], before=before, after=after)
@@ -73,7 +73,7 @@ class CopyRig(Rig):
         return SimpleNamespace(launch=made.launch, calls=1)
 
     def capture(self, form: str = "run") -> list[Any]:
-        """An exchange in a graph; in the form of a plan's call, or of start and finish beside other work."""
+        """Capture an exchange in a graph, as a call of the plan or as start and finish."""
         self.gpu.begin_capture()
         self.channel.check()
         if form == "run":
@@ -87,7 +87,7 @@ class CopyRig(Rig):
         return graph
 
     def replay(self, graph: list[Any], epoch: int) -> None:
-        """A step by a replay of an exchange; the host goes on at once."""
+        """Make a step by a replay of a graph, without a wait of the host."""
         self.gpu.epoch = epoch
         self.fill(epoch)
         self.gpu.replay(graph)
@@ -117,7 +117,7 @@ def rig(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 
 def mixed(size: int) -> list[Wire]:
-    """Both ways, of other types at each end; one direction put, the other one got."""
+    """Messages to both neighbours, with different types at each end; put to the lower one, get to the higher one."""
     return [
         Wire(r, (r + s) % size, ("columns", "vector"), ("vector", "scattered"), way, s + 1)
         for r in range(size)
@@ -149,7 +149,7 @@ def test_every_wait_is_there_and_needed(
 
 @pytest.mark.parametrize("number", range(15))
 def test_random_messages(number: int, rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
-    """Any messages, types and parts at once, from any layout to any other."""
+    """Random messages, types and numbers of parts in one exchange."""
     rng = np.random.default_rng([number, comm.size])
     wires = []
     for tag in range(rng.integers(1, 9)):
@@ -180,7 +180,7 @@ def test_the_caller_changes_streams(rig: Callable[..., CopyRig], comm: MPI.Intra
 def test_two_plans_are_finished_in_any_order(
     rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
-    """Each rank finishes them in an order of its own; whoever waits moves what the others wait for."""
+    """Ranks finish two plans in different orders: a rank that waits in one plan also progresses the other plan."""
     with short_waits(20):
         made = rig(mixed(comm.size))
         links = [made.link]
@@ -216,7 +216,7 @@ def test_two_plans_are_finished_in_any_order(
 def test_more_blocks_than_a_key_holds(
     shape: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several windows a message, in normal exchanges and in replays."""
+    """A message then needs several windows, in normal exchanges and in replays."""
     few = dataclasses.replace(CopyEngine.limits, entries=4)
     monkeypatch.setattr(CopyEngine, "limits", few)
     made = rig(SHAPES[shape](comm.size))
@@ -229,7 +229,7 @@ def test_more_blocks_than_a_key_holds(
 
 
 def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
-    """A second plan of the same arrays maps none and sends none, and neither memory nor events grow."""
+    """Later plans of the same arrays map no window, receive no key and create no event."""
     made = rig(mixed(comm.size))
     assert made.keys is not None
     counts = []
@@ -242,7 +242,7 @@ def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracom
 
 
 def steps_of(made: CopyRig, graphs: list[Any], order: str) -> None:
-    """Steps by graphs (letters, g the first) and by normal exchanges (n)."""
+    """Make a step per letter of ``order``: n for a normal exchange, g for the first graph, h for the second."""
     made.poison()
     for epoch, letter in enumerate(order):
         if letter == "n":
@@ -257,7 +257,7 @@ def steps_of(made: CopyRig, graphs: list[Any], order: str) -> None:
 def test_replays_and_normal_exchanges(
     shape: str, form: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
-    """Right in every order that was tried, and also where all streams of a GPU share one queue."""
+    """Values are right in several random orders, also if all streams of a GPU share one hardware queue."""
     made = rig(SHAPES[shape](comm.size))
     other = "run" if form != "run" else "start and finish"
     graphs = [made.capture(form), made.capture(other)]
@@ -278,7 +278,7 @@ def test_replays_and_normal_exchanges(
 def test_no_order_of_a_graph_is_stuck(
     shape: str, form: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
-    """All orders of the words of three replays and a normal exchange in between, one by one."""
+    """No order of the words deadlocks: in three replays and a normal exchange, on four ranks in two replays."""
     made = rig(SHAPES[shape](comm.size))
     steps_of(made, [made.capture(form)], "ggng" if comm.size < 4 else "gg")
 
@@ -292,7 +292,7 @@ def test_no_order_of_a_graph_is_stuck(
 
 @shapes
 def test_every_word_is_needed(shape: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
-    """Without any one wait or write of a replay, the judge finds something wrong."""
+    """The check fails if any single wait or write of a replay is omitted."""
     made = rig(SHAPES[shape](comm.size))
     steps_of(made, [made.capture()], "gggg")
 
@@ -323,7 +323,7 @@ def test_every_word_is_needed(shape: str, rig: Callable[..., CopyRig], comm: MPI
 def test_a_graph_holds_copies_and_words_alone(
     rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
-    """No kernel, and no interprocess event, which the driver would not capture; the host waits for nobody."""
+    """A graph has no interprocess event, which the driver cannot capture; the host waits for no rank."""
     made = rig(mixed(comm.size))
     if comm.rank == 0:  # the others have not begun
         graph = made.capture()
@@ -363,7 +363,7 @@ def test_half_an_exchange_in_a_capture(rig: Callable[..., CopyRig], comm: MPI.In
 def test_capture_is_refused_before_anything_happens(
     refusing: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver of any peer that captures no words, and a stream that cannot be captured."""
+    """The driver of either end cannot capture words, or the stream cannot be captured: no work is enqueued."""
     if refusing != "legacy stream" and (comm.rank == 0) == (refusing == "here"):
         monkeypatch.setattr(CopyRig, "refused", "the driver does not want to")
     made = rig(ring("put", comm.size))
@@ -379,7 +379,7 @@ def test_capture_is_refused_before_anything_happens(
         "legacy stream": "another stream is captured",
     }[refusing]
     if refusing == "here" and comm.rank not in (0, 1, comm.size - 1):
-        made.gpu.capturing.clear()  # no peer of rank 0
+        made.gpu.capturing.clear()  # this rank and rank 0 exchange no message
     else:
         with pytest.raises(StateError, match=rf"scatter_gather path .*captured.*{said}|{said}"):
             made.channel.check()

@@ -1,4 +1,4 @@
-"""The copy engine as a path, from end to end, on GPUs that the host plays: a driver that copies memory they map."""
+"""The copy-engine path from end to end on simulated GPUs, with a driver that copies mapped host memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.fake_driver import CAPTURED, fake_driver
 from tests.unit.host_launches import host_launches
 
 require("cxx")
-require("nvrtc")  # comes with the driver's bindings
+require("nvrtc")  # in the same package as the driver's bindings
 
 pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.usually(2)]
 
@@ -36,7 +36,7 @@ PATH = "scatter_gather/copy_engine"
 
 
 class MappedArena(FakeArena):
-    """Memory that the ranks map, arrays included; all arenas of a process know one another's."""
+    """Memory that ranks can map, arrays included; all arenas of a process know one another's blocks."""
 
     arenas: ClassVar[dict[str, MappedArena]] = {}
 
@@ -79,7 +79,7 @@ class MappedArena(FakeArena):
 def machine(
     request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A GPU a rank, shared by all ranks; yields the driver, which counts its calls."""
+    """Simulate one GPU, shared by all ranks; yield the driver, which counts its calls."""
     gpu = Machine(comm.rank, shared=True)
     gpu.install(monkeypatch)
     event = SimpleNamespace(ptr=0)
@@ -98,14 +98,14 @@ def machine(
 
 
 def of_grid(comm: MPI.Intracomm, n: int) -> tuple[halox.Grid, Any]:
-    """A grid that lends memory, and n bytes of it."""
+    """Return a grid, and n bytes that it has allocated."""
     grid = halox.Grid((comm.size,), halo=0, comm=comm.Dup(), device="gpu")
     return grid, grid.zeros("u1", components=(n,)).reshape(n)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_halos(axis: int, machine: Any, comm: MPI.Intracomm) -> None:
-    """Fields of several dtypes, with edges and corners, uneven blocks, step by step."""
+    """Fields of several dtypes, with edges, corners and uneven blocks, are right after every step."""
     shape, procs = [7, 8, 9], [1, 1, 1]
     shape[axis], procs[axis] = 4 * comm.size + 1, comm.size
     with halox.Grid(
@@ -174,7 +174,7 @@ def test_which_end_is_mapped(mappable: str, machine: Any, comm: MPI.Intracomm) -
 
 @pytest.mark.parametrize("n", [6, 128])
 def test_multiprocessors_are_left_alone(n: int, machine: Any, comm: MPI.Intracomm) -> None:
-    """Rows of a kilobyte are left to copy engines, shorter ones to kernels; a path asked for is taken."""
+    """With leave_sms copy engines copy rows of a kilobyte and kernels copy shorter rows, unless ``path`` is given."""
     options: Any = {"periodic": True, "proc_shape": (comm.size, 1), "device": "gpu"}
     with halox.Grid((4 * comm.size, n), comm=comm.Dup(), leave_sms=True, **options) as grid:
         u = grid.zeros("f8")
@@ -189,7 +189,7 @@ def test_multiprocessors_are_left_alone(n: int, machine: Any, comm: MPI.Intracom
 
 
 class Graph:
-    """Calls of the driver, captured in the place of being made."""
+    """Driver calls, captured instead of executed; `launch` executes them."""
 
     def __init__(self, machine: Any) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -220,7 +220,7 @@ class Graph:
 
 @pytest.mark.parametrize("form", ["plan", "start and finish"])
 def test_replays_among_processes(form: str, machine: Any, comm: MPI.Intracomm) -> None:
-    """Ranks run at the same time, and wait for words of one another; values change, against NumPy."""
+    """Replays on concurrent ranks, which wait for one another's words, give the same values as NumPy in every step."""
     shape, procs = (4 * comm.size, 7, 8), (comm.size, 1, 1)
     rows = slice(4 * comm.rank, 4 * comm.rank + 6)
     options: Any = {"comm": comm.Dup(), "device": "gpu", "path": PATH}
@@ -272,7 +272,7 @@ def test_it_is_not_taken_unasked(machine: Any, comm: MPI.Intracomm) -> None:
 
 
 def test_constants_are_measured(machine: Any, comm: MPI.Intracomm) -> None:
-    """Measured in fields of a grid's own, by the code of ``halox tune``; the next plans are predicted by them."""
+    """The code of ``halox tune`` measures the path in fields of a grid; later predictions use the fitted constants."""
     from halox.cli.probing import Point, Prober, campaign, fitted, partners
     from halox.exchange.costs import Costs
     from halox.runtime.world import World

@@ -1,4 +1,4 @@
-"""Reductions of arrays and fields on GPUs, from the public calls down to the kernels, on GPUs that the host plays."""
+"""Reductions of arrays and fields on GPUs, from the public calls down to the kernels, on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def machine(way: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def possible(way: str, ranks: int) -> set[str]:
-    """The algorithms that there should be."""
+    """Return the algorithms that must be available."""
     kernels, trees = {"oneshot", "reduce_scatter_allgather"}, {"shared_buffer", "binomial"}
     found = {"hierarchical", "host"}
     if way == "own GPUs" or ranks == 1:
@@ -91,7 +91,7 @@ def reduced(algorithm: str | None, comm: MPI.Intracomm, shape: Any, dtype: Any, 
 
 
 def test_more_elements_than_memory(machine: Machine, comm: MPI.Intracomm) -> None:
-    """All ranks raise, or find an algorithm that needs no memory of that size."""
+    """All ranks raise, or all select an algorithm that needs no memory of that size."""
     with pytest.raises(FieldError, match=r"shape \(.*at most .* 2\*\*56 bytes"):
         reduced(None, comm, 1 << 62, "f8", "sum")
     made = True
@@ -111,7 +111,7 @@ def test_dtypes_that_cupy_does_not_have(dtype: str, comm: MPI.Intracomm) -> None
             for given in (dtype, on_last):
                 with pytest.raises(FieldError, match=r"dtype .* is none that CuPy holds on a GPU"):
                     factory(given)
-        other = Array(np.zeros(grid.padded_shape, dtype))  # as of another library, or of CuPy 13
+        other = Array(np.zeros(grid.padded_shape, dtype))  # from another library, or from CuPy 13
         for call in (grid.sum, grid.min, grid.norm, lambda u: grid.dot(u, grid.ones())):
             with pytest.raises(FieldError, match=r"has no meaning for dtype .*; use "):
                 call(other)
@@ -120,7 +120,7 @@ def test_dtypes_that_cupy_does_not_have(dtype: str, comm: MPI.Intracomm) -> None
 
 @pytest.mark.parametrize("algorithm", DEVICE_ALGORITHMS)
 def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
-    """The bits that NumPy gives in the order promised; or the reason on all ranks."""
+    """Results have NumPy's bits in the documented order; an unavailable algorithm raises on all ranks with a reason."""
     if algorithm not in possible(way, comm.size):
         reasons = {"one GPU": "shares its GPU", "own GPUs": "none"}
         reason = reasons.get(way, "are on different nodes")
@@ -152,7 +152,7 @@ def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intrac
 def test_through_the_host(
     elements: int, refused: bool, way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: Any
 ) -> None:
-    """In pieces through shared memory, which is let go in the end; by MPI if one rank cannot page-lock it."""
+    """Values move in pieces through page-locked shared memory, or through MPI if one rank cannot page-lock it."""
     monkeypatch.setattr(shared_reduction, "DEVICE_PIECE_BYTES", 4096)
     if refused and comm.rank == comm.size - 1:
 
@@ -177,7 +177,7 @@ def test_through_the_host(
 
 
 def test_the_same_arrays_again(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
-    """Arrays that are not looked at again, with other contents at each call; none after the end."""
+    """Later calls with known arrays read the current contents; after close they raise."""
     reduce = reduced(None, comm, 5, "f8", "sum")
     given, out = Array(np.zeros(5)), Array(np.zeros(5))
     for call in range(4):
@@ -241,7 +241,7 @@ def test_where_arrays_lie(way: str, machine: Machine, comm: MPI.Intracomm) -> No
 def test_a_bad_array_on_one_rank(
     algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm
 ) -> None:
-    """One error on all ranks: in that call where the host takes part, else on the other ranks in the next one."""
+    """All ranks raise: in the same call if the host takes part, otherwise the other ranks in their next call."""
     if algorithm not in possible(way, comm.size):
         pytest.skip("is not available")
     last = comm.rank == comm.size - 1
@@ -297,7 +297,7 @@ def test_bad_arguments(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
 
 
 def test_captures(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
-    """All ranks refuse work that needs the host before any of it is done."""
+    """In a capture all ranks refuse work that needs the host, before any of it is done."""
     machine.capturing = True
     with pytest.raises(StateError, match="making a reduction needs the host"):
         reduced(None, comm, 3, "f8", "sum")
@@ -339,7 +339,7 @@ class TestGrid:
 
     @staticmethod
     def field(grid: halox.Grid, dtype: Any, seed: int = 0) -> tuple[Array, np.ndarray]:
-        """A field with a halo of nonsense, and the whole of it."""
+        """Return a field with arbitrary halo values, and the whole array."""
         rng = np.random.default_rng(seed)
         whole = rng.integers(-9, 9, grid.grid_shape) / 4
         if np.dtype(dtype).kind == "c":
@@ -375,7 +375,7 @@ class TestGrid:
         assert np.isclose(found.get(), np.vdot(whole.astype(wide), b.astype(wide)), rtol=1e-13)
 
     def test_the_same_fields_again(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Fields that are not looked at again, with other contents, and then with another layout."""
+        """Later calls with known fields read the current contents, also after a new declaration."""
         (field, whole), (other, b) = self.field(grid, "f8"), self.field(grid, "f8", 1)
         out = Array(np.zeros(()))
         for call in range(1, 4):
@@ -408,7 +408,7 @@ class TestGrid:
             assert machine.launches > before
 
     def test_launches(self, grid: halox.Grid, way: str, machine: Machine, comm: Any) -> None:
-        """One for the cells and all ranks, or for the cells alone; and then that of a node's ranks, if any."""
+        """One launch reduces the cells; a node of several ranks among other nodes needs another for its ranks."""
         field, _ = self.field(grid, "f8")
         grid.norm(field)
         before = machine.launches
@@ -422,7 +422,7 @@ class TestGrid:
     def test_cells_that_no_kernel_walks(
         self, grid: halox.Grid, monkeypatch: Any, comm: MPI.Intracomm
     ) -> None:
-        """On one rank: it forms its value by other means, and meets the others all the same."""
+        """Rank 0 has no kernel for its cells: it computes its value by CuPy, and combines with the other ranks."""
         from halox.collectives.device import kernel_reductions as allreduce
 
         if comm.rank == 0:
@@ -452,7 +452,7 @@ class TestGrid:
     def test_errors_of_what_has_been_taken_before(
         self, grid: halox.Grid, way: str, comm: MPI.Intracomm
     ) -> None:
-        """On all ranks, by kernels in the next call; and then no more."""
+        """A bad argument after good calls raises on all ranks, with kernels in the next call; later calls work."""
         field, _ = self.field(grid, "f8")
         given, bad = Array(np.ones(3)), Array(np.zeros(2))
         odd = np.zeros(8 * field.get().size + 1, "u1")[1:].view("f8").reshape(field.shape)
@@ -519,7 +519,7 @@ class TestGrid:
 
 
 def python_calls(call: Callable[[], Any]) -> int:
-    """Count the calls of halox's own functions on the way of a call that has been made before."""
+    """Count the calls of halox functions in a repeated call."""
     package, count = str(Path(halox.__file__).parent), 0
 
     def profile(frame: Any, event: str, _: Any) -> None:
@@ -528,7 +528,7 @@ def python_calls(call: Callable[[], Any]) -> int:
 
     for _ in range(3):
         call()
-    gc.disable()  # finalizers of what earlier tests have left count as calls too
+    gc.disable()  # finalizers of earlier tests' objects would count, too
     sys.setprofile(profile)
     try:
         call()
@@ -540,7 +540,7 @@ def python_calls(call: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("way", ["own GPUs"], indirect=True)
 class TestSeenBefore:
-    """Calls of a grid with arrays that it has seen go straight to the launch."""
+    """Reductions of known arrays go straight to the launch."""
 
     @pytest.fixture
     def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
@@ -549,7 +549,7 @@ class TestSeenBefore:
 
     @pytest.fixture
     def made(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        """Shapes and operations of the allreduces that grids have made."""
+        """Return a list that records the shape and operation of each allreduce that a grid makes."""
         shapes: list[Any] = []
 
         class Counted(device_fields.DeviceAllreduce):
@@ -579,7 +579,7 @@ class TestSeenBefore:
         assert python_calls(lambda: grid.dot(field, field)) <= 5
 
     def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Of one array, in turns, with other contents at each call; results that were returned stay."""
+        """Operations and targets alternate for one array with changing contents; returned results stay."""
         given, out = Array(np.zeros((3, 2))), Array(np.zeros((3, 2)))
         results = []
         for call in range(4):
@@ -598,7 +598,7 @@ class TestSeenBefore:
         assert len({id(array) for array, _ in results}) == len(results)
 
     def test_numbers_without_out(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Between calls with ``out``, which use the same launch; and of fields that come and go."""
+        """Calls without ``out`` alternate with calls that have it; a temporary field leaves no launch behind."""
         field, out = grid.ones("f8"), Array(np.zeros(()))
         cells = np.prod(grid.grid_shape)
         results = []
@@ -612,7 +612,7 @@ class TestSeenBefore:
         assert len(grid._reductions.fields.launches) == 3
 
     def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """A launch kept for one array does not serve another one at its address."""
+        """The launch of an array does not serve a later array at its address."""
         found = grid._reductions.arrays.launches
         ids = set()
         total = comm.size * (comm.size + 1) // 2
@@ -636,7 +636,7 @@ class TestSeenBefore:
     def test_arrays_of_the_host_and_of_a_gpu_in_turns(
         self, grid: halox.Grid, comm: MPI.Intracomm
     ) -> None:
-        """Alike in shape and dtype: each has a reduction of its own, that of the GPU a launch."""
+        """A host array and a GPU array of one shape and dtype have separate reductions, and the latter a launch."""
         host, given = np.zeros(3), Array(np.zeros(3))
         ok = True
         for call in range(4):
@@ -652,7 +652,7 @@ class TestSeenBefore:
     def test_arrays_of_the_host_on_one_rank_and_of_gpus_on_others(
         self, grid: halox.Grid, comm: MPI.Intracomm
     ) -> None:
-        """No rank takes the other's record for one of its own kind, and all raise."""
+        """Ranks do not confuse the records of host arrays and GPU arrays: all raise."""
         is_last = comm.rank == comm.size - 1
         if comm.size > 1:
             with pytest.raises(
@@ -666,7 +666,7 @@ class TestSeenBefore:
     def test_evicted_alike_on_all_ranks(
         self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm
     ) -> None:
-        """Whichever arrays each rank keeps: those that were made first go first."""
+        """All ranks evict the oldest reductions first, whichever arrays a rank keeps alive."""
         kept = Array(np.zeros(3))
 
         def often_used() -> bool:
@@ -744,7 +744,7 @@ class TestSeenBefore:
     def test_no_memory_for_a_result_on_one_rank(
         self, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The others are told, as they are of a bad array."""
+        """The other ranks raise in their next call, as after a bad array."""
         cupy: Any = sys.modules["cupy"]
         empty, full = cupy.empty, False
 
@@ -801,11 +801,11 @@ class TestSeenBefore:
 def test_nodes_of_unlike_size(
     machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """On a new communicator, where a rank alone on its node must not leave the others waiting in MPI_Comm_split."""
+    """A rank alone on its node must take part in MPI_Comm_split too: otherwise the other ranks hang there."""
     monkeypatch.setenv("HALOX_TIMEOUT", "30")
     new = comm.Dup()
     with capfd.disabled():
-        # Waits of MPI know no limit: a stuck run prints its stacks and ends.
+        # MPI's waits have no time limit: a hanging run prints its stacks and exits.
         faulthandler.dump_traceback_later(90, exit=True, file=sys.__stderr__)
         with reduced("hierarchical", new, 5, "f8", "sum") as reduce:
             found = reduce(Array(np.full(5, comm.rank + 1.0)))
@@ -818,7 +818,7 @@ def test_nodes_of_unlike_size(
 def test_a_rank_that_does_not_come(
     way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A kernel's limit is that of its parameter; the first call ends within it even where cores are busy.
+    # A parameter limits the wait of a kernel. The first call needs less, even on busy cores.
     limit_ns = 3 * 10**9
     parameter = ReductionPlan.parameter
     monkeypatch.setattr(ReductionPlan, "parameter", lambda *given: parameter(*given[:-1], limit_ns))
@@ -835,7 +835,7 @@ def test_a_rank_that_does_not_come(
 
 @pytest.mark.ranks(2, 3)
 class TestParities:
-    """Fields of the even cells on one rank, and of the odd ones on another: no sum of both."""
+    """A reduction of the even field on one rank and the odd field on another is an error."""
 
     @pytest.mark.parametrize("way", ["own GPUs", "one GPU", "two nodes"], indirect=True)
     def test_at_the_first_call(self, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
@@ -856,7 +856,7 @@ class TestParities:
     def test_later(
         self, way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The ranks do not meet then."""
+        """Later calls do not compare the fields of the ranks: this call times out."""
         parameter = ReductionPlan.parameter
         monkeypatch.setattr(
             ReductionPlan, "parameter", lambda *given: parameter(*given[:-1], 3 * 10**9)

@@ -1,6 +1,6 @@
-"""Errors of docs/errors.md that take two ranks apart, a setting, or a plan: each text is the one of the page.
+"""Errors of docs/errors.md that need different calls on two ranks, an environment variable or a plan.
 
-Numbers may differ from the page's: seconds, counts of calls, processes.
+Each error has the text on the page; only numbers may differ: seconds, counts of calls, process ids.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_in_different_ways(comm: World) -> None:
 
 
 def late_rank(comm: World) -> halox.Grid:
-    """Let rank 0 give up in a gather that rank 1 never makes."""
+    """Let rank 0 time out in a gather that rank 1 never makes."""
     g = grid(comm)
     u = g.zeros()
     if comm.rank == 0:
@@ -214,7 +214,7 @@ def test_a_gpu_that_is_not_there(comm: World) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_wait_for_a_rank_whose_call_has_failed(comm: World) -> None:
-    """It ends at once, long before HALOX_TIMEOUT."""
+    """The wait ends at once, long before HALOX_TIMEOUT."""
     g = grid(comm.Dup())
     u = np.zeros(g.padded_shape)
     g.exchange(u)
@@ -224,7 +224,7 @@ def test_a_wait_for_a_rank_whose_call_has_failed(comm: World) -> None:
             g.exchange(u)
     comm.Barrier()
     if comm.rank == 0:
-        g.exchange(u)  # rank 1 has sent its cells before it gave up
+        g.exchange(u)  # rank 1 has sent its cells before its timeout
         try:
             g.exchange(u)
         except ExchangeTimeoutError as caught:
@@ -235,5 +235,5 @@ def test_a_wait_for_a_rank_whose_call_has_failed(comm: World) -> None:
 
 
 def with_any_numbers(pattern: str) -> str:
-    """Let every number in the pattern of a text be another one."""
+    """Replace each number in a pattern by a pattern of any number."""
     return re.sub(r"\d+", lambda _: r"[\d.]+", pattern)

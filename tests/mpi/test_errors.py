@@ -1,6 +1,6 @@
-"""Bad input: the error each gets, on all ranks alike, and never a hang.
+"""Bad input: all ranks raise the expected error, and none hangs.
 
-docs/errors.md shows the same table; a test holds the two together.
+docs/errors.md lists the same errors; a test compares the two tables.
 """
 
 from __future__ import annotations
@@ -605,7 +605,7 @@ def test_gpu_asked_for_where_there_is_none(comm: World) -> None:
 
     reason = why_no_gpu()
     if reason is None:
-        return  # tests/gpu covers machines that have one
+        return  # tests/gpu covers machines with a GPU
     with pytest.raises(DeviceError, match=r'device="gpu" was asked for, but .*device="cpu"'):
         grid(comm, device="gpu")
 
@@ -633,7 +633,7 @@ def test_mpi_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_neighbour_that_does_not_come(
     allocate: str, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that waits in vain raises and names whom it waited for."""
+    """A rank that waits for an absent rank raises an error that names both."""
     if allocate == "without shared memory":
         monkeypatch.setenv("HALOX_NODE", "rank")
     group = comm.Dup()
@@ -647,9 +647,9 @@ def test_a_neighbour_that_does_not_come(
     comm.Barrier()
 
 
-@pytest.mark.ranks(2, 3)  # with more, ranks that are not its neighbours need not notice
+@pytest.mark.ranks(2, 3)  # on more, ranks that are not neighbours need not notice
 def test_a_rank_that_makes_another_call(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank makes a new plan while the others run the old one: both sides raise, none hangs."""
+    """One rank makes a new plan while other ranks run the old plan: all raise, none hangs."""
     monkeypatch.setenv("HALOX_TIMEOUT", "30")
     g = grid(comm.Dup(), proc_shape=(comm.size, 1))
     u, v = g.zeros(), g.zeros()

@@ -1,4 +1,4 @@
-"""The examples of the gallery, which compare themselves with known solutions: alone and on four ranks."""
+"""The examples of the gallery, on one rank and on four; each compares its result with a known solution."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_is_right_and_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_pat
 
 @pytest.mark.parametrize("name", ["heat", *full("acoustic", "poisson", "gray_scott", "maxwell")])
 def test_a_picture_that_cannot_be_written(name: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
-    """Rank 0 alone fails, and no other one waits for it."""
+    """Only rank 0 fails, and no other rank waits for it."""
     pytest.importorskip("matplotlib")
     found = None
     with short_waits(5):
@@ -65,7 +65,7 @@ def test_a_picture_that_cannot_be_written(name: str, comm: MPI.Intracomm, tmp_pa
 
 
 def test_a_restart_from_a_later_step(comm: MPI.Intracomm, tmp_path: Path) -> None:
-    """It is refused, and the checkpoint stays as it is."""
+    """A run that would end before the step of the checkpoint is refused, and the checkpoint stays intact."""
     zarr = pytest.importorskip("zarr")
     path = str(comm.bcast(tmp_path / "run.zarr"))
     program = runpy.run_path(str(EXAMPLES / "restart.py"))["main"]
@@ -80,7 +80,7 @@ def test_a_restart_from_a_later_step(comm: MPI.Intracomm, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("broken", ["COURANT", "FEED", "RATE"])
 def test_it_notices_a_wrong_result(broken: str) -> None:
-    """The comparison must not hold for whatever is computed: without an exchange it fails."""
+    """An example detects a wrong result: without exchanges its comparison fails."""
     name = {"COURANT": "acoustic", "FEED": "gray_scott", "RATE": "heat_walls"}[broken]
     scope = runpy.run_path(str(EXAMPLES / f"{name}.py"))
     import halox
@@ -98,6 +98,6 @@ def test_it_notices_a_wrong_result(broken: str) -> None:
 
     scope["main"].__globals__["halox"] = type("module", (), {"Grid": Deaf})
     if MPI.COMM_WORLD.size == 1 and name != "gray_scott":
-        return  # walls need no exchange where one rank has all cells
+        return  # with walls, one rank needs no exchange
     with pytest.raises(SystemExit, match="the result is wrong"):
         scope["main"]([*SHORT[name], "--device", "cpu"])

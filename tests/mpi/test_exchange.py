@@ -57,7 +57,7 @@ def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[
 
 @pytest.mark.parametrize("number", range(CASES))
 def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    if number % 2:  # as large grids are
+    if number % 2:  # read in place, as on large grids
         monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
     rng = np.random.default_rng([SEED, comm.size, number])
     case = random_case(rng, comm.size, DTYPES)
@@ -79,7 +79,7 @@ def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.Monke
 
 
 def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages above a low limit are read in place, like many of the random grids', which have the same limit."""
+    """The low limit of the tests with random grids does make plans read messages in place."""
     monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
     with halox.Grid((4 * comm.size, 6), proc_shape=(comm.size, 1), comm=comm, device="cpu") as grid:
         rows = grid.explain(grid.zeros("f4")).rows
@@ -103,7 +103,7 @@ def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
 def test_without_shared_memory(
     number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every rank a node of its own: everything goes by MPI requests."""
+    """With each rank as a separate node, all messages use MPI requests."""
     monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, 11, comm.size, number])
     case = random_case(rng, comm.size, DTYPES)
@@ -122,7 +122,7 @@ def test_without_shared_memory(
 
 @pytest.mark.parametrize("corners", [False, True])
 def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
-    """Faces of 40 000 runs of 8 bytes, which are copied in blocks and in turns."""
+    """Faces of 40 000 runs of 8 bytes: halox cuts their copies into blocks, and interleaves the blocks."""
     ones = ((1, 1), (1, 1), (2, 1))
     shape, procs = (200, 203, 6 * comm.size), (1, 1, comm.size)
     f = Field(np.dtype("f8"), ones, (), (), (False,) * 3, False)

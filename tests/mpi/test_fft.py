@@ -1,4 +1,4 @@
-"""Distributed transforms of random fields, held against scipy.fft of the whole array and sums over exponentials."""
+"""Distributed transforms of random fields, compared with scipy.fft of the whole array and sums over exponentials."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ PAIRS = {"f4": "c8", "f8": "c16"}
 TOLERANCE = {"f4": 2e-6, "f8": 2e-14}
 ALLOCATIONS = ["new", "grid", "F", "part", "backwards"]
 MOST_CELLS = 40_000
-"""Of a field with components: the whole of it is transformed too."""
+"""Limit for fields with components, since the reference transforms the whole array."""
 
 
 @dataclass
 class Case:
-    """A transform and the fields that it is given."""
+    """A transform and the layouts of its fields."""
 
     shape: tuple[int, ...]
     procs: tuple[int, ...]
@@ -80,7 +80,7 @@ def random_case(rng: np.random.Generator, ranks: int) -> Case:
     choices = factorisations(ranks, ndim)
     procs = choices[int(rng.integers(len(choices)))]
     most = {1: 40, 2: 20, 3: 10, 4: 7}[ndim]
-    # Enough lines for every division on the way, halved axes included.
+    # Enough lines for every intermediate division, halved axes included.
     shape = tuple(
         int(n) for n in rng.integers(2 * ranks if ranks > 1 else 1, 2 * ranks + most, size=ndim)
     )
@@ -120,24 +120,24 @@ def random_case(rng: np.random.Generator, ranks: int) -> Case:
 
 
 def random_field(case: Case, rng: np.random.Generator) -> np.ndarray:
-    """The whole physical field, component axes in their places, in double precision."""
+    """Return the whole physical field with its component axes, in double precision."""
     shape = (*case.before, *case.points, *case.after)
     whole = rng.standard_normal(shape)
     return whole if case.real else whole + 1j * rng.standard_normal(shape)
 
 
 def analysis(n: int, m: int, half: bool) -> np.ndarray:
-    """Matrix from m values to the coefficients of n points, by the definition."""
+    """Return the matrix from m values to the coefficients of n points, by the definition."""
     numbers = np.fft.rfftfreq(n, 1 / n) if half else np.fft.fftfreq(n, 1 / n)
     phase = 2 * np.pi / m * np.outer(numbers, np.arange(m))
     matrix = np.exp(-1j * phase)
-    if m > n and n % 2 == 0:  # the mode of the cosine has two halves
+    if m > n and n % 2 == 0:  # the Nyquist mode, a cosine, has two halves
         matrix[n // 2] = 2 * np.cos(phase[n // 2])
     return matrix * (n / m)
 
 
 def synthesis(n: int, m: int) -> np.ndarray:
-    """Matrix from all n coefficients to m values."""
+    """Return the matrix from all n coefficients to m values."""
     phase = 2 * np.pi / m * np.outer(np.arange(m), np.fft.fftfreq(n, 1 / n))
     matrix = np.exp(1j * phase)
     if n % 2 == 0:
@@ -150,7 +150,7 @@ def along(matrix: np.ndarray, axis: int, array: np.ndarray) -> np.ndarray:
 
 
 def spectrum(case: Case, whole: np.ndarray) -> np.ndarray:
-    """The whole spectrum: by scipy.fft, or by the definition where the resolutions differ."""
+    """Return the whole spectrum: by scipy.fft, or by the definition if the resolutions differ."""
     first = len(case.before)
     places = [first + axis for axis in case.axes]
     if not case.dealias:
@@ -165,7 +165,7 @@ def spectrum(case: Case, whole: np.ndarray) -> np.ndarray:
 
 
 def place(case: Case, grid: halox.Grid, dtype: str, allocation: str, halo: Any) -> Any:
-    """An array of a grid, its memory laid out in one of several ways."""
+    """Allocate a field of a grid, with the memory layout that ``allocation`` names."""
     options = {"components": case.before, "components_after": case.after}
     field = grid.empty(dtype, **options)
     if allocation == "grid":
@@ -181,7 +181,7 @@ def owned(case: Case, grid: halox.Grid, whole: np.ndarray) -> np.ndarray:
 
 
 def close_to(case: Case, found: np.ndarray, wanted: np.ndarray, scale: float) -> bool:
-    """Whether the error is that of rounding; ``scale`` is the largest value of the whole array."""
+    """Whether the error is only due to rounding; ``scale`` is the largest value of the whole array."""
     if not found.size:
         return True
     error = float(abs(found - wanted).max())
@@ -189,7 +189,7 @@ def close_to(case: Case, found: np.ndarray, wanted: np.ndarray, scale: float) ->
 
 
 def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu") -> None:
-    """Forward and backward, twice with other values, and again into new arrays."""
+    """Transform forward and backward, twice with different values, and compare with the reference."""
     with (
         halox.Grid(
             case.shape,
@@ -208,7 +208,7 @@ def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu"
         u = place(case, fft.physical, case.physical_dtype, case.source, np.nan)
 
         def reference() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            """A random field, its spectrum, and the field of that spectrum."""
+            """Return a random field, its spectrum, and the inverse transform of the spectrum."""
             whole = random_field(case, rng)
             whole = whole.astype(case.physical_dtype).astype("f8" if case.real else "c16")
             back = whole
@@ -234,7 +234,7 @@ def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu"
             part = owned(case, fft.grid, wanted)
             right = close_to(case, host(s), part, float(abs(wanted).max()))
             assert agree(right, comm), (SEED, case, "forward")
-            # Back, from coefficients that are those of a field.
+            # Transform back from the reference's coefficients.
             s[...] = fft.grid.xp.asarray(part)
             given = host(s).copy()
             out = None
@@ -259,7 +259,7 @@ def test_random_transforms(number: int, comm: World) -> None:
 
 @pytest.mark.parametrize("number", range(16))
 def test_steps_of_a_gpu(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plans of cuFFT, run by NumPy: other orders of axes, factors and copies than on the host."""
+    """NumPy executes the plans of cuFFT: the axis orders, factors and copies differ from the host's."""
     fake_cufft.install(monkeypatch)
     monkeypatch.setattr("halox.fft.transform.HostTransforms", fake_cufft.Transforms)
     rng = np.random.default_rng([SEED, 41, comm.size, number])
@@ -269,7 +269,7 @@ def test_steps_of_a_gpu(number: int, comm: World, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("number", range(8))
 def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank a node of its own: everything goes by MPI requests."""
+    """With each rank as a separate node, all messages use MPI requests."""
     monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, 43, comm.size, number])
     check(random_case(rng, comm.size), comm, rng)
@@ -277,7 +277,7 @@ def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.Mon
 
 @pytest.mark.ranks(3, 4, 6)
 def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of two nodes in turn, whose blocks are placed by node; messages stay in the rows of the blocks."""
+    """Ranks of two nodes alternate, and halox places blocks by node: messages stay in rows of the process grid."""
     monkeypatch.setenv("HALOX_NODE", f"node {comm.rank % 2}")
     shape = (12, 12, 12)
     p, q = MPI.Compute_dims(comm.size, 2)
@@ -296,7 +296,7 @@ def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.Monk
 
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_without_scipy(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single precision by numpy.fft alone."""
+    """Without scipy.fft, numpy.fft transforms single precision."""
     monkeypatch.setattr("halox.runtime.host_fft._scipy", lambda: None)
     for number in range(40):
         rng = np.random.default_rng([SEED, 47, comm.size, number])
@@ -313,14 +313,14 @@ def box(comm: World, shape: tuple[int, ...] = (12, 10, 14), **options: Any) -> h
 
 @pytest.mark.parametrize("real", [False, True])
 def test_divisions_of_pencils(real: bool, comm: World) -> None:
-    """Two transposes, each among the ranks of a row or a column of the process grid only."""
+    """A transform of pencils takes two transposes, each within a row or a column of the process grid."""
     p, q = MPI.Compute_dims(comm.size, 2)
     with box(comm, (24, 24, 24)) as grid, halox.FFT(grid, real=real) as fft:
         assert fft.grid.proc_shape == (1, p, q)
         fft.forward(grid.zeros("f8" if real else "c16"))
         (pipeline,) = fft._pipelines.values()
         cells = 24 * 24 * (13 if real else 24)
-        # The number of the axes that are cut decides, and no message leaves its row.
+        # One transpose per divided axis; no message leaves its row or column.
         assert len(fft._route.transposes) == (p > 1) + (q > 1)
         sizes = [n for n in (q, p) if n > 1]
         for plan, size in zip(pipeline._plans[True], sizes, strict=True):
@@ -365,7 +365,7 @@ def test_wave_numbers(comm: World) -> None:
 
 
 def test_a_derivative(comm: World) -> None:
-    """Of a product of sines, in closed form."""
+    """The spectral derivative of a product of sines equals the closed form."""
     with box(comm) as grid, halox.FFT(grid, real=True) as fft:
         x, y, z = (2 * np.pi * i / n for i, n in zip(grid.indices(), grid.grid_shape, strict=True))
         u, v = grid.zeros(), grid.zeros()
@@ -389,7 +389,7 @@ def test_an_orthonormal_transform_keeps_the_norm(comm: World) -> None:
 @pytest.mark.parametrize("shape", [(12, 10, 14), (9, 11, 15)])
 @pytest.mark.parametrize("real", [False, True])
 def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: World) -> None:
-    """Spectrum of a product of two fields: the convolution of theirs, cut off, without what wraps around."""
+    """The dealiased spectrum of a product is the truncated convolution of the spectra, without aliases."""
     with (
         box(comm, shape) as grid,
         halox.FFT(grid, real=real) as plain,
@@ -398,7 +398,7 @@ def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: Wor
         assert fine.physical.grid_shape == tuple(3 * n // 2 for n in shape)
         assert fine.grid.grid_shape == plain.grid.grid_shape and fine.grid.owned == plain.grid.owned
         rng = np.random.default_rng(SEED)
-        # The highest mode below the Nyquist one in every direction: its square wraps around.
+        # The highest mode below the Nyquist mode in every direction: its square has an alias.
         high = [(n - 1) // 2 for n in shape]
         x = [2 * np.pi * i / n for i, n in zip(grid.indices(), shape, strict=True)]
         phase = rng.uniform(0, 2 * np.pi)
@@ -410,10 +410,10 @@ def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: Wor
         v *= v
         s = fine.forward(v)
         back = grid.interior(plain.backward(s))
-        # cos^2 = 1/2 + cos(2 angle) / 2, the second of which is cut off; exp^2 is cut off altogether.
+        # cos^2 = 1/2 + cos(2 angle) / 2: the second term is truncated; exp^2 is truncated entirely.
         wanted = 0.5 if real else 0
         assert agree(float(abs(back - wanted).max()) < 1e-13, comm)
-        # The plain transform has it in a mode where it does not belong.
+        # Without dealiasing, the truncated term appears in another mode.
         w = u * u
         assert agree(float(abs(grid.interior(w) - wanted).max()) > 0.1, comm)
 
@@ -433,7 +433,7 @@ def test_the_nyquist_modes_make_the_round_trip(comm: World) -> None:
 
 
 def test_later_calls_make_no_plans(comm: World) -> None:
-    """New arrays each time, of other strides too."""
+    """New arrays, also with other strides, need no new plans and no new work arrays."""
     with box(comm) as grid, halox.FFT(grid) as fft:
         assert agree(fft.forward(grid.ones("c16")) is not None, comm)
         plans = grid._plan_number, [t.grid_a._plan_number for t in fft._route.transposes]
@@ -554,7 +554,7 @@ def another_grid(comm: World) -> None:
 
 
 def spectral_to_forward(comm: World) -> None:
-    """Of the same shape as the physical one, on one rank."""
+    """Pass a spectrum that has the shape of the physical field."""
     with halox.Grid((4, 4), halo=0, comm=MPI.COMM_SELF, device="cpu") as grid, halox.FFT(grid) as f:
         f.forward(f.forward(grid.zeros("c16")))
 
@@ -752,7 +752,7 @@ def test_the_documentation_lists_them_all() -> None:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_wrong_array_on_one_rank_after_good_calls(direction: str, comm: World) -> None:
-    """Also where the others' calls need no checks any more."""
+    """All ranks raise, although the calls of the other ranks are cached and need no checks."""
     with halox.Grid((8, 7, 9), halo=0, comm=comm, device="cpu") as grid:
         fft = halox.FFT(grid)
         u = grid.zeros("c16")

@@ -1,4 +1,4 @@
-"""Several plans under way at once, started and finished in another order on each rank."""
+"""Several plans in progress at once, which each rank starts and finishes in a different order."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Field:
-    """A field whose cells tell their rank, number and step, and a plan of it.
+    """A field and its plan; cells encode rank, number of the field and step.
 
-    In memory of the grid's it is read in place; in memory of the user's it is packed.
+    A field from the grid is read in place; a field that the user allocates is packed.
     """
 
     def __init__(self, grid: halox.Grid, number: int, packed: bool = False) -> None:
@@ -54,14 +54,14 @@ class Field:
 
 
 def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
-    """Rows of 400 cells, which are read in place, between each rank and the next."""
+    """Return a grid with halos of 400 contiguous cells between neighbours, long enough to read in place."""
     options = {"periodic": (True, False), "proc_shape": (comm.size, 1)} | options
     return halox.Grid((4 * comm.size, 400), comm=comm, device="cpu", **options)
 
 
 @pytest.mark.parametrize("kinds", ["dd", "dpd", "ddppdd"])
 def test_any_order(kinds: str, comm: MPI.Intracomm) -> None:
-    """Of starting and of finishing; "d" is read in place, "p" packed."""
+    """Each rank starts and finishes its plans in random order; "d" is a field read in place, "p" a packed field."""
     dice = random.Random(comm.rank)
     with grid_of(comm) as grid:
         fields = [Field(grid, number, kind == "p") for number, kind in enumerate(kinds)]
@@ -80,7 +80,7 @@ def test_any_order(kinds: str, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_whole_exchanges_in_between(packed: bool, comm: MPI.Intracomm) -> None:
-    """One rank makes other exchanges before it finishes, the others after that."""
+    """One rank runs a second plan before it finishes the first; other ranks run it afterwards."""
     with grid_of(comm) as grid:
         first, other = Field(grid, 0), Field(grid, 1, packed)
         wrong = []
@@ -102,7 +102,7 @@ def test_whole_exchanges_in_between(packed: bool, comm: MPI.Intracomm) -> None:
 
 
 def test_messages_that_go_one_way(comm: MPI.Intracomm) -> None:
-    """A sender to which nothing comes back runs ahead of its receiver, who is in the middle of something else."""
+    """A rank that only sends runs ahead of its receiver, which still waits in another plan."""
     with (
         grid_of(comm) as grid,
         grid_of(comm, periodic=False, halo=((1, 0), 1)) as one_way,
@@ -127,7 +127,7 @@ def test_messages_that_go_one_way(comm: MPI.Intracomm) -> None:
 def test_messages_between_nodes_in_between(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that wait for MPI's messages of one grid help those of another."""
+    """A rank that waits for MPI messages of one grid also progresses the plans of another grid."""
     with grid_of(comm) as grid:
         monkeypatch.setenv("HALOX_NODE", "rank")
         with grid_of(comm) as far:
@@ -146,7 +146,7 @@ def test_messages_between_nodes_in_between(
 
 
 def test_a_rank_that_leaves_does_not_keep_the_others(comm: MPI.Intracomm) -> None:
-    """It need not read any more; whoever reads it finds its cells."""
+    """A rank closes a started plan and reads nothing more; its neighbours can still read its cells."""
     with grid_of(comm) as grid:
         first, other = Field(grid, 0), Field(grid, 1)
         for field in (first, other):

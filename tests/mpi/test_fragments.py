@@ -1,7 +1,7 @@
-"""Messages that travel in fragments: the protocol, with a GPU played by NumPy that is as late as it may be.
+"""Protocol of messages in fragments, with a simulated GPU that runs all work as late as possible.
 
-`LateGpu` does what is put on its streams only when somebody waits for it, or has asked often enough, so that a buffer
-that is used again too early holds the wrong bytes by the time it is read.
+`LateGpu` runs the work on its streams only when the host waits for it, or after several queries. So a buffer that is
+reused too early has wrong bytes when the late work reads it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from tests.support import becomes, trials
 pytestmark = pytest.mark.usually(2)
 
 SIZES = {0: 70_000, 1: 9_000, 2: 16}
-"""Bytes by tag: 17, 2 and 1 fragments of 4096 bytes or a little more."""
+"""Bytes by tag: 17, 2 and 1 fragments of slightly more than 4096 bytes."""
 
 CUT = cutter(4096)
 
 
 def buffers(carrier: TransportBuffers) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-    """Both sides' buffers, wherever they are."""
+    """Return the send buffers and the receive buffers, in host or device memory."""
     if any(carrier.outgoing) or any(carrier.incoming):
         return carrier.outgoing, carrier.incoming
     ends = (carrier.outgoing_ends, carrier.incoming_ends)
@@ -67,14 +67,14 @@ def buffers(carrier: TransportBuffers) -> tuple[list[list[np.ndarray]], list[lis
 
 
 def on_device(nbytes: int) -> Buffer:
-    """Memory that is MPI's and the "GPU"'s alone."""
+    """Allocate memory that only MPI and the simulated GPU access."""
     owner = np.zeros(max(1, nbytes), np.uint8)
     pointer = owner.ctypes.data
     return Buffer(MPI.memory.fromaddress(pointer, nbytes), pointer, owner)
 
 
 class LateGpu(Work):
-    """Packs and unpacks whole arrays of bytes, stage by stage, late."""
+    """Packs and unpacks whole arrays of bytes, stage by stage, as late as possible."""
 
     def __init__(self, job: Job, carrier: TransportBuffers, seed: int) -> None:
         self._random = random.Random(seed)
@@ -142,7 +142,7 @@ class LateGpu(Work):
 
 
 def messages(comm: MPI.Intracomm, pattern: str) -> tuple[list[Any], list[Any]]:
-    """(peer, tag) of what is sent and of what is received."""
+    """Return (peer, tag) of each send, and of each receive."""
     rank, size = comm.rank, comm.size
     if pattern == "ring":
         return [((rank + 1) % size, t) for t in SIZES], [((rank - 1) % size, t) for t in SIZES]
@@ -154,7 +154,7 @@ def messages(comm: MPI.Intracomm, pattern: str) -> tuple[list[Any], list[Any]]:
 
 
 class Rig:
-    """One exchange between the ranks, over a carrier of some kind."""
+    """One exchange between the ranks, through transport buffers of some kind."""
 
     def __init__(
         self, comm: MPI.Intracomm, pattern: str, kind: str, cut: Cutter = CUT, host: bool = False
@@ -233,7 +233,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["shared", "mpi", "device"])
 @pytest.mark.parametrize("pattern", ["ring", "all", "one way"])
 def test_late_gpus(pattern: str, kind: str, comm: MPI.Intracomm) -> None:
-    """Right every time, with delays, where results are looked at and where they are not."""
+    """Every exchange is right, with random delays between its calls."""
     rig = Rig(comm, pattern, kind)
     rng = random.Random(comm.rank)
     wrong = []
@@ -245,7 +245,7 @@ def test_late_gpus(pattern: str, kind: str, comm: MPI.Intracomm) -> None:
         if rng.random() < 0.1:
             time.sleep(0.003 * rng.random())
         rig.channel.finish()
-        # Unpacked late where nobody looks: then by the next start, and `fill` must not have come between.
+        # `right` waits for the unpacking. Otherwise it would run in the next start, after `fill`.
         if not rig.right(step):
             wrong.append(step)
     assert agree(not wrong, comm), wrong
@@ -256,7 +256,7 @@ def test_late_gpus(pattern: str, kind: str, comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize("kind", ["shared", "mpi"])
 @pytest.mark.parametrize("pattern", ["ring", "one way"])
 def test_unpacking_that_nobody_waits_for(pattern: str, kind: str, comm: MPI.Intracomm) -> None:
-    """The last exchange's buffers are read when the next one starts, however late; senders must have waited."""
+    """The unpacking of an exchange runs only in the next start; until then senders must not write the buffers."""
     rig = Rig(comm, pattern, kind)
     for step in range(40):
         for message in rig.sends:
@@ -276,7 +276,7 @@ def test_unpacking_that_nobody_waits_for(pattern: str, kind: str, comm: MPI.Intr
 @pytest.mark.parametrize("kind", ["shared", "mpi"])
 @pytest.mark.parametrize("cut", [CUT, whole])
 def test_hosts_and_gpus_understand_one_another(kind: str, cut: Cutter, comm: MPI.Intracomm) -> None:
-    """Odd ranks pack on the host and post everything at once, even ones stage by stage."""
+    """Odd ranks pack on the host and post everything at once, even ranks pack on a GPU stage by stage."""
     rig = Rig(comm, "ring", kind, cut, host=bool(comm.rank % 2))
     for step in range(30):
         rig.fill(step)
@@ -292,7 +292,7 @@ def test_hosts_and_gpus_understand_one_another(kind: str, cut: Cutter, comm: MPI
 def test_messages_that_mpi_cannot_count(
     kind: str, host: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They travel in parts, also where the path leaves them whole."""
+    """Messages above the limit of MPI's counts travel in parts, also if the path does not cut them."""
     if host and kind == "device":
         return
     monkeypatch.setattr(fragments, "MPI_BYTES", 4000)
@@ -308,7 +308,7 @@ def test_messages_that_mpi_cannot_count(
 
 @pytest.mark.ranks(2)
 def test_requests_of_more_bytes_than_counts_hold(comm: MPI.Intracomm) -> None:
-    """MPI takes them; nothing is sent, so that no memory is touched."""
+    """MPI accepts such requests, cut into parts; nothing is sent, so no memory is touched."""
     world = World(comm)
     part = Part(0, contiguous((1 << 31) + 16, "u1"))
     peer = 1 - comm.rank
@@ -338,7 +338,7 @@ def test_stages_overlap(kind: str, comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("kind", ["shared", "mpi"])
 def test_a_rank_that_stops_half_way(kind: str, comm: MPI.Intracomm) -> None:
-    """Rank 0 sends three of its stages and then nothing: its neighbour names it."""
+    """Rank 0 sends three of its stages and then nothing: the error of its neighbour names it."""
     rig = Rig(comm, "ring", kind)
     rig.fill(0)
     if comm.rank == 0:
@@ -370,7 +370,7 @@ def test_nothing_moves_while_a_stream_is_captured(comm: MPI.Intracomm) -> None:
 
 
 class Pinned:
-    """Page-locked memory that says when it was given back."""
+    """Takes the place of page-locked memory; a weak reference shows when it is released."""
 
     def __init__(self, nbytes: int) -> None:
         self.array = np.zeros(nbytes, np.uint8)
@@ -385,7 +385,7 @@ class Pinned:
 def test_buffers_stay_until_the_messages_have_come(
     kind: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 closes its end between start and finish, long before the others start."""
+    """Rank 0 closes its channel between start and finish, long before any other rank starts."""
     monkeypatch.setattr("halox.runtime.gpu.memory.pinned", Pinned)
     rig = Rig(comm, "ring", kind)
     rig.fill(2)

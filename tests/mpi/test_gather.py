@@ -1,4 +1,4 @@
-"""Gathering: every dtype and layout, in parts, and what goes wrong with it."""
+"""Gathering of whole fields: dtypes, layouts, parts of any size, and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def grid(comm: MPI.Intracomm, shape: Any = None, **options: Any) -> halox.Grid:
 
 
 def coded(layout: Any, itemsize: int, rank: int) -> np.ndarray:
-    """Bytes that tell the cells of all ranks apart, in the shape of a rank's interior."""
+    """Return random bytes in the shape of a rank's interior, different on each rank."""
     shape = [
         len(range(n)[cut]) for n, cut in zip(layout.padded_shape, layout.interior, strict=True)
     ]
@@ -45,7 +45,7 @@ def coded(layout: Any, itemsize: int, rank: int) -> np.ndarray:
 
 
 def check(g: halox.Grid, field: Any, root: int) -> None:
-    """Fill a field at random, and compare what is gathered, byte by byte, with the blocks of all ranks."""
+    """Fill a field at random, gather it, and compare each byte with the blocks of all ranks."""
     layout, n = g.layout(field), field.dtype.itemsize
     spec, raw = layout.spec, f"V{n}"
     mine = coded(layout, n, g.rank)
@@ -101,7 +101,7 @@ def test_dtypes(dtype: Any, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.ranks(2, 3)
 def test_memory_on_the_root(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whole field and a few parts, also where rows of the whole are split between ranks."""
+    """The root needs memory for the whole field and a few parts, also if ranks share the rows of the field."""
     monkeypatch.setattr(gathering, "PART_BYTES", 1 << 16)
     for proc_shape in ((comm.size, 1), (1, comm.size)):
         with grid(comm, (500 * comm.size, 200 * comm.size), proc_shape=proc_shape) as g:
@@ -182,7 +182,7 @@ def test_a_rank_that_does_not_come(missing: int, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.ranks(2, 3)
 def test_a_rank_that_stops_half_way(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root names it; what it sends later does not land in memory that is used again."""
+    """The root's error names the rank; parts that this rank sends later do not arrive in reused memory."""
     monkeypatch.setattr(gathering, "PART_BYTES", 1 << 16)
     last = comm.size - 1
     g = grid(comm.Dup(), (400 * comm.size, 100), proc_shape=(comm.size, 1))

@@ -1,4 +1,4 @@
-"""Numbers of all ranks in one meeting: what differs between ranks is noticed there, and the next meeting is right."""
+"""Numbers of all ranks, gathered in one step that also detects differences between ranks; the next gather is right."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_length(elements: int, world: World) -> None:
 
 
 def test_meanings_that_differ(world: World) -> None:
-    """All ranks see it; lengths may differ then."""
+    """All ranks detect different meanings, also with different lengths."""
     if world.size > 1:
         for _ in range(2):
             is_last = world.rank == world.size - 1
@@ -56,7 +56,7 @@ def test_meanings_that_differ(world: World) -> None:
 
 @pytest.mark.parametrize("length", [10, 300, 9000])
 def test_an_error_of_one_rank(length: int, world: World) -> None:
-    """Raised by all in the same meeting, however long it is."""
+    """All ranks raise the error in the same gather, however long its text is."""
     with pytest.raises(HaloxError, match="x" * length):
         if world.rank == world.size - 1:
             world.agree(HaloxError("x" * length), DOING)
@@ -67,7 +67,7 @@ def test_an_error_of_one_rank(length: int, world: World) -> None:
 
 @pytest.mark.parametrize("others", [None, "a record", ["x" * 9000]])
 def test_an_object_of_one_rank(others: object, world: World) -> None:
-    """Neither is taken for the other, and all raise."""
+    """Ranks do not confuse an object with numbers: all raise."""
     if world.size > 1:
         text = "in an allreduce rank.* gave an array or a number of the host, and other ranks"
         with pytest.raises(MismatchError, match=text):

@@ -1,4 +1,4 @@
-"""The grid as users meet it: fields, interiors, gathering, reductions, plans, closing."""
+"""The public interface of the grid: fields, interiors, gathering, reductions, plans, closing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_field_allocated_again_is_cleared(grid: halox.Grid) -> None:
 
 
 def test_fields_in_shared_memory_do_not_overlap(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    """Also while others come and go, and where views outlive the array they were taken from."""
+    """Also while fields are allocated and released, and if a view outlives its array."""
     views = []
     for number in range(12):
         u = grid.full(number)
@@ -79,7 +79,7 @@ def test_fields_in_shared_memory_do_not_overlap(grid: halox.Grid, comm: MPI.Intr
 
 @pytest.mark.ranks(2)
 def test_fields_by_the_hundred(comm: MPI.Intracomm) -> None:
-    """Many small fields of one grid, some with plans, some given back and made again."""
+    """Many small fields of one grid, some with plans, some released and replaced by new fields."""
     with halox.Grid((16 * comm.size, 30), periodic=True, comm=comm, device="cpu") as grid:
         fields = {number: grid.full(number, "f8") for number in range(600)}
         for number in range(0, 600, 50):
@@ -94,7 +94,7 @@ def test_fields_by_the_hundred(comm: MPI.Intracomm) -> None:
 
 
 def test_flags_in_memory_that_was_a_field(comm: MPI.Intracomm) -> None:
-    """A plan's flags may come to lie where a field held anything at all."""
+    """The memory of a plan's flags may hold arbitrary values of a former field."""
     with halox.Grid((4 * comm.size, 3), periodic=True, comm=comm, device="cpu") as grid:
         for value in (np.iinfo("i8").max, -1, 2**62 + 5, 0):
             u = grid.full(value, "i8")
@@ -225,7 +225,7 @@ def test_plan_around_interior_work(grid: halox.Grid, comm: MPI.Intracomm) -> Non
 
 
 def test_ranks_out_of_step(comm: MPI.Intracomm) -> None:
-    """Slow and fast ranks, one way and both ways: no rank may see a neighbour's next step."""
+    """With slow and fast ranks, one way and both ways, no rank sees a neighbour's next step."""
     for halo in [((1, 0), (0, 0)), ((1, 1), (0, 0)), ((0, 2), (0, 0))]:
         options = {"proc_shape": (comm.size, 1), "periodic": True, "device": "cpu"}
         with halox.Grid((4 * comm.size, 500), halo=halo, comm=comm, **options) as grid:
@@ -317,7 +317,7 @@ def test_explain(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     report = grid.explain(u)
     assert {row.path for row in report.rows} <= {"local", "host"}
     sent = sum(row.nbytes for row in report.rows if row.direction == "send")
-    # Slabs within a rank may hold corners as well that come from the neighbours.
+    # Slabs that are copied within a rank may also contain corners that neighbours send.
     halo = (u.size - grid.interior(u).size) * 8
     corners = math.prod(low + high for low, high in grid.halo) * 8
     assert sent == halo if grid.size == 1 else halo <= sent <= halo + corners
@@ -344,7 +344,7 @@ def test_without_space_for_shared_memory(
 ) -> None:
     monkeypatch.setattr("halox.runtime.shared_memory.create", no_shared_memory)
     options = {"periodic": True, "proc_shape": (comm.size, 1), "device": "cpu"}
-    own = comm.Dup()  # whose shared memory nobody has used before
+    own = comm.Dup()  # without any shared memory yet
     with halox.Grid((4 * comm.size, 50), comm=own, **options) as grid:
         u = grid.zeros()
         i, _ = grid.indices()
@@ -365,14 +365,14 @@ def test_node_placement_says_what_it_gains(
 
 
 def test_host_overhead(comm: MPI.Intracomm) -> None:
-    """A cached exchange of one small field costs less than 20 us where nobody has to be waited for."""
+    """A cached exchange of one small field takes less than 20 us if it waits for no other rank."""
     if comm.size > 1:
         return
     with halox.Grid((8, 8, 8), periodic=(False, False, True), comm=comm, device="cpu") as grid:
         u = grid.zeros()
         times = []
         for _ in range(300):
-            start = time.thread_time()  # of the processor: others may be busy
+            start = time.thread_time()  # CPU time: the machine may be busy
             grid.exchange(u)
             times.append(time.thread_time() - start)
         assert np.median(times) < 20e-6

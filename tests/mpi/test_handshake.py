@@ -1,4 +1,4 @@
-"""Handshakes: records go to the peers, and an error on one rank in any round is one of all."""
+"""Handshakes: peers swap records, and all ranks raise the error of one rank in any round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
 class Part:
-    """A part in the making, which raises in a round."""
+    """A part under construction, which may raise in a round."""
 
     def __init__(self, world: World, fails: int = -1) -> None:
         self.world, self.fails, self.is_abandoned = world, fails, False

@@ -1,4 +1,4 @@
-"""The order of the `ipc` path, without a GPU: what the streams of all ranks were given, judged together."""
+"""Order of the `ipc` path, without a GPU: a check of the recorded work of all ranks' streams together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EPOCHS = 7
 
 @dataclass(frozen=True)
 class Wire:
-    """One message: from, to, tag, the types of its parts on both ends, and its way."""
+    """One message: source, target, types of its parts at both ends, protocol (``way``) and tag."""
 
     source: int
     target: int
@@ -58,7 +58,7 @@ class Wire:
 
 
 class Rig:
-    """A channel between the ranks over a GPU that runs nothing, and a caller that uses it."""
+    """A channel between the ranks on a GPU that runs nothing (`fake_gpu`), and its caller."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Rig:
         rank = comm.rank
         self.out = [w for w in wires if w.source == rank]
         self.into = [w for w in wires if w.target == rank]
-        # Arrays of messages that take no short cut lie outside the arena: nobody may touch them but this rank.
+        # Only arrays that a peer accesses directly are in the arena. All other arrays are private to this rank.
         self.sources = {w: self._arrays(w.sent, w.way != "get") for w in self.out}
         self.targets = {w: self._arrays(w.received, w.way != "put") for w in self.into}
         self.held = {
@@ -126,7 +126,7 @@ class Rig:
         return make_ipc_channel(self.world, job, ways, memory, self.link, self.cut)
 
     def move(self, offset: int) -> None:
-        """Go on with other arrays, at addresses some bytes from a multiple of 256."""
+        """Bind the channel to other arrays, at addresses ``offset`` bytes beyond a multiple of 256."""
 
         def others(found: list[Any]) -> list[Any]:
             fresh = [self.arena.field(one.shape[0] + 32, True) for one in found]
@@ -139,11 +139,11 @@ class Rig:
         self.targets = {w: others(found) for w, found in self.targets.items()}
         found = [*self.sources.values(), *self.targets.values()]
         pointers = [one.pointer for arrays in found for one in arrays]
-        if self.channel.is_movable:  # not of a rank without messages
+        if self.channel.is_movable:  # false on a rank without messages
             self.channel.bind(self.channel.views(pointers))
 
     def pause(self) -> None:
-        """Let the other ranks run ahead, or fall behind."""
+        """Sleep at random, so that ranks run ahead or fall behind."""
         if self.random.random() < 0.4:
             time.sleep(self.random.choice([0.0005, 0.004]))
 
@@ -166,7 +166,7 @@ class Rig:
                 self.gpu.run([("fill", array.pointer + np.arange(values.nbytes), values.tobytes())])
 
     def expect(self, epoch: int) -> None:
-        """Put a kernel on the stream that sees what this rank should hold now, by MPI's own transfer of the types."""
+        """Put a kernel on the stream that asserts this rank's bytes; MPI's own transfer of the types gives them."""
         for wire, arrays in self.targets.items():
             for part, array in enumerate(arrays):
                 held = self.held[wire][part]
@@ -192,11 +192,11 @@ class Rig:
         self.expect(epoch if fill else 0)
 
     def logs(self) -> Any:
-        """Return the work given to all ranks' streams, on rank 0; None on the others."""
+        """Return the recorded work of all ranks' streams on rank 0, None elsewhere."""
         return self.world.comm.gather(self.gpu.log)
 
     def leave(self) -> None:
-        """Close the plan on all ranks, and free it then."""
+        """Close the plan on all ranks, then free it."""
         self.channel.close()
         self.world.comm.Barrier()
         self.channel.free()
@@ -210,7 +210,7 @@ class Rig:
 
 
 class IdleChannel(IpcChannel):
-    """Of a rank without messages."""
+    """Channel of a rank without messages."""
 
     is_movable = False
 
@@ -258,7 +258,7 @@ def rig(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 
 def ring(way: str, size: int) -> list[Wire]:
-    """Both ways round; the same peer twice on two ranks."""
+    """Messages to both neighbours on a ring; on two ranks these are the same peer."""
     return [
         Wire(r, (r + s) % size, ("contiguous",), ("contiguous",), way, s + 1)
         for r in range(size)
@@ -269,7 +269,7 @@ def ring(way: str, size: int) -> list[Wire]:
 def chain(
     way: str, size: int, sent: str = "contiguous", received: str = "contiguous"
 ) -> list[Wire]:
-    """One way: nothing comes back."""
+    """Messages from each rank to the next, none in the other direction."""
     return [Wire(r, r + 1, (sent,), (received,), way) for r in range(size - 1)]
 
 
@@ -278,12 +278,12 @@ def _kinds(op: Op) -> set[str]:
 
 
 def judged(logs: Any, comm: MPI.Intracomm) -> None:
-    """Judge the order of the streams' work on rank 0, fail on all."""
+    """Check the work of all streams on rank 0, and fail on all ranks."""
     on_first(lambda: judge(logs), comm)
 
 
 def check_waits(made: Rig, comm: MPI.Intracomm) -> None:
-    """Assert that the order holds, and falls apart without any one of its waits: so the judge would see one missing."""
+    """Assert that the work is ordered, and that any omitted wait causes a race, which the check would detect."""
     made.poison()
     for epoch in range(EPOCHS):
         made.step(epoch)
@@ -314,7 +314,7 @@ def test_every_wait_is_there_and_needed(
 def test_moved_to_other_arrays(
     operation: Any, rig: Callable[..., Rig], comm: MPI.Intracomm
 ) -> None:
-    """Between exchanges that are under way: what the last one moves is left alone."""
+    """The channel can be bound to other arrays while an exchange is pending; this exchange keeps its arrays."""
     wires = [
         Wire(a, (a + s) % comm.size, ("vector", "contiguous"), ("columns", "contiguous"), tag=s + 1)
         for a in range(comm.size)
@@ -341,7 +341,7 @@ def test_arrays_that_peers_reach_stay(rig: Callable[..., Rig], comm: MPI.Intraco
 
 @pytest.mark.parametrize("number", range(25))
 def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Any messages, types, parts and ways at once."""
+    """Random messages, types, parts and protocols in one exchange."""
     rng = np.random.default_rng([number, comm.size])
     wires = []
     for tag in range(rng.integers(1, 9)):
@@ -364,10 +364,10 @@ def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intraco
 @pytest.mark.parametrize("sent", LARGE)
 @pytest.mark.parametrize("received", LARGE)
 def test_fragments(sent: str, received: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """A large message one way, in several launches, each of which its receiver unpacks by itself."""
+    """A large message one way takes several launches; the receiver unpacks each fragment separately."""
     size, rank = comm.size, comm.rank
     wires = [*chain("staging", size, sent, received), Wire(0, 1, tag=5)]
-    if size > 2:  # one fragment to a rank to which another rank sends eight
+    if size > 2:  # one fragment to a rank that receives eight from another rank
         wires.append(Wire(2, 1, tag=6))
     made = rig(wires, cut=cutter(4096))
     made.poison()
@@ -387,7 +387,7 @@ def test_fragments(sent: str, received: str, rig: Callable[..., Rig], comm: MPI.
 
 @pytest.mark.parametrize("shape", [ring, chain])
 def test_accumulate(shape: Any, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Several ranks add to the same cells, in order, and what was sent is cleared once it is packed."""
+    """Several ranks add to the same cells, in order; sent cells are cleared after the packing."""
     made = rig(shape("staging", comm.size), operation="add", cut=cutter(4096))
     made.poison()
     for epoch in range(EPOCHS):
@@ -397,7 +397,7 @@ def test_accumulate(shape: Any, rig: Callable[..., Rig], comm: MPI.Intracomm) ->
 
 @pytest.mark.parametrize("way", ["staging", "put", "get"])
 def test_the_caller_changes_streams(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """An exchange is ordered behind the last one, whichever stream each half of it is put on."""
+    """An exchange is ordered behind the last exchange, whichever streams start and finish use."""
     made = rig(ring(way, comm.size))
     made.poison()
     made.fill(0)
@@ -441,7 +441,7 @@ def test_a_rank_that_does_not_come(way: str, rig: Callable[..., Rig], comm: MPI.
             made.channel.close()
     named = caught is not None and f"rank {comm.rank} has waited for rank 1" in caught
     assert agree(comm.rank not in (0, 2) or named, comm), caught
-    # What peers may still write to is not given back.
+    # Memory that peers may still write to is not released.
     assert agree(caught is None or not made.arena.released, comm)
     comm.Barrier()
 
@@ -464,7 +464,7 @@ def test_a_stream_that_does_not_end_keeps_its_memory(
 def test_memory_stays_until_all_have_closed(
     started: bool, way: str, rig: Callable[..., Rig], comm: MPI.Intracomm
 ) -> None:
-    """A rank closes its plan between start and finish, or when it has finished and others have not."""
+    """Memory stays until all ranks have closed; rank 0 closes first, after finish or between start and finish."""
     made = rig(ring(way, comm.size))
     left, array = Leftovers(made.world), np.zeros(3)
     made.poison()
@@ -488,7 +488,7 @@ def test_memory_stays_until_all_have_closed(
 
 
 def test_plans_grow_nothing(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Memory, events and what was opened of others stay as many, over plans made and closed."""
+    """Blocks of memory, opened handles and events do not grow in number while plans are made and closed."""
     made = rig([*ring("staging", comm.size), *ring("put", comm.size)[:0]])
     sizes = []
     for _ in range(6):

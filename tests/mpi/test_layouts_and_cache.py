@@ -1,4 +1,4 @@
-"""Layouts that are declared, and plans that are found again only for the call they were made for."""
+"""Declared layouts, and cached plans, which serve only the calls that they were made for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POISON = -7.0
 
 @pytest.fixture
 def grid(comm: World) -> Iterator[halox.Grid]:
-    """Four rows a rank, periodic along them; the fields' rows tell their global number."""
+    """A grid of four rows per rank, periodic along the first axis; fields hold the global numbers of their rows."""
     options: dict[str, Any] = {"periodic": (True, False), "proc_shape": (comm.size, 1)}
     with halox.Grid((4 * comm.size, 6), halo=1, comm=comm, device="cpu", **options) as g:
         yield g
@@ -39,7 +39,7 @@ def fill(grid: halox.Grid, u: Any, low: int, high: int) -> None:
 
 
 def is_exchanged(grid: halox.Grid, u: Any, low: int, high: int) -> bool:
-    """Columns beside the grid are left alone."""
+    """Whether each row holds its value; the columns of the halo do not count."""
     return bool(np.array_equal(u[:, 1:-1], np.broadcast_to(rows(grid, low, high)[:, None], (6, 6))))
 
 
@@ -48,7 +48,7 @@ def is_exchanged(grid: halox.Grid, u: Any, low: int, high: int) -> bool:
 
 @pytest.mark.ranks(2, 3, 4)
 def test_a_sum_refuses_an_array_of_another_ranks_shape(comm: World) -> None:
-    """(7, 10) is plain where 5 rows are owned; where 4 are, it is no staggered field."""
+    """Shape (7, 10) is a plain field on a rank with 5 rows; ranks with 4 rows do not take it for a staggered field."""
     shape, procs = (4 * comm.size + 1, 8), (comm.size, 1)
     with halox.Grid(shape, halo=1, proc_shape=procs, comm=comm, device="cpu") as g:
         for reduce in (g.sum, g.max, g.norm, g.gather):
@@ -118,7 +118,7 @@ def test_reductions_compare_layouts(grid: halox.Grid, comm: World) -> None:
 
 @pytest.mark.ranks(2, 3)
 def test_reductions_compare_how_shapes_were_read(comm: World) -> None:
-    """(4, 5) is a component axis before 5 points on rank 0, and one behind 4 points on the others."""
+    """Rank 0 reads (4, 5) as 4 components of 5 points, other ranks as 4 points of 5 components."""
     sizes = [3] + [2] * (comm.size - 1)
     options: dict[str, Any] = {"blocks": (sizes,), "comm": comm, "device": "cpu"}
     with (
@@ -133,7 +133,7 @@ def test_reductions_compare_how_shapes_were_read(comm: World) -> None:
 
 def test_a_declaration_drops_what_was_cached(grid: halox.Grid, comm: World) -> None:
     u, v = np.empty(grid.padded_shape), np.empty(grid.padded_shape)
-    # Widths, and how many plans there are then: what was declared before is found again.
+    # Halo widths, and the number of plans then made: an earlier declaration finds its plan again.
     for (low, high), plans in (((1, 1), 1), ((2, 0), 2), ((0, 2), 3), ((1, 1), 3), ((2, 0), 3)):
         if plans > 1:
             grid.declare(u, halo=((low, high), 1))
@@ -166,9 +166,9 @@ def test_a_declaration_drops_what_transposes_have_cached(grid: halox.Grid, comm:
 def test_a_view_of_a_whole_field_is_that_field(grid: halox.Grid, comm: World) -> None:
     halo = ((2, 0), 1)
     mine = np.empty(grid.padded_shape)
-    grid.exchange(mine[:])  # as the grid's halo has it; declared later
+    grid.exchange(mine[:])  # with the grid's halo; declared later
     grid.declare(mine, halo=halo)
-    # The second outlives the object that the grid made; the third was declared by way of a view.
+    # The second is a view that outlives the grid's array; the third is declared through a view.
     fields = [mine, grid.zeros(halo=halo)[...], np.empty(grid.padded_shape)]
     grid.declare(fields[2][:], halo=halo)
     for u in fields:
@@ -179,7 +179,7 @@ def test_a_view_of_a_whole_field_is_that_field(grid: halox.Grid, comm: World) ->
             assert agree(is_exchanged(grid, u, 2, 0), comm)
             assert grid.interior(v).shape == grid.rank_shape
     assert grid._plan_number == 3, "the first and the third are of one layout"
-    # What has another shape, stride or type is read by its own shape.
+    # A view with another shape, stride or dtype is read by its shape.
     state = grid.declare(np.zeros((2, *grid.padded_shape)), components=2, halo=halo)
     assert grid.layout(state[0]).spec.halo == grid.halo
     assert grid.layout(mine.view("i8")).spec.halo == grid.halo
@@ -270,7 +270,7 @@ def test_a_transpose_ends_with_either_grid(closed: str, comm: World) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Room for few plans."""
+    """Make room for few plans."""
     monkeypatch.setattr("halox.exchange.cache.CAPACITY", 6)
     return 6
 
@@ -319,7 +319,7 @@ def test_explicit_plans_evict_nothing(small: int, grid: halox.Grid) -> None:
 
 @pytest.mark.ranks(1)
 def test_a_cached_exchange_makes_three_calls(comm: World) -> None:
-    """The one of the user, the look into the cache, and the plan: each costs a tenth of the whole."""
+    """The method, the cache look-up and the plan: each Python call costs a tenth of the exchange."""
     with halox.Grid((8, 8), comm=comm, device="cpu") as g:
         fields = [g.zeros() for _ in range(2)]
         for call in (g.exchange, g.accumulate):

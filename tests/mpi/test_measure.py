@@ -1,4 +1,4 @@
-"""Measuring a plan, and agreement on the constants that paths are chosen by."""
+"""Measurement of plans, and agreement of all ranks on the cost constants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.mpi.conftest import agree
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder of this rank's own."""
+    """Give this rank a separate cache folder."""
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("XDG_CACHE_HOME", name)
         yield Path(name)
@@ -65,13 +65,13 @@ def test_plans_are_measured_and_exchange_as_ever(
             assert (u[0, inner[1]] == -1).all()
         if periodic or comm.rank < n - 1:
             assert (u[-1, inner[1]] == high).all()
-        # Messages of one channel share one time, the slowest rank's, so that all ranks show the same.
+        # Messages of one channel share the time of the slowest rank, so that all ranks show the same time.
         times: dict[str, set[float]] = {}
         for rows in comm.allgather([(r.path, r.protocol, r.measured_us) for r in report.rows]):
             for path, how, us in rows:
                 times.setdefault(f"{path}/{how}", set()).add(us)
         assert all(len(found) == 1 for found in times.values()), times
-        # And the plan goes on working.
+        # The plan still works.
         grid.interior(u)[...] = 100 + comm.rank
         plan()
         if periodic:
@@ -79,7 +79,7 @@ def test_plans_are_measured_and_exchange_as_ever(
 
 
 def test_accumulation_is_measured_without_harm(comm: MPI.Intracomm) -> None:
-    """Halos are zero from the second call on, so that the sums are those of one call."""
+    """From the second call on the halos are zero: the repeated calls add nothing."""
     with halox.Grid((3 * comm.size,), halo=1, periodic=True, comm=comm, device="cpu") as grid:
         u, v = grid.ones("f8"), grid.ones("f8")
         grid.accumulate(v)
@@ -110,7 +110,7 @@ def test_misuse(comm: MPI.Intracomm) -> None:
 
 
 class Counting(Channel):
-    """A channel that counts, and waits for the other ranks that have it."""
+    """Channel that counts its calls; finish waits for all ranks that have the channel."""
 
     def __init__(self, comm: Any) -> None:
         self.comm, self.started, self.finished = comm, 0, 0
@@ -124,7 +124,7 @@ class Counting(Channel):
 
 
 def test_channels_that_only_some_ranks_have(comm: MPI.Intracomm) -> None:
-    """Every rank measures the channels it has, at the same time as the others that have them."""
+    """Each rank measures its channels at the same time as all ranks that have them."""
     world = World(comm)
     halves = comm.Split(comm.rank % 2)
     everyone, mine = Counting(comm), Counting(halves)
@@ -167,7 +167,7 @@ def table(latency_us: float) -> Costs:
 def test_all_ranks_choose_by_the_file_of_rank_0(comm: MPI.Intracomm, folder: Path) -> None:
     if comm.size == 1:
         return
-    # A cache folder on each node, with other contents; on the last rank none at all.
+    # Each rank has a cache folder with a different table; the folder of the last rank is empty.
     if comm.rank < comm.size - 1:
         calibration.save(HERE, table(10.0 + comm.rank))
     world = World(comm)

@@ -1,4 +1,4 @@
-"""The staggered fermions mini-app, however its lattice is divided: MILC's sample, closed forms, one rank's bits."""
+"""The staggered-fermion mini-app on any division of its lattice: MILC's sample, closed forms, and one rank's bits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support import milc_data
 pytestmark = pytest.mark.usually(2, 4)
 
 SHAPE = (12, 6, 8, 8)
-"""Sites along t, z, y and x that 1 to 4, 6 and 8 ranks can divide with three sites each."""
+"""Sites along t, z, y and x; 1 to 4, 6 and 8 ranks can divide them with three sites or more per rank."""
 
 WHOLE = tuple(slice(0, n) for n in SHAPE)
 TOLERANCE = {"single": 2e-6, "double": 2e-15}
 MILC_SIZES = pytest.mark.ranks(1, 2, 4, 8)
-"""8 sites cannot be divided by three with three sites each."""
+"""8 sites are too few for three ranks of three sites each."""
 PRECISIONS = ["double", "single"]
 
 SAMPLE = 8, 8, 8, 8
@@ -63,14 +63,14 @@ def whole_vectors() -> np.ndarray:
 def operator_of(
     lattice: Lattice, whole: np.ndarray, naive: bool, precision: str = "double"
 ) -> Staggered:
-    """The operator of thin links that are given for the whole lattice."""
+    """Make the operator from the thin links of the whole lattice."""
     block = np.ascontiguousarray(whole[lattice.owned])
     found = links.of_thin(lattice, block, naive=naive)
     return Staggered(lattice, links.tables(lattice, found, options.DTYPES[precision]))
 
 
 def applied(operator: Staggered, whole: np.ndarray) -> np.ndarray:
-    """This rank's block of D psi, on both parities."""
+    """Return this rank's block of D psi, on both parities."""
     lattice = operator.lattice
     psi = checks.vectors(operator, np.ascontiguousarray(whole[lattice.owned]))
     even = lattice.values(operator.dslash(psi[ODD], EVEN)).copy()
@@ -78,7 +78,7 @@ def applied(operator: Staggered, whole: np.ndarray) -> np.ndarray:
 
 
 def outside_sites(lattice: Lattice, parity: int) -> int:
-    """Sites of a parity outside this rank's block that D reads: at a distance of 1 or 3 from some site in it."""
+    """Count the sites of a parity outside this rank's block that D reads, 1 or 3 sites away from a site inside."""
     sites = np.indices(lattice.grid.rank_shape).sum(axis=0)
     sites += sum(part.start for part in lattice.owned)
     outside = np.zeros([n + 6 for n in sites.shape], bool)
@@ -93,7 +93,7 @@ def outside_sites(lattice: Lattice, parity: int) -> int:
 
 
 def assembled(lattice: Lattice, block: np.ndarray) -> np.ndarray | None:
-    """The blocks of all ranks as a whole on rank 0, None elsewhere."""
+    """Assemble the blocks of all ranks on rank 0; return None elsewhere."""
     found = lattice.grid.comm.gather((lattice.owned, block))
     if found is None:
         return None
@@ -104,7 +104,7 @@ def assembled(lattice: Lattice, block: np.ndarray) -> np.ndarray | None:
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest error, relative to the largest number."""
+    """Return the largest error, relative to the largest number."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
@@ -126,7 +126,7 @@ def folder(tmp_path: Path, comm: MPI.Intracomm) -> Path:
 
 
 class HostGrid(halox.Grid):
-    """A grid on the host that calls itself one on GPUs where that is asked for."""
+    """A grid on the host that reports the requested device."""
 
     def __init__(self, shape: Any, *, device: Any, **options: Any) -> None:
         super().__init__(shape, device="cpu", **options)
@@ -217,7 +217,7 @@ class TestOperator:
             twice = operator.dslash(operator.dslash(psi[parity], 1 - parity), parity)
             wrong = np.abs(twice - expected * psi[parity]).max()
             assert float(lattice.grid.allreduce(wrong, "max")) < 1e-13
-            # So that one iteration solves it.
+            # For an eigenvector one iteration solves the system.
             found = solve(operator, psi[parity], parity, 0.3, Stop(1e-24, 9))
             assert found.iterations == 1
             answer = np.abs(found.x - psi[parity] / (4 * 0.3**2 - expected)).max()
@@ -433,7 +433,7 @@ class TestSampleOfMilc:
 
 
 def failure(work: Callable[[], object], comm: MPI.Intracomm) -> str:
-    """Text of the error that all ranks raise alike."""
+    """Return the text of the error, which all ranks must raise."""
     with pytest.raises(halox.errors.HaloxError) as caught:
         work()
     text = str(caught.value)

@@ -1,4 +1,4 @@
-"""Network adapters between nodes and fields on GPUs, by stand-ins of both: each rank a node, an adapter and a GPU."""
+"""Network adapters between nodes with fields on GPUs, both simulated; each rank has a node, an adapter and a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.unit import fake_verbs
 from tests.unit.fake_driver import fake_driver
 
 require("cxx")
-require("nvrtc")  # comes with the driver's bindings
+require("nvrtc")  # in the same package as the driver's bindings
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
@@ -43,7 +43,7 @@ __all__ = ["ranks", "wire"]  # fixtures
 
 
 class Event:
-    """An event of a stream that has work left: it is done when it has been asked for the third time."""
+    """Event behind the pending work of a stream; the third query runs the work, and finds the event done."""
 
     work: list[Callable[[], None]]
     asked = 0
@@ -65,7 +65,7 @@ class Event:
 
 
 class Files:
-    """Memory that the driver can export: that of all arenas."""
+    """Memory that the driver can export: the blocks of all arenas."""
 
     def __iter__(self) -> Iterator[tuple[int, int, str]]:
         for arena in MappedArena.arenas.values():
@@ -75,7 +75,7 @@ class Files:
 
 @pytest.fixture
 def machine(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A GPU a rank; yields the driver."""
+    """Simulate a GPU per rank; yield the driver."""
     gpu = Machine(ranks.rank, shared=False)
     gpu.install(monkeypatch)
     arena = MappedArena(0)
@@ -99,7 +99,7 @@ def machine(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
 
 @pytest.fixture
 def field(ranks: MPI.Intracomm, machine: Any) -> Iterator[Callable[[int], Any]]:
-    """Fields of a grid's own, of some bytes."""
+    """Yield a function that allocates n bytes by a grid."""
     with halox.Grid((ranks.size,), halo=0, comm=ranks.Dup(), device="gpu") as grid:
 
         def make(n: int) -> Any:
@@ -112,7 +112,7 @@ def field(ranks: MPI.Intracomm, machine: Any) -> Iterator[Callable[[int], Any]]:
 def test_messages_as_mpi_packs_and_unpacks(
     mixed: bool, wire: Any, field: Any, ranks: MPI.Intracomm
 ) -> None:
-    """By start and finish too; what the stream still writes when the exchange begins is what arrives."""
+    """Messages carry the values that a pending kernel writes, by calls and by start and finish."""
     sizes = 2 * BLOCK * BLOCKS, 3 * BLOCK * BLOCKS
     on_gpu = not mixed or ranks.rank == 0
     fields = [field(n + 700)[700:] for n in sizes]
@@ -173,7 +173,7 @@ def test_one_rank_without_dmabufs(
     ranks: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One clear error on all ranks."""
+    """All ranks raise an error that names the rank and the cause."""
     if ranks.rank == 1:
         machine.has_dmabufs = refusing != "driver"
         monkeypatch.setattr(fake_verbs, "REFUSED", ["all"] if refusing == "adapter" else [])

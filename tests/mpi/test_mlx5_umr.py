@@ -1,4 +1,4 @@
-"""Network adapters between nodes, by a stand-in of pyverbs: each rank a node and an adapter of its own."""
+"""Network adapters between nodes, with a simulated pyverbs; each rank has a node and an adapter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECEIVED = dt.vector(BLOCKS // 2, 2 * BLOCK, 3 * BLOCK, "u1")
 
 @pytest.fixture
 def ranks(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[MPI.Intracomm]:
-    """A communicator of which nothing is known, each rank a node."""
+    """Yield a new communicator, on which each rank is a node."""
     monkeypatch.setenv("HALOX_NODE", "rank")
     own = comm.Dup()
     yield own
@@ -59,7 +59,7 @@ def values(rank: int, step: int) -> np.ndarray:
 
 
 def by_mpi(came: np.ndarray, into: np.ndarray) -> np.ndarray:
-    """MPI's own packing and unpacking."""
+    """Return the target after a transfer by MPI's own packing and unpacking."""
     sent, received = SENT.to_mpi().Commit(), RECEIVED.to_mpi().Commit()
     packed = np.empty(BLOCKS * BLOCK, "u1")
     sent.Pack(came[: SENT.extent], packed, 0, MPI.COMM_SELF)
@@ -71,7 +71,7 @@ def by_mpi(came: np.ndarray, into: np.ndarray) -> np.ndarray:
 
 
 def ring(comm: MPI.Intracomm, x: Any, y: Any) -> Exchange:
-    """Everybody sends to the next rank, from and into different types."""
+    """Make an exchange in which each rank sends to the next rank, with different types at the two ends."""
     low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     return Exchange([Send(x, SENT, high)], [Recv(y, RECEIVED, low)], comm=comm, path=PATH)
 
@@ -102,7 +102,7 @@ def test_messages_of_different_types_as_mpi_packs_and_unpacks(
             check(ranks, y, step)
             exchange.start()
             other.start()
-            # Each rank in an order of its own: who waits works for the other exchange too.
+            # Ranks finish in different orders: a rank that waits in one exchange also progresses the second.
             first, last = (exchange, other) if ranks.rank % 2 else (other, exchange)
             first.finish()
             last.finish()
@@ -113,7 +113,7 @@ def test_messages_of_different_types_as_mpi_packs_and_unpacks(
 def test_windows_slide_over_few_keys(
     wire: fake_verbs.Wire, ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lists of 32 blocks, and on rank 0 four keys for both directions: rounds."""
+    """With short lists, and with four keys on rank 0 for both directions, a message takes several rounds."""
     from halox.paths.scatter_gather import mlx5_umr
 
     made = mlx5_umr.Limits
@@ -143,7 +143,7 @@ def test_windows_slide_over_few_keys(
 
 
 def test_halos_of_grids(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
-    """All neighbours, corners too, fields of two dtypes, beside the same by MPI."""
+    """Halos of fields of two dtypes, corners included, equal the halos that host/mpi fills."""
     options: dict[str, Any] = {"halo": 2, "periodic": True, "comm": ranks, "device": "cpu"}
     with (
         halox.Grid((24, 20), path=PATH, **options) as grid,
@@ -180,7 +180,7 @@ def test_a_second_plan_sends_no_keys(
 
 
 def test_without_pyverbs_it_says_so(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In `explain` where the path is not asked for; on all ranks where it is, though one rank alone lacks it."""
+    """`explain` gives the reason; if the path is requested, all ranks raise, although only one lacks pyverbs."""
     if ranks.rank == 1:
         monkeypatch.setitem(sys.modules, "pyverbs", None)
     else:

@@ -1,4 +1,4 @@
-"""The Fourier mini-app, however its grid is divided: the official checksums, and the result of one rank."""
+"""The Fourier mini-app on any division of its grid: the official checksums, and the result of one rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def settings(name: str, decomposition: str, ranks: int) -> options.Settings:
 def solved(
     name: str, decomposition: str, comm: MPI.Intracomm
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Checksums, the initial values of all ranks, and the final ones."""
+    """Solve a class; return its checksums, and on rank 0 the whole initial field and the whole final field."""
     found = settings(name, decomposition, comm.size)
     with (
         benchmark.problem_grid(found, comm) as grid,
@@ -57,7 +57,7 @@ def test_official_checksums_however_divided(
         same &= np.array_equal(first, first_alone)
         same &= np.allclose(last, last_alone, rtol=1e-12, atol=1e-12)
     assert agree(same, comm)
-    # Twice the same run: the same bits.
+    # A second run gives the same bits.
     again, _, last_again = solved(name, decomposition, comm)
     assert np.array_equal(again, found)
     assert agree(last is None or np.array_equal(last, last_again), comm)

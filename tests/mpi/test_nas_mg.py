@@ -1,4 +1,4 @@
-"""The multigrid mini-app, however many of its levels are divided: the result of one rank."""
+"""The multigrid mini-app gives the result of one rank, however many of its levels are divided."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ranks(2, 4, 8), pytest.mark.geometry]
 
 
 def solved(comm: MPI.Intracomm, gather: int) -> tuple[list[float], np.ndarray | None, list[int]]:
-    """Norms after each iteration of class S, the last residual of all ranks, and the gathered levels."""
+    """Solve class S; return the norm after each iteration, the last residual on rank 0, and the gathered levels."""
     words = Namespace(problem="S", gather=gather, passes=1, graph=False, device="cpu", check="all")
     settings = options.settings(words, comm.size)
     with (
@@ -32,7 +32,7 @@ def solved(comm: MPI.Intracomm, gather: int) -> tuple[list[float], np.ndarray | 
         for _ in range(settings.problem.iterations):
             solver.iterate()
             norms.append(solver.norm())
-        # Ranks that hold a level whole hold the same.
+        # All ranks hold the same values of a gathered level.
         whole = [level for level in hierarchy.levels if level.is_whole]
         for level in whole:
             first = comm.bcast(level.u)
@@ -60,7 +60,7 @@ def test_same_result_however_divided(gather: int, levels: list[int], comm: MPI.I
     if residual is not None:
         same &= np.allclose(residual, solved(MPI.COMM_SELF, gather)[1], rtol=0, atol=1e-15)
     assert agree(same, comm)
-    # Twice the same run: the same bits.
+    # A second run gives the same bits.
     again, residual_again, _ = solved(comm, gather)
     assert again == norms
     assert agree(residual is None or np.array_equal(residual, residual_again), comm)
@@ -76,7 +76,7 @@ def test_the_picture_shows_the_plane_and_the_ranks_that_have_it(comm: MPI.Intrac
     assert [len(sizes) for sizes in picture["blocks"]] == [procs[2], procs[1]]
     assert [sum(sizes) for sizes in picture["blocks"]] == [32, 32]
     assert set(picture["ranks"]) == {(i, j) for i in range(procs[2]) for j in range(procs[1])}
-    first = comm.size // procs[0] * (procs[0] // 2)  # of the ranks of the upper half along z
+    first = comm.size // procs[0] * (procs[0] // 2)  # first rank of the upper half along z
     assert min(picture["ranks"].values()) == first
     # The solution has a peak at each charge in the plane.
     assert picture["values"].shape == (32, 32)

@@ -1,4 +1,4 @@
-"""The path by NCCL on GPUs that the host plays, with an NCCL that moves bytes by MPI."""
+"""The NCCL path on simulated GPUs, with a simulated NCCL that moves bytes by MPI."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
 @pytest.fixture
 def comm() -> MPI.Intracomm:
-    """A communicator of its own, since NCCL is kept with it."""
+    """Return a new communicator, since halox keeps NCCL's communicator with it."""
     return MPI.COMM_WORLD.Dup()
 
 
@@ -73,7 +73,7 @@ def paths_of(report: Any) -> set[str]:
 
 
 def fill(grid: halox.Grid, u: Array, seed: int) -> np.ndarray:
-    """Fill the interior of a field, poison its halo, and return what it shall be."""
+    """Fill the interior of a field, poison its halo, and return its values after an exchange."""
     whole = np.random.default_rng(seed).integers(1, 200, grid.grid_shape).astype(u.dtype)
     places = [np.arange(s.start - 1, s.stop + 1) % n for s, n in zip(grid.owned, whole.shape)]  # noqa: B905
     wanted: np.ndarray = whole[np.ix_(*places)]
@@ -87,7 +87,7 @@ DTYPES: list[Any] = ["f8", "f4", "c16", "i1", [("a", "f8"), ("b", "i2")]]
 
 
 def test_exchange(gpu: tuple[Machine, FakeNccl], nodes: str, comm: MPI.Intracomm) -> None:
-    """Each dtype as bytes; between nodes unasked, within one by name."""
+    """NCCL moves each dtype as bytes: between nodes by default, within a node by name."""
     options = {} if nodes == "a node each" else {"path": "nccl"}
     for number, dtype in enumerate(map(np.dtype, DTYPES)):
         axis = number % 3
@@ -116,7 +116,7 @@ def _records(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 def test_several_fields_and_permuted_components(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
 ) -> None:
-    """All fields of a rank travel in one send a neighbour."""
+    """All fields of a rank travel in one send per neighbour."""
     _, nccl = gpu
     with box(comm, halo=1) as grid:
         u, v = array(grid.padded_shape), array(grid.padded_shape, "f4")
@@ -151,7 +151,7 @@ def test_accumulate(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
 def test_new_arrays_and_start_and_finish(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
 ) -> None:
-    """One plan for all arrays of a layout; several plans under way at once."""
+    """One plan serves all arrays of a layout; several plans can be in progress at once."""
     with box(comm, halo=1) as grid:
         for step, offset in enumerate((0, 8, 0, 8 * (comm.rank % 2))):
             u = array(grid.padded_shape, "f8", offset)
@@ -173,7 +173,7 @@ def test_new_arrays_and_start_and_finish(
 
 @apart
 def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """A plan made before can be called in a capture, the first time too; none can be made in one."""
+    """The first call of a plan can be captured, but not its construction."""
     machine, _ = gpu
     with box(comm, halo=1) as grid:
         u, v = array(grid.padded_shape), array((2, *grid.padded_shape))
@@ -190,7 +190,7 @@ def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
 
 @apart
 def test_one_launch_ahead(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """Packing and the copies within the rank together; apart for another array."""
+    """One launch packs and copies within the rank; for another array these are two launches."""
     launched: list[HostLaunch] = []
 
     def counted(made: HostLaunch) -> HostLaunch:
@@ -218,7 +218,7 @@ def test_one_launch_ahead(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) ->
 def test_contiguous_messages_are_not_packed(
     form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each end by itself: launches happen where this rank's part is strided."""
+    """Each end decides separately: it launches a kernel only if its part is strided."""
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     _, nccl = gpu
     launched: list[str] = []
@@ -256,7 +256,7 @@ def test_contiguous_messages_are_not_packed(
         assert len(launched) == 2 * {"both": 0, "neither": 2}.get(form, 1)
         found = paths_of(exchange.explain())
         assert found == {"nccl/packed" if form == "neither" else "nccl/parts"}
-        # The name of the exchange goes ahead of what is not packed.
+        # A separate message with the name of the exchange precedes an unpacked message.
         assert len(nccl.groups[-1]) == (2 if form == "neither" else 4)
 
 
@@ -269,9 +269,9 @@ def test_plans_in_another_order(
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NCCL matches messages of one length, whatever plan they are of; the next call raises, on all ranks."""
+    """NCCL matches messages of one length, also of different plans; the next call raises, on all ranks."""
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
-    monkeypatch.setenv("HALOX_TIMEOUT", "0")  # so that no thread looks in between
+    monkeypatch.setenv("HALOX_TIMEOUT", "0")  # no thread watches between the calls
     planes: dict[str, Any] = {"halo": (1, 0, 0), "periodic": False, "proc_shape": (2, 1, 1)}
     with pytest.warns(UserWarning, match="message of plan") as warned, box(comm, **planes) as grid:
         fields = [array(grid.padded_shape) for _ in range(3)]
@@ -321,7 +321,7 @@ WHYS = {
 def test_reasons(
     what: str, nodes: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked for by name it is one error on all ranks; otherwise another path is taken, and says why."""
+    """By name, all ranks raise one error; by default the plan takes another path, and `explain` gives the reason."""
     monkeypatch.setenv("HALOX_NODE", "rank" if nodes == "a node each" else "")
     second = comm.rank == 1
     version = 22703 if what == "other version" and second else 22907
@@ -336,7 +336,7 @@ def test_reasons(
             said = comm.allgather(str(raised.value).partition(";")[0][-60:])
             assert len(set(said)) == 1, said
             wanted = fill(grid, u, 3)
-            # Within a node nobody looks for NCCL unasked, and the peer path is not played here.
+            # Within a node halox looks for NCCL only by name, and this test does not simulate the peer path.
             unasked = {} if nodes == "a node each" else {"path": "staged"}
             plan = grid.plan(u, **unasked)
             plan()
@@ -351,7 +351,7 @@ def test_reasons(
 def test_a_communicator_that_cannot_be_made(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
 ) -> None:
-    """A wait within NCCL ends on all ranks, also where one of them alone waits."""
+    """A wait inside NCCL ends with a timeout on all ranks."""
     _, nccl = gpu
     nccl.blocks = threading.Event()
     with box(comm) as grid:
@@ -363,7 +363,7 @@ def test_a_communicator_that_cannot_be_made(
 
 @apart
 def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """The exchange under way is aborted, the next call names the ranks that were waited for; a new grid serves."""
+    """The pending exchange is aborted, the next call names the missing ranks, and a new grid works."""
     _, nccl = gpu
     with pytest.raises(ExchangeTimeoutError) as raised, box(comm) as grid:
         u = array(grid.padded_shape)
@@ -371,11 +371,11 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
         for _ in range(4):
             plan()
         watch = plan._channels[0]._watch
-        watch.limit_s = 1.0  # of what follows alone, after all construction
-        time.sleep(1.5)  # time that goes by between exchanges does not count
+        watch.limit_s = 1.0  # only from here on, after all construction
+        time.sleep(1.5)  # time between exchanges does not count
         assert not nccl.aborted
         nccl.is_stuck = True
-        watch._words[0] = 1  # as the GPU does
+        watch._words[0] = 1  # as a kernel writes at the start of an exchange
         assert becomes(lambda: nccl.aborted)
         plan()
     peers = sorted({(comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size})
@@ -394,7 +394,7 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
 def test_a_stall_where_nothing_is_packed(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is seen for other arrays too, whose copies within the rank are a launch of their own."""
+    """A stall is also detected for another array, with a separate launch for the copies within the rank."""
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     _, nccl = gpu
     with (
@@ -416,7 +416,7 @@ def test_a_stall_where_nothing_is_packed(
 
 @apart
 def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """It is made at the first plan that needs it, and serves later grids on the same ranks."""
+    """The first plan that needs NCCL's communicator makes it; later grids on the same ranks use it too."""
     _, nccl = gpu
     for _ in range(3):
         with box(comm) as grid:
@@ -429,7 +429,7 @@ def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI
 def test_a_communicator_is_of_the_same_gpus(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
 ) -> None:
-    """A rank that comes back to its first GPU has an old one for that, and the others have not."""
+    """If one rank returns to its first GPU, all ranks make a new communicator, although this rank has an old one."""
     _, nccl = gpu
     world = World(comm)
     for second in (0, 1, 0):
@@ -443,7 +443,7 @@ def test_a_communicator_is_of_the_same_gpus(
 
 @apart
 def test_ranks_with_arrays_on_the_host(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """A message between a GPU and the host goes another path, as do all others of the plan."""
+    """If one message is between a GPU and the host, no message of the plan takes NCCL."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     made: Any = [np.full(8, comm.rank, "f8"), np.zeros(8)]
     if comm.rank == 0:
@@ -460,7 +460,7 @@ def test_ranks_with_arrays_on_the_host(gpu: tuple[Machine, FakeNccl], comm: MPI.
 @pytest.mark.ranks(3)
 @pytest.mark.usually(3)
 def test_a_rank_without_messages(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """It has a GPU, maybe, and has not said which."""
+    """The GPU of a rank without messages is unknown: NCCL by name is an error, the default is another path."""
     a, other = array((8,)), 1 - comm.rank
     sends, receives = [Send(a, "f8", other, count=4)], [Recv(a[4:], "f8", other, count=4)]
     given: Any = (sends, receives) if comm.rank < 2 else ([], [])
@@ -473,7 +473,7 @@ def test_a_rank_without_messages(gpu: tuple[Machine, FakeNccl], comm: MPI.Intrac
 @apart
 @pytest.mark.ranks(2)
 def test_all_faces_to_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """Under one tag they are one send; each is received as what it was sent as."""
+    """Faces with one tag travel in one send, and each arrives in the matching receive."""
     _, nccl = gpu
     n, other = 4, 1 - comm.rank
     sides = [(axis, end) for axis in range(3) for end in (0, 1)]

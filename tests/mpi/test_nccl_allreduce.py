@@ -1,4 +1,4 @@
-"""Allreduce across nodes by NCCL, on GPUs and with an NCCL that the host plays."""
+"""Allreduce across nodes by NCCL, with simulated GPUs and a simulated NCCL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
 @pytest.fixture
 def comm() -> MPI.Intracomm:
-    """A communicator of its own, since NCCL is kept with it."""
+    """Return a new communicator, since halox keeps NCCL's communicator with it."""
     return MPI.COMM_WORLD.Dup()
 
 
@@ -60,7 +60,7 @@ def gpu(
 
 
 def wanted(op: str, node: str, values: list[Any]) -> Any:
-    """The nodes' values in the order of the nodes, each of them in the order of its ranks."""
+    """Combine the values of each node in rank order, then the results of the nodes in node order."""
     if node == "rank":
         return expected(op, values)
     groups = [
@@ -101,7 +101,7 @@ def test_combined_in_the_order_of_the_nodes(
 
 
 def test_prepared_calls(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """With the same arrays again and again: to one that is given, in place, and to new ones."""
+    """Repeated calls with the same arrays, to ``out``, in place, and to new arrays."""
     a, b, out = (Array(np.zeros(5)) for _ in range(3))
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
         for step in range(4):
@@ -146,7 +146,7 @@ def test_a_bad_array_on_all_ranks(gpu: tuple[Machine, FakeNccl], comm: MPI.Intra
 
 
 def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """Nobody waits for it: the others' next call raises, and then all go on."""
+    """No good rank waits for it: the next call of each good rank raises, and then all ranks continue."""
     good, last = Array(np.ones(5)), comm.rank == comm.size - 1
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
         for turn in range(3):
@@ -155,7 +155,7 @@ def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intrac
                     reduce(Array(np.zeros(4)))
                 comm.Barrier()
             else:
-                time.sleep(0.05 * turn)  # the note may be there before this rank's call
+                time.sleep(0.05 * turn)  # the note may arrive before this rank's call
                 reduce(good)
                 comm.Barrier()  # the note has been sent
                 with pytest.raises(MismatchError, match=r"rank \d has cancelled"):
@@ -164,15 +164,15 @@ def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intrac
 
 
 def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """The communicator is aborted, and the next call says what was waited for."""
+    """The communicator is aborted, and the next call names the reduction that timed out."""
     _, nccl = gpu
     with halox.Allreduce(comm, 3, "f8", "max", device="gpu") as reduce:
         array = Array(np.ones(3))
         reduce(array)
         nccl.is_stuck = True
         watch = reduce._reduction._do._watch
-        watch.limit_s = 1.0  # of the stalled call alone
-        watch._words[0] = 1  # as the GPU does
+        watch.limit_s = 1.0  # for the stalled call only
+        watch._words[0] = 1  # as a kernel writes at the start of a reduction
         assert becomes(lambda: nccl.aborted)
         with pytest.raises(
             ExchangeTimeoutError, match=r"in a reduction \(op='max'\) by NCCL for 1 s"
@@ -183,11 +183,11 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
 def cancelled(
     reduce: halox.Allreduce, bad: Collection[int], comm: MPI.Intracomm, turns: int = 3
 ) -> None:
-    """Let some ranks cancel a call: each other rank learns of it once, of one that did, and all go on in pairs."""
+    """Let some ranks cancel a call: each good rank raises once and names one of them; then calls work."""
     good, elements = Array(np.ones(reduce.shape)), reduce.shape[0]
     for turn in range(turns):
         if comm.rank in bad:
-            for _ in range(1 + turn % 2):  # the second time before the others have made a call
+            for _ in range(1 + turn % 2):  # the second time before any good rank has called
                 with pytest.raises(FieldError, match="array: got shape"):
                     reduce(Array(np.zeros(elements + 1)))
             comm.Barrier()
@@ -219,7 +219,7 @@ NODES = {
 def test_any_ranks_cancel(
     names: str, cut: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of nodes with good ranks and bad ones too, which learn of it from a kernel and from a note."""
+    """Also on nodes with good and bad ranks, where a good rank learns of the error from a kernel and from a note."""
     monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if cut else 1 << 20)
     monkeypatch.setenv("HALOX_NODE", names.split()[comm.rank])
     machine_with_nccl(comm, monkeypatch)
@@ -236,7 +236,7 @@ def test_any_ranks_cancel(
 def test_captured_reductions_of_fields(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They take no temporary, whose memory others would get while a graph writes there."""
+    """A captured reduction allocates no temporary: its memory would be reused while the graph still writes there."""
     import cupy
 
     machine, _ = gpu
@@ -260,7 +260,7 @@ def test_captured_reductions_of_fields(
 
 
 def test_a_bad_array_in_a_capture(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """Nothing of it is captured, and nobody else is told."""
+    """The bad call adds nothing to the graph, and notifies no rank."""
     machine, nccl = gpu
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
         a, out = Array(np.ones(5)), Array(np.zeros(5))
@@ -284,7 +284,7 @@ def test_a_rank_without_memory(
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before or after ranks are connected: all take another algorithm, or say that there is none; none is watched."""
+    """One rank fails before or after the connection: all take another algorithm, or raise if this one is requested."""
     if comm.rank == 1:
 
         def refuse(*_: Any) -> Any:
@@ -295,7 +295,7 @@ def test_a_rank_without_memory(
         assert reduce.algorithm == "host" and "no memory left" in reduce.reasons["hierarchical"]
         assert agree(bool((reduce(Array(np.ones(5))).get() == comm.size).all()), comm)
         kept = [one for one in reduce._world.ranks.kept.values() if isinstance(one, NcclRanks)]
-        # A watch is forgotten later where the thread that looks at it holds the lock.
+        # A watch is removed later if its thread holds the lock.
         assert agree(becomes(lambda: not any(one._watched for one in kept)), comm)
     with pytest.raises(FieldError, match="no memory left"):
         halox.Allreduce(comm, 5, "f8", algorithm="hierarchical", device="gpu")
@@ -304,7 +304,7 @@ def test_a_rank_without_memory(
 @pytest.mark.ranks(1, 2)
 @pytest.mark.usually(1)
 def test_messages_of_different_kinds_have_different_tags() -> None:
-    """A note that nobody has looked for stays, while other calls receive by their tags."""
+    """An unread note stays pending while other calls receive by their tags, which must differ."""
     notes = [status._NOTE_TAG, nccl_reduction._NOTE_TAG]
     ranks: Any = SimpleNamespace(watch=SimpleNamespace(number=0))
     calls: set[int] = set()
@@ -320,7 +320,7 @@ def test_messages_of_different_kinds_have_different_tags() -> None:
 def test_a_note_that_has_come_is_seen_at_the_first_look(
     comm: MPI.Intracomm, tmp_path: Path
 ) -> None:
-    """It is found although no other call of MPI has let it in: NCCL carries what this rank waits for."""
+    """The first look finds an arrived note without other MPI calls: a rank that waits in NCCL makes none."""
     sent = Path(comm.bcast(tmp_path)) / "sent"
     world: Any = SimpleNamespace(
         comm=comm, mpi=MPI, rank=comm.rank, size=comm.size, node_ranks=[comm.rank]
@@ -343,7 +343,7 @@ def test_in_another_order(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NCCL matches the values of two reductions; the next call raises, on all ranks."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "0")  # so that no thread looks in between
+    monkeypatch.setenv("HALOX_TIMEOUT", "0")  # no thread watches between the calls
     one, other = Array(np.full(3, comm.rank + 1.0)), Array(np.full(3, comm.rank + 1.0))
     with (
         pytest.warns(UserWarning, match="message of plan"),

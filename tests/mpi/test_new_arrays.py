@@ -1,4 +1,4 @@
-"""Arrays that NumPy makes anew each step: exchanged by the plan of their layout, at the cost of new views."""
+"""New NumPy arrays in each step: the plan of their layout exchanges them, at the cost of new views."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def grid(comm: World) -> Iterator[halox.Grid]:
 
 
 def serial(steps: int) -> np.ndarray:
-    """The whole grid after some steps of the stencil of `step`, on one process."""
+    """Return the whole grid after some steps with `stencil`, on one process."""
     u = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
     for _ in range(steps):
         padded = np.pad(u, ((1, 1), (0, 0)), mode="wrap")
@@ -41,7 +41,7 @@ def serial(steps: int) -> np.ndarray:
 
 
 def stencil(u: np.ndarray) -> np.ndarray:
-    """Five points, and a corner, so that these are not forgotten."""
+    """Apply a stencil of five points and a corner, so that missing corners change the result."""
     inner = u[1:-1, 1:-1]
     around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
     return around - 4 * inner + 0.5 * u[:-2, :-2]
@@ -74,10 +74,10 @@ def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid, order: str) ->
 
 
 def test_memory_is_viewed_once(grid: halox.Grid, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New views of known memory, arrays in memory of others that are gone, and more arrays than are remembered."""
+    """A plan finds its views of known memory again, also for new array objects, within its limit of bindings."""
     monkeypatch.setattr("halox.exchange.plan._MOST_BOUND", 3)
     n, m = grid.padded_shape
-    block = np.zeros((5, n, m + 1), [("x", "f8")])  # neither numbers nor in a row: no indices
+    block = np.zeros((5, n, m + 1), [("x", "f8")])  # structured and strided: views, not indices
     whole = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
     grid.exchange(block[0, :, 1:])
     made = []
@@ -111,7 +111,7 @@ LENT: dict[str, Callable[[int, int], np.ndarray]] = {
 @pytest.mark.parametrize("layout", LENT)
 @pytest.mark.parametrize("halo", [1, 2])
 def test_new_arrays_are_lent_and_let_go(comm: World, layout: str, halo: int) -> None:
-    """The same bytes move as by a plan of an array alone, without views of it where it is contiguous."""
+    """The same bytes move as by a plan of one array. A contiguous array needs no views, and no plan keeps it alive."""
     options: dict[str, Any] = {"proc_shape": (comm.size, 1), "device": "cpu"}
     with halox.Grid((24, 10), halo=halo, periodic=True, comm=comm.Dup(), **options) as g:
         random = np.random.default_rng(comm.rank)
@@ -175,7 +175,7 @@ def test_other_strides_are_other_layouts(grid: halox.Grid) -> None:
 
 
 def test_orders_that_one_rank_cannot_tell_apart(comm: World) -> None:
-    """A single column is C and Fortran order at once; the other ranks have two columns, and know better."""
+    """A single column is in C and in Fortran order at once; ranks with two columns can distinguish the orders."""
     columns = 2 * comm.size - (comm.size > 1)
     options: dict[str, Any] = {"proc_shape": (1, comm.size), "device": "cpu"}
     with halox.Grid((6, columns), halo=((1, 1), (0, 0)), periodic=True, comm=comm, **options) as g:
@@ -187,7 +187,8 @@ def test_orders_that_one_rank_cannot_tell_apart(comm: World) -> None:
             for u in (np.full(g.padded_shape, -1.0, order=order), *again):  # type: ignore[call-overload]
                 u[1:-1] = whole[:, owned]
                 u[[0, -1]] = -1
-                with contextlib.suppress(MismatchError, StateError):  # the values tell
+                # The values below show whether the exchange worked.
+                with contextlib.suppress(MismatchError, StateError):
                     g.exchange(u)
                 ok &= bool((u == expected).all())
             again = [*again, u]
@@ -195,7 +196,7 @@ def test_orders_that_one_rank_cannot_tell_apart(comm: World) -> None:
 
 
 def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
-    """Each call is of the array that it names, whichever the plan has moved last."""
+    """Each call moves the array that it is given, whichever array the plan has moved last."""
     fields = [start(grid) + 1000 * n for n in range(3)]
     for _ in range(4):
         for n, u in enumerate(fields):
@@ -207,7 +208,7 @@ def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
 
 @pytest.mark.ranks(2, 3)
 def test_ranks_that_lend_and_ranks_that_do_not_pack_alike(comm: World) -> None:
-    """Rank 0 gives one array again and again, of which it has views; axes of several extents, in Fortran order."""
+    """Rank 0 passes one array again and again, moved by views; other ranks pass new arrays."""
     shape = (6, 4 * comm.size, 5)
     options: dict[str, Any] = {"proc_shape": (1, comm.size, 1), "device": "cpu"}
     with halox.Grid(shape, halo=1, periodic=True, comm=comm.Dup(), **options) as g:
@@ -224,7 +225,7 @@ def test_ranks_that_lend_and_ranks_that_do_not_pack_alike(comm: World) -> None:
 
 @pytest.mark.ranks(1)
 def test_fields_that_are_declared_are_not_taken_for_new_arrays(grid: halox.Grid) -> None:
-    """Of the same shape, strides and dtype as others, they and views of them have a plan of their own."""
+    """A declared field and its views have a separate plan, also with the shape, strides and dtype of other arrays."""
     for _ in range(3):
         grid.exchange(start(grid))
     declared = grid.declare(start(grid), staggered=1, halo=((1, 1), (0, 1)))
@@ -262,7 +263,7 @@ def test_several_fields_and_accumulation(grid: halox.Grid) -> None:
         ones, more = np.ones(grid.padded_shape), np.ones(grid.padded_shape, "i8")
         grid.accumulate(ones, more)
         for w in (ones, more):
-            # Each row beside a cut has got its neighbours' halo row, corners from columns that nobody owns.
+            # The first and the last row receive a neighbour's halo row. No rank owns the halo columns.
             expected = np.ones(grid.rank_shape)
             expected[0] += 1
             expected[-1] += 1
@@ -307,7 +308,7 @@ def test_the_grids_own_fields_keep_plans_of_their_own(grid: halox.Grid, comm: Wo
 
 @pytest.mark.ranks(2, 3)
 def test_ranks_that_differ_work_or_raise(grid: halox.Grid, comm: World) -> None:
-    """One gives the grid's field, the others their own."""
+    """Rank 0 passes a field of the grid, other ranks pass arrays of the user."""
     own = grid.zeros()
     mine = own if comm.rank == 0 else start(grid)
     for _ in range(3):
@@ -318,7 +319,7 @@ def test_ranks_that_differ_work_or_raise(grid: halox.Grid, comm: World) -> None:
         grid.exchange(start(grid))
         grid.exchange(mine)
     assert grid._plan_number == 2
-    # The plan of the layout there, none yet here.
+    # Rank 0 has no plan for its field yet; other ranks have the plan of the layout.
     other = grid.zeros()
     bad = other if comm.rank == 0 else start(grid)
     with pytest.raises(MismatchError, match="different calls"):
@@ -334,7 +335,7 @@ def test_a_layout_that_one_rank_alone_knows_raises(grid: halox.Grid, comm: World
 
 @pytest.mark.ranks(2, 3)
 def test_a_bad_argument_of_one_rank_is_told_there(grid: halox.Grid, comm: World) -> None:
-    """The others have a plan for the layout and look at nothing more."""
+    """The other ranks have a plan for the layout, and only detect that the calls differ."""
     grid.exchange(start(grid))
     bad = np.zeros((3, 3)) if comm.rank == 0 else start(grid)
     kind, text = (FieldError, "shape") if comm.rank == 0 else (MismatchError, "different calls")
@@ -345,7 +346,7 @@ def test_a_bad_argument_of_one_rank_is_told_there(grid: halox.Grid, comm: World)
 def test_eviction_is_alike_whatever_ranks_collect(
     grid: halox.Grid, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank keeps every array and collects no garbage; another throws all away at once."""
+    """All ranks evict alike, although rank 0 keeps every array and other ranks drop each at once."""
     monkeypatch.setattr(cache, "CAPACITY", 3)
     kept, numbers = [], []
     if comm.rank == 0:
@@ -420,7 +421,7 @@ def test_like(grid: halox.Grid) -> None:
 
 
 def test_a_thread_that_is_refused_moves_no_plan(grid: halox.Grid) -> None:
-    """Another thread may be between the start and the finish of the same plan, for another array."""
+    """A refused call does not bind the plan to its array: another thread may have started it for a different array."""
     fields = [start(grid) for _ in range(2)]
     for u in (*fields, *fields):
         grid.exchange(u)

@@ -1,4 +1,4 @@
-"""New arrays on GPUs that the host plays: one plan for all of a layout, on each path between GPUs."""
+"""New arrays on simulated GPUs: one plan serves all arrays of a layout, on each path between GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(request: pytest.FixtureRequest) -> str:
 
 
 def running(rank: int) -> Any:
-    """Takes the place of PreparedLaunch: the peer kernel runs at once, and waits for those of the other processes."""
+    """Take the place of PreparedLaunch: the peer kernel runs at once, and waits for the kernels of other processes."""
 
     def prepared(
         defines: Any, blocks: int, threads: int, arguments: Any, *, device: int, dependent: bool
@@ -91,7 +91,7 @@ def array_at(shape: tuple[int, ...], dtype: str, offset: int) -> Array:
 
 
 def check(grid: halox.Grid, arrays: list[Array], seed: int, comm: MPI.Intracomm) -> None:
-    """Exchange arrays, and compare them with NumPy's of the whole grid."""
+    """Exchange arrays, and compare them with blocks of whole NumPy arrays."""
     wanted = []
     rows = range(grid.owned[0].start - HALO, grid.owned[0].stop + HALO)
     for number, u in enumerate(arrays):
@@ -108,7 +108,7 @@ def check(grid: halox.Grid, arrays: list[Array], seed: int, comm: MPI.Intracomm)
 
 
 def test_one_plan_for_new_arrays(grid: halox.Grid, path: str, comm: MPI.Intracomm) -> None:
-    """Also where they are aligned otherwise, and otherwise on each rank."""
+    """Also for arrays of different alignment, on one rank and between ranks."""
     for step, offset in enumerate((0, 16, 8, 0, 8 * (comm.rank % 2), 24, 8)):
         check(grid, [array_at(grid.padded_shape, "f8", offset)], step, comm)
         assert grid._plan_number == 1
@@ -136,7 +136,7 @@ def test_several_fields_move_each_by_itself(grid: halox.Grid, comm: MPI.Intracom
 
 
 def test_accumulation_of_new_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    """Each owned cell gets what other ranks, or other ends of the grid, hold of it."""
+    """Each owned cell receives the halo values of other ranks, and of the opposite ends of the grid."""
     inner = grid.rank_shape
     for offset in (0, 8, 16, 0):
         u = array_at(grid.padded_shape, "f8", offset)
@@ -161,7 +161,7 @@ def test_a_field_of_the_grid_has_a_plan_of_its_own(grid: halox.Grid, comm: MPI.I
 def test_one_rank_has_its_own_field_and_others_new_arrays(
     grid: halox.Grid, comm: MPI.Intracomm
 ) -> None:
-    """Then the plan is that of these arrays alone, on all ranks."""
+    """All ranks then use a plan of these arrays only."""
     own: Any = grid.zeros()
     mine = own if comm.rank == 0 else array_at(grid.padded_shape, "f8", 0)
     for step in range(3):

@@ -1,6 +1,6 @@
-"""Ranks on several nodes: shared memory within, MPI between. tests/test_nodes.py starts them in several ways.
+"""Ranks on several nodes: shared memory within a node, MPI between nodes. tests/test_nodes.py starts the ranks.
 
-``HALOX_TEST_NODES`` says which node each rank must turn out to be on ("0,0,1,1"); without it, nodes are named here.
+``HALOX_TEST_NODES`` gives the expected node of each rank ("0,0,1,1"); without it, a fixture names the nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.geometry
 NODES = os.environ.get("HALOX_TEST_NODES", "")
 
 
-# Ranks one after another, in turns, and each a node of its own; fewer than four make no difference.
+# Nodes of consecutive ranks, of alternate ranks, and of one rank each; with fewer than four ranks, one layout suffices.
 SEVERAL = not NODES and MPI.COMM_WORLD.size > 3
 LAYOUTS = ["halves", "turns", "each"] if SEVERAL else ["halves"]
 
@@ -38,7 +38,7 @@ LAYOUTS = ["halves", "turns", "each"] if SEVERAL else ["halves"]
 def nodes(
     request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, ...]:
-    """The node of each rank: as they were started, or by name."""
+    """Return the node of each rank, as started or as named here."""
     if NODES:
         return tuple(map(int, NODES.split(",")))
     ranks = range(comm.size)
@@ -63,7 +63,7 @@ def test_who_is_where(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
 
 @pytest.mark.ranks(4, 6, 8)
 def test_names_that_cross(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any ranks may share a name; "rank" on one of them is that one's affair."""
+    """Any ranks may share a name; "rank" on one rank makes only this rank a node."""
     if NODES:
         return
     names = {0: "a", 1: "b", 2: "a", 3: "rank"}
@@ -76,7 +76,7 @@ def test_names_that_cross(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) 
 
 
 def step_of(u: np.ndarray) -> np.ndarray:
-    """A step of integers, so that the order of the additions does not matter."""
+    """Make a step in integers, so that the order of the additions does not matter."""
     total = sum(np.roll(u, s, axis) for axis in range(3) for s in (-1, 1))
     return (3 * u + total) % 10007
 
@@ -129,7 +129,7 @@ def test_accumulate_equals_the_serial_one(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("nbytes", [48, 3 << 20])
 def test_typed_messages_between_all(nbytes: int, comm: MPI.Intracomm) -> None:
-    """Every second element of one array into a dense one, from every rank to every rank, against Alltoall."""
+    """Every rank sends every second element of an array to every rank, compared with Alltoall."""
     n, size = nbytes // 8, comm.size
     n = n // size if n > size else n
     source = np.arange(2.0 * n * size) + 1e7 * comm.rank
@@ -149,9 +149,9 @@ def test_typed_messages_between_all(nbytes: int, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 def test_a_rank_that_stays_away_is_named(comm: MPI.Intracomm) -> None:
-    """The last rank does not come to the exchange; its neighbours say that they wait for it."""
+    """The last rank makes no exchange; the error of its neighbour names it."""
     size, last = comm.size, comm.size - 1
-    # Neighbours by number, wherever their nodes are.
+    # Neighbours in the order of their ranks, on any nodes.
     grid = halox.Grid(
         (4 * size, 6), proc_shape=(size, 1), comm=comm.Dup(), device="cpu", placement=False
     )
@@ -162,10 +162,8 @@ def test_a_rank_that_stays_away_is_named(comm: MPI.Intracomm) -> None:
         with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             grid.exchange(u)
     elif comm.rank != last:
-        with (
-            short_waits(3 * SHORT_S),
-            contextlib.suppress(ExchangeTimeoutError),
-        ):  # of a neighbour that has given up
+        # The neighbour may have timed out, too.
+        with short_waits(3 * SHORT_S), contextlib.suppress(ExchangeTimeoutError):
             grid.exchange(u)
     comm.Barrier()
 
@@ -190,7 +188,7 @@ def test_transposes_between_nodes(comm: MPI.Intracomm) -> None:
 def test_all_nodes_must_take_device_pointers(
     comm: MPI.Intracomm, nodes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank a node is asked, and a no on one node is a no on all."""
+    """One rank per node checks, and a refusal on one node holds for all nodes."""
     asked: list[int] = []
     refusing = max(nodes)
 
@@ -208,7 +206,7 @@ def test_all_nodes_must_take_device_pointers(
     refusing = -1
     assert device_pointers.find_out(world, device=0).takes
     assert not device_pointers.find_out(world, device=None).takes, "no GPU at all"
-    # A user's word on one rank alone counts; nonsense on one rank alone is an error on all.
+    # A setting on one rank holds for all ranks; an invalid setting on one rank is an error on all.
     if comm.rank == comm.size - 1:
         monkeypatch.setenv("HALOX_CUDA_AWARE", "0")
     assert not device_pointers.find_out(world, device=0).takes

@@ -1,4 +1,4 @@
-"""An odd argument on one rank alone: all ranks raise, none waits for the others."""
+"""An odd argument on one rank only: all ranks raise, and none waits for another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halox.errors import ExchangeTimeoutError, FieldError, HaloxError
 from tests.unit.odd_values import ODD
 
 World = MPI.Intracomm
-KINDS_EACH = 4  # of those below, in turn, for each argument
+KINDS_EACH = 4  # values for each argument, taken in turn from the table below
 KINDS = (
     *("None", "float", "negative", "2**62", "10**30", "text", "np.float32", "mixed list"),
     *("recursive list", "list of huge", "dict", "endless", "class", "no length", "no index"),
@@ -125,7 +125,7 @@ def outcome(call: Callable[[], Any]) -> str:
     except ExchangeTimeoutError:
         return "waited"
     except (HaloxError, MemoryError) as error:
-        # Where one rank sees its mistake before all compare, the kinds are alike too.
+        # The class is the same on all ranks, also if one rank detects its mistake before the comparison.
         return type(error).__name__
     return "done"
 
@@ -139,7 +139,7 @@ def test_an_odd_argument_on_one_rank(comm: World, monkeypatch: pytest.MonkeyPatc
     for name, (call, arguments) in CALLS.items():
         for changed in arguments:
             for kind in itertools.islice(kinds, KINDS_EACH):
-                # Of new strides each time: a layout that has a plan already would not meet the other ranks.
+                # New strides each time: a layout with a cached plan would skip the comparison of the ranks.
                 *shape, last = ranks.grid.padded_shape
                 field = np.ones((*shape, last + next(more)))[..., :last]
                 given: dict[str, Any] = {"field": field} if "field" in arguments else {}
@@ -155,7 +155,7 @@ def test_an_odd_argument_on_one_rank(comm: World, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.ranks(1, 2)
 def test_a_column_of_an_array(comm: World) -> None:
-    """The elements of a view travel, or nothing does."""
+    """A view with gaps is refused, or sent by a datatype that describes its elements."""
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     matrix = 100 * comm.rank + np.arange(24.0).reshape(4, 6)
     target = np.full((4, 6), -1.0)

@@ -1,4 +1,4 @@
-"""Errors that one rank alone can see: all ranks raise, at once, and the grid goes on."""
+"""Errors that only one rank can detect: all ranks raise at once, and the grid stays usable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bad_on_last(grid: halox.Grid, bad: Any, good: Any) -> Any:
 
 
 def raised_by_all(grid: halox.Grid, kind: type, text: str, call: Callable[[], Any]) -> None:
-    """All ranks raise the same, long before the time limit; the next calls are in step."""
+    """Assert that all ranks raise the same class long before the time limit, and that the next calls work."""
     start = time.monotonic()
     with pytest.raises(kind, match=text) as caught:
         call()
@@ -75,7 +75,7 @@ def test_floating_point_errors(how: str, where: str, grid: halox.Grid) -> None:
 
 @pytest.mark.parametrize("how", ["errstate", "-W error"])
 def test_combining_raises_nowhere(how: str, grid: halox.Grid) -> None:
-    """Too large only when ranks are combined: infinite on all, whatever each does about it."""
+    """A sum that overflows only between ranks is infinite on all, whatever a rank's warning settings are."""
     u = grid.zeros()
     grid.interior(u)[0, 0] = LARGE
     with strict(how if grid.rank == 0 else "errstate"):
@@ -164,7 +164,7 @@ def test_corners_that_are_no_bool(method: str, corners: Any, grid: halox.Grid) -
 
 
 class Raising:
-    """An array of another library that raises when it is asked anything."""
+    """An array of another library, which raises in every query."""
 
     def __dlpack_device__(self) -> Any:
         raise ZeroDivisionError("nobody expects this")
@@ -220,7 +220,7 @@ def test_unlike_allreduces(grid: halox.Grid) -> None:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("elements", [4, 4000])
 def test_an_allreduce_that_a_rank_does_not_come_to(elements: int, comm: MPI.Intracomm) -> None:
-    """Also where it stops after the first of the steps of a larger one."""
+    """One rank makes no call, or stops after the first step of a larger allreduce."""
     g = halox.Grid((4, 3 * comm.size), comm=comm.Dup(), device="cpu")
     ones = np.ones(elements)
     assert (g.allreduce(ones) == comm.size).all()
@@ -240,7 +240,7 @@ def test_an_allreduce_that_a_rank_does_not_come_to(elements: int, comm: MPI.Intr
 def test_an_allreduce_in_which_ranks_differ_once(
     elements: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one meeting the arguments are compared and small arrays brought; on one node and between nodes."""
+    """The gather that compares the arguments also moves small arrays; all ranks raise, on one node or several."""
     last = comm.rank == comm.size - 1
     for nodes in ("one", "rank"):
         monkeypatch.setenv("HALOX_NODE", nodes)
@@ -274,7 +274,7 @@ def test_an_allreduce_in_which_ranks_differ_once(
 
 @pytest.mark.ranks(2, 3)
 def test_a_small_allreduce_meets_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To compare the arguments and for the values; a field's reduction likewise. A larger array has two steps."""
+    """One gather compares the arguments and moves the values, also for fields. A larger array takes a second step."""
     steps = []
     reduce = SharedReduction.reduce
 
@@ -346,7 +346,7 @@ def test_accumulate_of_the_same_cells_twice(grid: halox.Grid) -> None:
 
 
 def test_exchange_of_the_same_cells_twice(grid: halox.Grid) -> None:
-    """It fills the same halo with the same values."""
+    """An exchange may fill one halo twice, with the same values."""
     u = grid.zeros()
     i, j = grid.indices()
     grid.interior(u)[...] = i * 100 + j
@@ -357,7 +357,7 @@ def test_exchange_of_the_same_cells_twice(grid: halox.Grid) -> None:
 
 
 def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """An array of zeros whose elements may share memory."""
+    """Return zeros with given strides, so that elements may share memory."""
     return np.lib.stride_tricks.as_strided(np.zeros(4096), shape, strides)
 
 
@@ -365,7 +365,7 @@ def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
 def test_targets_whose_elements_share_memory(
     strides: tuple[int, int], grid: halox.Grid, comm: MPI.Intracomm, tmp_path: Any
 ) -> None:
-    """All ranks refuse an array like a broadcast one, before anything is written."""
+    """All ranks refuse an array with elements that share memory, before any write."""
     bad = bad_on_last(grid, overlapping(grid.padded_shape, strides), np.zeros(grid.padded_shape))
     path = comm.bcast(str(tmp_path / "run"))
     grid.save(path, u=grid.ones())
@@ -386,5 +386,5 @@ def test_targets_whose_elements_share_memory(
 
 @pytest.mark.parametrize("strides", [(16, 24), (-16, 24), (8, -400)], ids=str)
 def test_elements_that_interleave(strides: tuple[int, int]) -> None:
-    """They lie between one another, or backwards, and share nothing."""
+    """Elements between one another, or in backward order, share no memory."""
     check_elements_apart(describe(overlapping((3, 2), strides)), "u")

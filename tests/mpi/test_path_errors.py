@@ -1,4 +1,4 @@
-"""Paths that cannot be had, here for NumPy arrays: all ranks raise alike, say why, and can go on."""
+"""Requested paths that NumPy arrays cannot take: all ranks raise an error with the reason, and can continue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
 def refused(
     comm: MPI.Intracomm, kind: type[HaloxError], text: str, call: Callable[[], Any]
 ) -> None:
-    """Have all ranks raise the same, text and all but for the ranks it names."""
+    """Assert that all ranks raise the same class, with a matching text."""
     with pytest.raises(kind, match=rf"(?s){text}") as caught:
         call()
     assert {type(caught.value).__name__} == set(comm.allgather(type(caught.value).__name__))
@@ -65,7 +65,7 @@ def test_paths_of_gpus(
         if how != "of the plan":
             refused(comm, PathError, why, lambda: grid.exchange(u))
             refused(comm, PathError, why, lambda: grid.accumulate(u))
-            # What a plan asks for goes before what its grid or the environment does.
+            # The path of a plan overrides the path of the grid and of the environment.
             plan = grid.plan(u, path="host")
             fill(grid, u, 1)
             plan()
@@ -90,7 +90,7 @@ def test_typed_messages(path: str, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("path", FOR_GPUS)
 def test_messages_to_self_take_any(path: str, comm: MPI.Intracomm) -> None:
-    """Nothing goes to another rank, so nothing is asked of a path."""
+    """Without messages to other ranks, any path is accepted."""
     with grid_of(comm, halo=((0, 0), (2, 1)), path=path) as grid:
         check_works(grid, comm)
         u = grid.zeros("f8")
@@ -142,7 +142,7 @@ def test_settings_that_are_none(
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Settings for paths of GPUs, and of arguments that are given another way, are read on the host too."""
+    """Variables are also checked for NumPy arrays if they concern GPUs, or if an argument overrides them."""
     last = comm.size - 1
     text = text if where == "on all ranks" or last == 0 else rf"\[rank {last}\] {text}"
     if where == "on all ranks" or comm.rank == last:
@@ -186,7 +186,7 @@ def test_on_one_rank_only(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.ranks(2, 3, 4)
 def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
-    """Long runs are read in place, and short ones cannot be."""
+    """Long runs can be read in place, short runs cannot."""
     with grid_of(comm) as grid:
         first, second = grid.zeros("f8", components_after=64), grid.zeros("f8")
         assert grid.plan(first, path="host/direct").messages_sent > 0
@@ -200,9 +200,9 @@ def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 def test_without_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/dev/shm is full: the path asked for is taken all the same, another way."""
+    """If /dev/shm is full, the requested path is taken with another protocol."""
     monkeypatch.setattr(shared_memory, "create", no_shared_memory)
-    with grid_of(comm.Dup(), path="host") as grid:  # whose shared memory nobody has used before
+    with grid_of(comm.Dup(), path="host") as grid:  # a new communicator, without shared memory yet
         rows = [r for r in grid.plan(grid.zeros()).explain().rows if r.peer != comm.rank]
         assert {(row.path, row.protocol) for row in rows} == {("host", "mpi")}
         assert all("/dev/shm has too little space" in row.reason for row in rows)

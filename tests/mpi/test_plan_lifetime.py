@@ -1,4 +1,4 @@
-"""Plans that are closed or dropped in the middle of an exchange, on some ranks: nothing lands in memory of others."""
+"""Plans closed or dropped during an exchange, on some ranks: no message arrives in memory that is reused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.mpi.limits import short_waits
 pytestmark = pytest.mark.ranks(2)
 
 COMPONENTS = [1, 30, 300, 2_000]
-"""Of rows of ten cells: messages of 80 bytes to 160 kB."""
+"""Components of fields with rows of ten cells: messages of 80 bytes to 160 kB."""
 
 
 @pytest.fixture(params=["rank", ""], ids=["each a node", "one node"])
@@ -36,7 +36,7 @@ def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 class Guarded:
-    """Arrays allocated since a plan was dropped, which nobody may write to."""
+    """Arrays allocated after a plan was dropped: no message may arrive in them."""
 
     def __init__(self, components: int) -> None:
         self.arrays = [np.full(10 * components + k % 7, 7.5) for k in range(40)]
@@ -46,7 +46,7 @@ class Guarded:
 
 
 def box(comm: MPI.Intracomm) -> halox.Grid:
-    """A row of ten cells to each neighbour."""
+    """Make a grid that sends a row of ten cells to each neighbour."""
     shape = (4 * comm.size, 10)
     return halox.Grid(
         shape, proc_shape=(comm.size, 1), halo=(1, 0), periodic=(True, False), comm=comm
@@ -54,18 +54,18 @@ def box(comm: MPI.Intracomm) -> halox.Grid:
 
 
 def own_array(grid: halox.Grid, components: int) -> Any:
-    """An array of the user's, so that messages are packed on one node too; it tells its rank."""
+    """Return a user's array, so that messages are packed also on one node; its values encode the rank."""
     return np.full((components, *grid.padded_shape), grid.rank + 1.0)
 
 
 def leave(plan: Any, how: str) -> None:
-    """Close a plan, or say that the caller's reference is the last."""
+    """Close a plan, or do nothing, if the caller is to drop the last reference."""
     if how == "close":
         plan.close()
 
 
 def progress(comm: MPI.Intracomm) -> None:
-    """Have MPI deliver what is on its way."""
+    """Make MPI deliver the pending messages."""
     for _ in range(5):
         comm.Barrier()
 
@@ -77,14 +77,14 @@ def make(grid: halox.Grid, u: Any, kind: str = "exchange") -> Plan:
 
 
 def check(grid: halox.Grid, u: Any, kind: str = "exchange") -> bool:
-    """Whether this rank's cells are those after an exchange of `own_array`; also of its own after an accumulation."""
+    """Whether the halo and the outer rows of an `own_array` are right after an exchange or an accumulation."""
     mine, other = grid.rank + 1.0, 2.0 - grid.rank
     halo, owned = (other, mine) if kind == "exchange" else (0.0, mine + other)
     return bool((u[:, [0, -1]] == halo).all() and (u[:, [1, -2]] == owned).all())
 
 
 def check_next(grid: halox.Grid, kind: str = "exchange") -> None:
-    """A new plan of new fields is right."""
+    """Assert that a new plan of a new field works."""
     v = own_array(grid, 3)
     make(grid, v, kind)()
     assert agree(check(grid, v, kind), grid.comm)
@@ -93,7 +93,7 @@ def check_next(grid: halox.Grid, kind: str = "exchange") -> None:
 def check_other(
     grid: halox.Grid, plan: Plan | None, u: Any, components: int, kind: str = "exchange"
 ) -> None:
-    """Rank 1 can finish after rank 0 has left its plan, whose memory nobody writes to any more."""
+    """Assert that rank 1 can finish after rank 0 has left its plan, and that no message arrives in reused memory."""
     guarded, right = Guarded(components) if plan is None else None, True
     grid.comm.Barrier()
     if plan is not None:
@@ -106,7 +106,7 @@ def check_other(
 @pytest.mark.parametrize("kind", ["exchange", "accumulate"])
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_left_on_one_rank(how: str, kind: str, node: str, comm: MPI.Intracomm) -> None:
-    """The other rank starts later, and can finish."""
+    """Rank 0 leaves a started plan; rank 1 starts later, and can finish."""
     with box(comm) as grid:
         for components in COMPONENTS:
             u = own_array(grid, components)
@@ -120,7 +120,7 @@ def test_left_on_one_rank(how: str, kind: str, node: str, comm: MPI.Intracomm) -
 
 
 def test_left_on_both_ranks(node: str, comm: MPI.Intracomm) -> None:
-    """At different times."""
+    """The ranks leave their started plans at different times."""
     with box(comm) as grid:
         for components in COMPONENTS:
             plan = grid.plan(own_array(grid, components))
@@ -137,7 +137,7 @@ def test_left_on_both_ranks(node: str, comm: MPI.Intracomm) -> None:
 
 
 def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> None:
-    """A receive without a message, and a message that nobody receives, do not keep the grid from closing."""
+    """A grid can close in spite of a receive without a message and a message without a receive."""
     for _ in range(2):
         with box(comm) as grid:
             for components in COMPONENTS:
@@ -151,7 +151,7 @@ def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> No
 
 
 def test_left_after_a_timeout(node: str, comm: MPI.Intracomm) -> None:
-    """The other rank comes when this one has given up."""
+    """Rank 1 starts its exchange after the timeout of rank 0."""
     for components in COMPONENTS[::3]:
         grid = box(comm)
         u = own_array(grid, components)
@@ -195,13 +195,13 @@ def test_a_typed_exchange_that_is_left(node: str, comm: MPI.Intracomm) -> None:
         (True, False),
         (False, False),
         (False, True),
-    ],  # a direct plan ends with its neighbours' reading
+    ],  # a direct plan finishes only after its neighbours have read
     ids=["direct", "packed", "packed and finished"],
 )
 def test_shared_memory_is_not_handed_out_while_the_other_reads(
     own: bool, finished: bool, comm: MPI.Intracomm
 ) -> None:
-    """Rank 0 leaves its plan, field and all; new fields and plans must not lie where rank 1 still reads."""
+    """Rank 0 leaves its plan and its field; new fields and plans must not use memory that rank 1 still reads."""
     with box(comm) as grid:
         # Only whole rows are long enough to be read in place.
         make_field: Callable[[float], Any] = (
@@ -213,7 +213,7 @@ def test_shared_memory_is_not_handed_out_while_the_other_reads(
         plan, spare_plan = grid.plan(u), grid.plan(spare)
         ways = {row.protocol for row in plan.explain().rows}
         assert agree(ways == {"direct" if own else "shared"}, comm), ways
-        # Each rank has something to use again, and rank 0 what rank 1 has yet to read.
+        # Each rank has released memory to reuse, and rank 0 also memory that rank 1 has yet to read.
         spare_plan()
         spare_plan.close()
         del spare_plan, spare
@@ -240,7 +240,7 @@ def test_shared_memory_is_not_handed_out_while_the_other_reads(
 
 
 def test_many_times(node: str, comm: MPI.Intracomm) -> None:
-    """Nothing grows where both ranks leave their plans, at once or one after the other."""
+    """Leftovers and memory do not grow if both ranks leave many plans, at once or one after the other."""
     with box(comm) as grid:
         left = grid._context.leftovers
         u = own_array(grid, 300)
@@ -269,7 +269,7 @@ def test_many_times(node: str, comm: MPI.Intracomm) -> None:
 
 
 class Told(Channel):
-    """A channel that says what becomes of it."""
+    """Channel that counts how often it is freed."""
 
     def __init__(self) -> None:
         self.freed = 0
@@ -285,7 +285,7 @@ class Told(Channel):
 
 
 def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
-    """Plans are closed in another order on each rank, and one of them never ends."""
+    """Plans are freed once all ranks have closed them, in any order; a plan that never ends is not freed."""
     world = World(comm)
     left = Leftovers(world)
     plans = {number: Told() for number in range(6)}
@@ -312,13 +312,13 @@ def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
     left.close()
     assert agree(freed() == [n for n in range(6) if plans[n].has_ended], comm), freed()
     assert all(plan.freed <= 1 for plan in plans.values())
-    # What has not ended may still be written to; the rest lets go of its arrays.
+    # A peer may still write to the plan that has not ended; all other plans have released the array.
     assert sys.getrefcount(array) == held + (comm.rank == 1)
     world.close()
 
 
 def test_memory_outlives_the_interpreter(comm: MPI.Intracomm) -> None:
-    """At exit MPI ends later than Python, which must not free buffers of requests until then."""
+    """At exit MPI ends later than Python: the buffers of pending requests must stay until then."""
     world = World(comm)
     carrier = RequestBuffers(world, [], [], lambda message: 20)
     before = sys.getrefcount(carrier)

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.ranks(1, 2, 3)
 
 
 def in_child(check: Callable[[], None]) -> int:
-    """Run something in a forked process, and return its exit status."""
+    """Run a check in a forked process, and return the exit status."""
     pid = os.fork()
     if pid == 0:
         try:
             check()
             os._exit(0)
-        except BaseException:  # never into the parent's tests
+        except BaseException:  # must not continue with the parent's tests
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -75,7 +75,7 @@ def test_calls_of_a_forked_child_do_not_disturb_the_parent(
         spectra.forward(complex_field)
 
     dropped: list[Any] = [grid.plan(u)]
-    dropped.append(dropped)  # until the collector comes
+    dropped.append(dropped)  # a cycle, which stays until garbage collection
     del dropped
 
     def child() -> None:
@@ -113,7 +113,7 @@ def test_calls_of_a_forked_child_do_not_disturb_the_parent(
     "duplicate", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
 )
 def test_copies_are_refused(duplicate: Callable[[object], object], comm: MPI.Intracomm) -> None:
-    """Of all that holds requests and shared memory; fields can be copied."""
+    """Objects with requests and shared memory cannot be copied; fields can."""
     grid = halox.Grid((4 * comm.size, 4), halo=1, periodic=True, comm=comm, device="cpu")
     u = grid.full(2)
     other = halox.Grid((4 * comm.size, 4), halo=0, comm=comm, device="cpu")

@@ -1,4 +1,4 @@
-"""The recipes on several ranks; tests/unit/test_docs.py runs them, with all other pages, on one."""
+"""The recipes on several ranks; tests/unit/test_docs.py runs them, and all other pages, on one rank."""
 
 from __future__ import annotations
 

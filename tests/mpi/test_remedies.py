@@ -1,4 +1,4 @@
-"""Remedies that errors name: those that are code are run, and must work."""
+"""Remedies in error texts: a remedy that is code must run and work."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SHAPE = (6, 8)
 
 
 class Case(NamedTuple):
-    """A mistake, as code; the pattern of a remedy in its error, and the code that follows the remedy."""
+    """A mistake as code, a pattern of the remedy in its error, and code that applies the remedy."""
 
     mistake: str
-    remedy: str  # its groups are the "{}" of the code that follows
+    remedy: str  # its groups replace each "{}" in the code below
     code: str = "{}"
-    holds: str = "True"  # after it; `result` is the value of the code, or of its last part
+    holds: str = "True"  # condition after the code; `result` is the value of its last statement
     before: str = ""
     ranks: int = 1
 
@@ -349,7 +349,7 @@ def run(code: str, names: dict[str, Any]) -> Any:
 
 
 def mistaken(case: Case, comm: MPI.Intracomm, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Make a mistake, and return the text of its error, and the names that its code has."""
+    """Make a mistake; return the text of its error, and the names that the remedy's code can use."""
     grid = halox.Grid(SHAPE, comm=comm, device="cpu", checkerboard=True)
 
     def save(path: Path, array: Any) -> None:
@@ -388,7 +388,7 @@ def test_remedies_that_are_code_work(name: str, comm: MPI.Intracomm, tmp_path: P
         names["grid"].close()
 
 
-# Remedies that this table leaves out, by words of theirs, and why.
+# Remedies that the table omits: words of the remedy, and the reason or the test that has it.
 ELSEWHERE = {
     "pip install": "tests/unit/test_recommendations.py",
     'say device="cpu"': "needs a machine with a GPU, or without",
@@ -412,7 +412,7 @@ CODE = re.compile(r"\w\.\w+\(|\b(?:grid|fft|np|halox|cupy)\.[a-z]\w+|\b[a-z_]+=(
 
 
 def recommended() -> Iterator[tuple[str, str]]:
-    """Yield places of the library's errors whose remedies have code, and patterns of their texts."""
+    """Yield each place in the library where the remedy of an error is code, and the error's text with gaps."""
     for path in sorted((ROOT / "halox").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):

@@ -1,4 +1,4 @@
-"""Scattering: the inverse of a gather for every dtype and layout, in parts, and what goes wrong with it."""
+"""Scattering of whole arrays, the inverse of a gather: dtypes, layouts, parts of any size, and errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.usually(1, 3)
 
 
 def whole_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Bytes at random, the same on all ranks."""
+    """Return an array of random bytes, the same on all ranks."""
     dtype = np.dtype(dtype)
     raw = np.random.default_rng(5).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
     return raw.view(f"V{dtype.itemsize}")[..., 0].view(dtype)
 
 
 def check(g: halox.Grid, whole: np.ndarray, root: int, **options: Any) -> None:
-    """Compare each rank's cells, byte by byte, with its part of the array, and the halo with what it was."""
+    """Scatter an array; compare each byte of this rank's cells with the array, and of the halo with its old value."""
     mine = whole if g.rank == root else None
     u = g.scatter(mine, root, **options)
     layout, raw = g.layout(u), f"V{whole.itemsize}"

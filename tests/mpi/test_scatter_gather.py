@@ -1,4 +1,4 @@
-"""NumPy arrays copied by the kernel from process to process: selection, refusals, other arrays, and what goes wrong."""
+"""NumPy arrays that the kernel copies between processes: selection, refusals, new arrays, and failures."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def peers(comm: MPI.Intracomm) -> tuple[int, int]:
 
 
 def ring(comm: MPI.Intracomm, x: Any, y: Any, kind: Any = LONG, path: str | None = None) -> Any:
-    """Everybody sends to the next rank."""
+    """Make an exchange in which each rank sends to the next, around a ring."""
     low, high = peers(comm)
     return Exchange([Send(x, kind, high)], [Recv(y, kind, low)], comm=comm, path=path)
 
 
 def chain(comm: MPI.Intracomm, x: Any, y: Any, kind: Any = LONG, path: str | None = None) -> Any:
-    """Everybody but the last sends to the next rank: nothing comes back."""
+    """Make an exchange in which each rank except the last sends to the next, in one direction only."""
     sends = [Send(x, kind, comm.rank + 1)] if comm.rank < comm.size - 1 else []
     receives = [Recv(y, kind, comm.rank - 1)] if comm.rank else []
     return Exchange(sends, receives, comm=comm, path=path)
@@ -74,7 +74,7 @@ def check(comm: MPI.Intracomm, y: np.ndarray, step: int = 0) -> None:
 def test_long_blocks_are_not_packed(
     block: int, count: int, wanted: str, both_ways: str, comm: MPI.Intracomm
 ) -> None:
-    """Of the user's own arrays; of fewer bytes and shorter blocks, sooner if both ways, the host packs."""
+    """The kernel copies long blocks of user arrays. Short blocks and few bytes are packed, sooner if both send."""
     x, y = (np.zeros(2 * block * count, "u1") for _ in range(2))
     kind = dt.vector(count, block, 2 * block, "u1")
     with chain(comm, x, y, kind) as exchange:
@@ -97,7 +97,7 @@ def test_fields_in_shared_memory_are_read_in_place(comm: MPI.Intracomm) -> None:
 
 
 def test_an_exchange_serves_arrays_that_come_and_go(comm: MPI.Intracomm) -> None:
-    """One plan for all fields of a layout, without a word between the ranks but their addresses."""
+    """One plan serves all arrays of a layout; the ranks only tell one another the addresses."""
     with halox.Grid(
         (4 * comm.size, 64), periodic=True, proc_shape=(comm.size, 1), comm=comm, path=PATH
     ) as grid:
@@ -106,7 +106,7 @@ def test_an_exchange_serves_arrays_that_come_and_go(comm: MPI.Intracomm) -> None
         for step in range(12):
             u = np.full((*grid.padded_shape,), -1.0)
             if (step + comm.rank) % 3:
-                kept.append(u)  # the next one is elsewhere, and otherwise on each rank
+                kept.append(u)  # the next array has another address, which differs between ranks
             u[1:-1] = 100 * step + comm.rank
             grid.exchange(u)
             right = (u[0] == 100 * step + low).all() and (u[-1] == 100 * step + high).all()
@@ -121,7 +121,7 @@ def test_an_exchange_serves_arrays_that_come_and_go(comm: MPI.Intracomm) -> None
 
 
 def test_messages_that_come_go_back(comm: MPI.Intracomm) -> None:
-    """Blocks into which a rank has received are those that it sends in the next plan."""
+    """A rank sends in the next plan the blocks that it has received in the last one."""
     rows, columns = (comm.size, 1), (1, comm.size)
     n = 2 * comm.size + 1
     with (
@@ -143,7 +143,7 @@ def test_messages_that_come_go_back(comm: MPI.Intracomm) -> None:
 def test_both_ends_move_half_of_what_goes_one_way(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From rank 0 to rank 1 alone: puts here, gets there; both ways each gets what it receives."""
+    """A one-way message is half put by its sender, half got by its receiver; both ways, each rank gets its message."""
     moved: list[tuple[str, int]] = []
 
     class Counted(Call):
@@ -177,7 +177,7 @@ def test_both_ends_move_half_of_what_goes_one_way(
 
 
 def test_blocks_of_more_than_a_call_takes(comm: MPI.Intracomm) -> None:
-    """Thousands of short blocks on one end, and others on the other one."""
+    """Thousands of short blocks at one end, and a different number of blocks at the other end."""
     n, low, high = 5000, *peers(comm)
     x, y = np.arange(3 * n, dtype="f4") + 100_000 * comm.rank, np.zeros(5 * n, "f4")
     sends = [Send(x, dt.vector(n, 2, 3, "f4"), high)]
@@ -197,7 +197,7 @@ def test_blocks_of_more_than_a_call_takes(comm: MPI.Intracomm) -> None:
 
 @pytest.fixture
 def refusing(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make the kernel refuse one rank's reads and writes, or its writes alone."""
+    """Make the kernel refuse one rank's reads and writes, or its writes only."""
     calls = cross_memory._functions()
 
     def refuse(rank: int, code: int, which: int = 0) -> None:
@@ -216,13 +216,13 @@ def refusing(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def fresh(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator of which nothing is known."""
+    """Return a new communicator, for which halox has cached nothing."""
     return comm.Dup()
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["reads and writes", "writes alone"])
 def test_a_kernel_that_refuses_on_one_side(which: int, refusing: Any, comm: MPI.Intracomm) -> None:
-    """Rank 1 may not attach: all ranks say so where the path was asked for, and pack where it was not."""
+    """Rank 1 has no permission: all ranks raise if the path is requested, and pack otherwise."""
     refusing(1, errno.EPERM, which)
     own = fresh(comm)
     x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
@@ -244,7 +244,7 @@ def test_a_kernel_that_refuses_on_one_side(which: int, refusing: Any, comm: MPI.
 def test_a_process_that_is_not_the_rank(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another PID namespace a rank's number may be another process': it is not written to."""
+    """In another PID namespace a rank's number may belong to another process, which must not be written to."""
     parent = os.getppid()
     own = fresh(comm)
     world = World(own, "tune")
@@ -274,7 +274,7 @@ def test_a_process_that_is_not_the_rank(
 def test_ranks_of_other_pid_namespaces(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their numbers mean nothing to one another, and no process is touched."""
+    """Ranks in different PID namespaces cannot use each other's numbers, and touch no process."""
     monkeypatch.setattr(cross_memory, "_namespace", lambda: 1 + comm.rank % 2)
     monkeypatch.setattr(cross_memory, "Call", lambda *_: pytest.fail("it was tried"))
     own = fresh(comm.Split(comm.rank // 2))
@@ -317,7 +317,7 @@ def test_ranks_of_other_nodes(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPat
 def test_engines_that_are_not_there(
     engine: str, said: str, by: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One clear error on all ranks, the same text but for the two ranks of the message."""
+    """All ranks raise the same error."""
     x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
     path: str | None = f"scatter_gather/{engine}"
     if by == "variable":
@@ -329,7 +329,7 @@ def test_engines_that_are_not_there(
 
 
 def test_sizes_that_cannot_agree(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More windows than there can be: one error on all ranks, which says what to do."""
+    """A message needs too many windows: all ranks raise one error, with a remedy."""
     monkeypatch.setattr("halox.paths.scatter_gather.windows.MOST_WINDOWS", 2)
     n, (low, high) = 4000, peers(comm)
     x, y = np.zeros(2 * n, "u1"), np.zeros(2 * n, "u1")
@@ -338,7 +338,7 @@ def test_sizes_that_cannot_agree(comm: MPI.Intracomm, monkeypatch: pytest.Monkey
         Exchange([Send(x, kind, high)], [Recv(y, kind, low)], comm=comm, path=PATH)
 
 
-# Failures on the way
+# Failures during an exchange
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_a_call_that_fails(
         def fail() -> None:
             raise OSError(code, os.strerror(code))
 
-        moves: Any = channel._transfers  # of the kernel, each a call
+        moves: Any = channel._transfers  # one call of the kernel each
         channel._transfers[:] = [partial(t.func, fail, *t.args[1:]) for t in moves]
     comm.Barrier()
     with short_waits(2):
@@ -381,7 +381,7 @@ def test_a_call_that_fails(
 
 
 def test_memory_is_reached_exactly(comm: MPI.Intracomm) -> None:
-    """The kernel stops at the first block that it cannot reach; the error is that of this block, not a short count."""
+    """The kernel stops at the first block that it cannot reach: the call raises, and returns no short count."""
     a, b = np.arange(64, dtype="u1"), np.zeros(64, "u1")
     own = np.array([[b.ctypes.data, 16], [b.ctypes.data + 32, 16]], np.uint64)
     theirs = np.array([[a.ctypes.data, 16], [1, 16]], np.uint64)
@@ -393,5 +393,5 @@ def test_memory_is_reached_exactly(comm: MPI.Intracomm) -> None:
     call()
     assert b[:16].tolist() == a[:16].tolist() and b[32:48].tolist() == a[48:].tolist()
     b[:] = 0
-    call._rest(20)  # as after a call that was cut short
+    call._rest(20)  # as after a call that moved 20 bytes only
     assert not b[:32].any() and b[36:48].tolist() == a[52:].tolist()

@@ -1,4 +1,4 @@
-"""The stencil mini-app in the ranks that are there; tests/unit/test_cli_ranks.py has the command that starts some."""
+"""The stencil mini-app on the ranks of this test; tests/unit/test_cli_ranks.py tests the command that starts ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.geometry
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("scaling", ["weak", "strong"])
 def test_equals_one_rank(scaling: str, every: int, comm: MPI.Intracomm) -> None:
-    # 41 x 54 is uneven over every process grid if it is cut; 23 steps end between two exchanges.
+    # 41 x 54 is uneven over every process grid that divides it; 23 steps end between two exchanges.
     words = f"--custom-size 41,54 --num-iters 23 --scaling {scaling} --iters-per-exchange {every}"
     parser = argparse.ArgumentParser()
     stencil2d.add_arguments(parser)

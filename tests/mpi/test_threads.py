@@ -1,4 +1,4 @@
-"""Threads: the second one in a call is refused at once, and the first goes on unharmed."""
+"""Threads: a second thread in a call is refused at once, and the call of the first thread works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.mpi.conftest import agree
 
 World = MPI.Intracomm
 SOON_S = 50.0
-"""Sooner than the limit of a wait."""
+"""Limit for a refusal, shorter than the limit of a wait."""
 
 pytestmark = pytest.mark.skipif(
     MPI.Query_thread() < MPI.THREAD_MULTIPLE, reason="MPI serves one thread at a time"
@@ -32,9 +32,9 @@ def make_grid(comm: World, **options: Any) -> halox.Grid:
 
 @contextmanager
 def inside(comm: World, call: Callable[[], Any], entered: Callable[[], bool]) -> Iterator[bool]:
-    """Rank 0 is inside a call in another thread, since the other ranks come to theirs at the end.
+    """Keep another thread of rank 0 inside a call; all other ranks make this call only at the end.
 
-    Gives whether this is rank 0, whose block is run while the thread is inside.
+    Yields True on rank 0, where the block runs while the thread is inside the call.
     """
     signals = comm.Dup()
     errors: list[BaseException] = []
@@ -97,7 +97,7 @@ def test_a_plan_in_two_threads(node: str, comm: World, monkeypatch: pytest.Monke
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("what", ["an exchange", "a sum", "an allocation", "the making of a plan"])
 def test_a_grid_in_two_threads(what: str, comm: World) -> None:
-    """Whatever the first thread does, all collective calls of the second one are refused."""
+    """Whatever the first thread does, all collective calls of the second thread are refused."""
     with make_grid(comm) as g, make_grid(comm) as h:
         u, v, w, t = g.ones(), g.ones(), np.ones(g.padded_shape), h.zeros()
         g.exchange(u)
@@ -156,7 +156,7 @@ def test_an_allreduce_and_an_exchange_in_two_threads(comm: World) -> None:
 
 @pytest.mark.ranks(2, 3)
 def test_a_thread_that_makes_a_grid_beside_another(comm: World) -> None:
-    """Duplicates of communicators that are made at once deadlock, or are taken for one another."""
+    """Two threads must not duplicate communicators at once: the calls could deadlock or be mixed up."""
     from halox.runtime.call_guard import making
 
     group, made = comm.Dup(), []
@@ -176,7 +176,7 @@ def test_a_thread_that_makes_a_grid_beside_another(comm: World) -> None:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("node", ["", "rank"])
 def test_two_grids_in_two_threads(node: str, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made one after the other on one communicator, then used at once, first calls included."""
+    """Two threads use two grids of one communicator at once, first calls included."""
     monkeypatch.setenv("HALOX_NODE", node)
     grids = [make_grid(comm) for _ in range(2)]
     wrong: list[Any] = []
@@ -197,7 +197,7 @@ def test_two_grids_in_two_threads(node: str, comm: World, monkeypatch: pytest.Mo
         except BaseException as error:
             wrong.append(error)
 
-    # Begun in another order on every second rank.
+    # Odd ranks start the threads in another order.
     order = (0, 1) if comm.rank % 2 else (1, 0)
     threads = [threading.Thread(target=work, args=(number,)) for number in order]
     for thread in threads:
@@ -210,7 +210,7 @@ def test_two_grids_in_two_threads(node: str, comm: World, monkeypatch: pytest.Mo
 
 
 def test_a_plan_whose_ranks_are_gone(comm: World) -> None:
-    """A call asks neither whether the grid is open nor which thread it is in, and notices both."""
+    """Calls of a plan raise once the private communicator of its grid is closed."""
     g = make_grid(comm.Dup())
     plan = g.plan(g.zeros())
     plan()

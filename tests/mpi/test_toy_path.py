@@ -1,4 +1,4 @@
-"""A path is one object, registered once: a toy is chosen, explained, listed, tuned and exchanged over."""
+"""A path is one object, registered once: the toy path is selected, explained, listed, tuned and used."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_it_is_tuned(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """``halox tune`` measures it, and fits and stores its constants, by which costs are predicted then."""
+    """``halox tune`` measures the path, and fits and stores its constants, which then predict costs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(comm.bcast(tmp_path)))
     few = [p for p in probing.POINTS if p.nbytes <= 1 << 20]
     monkeypatch.setattr(probing, "POINTS", few)

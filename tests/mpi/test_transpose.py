@@ -1,4 +1,4 @@
-"""Transposes between random divisions, held against the whole field, whose values tell their global place."""
+"""Transposes between random divisions, compared with the whole field; values encode the global cell."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALLOCATIONS = ["grid", "C", "F", "turned", "backwards", "part"]
 
 @dataclass
 class Side:
-    """One grid of a case, and how its arrays are made."""
+    """One grid of a case, and the layout of its arrays."""
 
     procs: tuple[int, ...]
     blocks: list[tuple[int, ...] | None]
@@ -57,7 +57,7 @@ class Side:
 
 @dataclass
 class Case:
-    """A field of two grids; axis k of b is axis axes[k] of a."""
+    """A field on two grids; axis k of b is axis ``axes[k]`` of a."""
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
@@ -93,7 +93,7 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: list[Any]) -> Case
             sizes = tuple(int(m) for m in np.diff([0, *bounds, n]))
             blocks.append(sizes if rng.integers(2) else None)
         smallest = [min(s) if s else n // p for n, p, s in zip(cells, procs, blocks, strict=True)]
-        # One less for staggered fields, whose shared point takes a place in the high halo.
+        # The high halo is one cell narrower, since a staggered field needs room for its shared point.
         halo = tuple(
             (int(rng.integers(0, min(s, 2) + 1)), int(rng.integers(0, min(s, 3)))) for s in smallest
         )
@@ -135,7 +135,7 @@ def make_field(case: Case, grid: halox.Grid, side: Side, axes: tuple[int, ...]) 
 def before_and_after(
     case: Case, grid: halox.Grid, side: Side, axes: tuple[int, ...], salt: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's array: all poison, and with the cells that it owns of the whole field."""
+    """Return this rank's array, all poison, and a copy with the values of the cells that it owns."""
     components = side.before + side.after
     points = [n + (i in case.staggered and not case.periodic[i]) for i, n in enumerate(case.shape)]
     ids = np.arange(math.prod(components) * math.prod(points)).reshape(*components, *points)
@@ -158,7 +158,7 @@ def before_and_after(
         index.append(slice(start, start + owned))
     first = len(side.before)
     piece = whole[(slice(None),) * len(components) + tuple(index)]
-    # Components behind the grid axes go there.
+    # Move the components that belong behind the grid axes.
     behind = range(first, len(components))
     piece = piece.transpose(*range(first), *range(len(components), piece.ndim), *behind)
     empty = poison((*side.before, *shape, *side.after), case.dtype)
@@ -168,7 +168,7 @@ def before_and_after(
 
 
 def check(case: Case, comm: World, device: str = "cpu") -> None:
-    """There, back, and there again with other values; by calls and by a plan."""
+    """Transpose forward and backward with three sets of values, by calls and by a plan."""
     natural = tuple(range(len(case.shape)))
     with (
         make_grid(case, case.a, natural, comm, device) as a,
@@ -208,14 +208,14 @@ def test_random_divisions(number: int, comm: World) -> None:
 @pytest.mark.geometry
 @pytest.mark.parametrize("number", range(20))
 def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank a node of its own: everything goes by MPI requests."""
+    """With each rank as a separate node, all messages use MPI requests."""
     monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, 19, comm.size, number])
     check(random_case(rng, comm.size, DTYPES), comm)
 
 
 def pencils(shape: tuple[int, ...], comm: World, **options: Any) -> list[halox.Grid]:
-    """Three grids of one box of cells: whole along x, along y, along z."""
+    """Return three grids of the same cells: undivided along x, along y, and along z."""
     p, q = sorted(MPI.Compute_dims(comm.size, 2))
     return [
         halox.Grid(shape, halo=0, proc_shape=procs, comm=comm, **({"device": "cpu"} | options))
@@ -229,7 +229,7 @@ def owned_part(grid: halox.Grid, whole: np.ndarray) -> np.ndarray:
 
 @pytest.mark.geometry
 def test_pencils_round_a_ring_of_three(comm: World) -> None:
-    """x to y to z to x: after three transposes all is where it was, and right on the way."""
+    """From x to y to z to x: every transpose is right, and the third restores the first field."""
     shape = (9, 10, 11)
     whole = (np.arange(990.0) + 0.5j).reshape(shape)
     grids = pencils(shape, comm)
@@ -267,7 +267,7 @@ def test_slabs_send_one_message_to_each_rank(comm: World) -> None:
 @pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1), (1, 2, 0), (2, 1, 0)])
 @pytest.mark.parametrize("own", [False, True])
 def test_large_fields_are_read_in_place(comm: World, axes: tuple[int, ...], own: bool) -> None:
-    """In tiles where the axes are permuted; out of the other grid's shared memory on the way back."""
+    """Large fields of a grid are read in place, in tiles if the axes are permuted; a user's array is packed."""
     shape, n = (136, 68, 130), comm.size  # runs of 34 x 8 bytes or more
     turned = tuple(shape[axis] for axis in axes)
     procs = [(n, 1, 1), tuple((1, n, 1)[axis] for axis in axes)]
@@ -283,7 +283,7 @@ def test_large_fields_are_read_in_place(comm: World, axes: tuple[int, ...], own:
         ways = [{row.protocol for row in plan.explain().rows} for plan in plans]
         in_place = {"copy", "direct"} if n > 1 else {"copy"}
         assert ways[0] == in_place
-        # Other ranks cannot read an array of the user's own in place.
+        # Other ranks cannot read a user's array in place.
         assert "direct" not in ways[1] if own else ways[1] == in_place
         for _ in range(3):
             v[...], before = -1, u.copy()
@@ -298,7 +298,7 @@ def test_large_fields_are_read_in_place(comm: World, axes: tuple[int, ...], own:
 
 @pytest.mark.geometry
 def test_fft_by_pencils_equals_the_serial_one(comm: World) -> None:
-    """Along x, y and z in turn, each time along a contiguous axis, against NumPy's transform of the whole."""
+    """Transforms along three axes in turn, each contiguous after a transpose, equal NumPy's transform of the whole."""
     shape = (12, 9, 10)
     rng = np.random.default_rng(SEED)
     whole = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
@@ -336,7 +336,7 @@ def test_fft_by_pencils_equals_the_serial_one(comm: World) -> None:
 
 @pytest.mark.geometry
 def test_rows_to_blocks_of_any_size_in_one_dimension(comm: World) -> None:
-    """From even parts to one large part and many of one cell, as for load balancing."""
+    """From even parts to one large part and many parts of one cell, as for load balancing."""
     n, size = 40, comm.size
     blocks = [(n - size + 1, *(1,) * (size - 1))]
     with (
@@ -354,7 +354,7 @@ def test_rows_to_blocks_of_any_size_in_one_dimension(comm: World) -> None:
 
 @pytest.mark.geometry
 def test_one_array_into_many_and_one_way_only(comm: World) -> None:
-    """Rank 0 owns nearly all before, the last rank after: most messages have no answer."""
+    """Rank 0 owns nearly all cells before, the last rank afterwards: most messages go one way."""
     n, size = 64, comm.size
     ones = (1,) * (size - 1)
     with (
@@ -425,7 +425,7 @@ def test_plans_release_their_memory(comm: World) -> None:
 
 
 def test_a_grid_exchanges_while_a_transpose_is_under_way(comm: World) -> None:
-    """Plans of the same grid do not take each other's messages."""
+    """Plans of the same grid do not receive each other's messages."""
     n = comm.size
     options: dict[str, Any] = {"comm": comm, "device": "cpu"}
     with (
@@ -516,7 +516,7 @@ def to_no_grid(comm: World) -> None:
 
 
 def components_differ(comm: World) -> None:
-    """Arrays of as many elements, which the handshake alone would take for the same."""
+    """Pass arrays of equal size and different components, which the handshake alone could not distinguish."""
     last = comm.rank == comm.size - 1
     extents = (3, 2) if last else (2, 3)
     moving(lambda a, b: (a.zeros(components=extents), b.zeros(components=extents)))(comm)
@@ -676,7 +676,7 @@ def test_the_documentation_lists_them_all() -> None:
 
 
 def test_in_place_is_refused_whatever_the_view(comm: World) -> None:
-    """Not what one rank alone could do, and not two fields that lie between each other."""
+    """A transpose in place is refused for any view, also on one rank; interleaved fields are accepted."""
     with (
         halox.Grid((4, 4 * comm.size), halo=0, comm=comm, device="cpu") as a,
         halox.Grid((4, 4 * comm.size), halo=0, comm=comm, device="cpu") as b,

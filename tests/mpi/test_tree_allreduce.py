@@ -1,4 +1,4 @@
-"""The order of reductions up a tree, without a GPU: what the streams of all ranks were given, judged together."""
+"""Order of reductions up a tree, without a GPU: a check of the recorded work of all ranks' streams together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPES: list[Any] = ["shared_buffer", "binomial"]
 
 
 class FakeMoves:
-    """Log of the work that a stream is given."""
+    """Records the work that a stream is given."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
@@ -47,7 +47,7 @@ class FakeMoves:
 
 
 class Rig:
-    """A reduction between the ranks over a GPU that runs nothing."""
+    """A reduction between the ranks on a GPU that runs nothing (`fake_gpu`)."""
 
     def __init__(self, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, shape: Any) -> None:
         self.world = World(comm)
@@ -70,7 +70,7 @@ class Rig:
             time.sleep(self.random.choice([0.0005, 0.004]))
 
     def step(self, epoch: int, *, in_place: bool = False) -> None:
-        """Fill, reduce, and put a kernel on the stream that sees what must be there."""
+        """Fill, reduce, and put a kernel on the stream that asserts the result."""
         self.gpu.epoch = epoch
         self.pause()
         values = [sample(rank, epoch) for rank in range(self.world.size)]
@@ -88,7 +88,7 @@ class Rig:
 
 
 def test_one_total_would_not_do(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test sees that the next call would overwrite what others still copy."""
+    """With one buffer for totals the check detects that the next call overwrites a total that ranks still copy."""
     monkeypatch.setattr(tree_allreduce, "_TOTALS", 1)
     rig = Rig(comm.Dup(), monkeypatch, "binomial")
     for epoch in range(3):
@@ -107,7 +107,7 @@ def sample(rank: int, epoch: int) -> np.ndarray:
 
 
 def wanted(shape: str, values: list[np.ndarray]) -> np.ndarray:
-    """The sum in the order that the tree gives: written down here by halves, not by the tree's own children."""
+    """Return the sum in the order of the tree, computed pair by pair, without the tree's own `children`."""
     if shape == "shared_buffer":
         total = values[0].copy()
         for value in values[1:]:
@@ -141,7 +141,7 @@ def test_order_and_results(rig: Rig, in_place: bool, comm: MPI.Intracomm) -> Non
 
 
 def test_every_wait_is_needed(rig: Rig, comm: MPI.Intracomm) -> None:
-    """Without any one of them, work on the same bytes stands in no order."""
+    """If any single wait is omitted, the check detects a race."""
     for epoch in range(EPOCHS):
         rig.step(epoch)
     logs = rig.logs()
@@ -159,7 +159,7 @@ def test_every_wait_is_needed(rig: Rig, comm: MPI.Intracomm) -> None:
 def test_another_stream_each_time(rig: Rig, comm: MPI.Intracomm) -> None:
     for epoch in range(EPOCHS):
         last, rig.gpu.current = rig.gpu.current, rig.gpu.streams[epoch % 3]
-        if last is not rig.gpu.current:  # the caller's own kernels are its own to order
+        if last is not rig.gpu.current:  # the caller must order its kernels on the two streams
             event = rig.gpu.make_event()
             rig.gpu.record(event, last.ptr)
             rig.gpu.wait(rig.gpu.current.ptr, event)

@@ -1,4 +1,4 @@
-"""Typed messages between ranks, held against MPI's own transfer of the same types."""
+"""Typed messages between ranks, compared with MPI's own transfer of the same types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("receiver", TYPES)
 @pytest.mark.parametrize("sender", TYPES)
 def test_round_a_ring(sender: str, receiver: str, way: str, comm: MPI.Intracomm) -> None:
-    """Different types of one signature on the two ends, against Sendrecv with the MPI types."""
+    """Different types of one signature at the two ends give the result of Sendrecv with the MPI types."""
     low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     source = np.arange(130.0) + 1000 * comm.rank
     target, wanted = np.full(130, -1.0), np.full(130, -1.0)
@@ -59,7 +59,7 @@ def test_round_a_ring(sender: str, receiver: str, way: str, comm: MPI.Intracomm)
 
 
 def touched(array: np.ndarray, datatype: dt.Datatype) -> set[int]:
-    """Addresses of the bytes that a message touches."""
+    """Return the addresses of the bytes that a message touches."""
     blocks, at = datatype.blocks(), array.ctypes.data
     pairs = zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True)
     return {at + offset + byte for offset, length in pairs for byte in range(length)}
@@ -67,7 +67,7 @@ def touched(array: np.ndarray, datatype: dt.Datatype) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(trials(100)))
 def test_messages_with_bytes_in_common(seed: int, comm: MPI.Intracomm) -> None:
-    """Refused on all ranks if one of them is a receive, though on rank 0 alone; others are not."""
+    """Messages that share bytes are refused on all ranks, also if only rank 0 has them; sends may share bytes."""
     rng = np.random.default_rng(seed)
     memory, sends, receives, on_first = np.zeros(600), [], [], []
     for tag in range(3):
@@ -101,7 +101,7 @@ def test_the_names_of_messages_with_bytes_in_common(comm: MPI.Intracomm) -> None
 
 
 def test_messages_far_outside_their_arrays(comm: MPI.Intracomm) -> None:
-    """They are compared by addresses that no array has."""
+    """Messages that reach far outside their array are refused, also at addresses that no array has."""
     u, me = np.zeros(8), comm.rank
     for datatype in (
         dt.contiguous(1 << 59, "f8"),
@@ -116,7 +116,7 @@ def test_messages_far_outside_their_arrays(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.ranks(1)
 def test_many_columns_of_a_matrix(comm: MPI.Intracomm) -> None:
-    """They interleave, and are not refused."""
+    """The receives interleave and share no byte, so they are accepted."""
     matrix = np.zeros((50, 100))
     columns = [dt.subarray(matrix.shape, (50, 1), (0, n), "f8") for n in range(100)]
     sends = [Send(np.full(50, 1.0 + n), "f8", 0, 50, tag=n) for n in range(100)]
@@ -128,7 +128,7 @@ def test_many_columns_of_a_matrix(comm: MPI.Intracomm) -> None:
 
 @pytest.fixture
 def packed_by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[OddBlocks]:
-    """Let MPI pack short blocks, however fast it is here; the list grows with each channel that has some."""
+    """Make MPI pack short blocks, whatever its speed here; the list records each channel that has such blocks."""
     found: list[OddBlocks] = []
     views = OddBlocks.views
 
@@ -144,7 +144,7 @@ def packed_by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[OddBlocks]:
 def test_short_blocks_of_odd_sizes(
     way: str, comm: MPI.Intracomm, packed_by_mpi: list[OddBlocks]
 ) -> None:
-    """Triples of floats, strided on both sides in ways of their own, beside other parts of the message."""
+    """Triples of floats, strided differently at the two ends, in one message with other parts."""
     low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     triple = dt.contiguous(3, "f4")
     sent, received = dt.vector(100, 1, 2, triple), dt.vector(50, 2, 3, triple)
@@ -169,7 +169,7 @@ def test_short_blocks_of_odd_sizes(
 def test_new_fields_with_wide_halos_of_floats(
     way: str, comm: MPI.Intracomm, packed_by_mpi: list[OddBlocks]
 ) -> None:
-    """Rows of three floats: arrays made anew are exchanged by the plan of the first."""
+    """Halo rows of three floats: the plan of the first array also exchanges new arrays."""
     rows = 4000
     shape = (rows, 8 * comm.size)
     with halox.Grid(
@@ -215,7 +215,7 @@ def test_several_messages_one_peer_and_tags(way: str, comm: MPI.Intracomm) -> No
 
 
 def test_one_way_messages_are_not_overtaken(way: str, comm: MPI.Intracomm) -> None:
-    """A sender that gets nothing back must wait before it uses a buffer again."""
+    """A sender that receives nothing must wait before it reuses a buffer."""
     if comm.size == 1:
         return
     n = 20000
@@ -231,7 +231,7 @@ def test_one_way_messages_are_not_overtaken(way: str, comm: MPI.Intracomm) -> No
 
 
 def test_transpose_of_a_matrix(comm: MPI.Intracomm) -> None:
-    """Rows to columns: the sender's rows are the receiver's columns."""
+    """The sender's rows become the receiver's columns."""
     n = 12
     matrix = np.arange(n * n, dtype="f8").reshape(n, n) + 1000 * comm.rank
     turned = np.zeros((n, n))

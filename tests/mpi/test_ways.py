@@ -1,4 +1,4 @@
-"""Demands on every path, here on those of NumPy arrays; tests/gpu/ranks makes the same on GPUs'."""
+"""The checks of `ways` on the paths of NumPy arrays; tests/gpu/ranks runs them on the paths of GPU arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled arrays: blocks put together by xarray itself, fields made of them, and exchanges of datasets."""
+"""Labelled arrays: blocks that xarray combines, fields made from labelled arrays, and exchanges of datasets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole(*shape: int, dtype: str = "f8") -> np.ndarray:
 
 
 def together(grid: halox.Grid, block: Any) -> Any:
-    """Return what `xarray.combine_by_coords` makes of the blocks of all ranks."""
+    """Combine the blocks of all ranks by `xarray.combine_by_coords`."""
     return xr.combine_by_coords(grid.comm.allgather(block.copy(deep=True)))
 
 
@@ -122,7 +122,7 @@ def test_there_and_back(grid: halox.Grid) -> None:
             if turned is block:
                 assert np.array_equal(grid.interior(again), grid.interior(u))
                 assert np.array_equal(again, u) is halo
-            else:  # all components but the first axis's stay in front of the grid's
+            else:  # components behind the first grid axis move behind all grid axes
                 expected = grid.dataarray(again, halo=halo)
                 assert np.array_equal(
                     expected, turned.transpose("x", "y", "component_0", "component_1")
@@ -257,12 +257,12 @@ CASES: list[Case] = [
 def fields_of(case: Case, comm: MPI.Intracomm) -> Iterator[tuple[halox.Grid, Any, Any, Any]]:
     """Yield a grid with a field of each staggering, the whole field, and its coordinates.
 
-    Along some axes the block of some or all ranks is with its halo as long as the grid.
+    Along some axes the block of some or all ranks, halo included, is as long as the grid.
     """
     shape, halo, periodic = case
     try:
         grid = halox.Grid(shape, halo=halo, periodic=periodic, comm=comm, device="cpu")
-    except halox.HaloxError:  # more ranks than such a grid can have
+    except halox.HaloxError:  # the grid is too small for so many ranks
         return
     with grid:
         for staggered in ((), *range(len(shape))):
@@ -280,7 +280,7 @@ def fields_of(case: Case, comm: MPI.Intracomm) -> Iterator[tuple[halox.Grid, Any
 
 
 def check_saved(dataset: Any, grid: halox.Grid, path: Path, values: Any, coords: Any) -> None:
-    """Write a dataset, and compare all that is stored."""
+    """Write a dataset, and compare all stored variables and coordinates."""
     dataset.halox.to_zarr(path, grid)
     with xr.open_zarr(path, chunks=None) as found:
         for name in dataset.data_vars:
@@ -311,12 +311,12 @@ def test_coordinates_of_a_checkpoint_are_those_of_the_whole_grid(
                 FieldError, match="has the shape of the whole field and of"
             ) as error:
                 dataset.halox.to_zarr(path, grid)
-            # The remedy of either kind, as code.
+            # The error offers a remedy for each of the two readings, as code.
             own, inside = re.findall(r"array(\.isel\([^;]*?\)\)) of", str(error.value))
             array = eval(f"dataset{own if kind == 'whole' else inside}")
             check_saved(array, grid, path, values, coords)
             dataset["v"] = grid.dataarray(u, coords=coords, halo=True)
-            if kind == "arithmetic":  # the field tells of the other
+            if kind == "arithmetic":  # the labelled field resolves the ambiguity
                 check_saved(dataset, grid, path, values, coords)
         else:
             check_saved(dataset, grid, path, values, coords)
@@ -361,7 +361,7 @@ def test_variables_with_and_without_halo_along_one_dimension(
 @pytest.mark.parametrize("package", ["scipy", "netCDF4", "h5netcdf"])
 @pytest.mark.parametrize("through", ["a checkpoint", "blocks"])
 def test_netcdf(package: str, through: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
-    """A file of the whole, and fields of another division that are made of it, part by part."""
+    """Write a file of the whole field, and make fields of another division from it, part by part."""
     pytest.importorskip("zarr")
     pytest.importorskip(package)
     path, engine = comm.bcast(tmp_path), package.lower()

@@ -1,4 +1,4 @@
-"""A data path in one file and one line of registration: NumPy arrays, packed, by mpi4py's Isend and Irecv."""
+"""A data path in one file and one line of registration: packed NumPy arrays, sent by mpi4py's Isend and Irecv."""
 
 from __future__ import annotations
 

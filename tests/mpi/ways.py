@@ -1,7 +1,7 @@
-"""Demands on every path, whatever it is: tests/mpi makes them on those of NumPy arrays, tests/gpu/ranks on GPUs'.
+"""Checks that every path must pass: tests/mpi runs them on paths of NumPy arrays, tests/gpu/ranks on GPU paths.
 
-Values tell their place and step, so that a cell that comes late, early or from elsewhere is wrong. Where it can be, the
-result is looked at on the stream, and the host runs ahead.
+Values encode cell and step, so that a late, early or misplaced cell is wrong. If possible, the stream compares the
+results, and the host runs ahead.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tests.mpi.reference import (
 from tests.mpi.test_exchange import SEED, make_fields
 from tests.mpi.test_typed import TYPES
 
-# CuPy has no arrays of these.
+# CuPy has no arrays of the other dtypes. WORDS consist of whole words of 4 bytes, as some protocols require.
 GPU_DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u2", "i4", "i8", "?"]
 WORDS = ["f8", "f4", "c8", "c16", "i4", "i8"]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A path that is asked for, and where: ``node`` is the ranks' HALOX_NODE."""
+    """A requested path, the device of the arrays, and the ranks' HALOX_NODE (``node``)."""
 
     path: str
     device: str = "gpu"
@@ -56,7 +56,7 @@ class Way:
 
     @property
     def is_straight(self) -> bool:
-        """Whether it stores into fields that the grid has allocated."""
+        """Whether the path stores directly into fields, which the grid must have allocated."""
         is_copied = self.path.startswith("scatter_gather") and self.device == "gpu"
         return self.path == "peer/direct" or is_copied
 
@@ -64,13 +64,13 @@ class Way:
         return halox.Grid(shape, comm=comm, device=self.device, path=self.path, **options)
 
     def box(self, comm: MPI.Intracomm, axis: int = 0, n: int = 8, **options: Any) -> halox.Grid:
-        """A periodic grid of n cells an axis on each rank, divided along one axis."""
+        """Return a periodic grid of n cells per axis on each rank, divided along one axis."""
         shape, procs = [n] * 3, [1] * 3
         shape[axis], procs[axis] = n * comm.size, comm.size
         return self.grid(tuple(shape), comm, periodic=True, proc_shape=tuple(procs), **options)
 
     def check_taken(self, plan: Any, comm: MPI.Intracomm) -> bool:
-        """Whether any message goes to another rank; all of them must go this way."""
+        """Assert that all messages between ranks take this path; return whether there are any."""
         report = plan.explain()
         rows = [f"{row.path}/{row.protocol}" for row in report.rows if row.peer != report.rank]
         wrong = [row for row in rows if self.path not in (row, row.partition("/")[0])]
@@ -79,7 +79,7 @@ class Way:
 
 
 def stream(xp: Any) -> Any:
-    """A stream of its own to work on; nothing of the kind on the host."""
+    """Return a new stream as a context; on the host an empty context."""
     return contextlib.nullcontext() if xp is np else xp.cuda.Stream(non_blocking=True)
 
 
@@ -100,7 +100,7 @@ def settle(xp: Any) -> None:
 
 
 def values(grid: halox.Grid, dtype: Any = "f8", step: Any = 0, halo: bool = True) -> Any:
-    """Return the values of the cells of a periodic grid at a step, halo included, with few that are alike."""
+    """Return the values of a periodic grid's cells at a step, mostly distinct."""
     places = [
         (i % n) * factor
         for i, n, factor in zip(
@@ -115,7 +115,7 @@ def fill(grid: halox.Grid, u: Any, step: Any) -> None:
 
 
 def wrong_cells(grid: halox.Grid, u: Any, step: Any) -> Any:
-    """Number of cells that are not as they should be, halo included; found out on the stream."""
+    """Return the number of wrong cells, halo included, computed on the stream."""
     return (u != values(grid, u.dtype, step)).sum()
 
 
@@ -148,7 +148,7 @@ def random_grids(way: Way, comm: MPI.Intracomm, count: int) -> None:
             try:
                 plan = grid.plan(*fields)
             except PathError:
-                continue  # raised by all ranks, or they would part here
+                continue  # all ranks raise, or the next collective call would hang
             ran += way.check_taken(plan, comm)
             for _ in range(3):
                 _run(plan, fields, wanted, comm, (case, number))
@@ -168,7 +168,7 @@ def _run(
 
 
 def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
-    """Hold accumulated values against those of the same call on NumPy arrays."""
+    """Compare accumulated values with the result of the same call on NumPy arrays."""
     from halox.runtime.gpu.devices import to_host
 
     reference = Way("host", "cpu")
@@ -196,7 +196,7 @@ def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
 
 
 def fields_of_many_kinds(way: Way, comm: MPI.Intracomm) -> None:
-    """Fields of several dtypes at once: the grid's own, the user's, and at odd addresses in larger memory."""
+    """Exchange fields of several dtypes at once: from the grid, from the user, and at odd offsets in larger arrays."""
     kinds = ["f8", "f4", "c16"] if way.dtypes is WORDS else ["f8", "i1", "u2", "c16"]
     with way.box(comm, halo=(1, 2, 1)) as grid:
         xp = grid.xp
@@ -236,7 +236,7 @@ def _exchange_all(way: Way, grid: halox.Grid, fields: list[Any], comm: MPI.Intra
 
 
 def large_faces(way: Way, comm: MPI.Intracomm, axis: int, n: int = 512) -> None:
-    """A face of n x n cells, in long runs or in the shortest."""
+    """Exchange faces of n x n cells, contiguous or strided according to the axis."""
     shape, procs = [n] * 3, [1] * 3
     shape[axis], procs[axis] = 4 * comm.size, comm.size
     with way.grid(tuple(shape), comm, periodic=True, proc_shape=tuple(procs)) as grid:
@@ -256,7 +256,7 @@ def large_faces(way: Way, comm: MPI.Intracomm, axis: int, n: int = 512) -> None:
 
 
 def work_in_between(way: Way, comm: MPI.Intracomm) -> None:
-    """Interior work between start and finish; two plans that are both started before either is finished."""
+    """Work between start and finish, also with two plans started before either is finished."""
     with way.box(comm, n=12, halo=1) as grid:
         u, v = grid.zeros("f8"), grid.zeros("f4")
         xp = grid.xp
@@ -286,7 +286,7 @@ def work_in_between(way: Way, comm: MPI.Intracomm) -> None:
 
 
 def changing_streams(way: Way, comm: MPI.Intracomm) -> None:
-    """Exchanges of one plan by turns on two streams that nothing else puts in order, then with writes in between."""
+    """Run one plan alternately on two otherwise unordered streams, then with writes that the user orders."""
     with way.box(comm, n=12) as grid:
         u, xp = grid.zeros("f8"), grid.xp
         fill(grid, u, 3)
@@ -304,7 +304,7 @@ def changing_streams(way: Way, comm: MPI.Intracomm) -> None:
         for step in range(20):
             with streams[step % 2] as here:
                 if xp is not np:
-                    # The user's part: what is written now was read by the step before.
+                    # The user must order this write after the reads of the last step.
                     here.wait_event(streams[1 - step % 2].record())
                 if step % 5 == comm.rank % 5:
                     stall(xp)
@@ -316,7 +316,7 @@ def changing_streams(way: Way, comm: MPI.Intracomm) -> None:
 
 
 def two_streams(way: Way, comm: MPI.Intracomm, n: int, rounds: int, fields: int = 1) -> None:
-    """Two plans, each on a stream of its own, with nothing between them."""
+    """Run two plans on two streams, with no order between the streams."""
     with way.box(comm, n=n) as grid:
         xp = grid.xp
         sets = [[grid.zeros("f8") for _ in range(fields)] for _ in range(2)]
@@ -336,7 +336,7 @@ def two_streams(way: Way, comm: MPI.Intracomm, n: int, rounds: int, fields: int 
 
 
 def after_a_stalled_stream(way: Way, comm: MPI.Intracomm, own: bool) -> None:
-    """Exchange while kernels that have not run yet write the cells to be sent, and read those to be received into."""
+    """Exchange while pending kernels still write the cells to send and read the halo cells."""
     with way.box(comm, n=16) as grid:
         u, xp = grid.zeros("f8"), grid.xp
         plan = grid.plan(u)
@@ -357,7 +357,7 @@ def after_a_stalled_stream(way: Way, comm: MPI.Intracomm, own: bool) -> None:
 
 
 def module(way: Way, comm: MPI.Intracomm) -> Any:
-    """NumPy; or CuPy, on the GPU that a grid would take."""
+    """Return NumPy, or CuPy after selection of the GPU that a grid would take."""
     if way.device == "cpu":
         return np
     import cupy
@@ -369,7 +369,7 @@ def module(way: Way, comm: MPI.Intracomm) -> Any:
 
 
 def record(gap: int) -> Any:
-    """A structure of 15 bytes of data, 16 + gap apart from the next."""
+    """A structure of 15 bytes of data, with an extent of 16 + gap bytes."""
     types = [dt.primitive("f8"), dt.primitive("i4"), dt.primitive("i2"), dt.primitive("u1")]
     return dt.resized(dt.struct([1, 1, 1, 1], [0, 8, 12, 14], types), 0, 16 + gap)
 
@@ -405,9 +405,9 @@ TYPE_PAIRS: dict[str, tuple[Any, Any]] = {
 def typed_messages(
     way: Way, comm: MPI.Intracomm, pair: str, one_way: bool, zeros: Any = None
 ) -> None:
-    """Unlike types on the two ends, and the same to this rank itself, against MPI's own transfer of NumPy arrays.
+    """Send between different types, to a neighbour and to this rank itself, and compare with MPI's transfer.
 
-    ``zeros(n, dtype)`` makes the arrays, by default NumPy or CuPy.
+    ``zeros(n, dtype)`` allocates the arrays, by default by NumPy or CuPy.
     """
     from halox.runtime.gpu.devices import to_host
 
@@ -447,7 +447,7 @@ def typed_messages(
 
 
 def one_way_runs_ahead(way: Way, comm: MPI.Intracomm, zeros: Any = None) -> None:
-    """A sender to which nothing comes back must not overtake the receiver, however far its host runs ahead."""
+    """Send one way: the sender's host runs far ahead, and must not overwrite data that the receiver has not read."""
     n = 1 << 15
     xp = module(way, comm)
     x, y = ((zeros or xp.zeros)(k, "f8") for k in (n, 2 * n))

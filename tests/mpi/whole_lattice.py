@@ -1,4 +1,4 @@
-"""Staggered operators on a whole lattice of NumPy arrays, by their definitions: the oracle of the mini-app milc."""
+"""Staggered operators on a whole lattice of NumPy arrays, by their definitions: the reference of the mini-app milc."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dagger(matrices: np.ndarray) -> np.ndarray:
 
 
 def hop(psi: np.ndarray, links: np.ndarray, distance: int) -> np.ndarray:
-    """Sum over mu of ``U psi(x+d) - U(x-d)^dagger psi(x-d)``, antiperiodic in time by the fields themselves."""
+    """Sum over mu of ``U psi(x+d) - U(x-d)^dagger psi(x-d)``, with psi antiperiodic in time."""
     nt = psi.shape[0]
     signs = phases(psi.shape[:4])
     total = np.zeros_like(psi)
@@ -45,7 +45,7 @@ def hop(psi: np.ndarray, links: np.ndarray, distance: int) -> np.ndarray:
 
 
 def dslash(psi: np.ndarray, links: np.ndarray, *, naive: bool) -> np.ndarray:
-    """D psi, with 9/8 U and -1/24 U U U unless it is the naive operator."""
+    """D psi, with 9/8 U and -1/24 U U U; with U alone for the naive operator."""
     if naive:
         return hop(psi, links, 1)
     long = np.empty_like(links)
@@ -62,7 +62,7 @@ def normal(psi: np.ndarray, links: np.ndarray, mass: float, *, naive: bool) -> n
 
 
 def plaquettes(links: np.ndarray) -> tuple[float, float]:
-    """Means of Re Tr over the planes of space and space, and of space and time."""
+    """Means of Re Tr over space-space plaquettes and over space-time plaquettes."""
     sums: dict[bool, list[float]] = {False: [], True: []}
     for nu in range(4):
         for mu in range(nu):

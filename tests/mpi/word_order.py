@@ -1,8 +1,9 @@
-"""Orders of the work of streams that wait for words of memory: which there are, and whether each of them is right.
+"""Checks of the work of streams that wait for words of memory, in many of its orders or in all.
 
-A wait for a word ends whenever somebody has written its value: so no order can be read off the streams, as with
-events. The work is run in many orders instead, with a clock a stream (a vector clock): who waits for a word knows all
-that its writer knew. Work that touches the same bytes, one piece of it writing, must know of the other.
+With events, the streams determine an order of the work. With words they do not: a wait ends as soon as any stream has
+written the value. Therefore the work runs in many orders, and each stream has a vector clock: after a wait it knows all
+work that the writer of the word knew. If two kernels access the same bytes and one of them writes, the later kernel
+must know the earlier kernel; otherwise they race.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ Place = tuple[int, int]
 
 
 class WordWork(Work):
-    """Work given to the streams of all ranks, words included; ``without`` leaves out a step of words.
+    """Work on the streams of all ranks, words included; ``without`` omits one step of words.
 
-    ``one_queue`` lets all streams of a rank share a queue of the hardware, in the order in which they were given work.
+    With ``one_queue`` all streams of a rank share a hardware queue, in the order in which work was enqueued.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class WordWork(Work):
         ]
 
     def run(self, seed: int) -> None:
-        """Run everything in an order of its own; fail if it is wrong, or comes to no end."""
+        """Run all work in a random order; assert that it terminates, has no race, and gives the expected values."""
         rng, masks, memory = random.Random(seed), self._masks(), Memory()
         at, step = dict.fromkeys(self._queues, 0), dict.fromkeys(self._queues, 0)
         words: dict[int, tuple[int, dict[int, int]]] = defaultdict(lambda: (0, {}))
@@ -115,7 +116,7 @@ class WordWork(Work):
         return kind == "write" or words[address][0] == value
 
     def explore(self) -> int:
-        """Follow every order of words and events there is, and return the number of states; fail where one is stuck."""
+        """Visit all states that some order of words and events reaches, and return their number; none may deadlock."""
         queues = [
             [n for n in queue if self.ops[n].kind != "kernel"] for queue in self._queues.values()
         ]
@@ -137,7 +138,7 @@ class WordWork(Work):
         ends = tuple(map(len, steps))
 
         def settled(at: tuple[int, ...]) -> tuple[int, ...]:
-            """Return the places that all have come to by events alone, whose order makes no difference."""
+            """Advance all queues over records and event waits, since the order of events makes no difference."""
             here, before = list(at), None
             while here != before:
                 before = list(here)
