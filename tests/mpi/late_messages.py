@@ -198,6 +198,7 @@ def test_the_right_cells_or_an_error(
         assert call(story, 0)
         with Entering() as entering:
             assert call(story, 1)
+        comm.barrier()  # a rank still in call 1 would see the failure of call 2, and raise
         at = max(1, round(stage * entering.count))
 
         def happen(where: str) -> None:
