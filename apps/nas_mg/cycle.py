@@ -111,7 +111,7 @@ def set_charges(hierarchy: Hierarchy, plus: np.ndarray, minus: np.ndarray) -> No
 
     Notes
     -----
-    Local: the ghosts of v are never read, and those of u are zero like all of u.
+    Local, since no exchange is needed: the ghosts of v are never read, and all of u is zero.
     """
     hierarchy.levels[-1].u.fill(0)
     hierarchy.v.fill(0)

@@ -160,7 +160,7 @@ def check_stencil(source: Array, base: Array, out: Array) -> None:
 
 
 def _combine(terms: tuple[tuple[float, Array], ...], out: Array, scratch: Array) -> None:
-    """Add up weight times array; ``out`` may be the first of the arrays."""
+    """Compute the sum of weight times array; ``out`` may be the first array."""
     written = False
     for weight, array in terms:
         if weight == 0:
