@@ -1,4 +1,4 @@
-"""Tuning on GPUs: ``halox tune`` fits and stores constants for the available paths, and the next plan uses them."""
+"""Tuning on GPUs: constants are found for the paths there are, written, and used by the next plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A separate cache folder for each rank."""
+    """A cache folder of this rank's own."""
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("XDG_CACHE_HOME", name)
         yield Path(name)
@@ -70,7 +70,7 @@ def test_what_is_measured_is_what_the_next_plan_goes_by(
     text = comm.bcast(calibration.tuning_file().read_text() if comm.rank == 0 else None)
     costs = Costs.from_dict(json.loads(text)["entries"][0]["costs"])
     shared = "shared by ranks" in figures["topology"]
-    # The fitted model must be close to its measurements, which vary more if ranks take turns on a GPU.
+    # A model that is far from what it was fitted to is of no use; ranks that take turns on a GPU do so unevenly.
     assert all(row["off_%"] < (60 if shared else 30) for row in after), after
     with grid_of(comm) as grid:
         rows = [r for r in grid.plan(grid.zeros("f8")).explain().rows if r.peer != comm.rank]
