@@ -26,9 +26,9 @@ class Steps:
 
 @contextmanager
 def collecting(doomed: list[Any], is_due: Callable[[int], bool], *modules: str) -> Iterator[Steps]:
-    """Pop one object from ``doomed`` before every instruction for which ``is_due`` of its number is true.
+    """Pop one object from ``doomed`` before each instruction with a number for which ``is_due`` returns True.
 
-    Only instructions of halox modules count whose paths, relative to the package, begin with one of ``modules``.
+    Counts only instructions of halox modules with paths, relative to the package, that begin with one of ``modules``.
     """
     places = tuple(str(_PACKAGE / module) for module in modules)
     steps = Steps()

@@ -147,7 +147,7 @@ def read(folder: Path, name: str) -> Any:
 
 
 def wait_for(folder: Path, names: Iterable[str]) -> None:
-    """Wait until ranks have called `tell` with all of these names, without a time limit of its own."""
+    """Wait until ranks have called `tell` with all of these names; has no time limit."""
     for name in names:
         while not (folder / f"{name}.json").exists():
             time.sleep(_POLL_S / 2)

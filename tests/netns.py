@@ -90,7 +90,7 @@ class TwoHosts:
         return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", "sh", "-c", inside]
 
     def environment(self, ranks: int) -> dict[str, str]:
-        """Environment for `command`. Open MPI 5 reads the PRTE_ variables, Open MPI 4 the others."""
+        """Environment for `command`. Open MPI 5 reads the PRTE_ variables, and Open MPI 4 reads the other ones."""
         base = launcher.environment(ranks)
         # Each host has one slot per rank. With oversubscription allowed the first host would get all ranks.
         for name in ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe"):

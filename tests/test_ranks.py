@@ -30,10 +30,10 @@ def on_ranks(ranks: int, *words: str) -> Ended:
     return run(command, launcher.environment(ranks) | SETTINGS)
 
 
-# The longest run first. Six ranks form a grid with unequal sides, and a tree whose rank count is not a power of two.
+# Longest run first. Six ranks form a grid with unequal sides, and a tree whose rank count is not a power of two.
 @pytest.mark.parametrize("ranks", [8, *full(6, 4), 3, 2])
 def test_on_ranks(ranks: int) -> None:
-    # A run on ranks executes hundreds of tests, each with a time limit of its own.
+    # Each of the hundreds of tests in a run on ranks has its own time limit.
     faulthandler.cancel_dump_traceback_later()
     ended = on_ranks(ranks)
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"

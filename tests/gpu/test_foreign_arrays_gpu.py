@@ -205,7 +205,7 @@ def test_tensors_on_the_host(torch):
 
 
 def test_typed_messages(source, library):
-    """From arrays of each library to arrays of each library whose arrays are writable; the rank sends to itself."""
+    """A rank sends arrays of each library to itself, into each type of writable array."""
     from mpi4py import MPI
 
     array, target = source.make(numbers()), library.make(np.zeros((6, 8), "f4"))

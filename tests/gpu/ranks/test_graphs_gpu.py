@@ -81,7 +81,7 @@ def test_captured(way: Way, form: str, comm: MPI.Intracomm) -> None:
 
 @along([*CAPTURED, *COPIES])
 def test_two_plans_in_one_graph(way: Way, comm: MPI.Intracomm) -> None:
-    """The plans run one after the other, and then at the same time."""
+    """One graph runs the plans in sequence, and then both at the same time."""
     with way.box(comm) as grid:
         a, b = Stepper(grid), Stepper(grid)
         first, second = grid.plan(a.u), grid.plan(b.u)

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 @pytest.fixture
 def apart(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Place each rank on a node of its own; skips, with the reason, if the ranks cannot use NCCL."""
+    """Treat each rank as a separate node; skips, with the reason, if the ranks cannot use NCCL."""
     monkeypatch.setenv("HALOX_NODE", "rank")
     with halox.Grid((4 * comm.size, 4), comm=comm, device="gpu") as grid:
         why = _why(grid)

@@ -88,7 +88,7 @@ def test_many_plans(way: Way, comm: MPI.Intracomm) -> None:
 def test_plans_of_fields_that_are_gone(way: Way, comm: MPI.Intracomm) -> None:
     """New fields at addresses of freed fields, with other sizes and dtypes, exchange correctly.
 
-    Small fields share allocations. Each large field has an allocation of its own, whose address the driver may reuse.
+    Small fields share allocations. Each large field has its own allocation, and the driver may reuse the address.
     """
     pool = cupy.get_default_memory_pool()
     places: dict[int, int] = {}
