@@ -1,15 +1,15 @@
-"""The package list; everything else is declared in pyproject.toml.
+"""The package list; pyproject.toml declares everything else.
 
-The mini-apps lie in ``apps/`` beside the library and are installed as ``halox_apps``, a name that
-cannot clash with anybody's own ``apps``; the benchmarks in ``asv_bench/halox_bench`` are installed
-as ``halox_bench``. Such renamed trees cannot be discovered from pyproject.toml.
+Two folders are installed under other names, which pyproject.toml cannot express: the mini-apps in
+``apps/`` as ``halox_apps``, so that they do not clash with a user's own ``apps``, and the benchmarks
+in ``asv_bench/halox_bench`` as ``halox_bench``.
 """
 
 from setuptools import find_namespace_packages, setup
 
 setup(
     packages=[
-        # Folders of kernels have no __init__; to packaging they are namespaces, with data in them.
+        # Folders of kernels have no __init__, so setuptools finds them only as namespace packages.
         *find_namespace_packages(include=["halox", "halox.*"]),
         "halox_apps",
         *(f"halox_apps.{name}" for name in find_namespace_packages("apps")),

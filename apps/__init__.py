@@ -1,7 +1,7 @@
-"""Mini-apps: known benchmarks and small codes based on halox, which check their own results.
+"""Mini-apps: known benchmarks and small codes based on halox that check their own results.
 
-They use halox's public names only and are installed as the package ``halox_apps``. Each is a
-package ``apps/NAME`` that ``halox run NAME`` finds by its folder alone, and has
+They use public names of halox only, and are installed as the package ``halox_apps``. Each app is a
+package ``apps/NAME``. ``halox run NAME`` finds it by its folder; no registration is needed. It has
 
 ``SUMMARY : str``
     One line for ``halox run --list``.
@@ -13,11 +13,11 @@ package ``apps/NAME`` that ``halox run NAME`` finds by its folder alone, and has
     line. ``progress(what, done, total)`` may be called at any time and shows the progress of a
     long run.
 
-    Returns its figures on rank 0 and None elsewhere: plain values by name, in the order of
-    printing; the value of ``rows``, a list of dicts with equal keys, is printed as a table; a
-    dict as a small section. Names include units (``time_s``). ``verified`` is a bool: whether
-    the result passed the app's checks. ``halox run`` exits with status 1 if it is false.
+    Returns the figures on rank 0 and None elsewhere: a dict of plain values in the order of
+    printing. ``rows``, a list of dicts with equal keys, is printed as a table, and a dict as a
+    small section. Names include units (``time_s``). ``verified`` is a bool: whether the result
+    passed the app's checks. ``halox run`` exits with status 1 if it is false.
 
-The package's ``__init__`` must import quickly and without MPI: it is read for ``--list`` and
-``--help``.
+The package's ``__init__`` must import quickly and without MPI, since ``--list`` and ``--help``
+import it.
 """

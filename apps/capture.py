@@ -13,24 +13,24 @@ def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
     ----------
     work : callable
         Launches on the current stream, and does nothing else on the GPU. It must have run before,
-        so that all kernels are compiled and all plans made.
+        so that all kernels are compiled and all plans built.
     stream : cupy.cuda.Stream
-        The current stream; not the default one, which cannot be captured.
+        The current stream; CUDA cannot capture the default stream.
 
     Returns
     -------
     callable
-        Repeats the work at each call; keeps the graph alive.
+        Replays the work; holds a reference to the graph.
 
     Raises
     ------
     halox.errors.StateError
-        If the path of an exchange cannot be captured; the stream can be used as before.
+        If the path of an exchange cannot be captured; the stream remains usable.
 
     Notes
     -----
-    Local, but work that exchanges must be captured by all ranks, and replayed equally often by all.
-    The capture itself does none of the work.
+    Local. If the work contains exchanges, all ranks must capture it, and replay it equally often.
+    The capture itself does not run the work.
     """
     stream.begin_capture()
     try:

@@ -1,4 +1,4 @@
-"""Helpers that several mini-apps share: option types, common errors, blocks of GPU threads, and a timer."""
+"""Helpers of several mini-apps: option types, errors on all ranks, shapes of GPU thread blocks, and a timer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return an `argparse` type: whole numbers from ``least`` on."""
+    """Return an `argparse` type that accepts whole numbers of at least ``least``."""
 
     def parse(text: str) -> int:
         try:
@@ -52,9 +52,9 @@ def on_all_ranks(comm: Any, work: Callable[[], Result], doing: str) -> Result:
     ----------
     comm : mpi4py.MPI.Intracomm
     work : callable
-        Local; no collective call.
+        Local: makes no collective call.
     doing : str
-        Name of the work, for errors that are not halox's.
+        Name of the work, for the text of errors that halox did not raise.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def on_all_ranks(comm: Any, work: Callable[[], Result], doing: str) -> Result:
 
 
 def block(columns: int) -> tuple[int, int]:
-    """Return the threads of a block along x and y, for a number of points along x.
+    """Return the shape (x, y) of a thread block, for a number of points along x.
 
     Examples
     --------
@@ -92,8 +92,8 @@ class Timer:
     Parameters
     ----------
     xp : module
-        Module of the arrays, ``grid.xp``: NumPy's work is timed on the host's clock, CuPy's by
-        events, so that nothing waits between the marks.
+        Module of the arrays, ``grid.xp``. NumPy work is timed by the host's clock. CuPy work is
+        timed by events, so that the host does not wait between marks.
     """
 
     def __init__(self, xp: Any = np) -> None:
@@ -101,7 +101,7 @@ class Timer:
         self._on_host = xp is np
 
     def mark(self) -> Any:
-        """Return a mark: the present time, or an event recorded in the current stream."""
+        """Return a mark: the current time, or an event recorded in the current stream."""
         if self._on_host:
             return time.perf_counter()
         event = self._xp.cuda.Event()
@@ -109,7 +109,7 @@ class Timer:
         return event
 
     def seconds(self, intervals: Iterable[tuple[Any, Any]]) -> list[float]:
-        """Return the lengths of intervals, each a pair of marks; on a GPU, wait for the last."""
+        """Return the lengths of intervals between pairs of marks; on a GPU, wait for the last mark."""
         if self._on_host:
             return [end - begin for begin, end in intervals]
         intervals = list(intervals)

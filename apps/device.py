@@ -1,4 +1,4 @@
-"""GPU of a run: its stream, and kernels compiled from the ``.cu`` file of a mini-app."""
+"""The GPU side of a run: its stream, and kernels compiled from the ``.cu`` file of a mini-app."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import halox
 def kernels(
     xp: Any, package: str, name: str, functions: tuple[str, ...], *options: str
 ) -> list[Any]:
-    """Compile a file of kernels and return functions of it.
+    """Compile a file of kernels and return its functions.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def kernels(
     functions : tuple of str
         Names in the file.
     *options : str
-        Options of the compiler beside the language standard.
+        Compiler options, added to the language standard.
     """
     source = files(package).joinpath(f"{name}.cu").read_text()
     module = xp.RawModule(code=source, options=("-std=c++17", *options))
@@ -31,7 +31,7 @@ def kernels(
 
 
 def run_stream(grid: halox.Grid, stack: ExitStack, *, graph: bool) -> Any:
-    """Make a stream of its own the current one until a stack is closed; None if there is no GPU.
+    """Create a stream and make it current until ``stack`` closes; None if there is no GPU.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Memory that a run needs, and memory that is free, compared before anything is allocated."""
+"""Comparison of the memory that a run needs with the free memory, before the run allocates any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import halox
 
 MARGIN_BYTES = 32 << 20
-"""Beside what an estimate counts: part of every estimate."""
+"""Reserve added to every estimate."""
 
 
 class Share(NamedTuple):
@@ -18,11 +18,11 @@ class Share(NamedTuple):
     Attributes
     ----------
     place : tuple
-        Key of the host or GPU; the same for ranks that share it.
+        Key of the host or GPU, equal for ranks that share it.
     name : str
-        For people.
+        Name of the host or GPU, for error texts.
     needed, free : int
-        Bytes that this rank needs, and that are free there for all ranks together.
+        Bytes that this rank needs, and free bytes of the host or GPU for all its ranks together.
     """
 
     place: tuple[Any, ...]
@@ -32,23 +32,23 @@ class Share(NamedTuple):
 
 
 def check_memory(grid: halox.Grid, what: str, needed: Callable[[bool], int], remedy: str) -> int:
-    """Return the bytes that all ranks together need.
+    """Check that a problem fits in memory, and return the bytes that all ranks together need.
 
     Parameters
     ----------
     grid : halox.Grid
-        Its device has the memory.
+        Its device determines the memory: GPU or host.
     what : str
         Name of the problem, for errors.
     needed : callable
-        Returns the bytes that this rank needs; its argument is whether all ranks can share memory.
+        Returns the bytes that this rank needs; its argument is whether all ranks are on one node.
     remedy : str
-        For errors: a smaller problem, as the user asks for it.
+        Option for a smaller problem, for errors.
 
     Raises
     ------
     halox.errors.HaloxError
-        If they do not fit into the free memory of a host or GPU; on all ranks.
+        If the problem exceeds the free memory of a host or GPU; on all ranks.
 
     Notes
     -----
@@ -69,7 +69,9 @@ def check_memory(grid: halox.Grid, what: str, needed: Callable[[bool], int], rem
 
 
 def shortage(shares: Sequence[Share]) -> tuple[str, int, int, int] | None:
-    """Return the place that lacks most, its ranks, and the bytes needed and free there; None if there is none.
+    """Return the place with the largest shortage, its number of ranks, and the bytes needed and free there.
+
+    None if every place has enough memory.
 
     Examples
     --------
@@ -89,7 +91,7 @@ def shortage(shares: Sequence[Share]) -> tuple[str, int, int, int] | None:
 
 
 def free_bytes(grid: halox.Grid) -> int:
-    """Return the free memory of this rank's GPU, or of its host; local."""
+    """Return the free bytes of this rank's GPU or host; local."""
     if grid.device == "cpu":
         return host_free_bytes()
     xp = grid.xp
@@ -99,7 +101,7 @@ def free_bytes(grid: halox.Grid) -> int:
 
 
 def host_free_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this host, and the control groups of this process, still allow."""
+    """Return the bytes that this process can still allocate, within the host's memory and its control groups."""
     limits = [
         int(line.split()[1]) << 10
         for line in (root / "proc/meminfo").read_text().splitlines()
@@ -121,7 +123,7 @@ def gib(size: int) -> str:
 
 
 def _place(grid: halox.Grid) -> tuple[tuple[Any, ...], str, bool]:
-    """Return the key of the memory that this rank uses, its name, and whether all ranks are on one node; collective."""
+    """Return the key and the name of this rank's host or GPU, and whether all ranks are on one node; collective."""
     from mpi4py import MPI
 
     node = grid.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -135,7 +137,7 @@ def _place(grid: halox.Grid) -> tuple[tuple[Any, ...], str, bool]:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control groups that may limit memory, of both versions of cgroups."""
+    """Yield the folders of this process's control groups (version 1 or 2) that may limit memory."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

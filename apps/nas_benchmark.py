@@ -1,4 +1,4 @@
-"""Options and figures that the NAS Parallel Benchmarks share."""
+"""Options and figures common to the NAS Parallel Benchmarks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_shown(app: str, settings: Any, grid: halox.Grid) -> dict[str, Any]:
-    """Return the figures of a run that its settings determine, in the order of printing."""
+    """Return the figures that follow from the settings alone, in the order of printing."""
     return {
         "app": app,
         "class": settings.problem.name,
@@ -65,13 +65,13 @@ def settings_shown(app: str, settings: Any, grid: halox.Grid) -> dict[str, Any]:
 
 
 def means(comm: Any, values: Mapping[str, float]) -> dict[str, float]:
-    """Return the means over ranks of values with equal names; collective."""
+    """Return the mean over ranks of each value; collective."""
     of_ranks = comm.allgather(dict(values))
     return {name: sum(found[name] for found in of_ranks) / len(of_ranks) for name in of_ranks[0]}
 
 
 def time_table(seconds: Mapping[str, float], parts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of times, with their share of an iteration, the sum of its parts.
+    """Return table rows of times and their share of an iteration, whose time is the sum of ``parts``.
 
     Examples
     --------

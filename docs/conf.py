@@ -35,12 +35,13 @@ html_static_path = ["_static"]
 html_favicon = html_logo = "_static/halox.svg"
 html_css_files = ["site.css"]
 
-# Names in docstrings become links, all of halox's; those of arguments and attributes and of other packages do not.
+# Names in docstrings become links. A name of halox that cannot be resolved is an error (nitpicky); names of arguments,
+# attributes and other packages may stay without a link.
 default_role = "py:obj"
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", r"[a-z_]+|(cupy|mpi4py|numpy|xarray|zarr)\..*"),
-    ("py:(?!obj).*", r"(?!halox\b).*"),  # types in words
+    ("py:(?!obj).*", r"(?!halox\b).*"),  # types described in words
 ]
 
 autodoc_member_order = "bysource"
@@ -69,26 +70,26 @@ MADE_BY_HALOX = {
     "halox.exchange.report.Row",
     "halox.xarray.DatasetFields",
 }
-"""Classes that users hold but do not construct: their constructors' arguments are left out."""
+"""Classes that users do not construct: the pages omit the arguments of their constructors."""
 
 
 INTERNAL = {"Plan.accepts", "Plan.hold", "Plan.views", "Report.measured", "Row.of"}
-"""Methods that halox itself calls, left out as well."""
+"""Methods that only halox calls; the pages omit them."""
 
 
 def without_arguments(_app: Any, _kind: str, name: str, *_: Any) -> tuple[str, str] | None:
-    """Leave out the arguments that are not for users."""
+    """Omit the arguments of constructors and calls that users do not pass."""
     if name in MADE_BY_HALOX:
         return "", ""
     return ("()", "") if name == "halox.Plan.__call__" else None
 
 
 def not_for_users(_app: Any, _kind: str, _name: str, found: Any, skip: bool, _: Any) -> bool | None:
-    """Leave out what halox itself calls."""
+    """Omit methods that only halox calls."""
     return getattr(found, "__qualname__", "") in INTERNAL or None
 
 
 def setup(app: Any) -> None:
-    """Register what is ours."""
+    """Register the functions above with Sphinx."""
     app.connect("autodoc-process-signature", without_arguments)
     app.connect("autodoc-skip-member", not_for_users)

@@ -1,12 +1,12 @@
-"""Acoustic waves in a closed room: pressure in cells, velocities on faces, and halos that travel during the work.
+"""Acoustic waves in a closed room: pressure in cells, velocities on faces, and exchanges that overlap computation.
 
-The pressure is known at full time steps, the velocities at half steps, on the faces between cells (leapfrog on a
-staggered grid). Only the pressure is exchanged: a face that two ranks share is advanced by both, from the same
-values. While the halo travels, the faces between own cells are advanced; then those at the rim. On the walls
-velocities stay 0.
+The pressure is known at full time steps, and the velocities at half steps on the faces between cells (leapfrog on a
+staggered grid). Only the pressure is exchanged: both ranks of a shared face advance its velocity from the same values.
+During the exchange each rank advances the faces between its own cells, and afterwards the faces at its boundary. On the
+walls the velocity stays 0.
 
-The start is a standing wave, which oscillates under the scheme at a frequency known exactly; with ``--bang`` it is a
-bang, of which only the mean is known.
+The initial state is a standing wave, whose frequency under this scheme is known exactly. With ``--bang`` it is a
+local pulse; then only the mean pressure is compared.
 
 Alone: ``python examples/acoustic.py``; on four ranks, with a picture:
 ``halox run examples/acoustic.py -n 4 --bang --cells 300 200 --steps 260 --png acoustic.png``.
@@ -28,7 +28,7 @@ WAVES = (3, 2)  # half waves along each axis
 
 
 class Room:
-    """Pressure and velocities of the rank's part of the room, which has rigid walls."""
+    """Pressure and velocities in this rank's part of a room with rigid walls."""
 
     def __init__(self, grid: halox.Grid) -> None:
         self.grid, self.p = grid, grid.zeros("f8")
@@ -36,7 +36,7 @@ class Room:
         self.v = [grid.zeros("f8", staggered=axis) for axis in range(2)]
 
     def accelerate(self, axis: int, first: int, stop: int, courant: float) -> None:
-        """Advance the faces ``first`` to ``stop`` across an axis, by the pressure on both sides."""
+        """Advance the velocities on faces ``first`` to ``stop`` of an axis by the pressure on both sides."""
         first, stop = max(first, 1), min(stop, self.grid.grid_shape[axis])  # not the walls
         p, v = (field.swapaxes(0, axis) for field in (self.p, self.v[axis]))
         i = self.grid.owned[axis].start - 1  # index 0 of both arrays: their halo is one cell
@@ -44,7 +44,7 @@ class Room:
         v[faces] -= courant * (p[faces] - p[below])
 
     def step(self, courant: float = COURANT) -> None:
-        """Advance the velocities by a time step, or half a one at the start, then the pressure by one."""
+        """Advance the velocities by a time step, or half a step at the start, and then the pressure by a step."""
         own = self.grid.owned
         self.plan.start()
         for axis in (0, 1):
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] = ()) -> float:
         else:
             waves = zip(WAVES, options.cells, strict=True)
             sines = (math.sin(math.pi * m / (2 * n)) for m, n in waves)
-            turn = 2 * math.asin(COURANT * math.hypot(*sines))  # a step
+            turn = 2 * math.asin(COURANT * math.hypot(*sines))  # phase per step
             grid.interior(error)[...] = p - math.cos(turn * options.steps) * wave
             largest = float(grid.max(abs(error)))
         whole = grid.gather(room.p) if options.png else None

@@ -1,8 +1,8 @@
-"""Gray-Scott: two substances that react and diffuse on a periodic plane, and form a maze.
+"""Gray-Scott: two substances react and diffuse on a periodic plane, and form a maze.
 
 Substance U is fed everywhere; V turns U into V, and is removed (J. E. Pearson, "Complex patterns in a simple system",
-Science 261, 189, 1993). Both fields travel in one exchange; results of arithmetic are fields, and are exchanged like
-those that the grid allocated. At the end rank 0 repeats all steps on whole arrays with numpy.roll, and compares.
+Science 261, 189, 1993). One exchange serves both fields. Results of arithmetic are fields, too, and are exchanged like
+fields that the grid allocated. At the end rank 0 repeats all steps on whole arrays with numpy.roll, and compares.
 
 Alone: ``python examples/gray_scott.py``; on four ranks, with a picture:
 ``halox run examples/gray_scott.py -n 4 --cells 256 256 --steps 6000 --png gray_scott.png``.
@@ -25,7 +25,7 @@ FEED, KILL = 0.035, 0.060
 
 
 def start(cells: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return both substances in the whole plane: a mixed square in the middle, and some noise."""
+    """Return the initial concentrations in the whole plane: a mixed square in the middle, and some noise."""
     rng = np.random.default_rng(1)
     u, v = (1 - 0.02 * rng.random(cells)), 0.02 * rng.random(cells)
     middle = tuple(slice(n // 2 - n // 10, n // 2 + n // 10) for n in cells)
@@ -42,7 +42,7 @@ def react(u: Any, v: Any, around: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 
 def from_halo(xp: Any) -> Callable[[Any], Any]:
-    """Return the sum of neighbours in a rank's array, which is 0 in its halo."""
+    """Return a function that sums the neighbours in a rank's array; the sum is 0 in the halo."""
 
     def around(a: Any) -> Any:
         found = xp.zeros_like(a)

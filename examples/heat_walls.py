@@ -1,7 +1,7 @@
-"""Heat in a box: two walls of fixed temperature, two insulated ones; compared with the exact solution of the scheme.
+"""Heat in a box with two walls of fixed temperature and two insulated walls, compared with the scheme's exact solution.
 
-An exchange leaves halo cells beyond the walls alone, so each rank at a wall sets them itself: as the mirror image of
-the cells inside, which insulates, or so that the mean across the wall is the temperature wanted there.
+An exchange does not change halo cells beyond the walls, so each rank at a wall sets them itself. The mirror image of
+the cells inside insulates. For a fixed temperature the mean of the cells on both sides of the wall is that temperature.
 
 Alone: ``python examples/heat_walls.py``; on four ranks, with a picture:
 ``halox run examples/heat_walls.py -n 4 --png heat_walls.png``.

@@ -1,12 +1,12 @@
-"""Poisson's equation in a box by Jacobi's method: on a GPU a whole step, the residual included, is one graph launch.
+"""Poisson's equation in a box by Jacobi's method; on a GPU, one graph launch runs two whole steps with their residuals.
 
-In every cell ``6 u - (sum of the six neighbours) = f``; around the box u is 0. Sines solve that exactly, and a step
-damps the error of each by a factor of its own. So the values and the residual are known after any number of steps,
-and the result is compared with them.
+In every cell ``6 u - (sum of the six neighbours) = f``; around the box u is 0. The solution is a sum of sines, and each
+step damps the error of each sine by a known factor. The values and the residual are therefore known after any number of
+steps, and the result is compared with them.
 
 A step exchanges the halo, computes the next values and the residual, and reduces the residual to its norm. On a GPU
 two steps, since two fields alternate, are captured in a CUDA graph, which is launched repeatedly. The norm stays
-on the GPU; the host reads it only every so many steps, to decide whether to continue.
+on the GPU; the host reads it once in ``--read-every`` steps, to decide whether to continue.
 
 Alone: ``python examples/jacobi.py``; on two ranks, with the time of a step:
 ``mpiexec -n 2 python -m mpi4py examples/jacobi.py --cells 256 256 256 --steps 200``, with ``--no-graph`` to compare.
@@ -62,7 +62,7 @@ def numpy_relax(u: Any, f: Any, following: Any, r: Any) -> None:
 
 
 def cupy_relax(grid: halox.Grid) -> Relax:
-    """Return a function that does the same by one kernel."""
+    """Return a function that does the work of `numpy_relax` by one kernel."""
     kernel = grid.xp.RawKernel(SOURCE, "relax")
     nx, ny, nz = grid.rank_shape
     blocks = (-(-nz // THREADS[0]), -(-ny // THREADS[1]), nx)
@@ -71,7 +71,7 @@ def cupy_relax(grid: halox.Grid) -> Relax:
 
 
 def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
-    """Capture the launches of ``work`` on a stream; return a function that launches them at once."""
+    """Capture the launches of ``work`` on a stream; return a function that replays them by one launch."""
     stream.begin_capture()
     try:
         work()
@@ -92,7 +92,7 @@ class Wave:
         self.norm = abs(amplitude) * math.sqrt(math.prod((n + 1) / 2 for n in grid.grid_shape))
 
     def error(self, steps: int) -> float:
-        """Return the remaining part of the error after some steps from zero."""
+        """Return the fraction of the error that remains after ``steps`` steps from zero."""
         return (1 - self.eigenvalue / 6) ** steps
 
 
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] = ()) -> float:
     with ExitStack() as stack:
         grid = stack.enter_context(halox.Grid(options.cells, halo=1, device=options.device))
         on_gpu = grid.device == "gpu"
-        if on_gpu:  # the default stream cannot be captured
+        if on_gpu:  # CUDA cannot capture the default stream
             stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
         u, v, f, r = (grid.zeros("f8") for _ in range(4))
         residual = grid.xp.zeros(())
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] = ()) -> float:
             step(exchange_v, v, u)
 
         advance, mode = two_steps, "step by step"
-        two_steps()  # compiles kernels and makes plans, which is impossible in a capture
+        two_steps()  # compiles kernels and builds plans, which is impossible in a capture
         u[...] = 0
         if on_gpu and options.graph:
             try:
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] = ()) -> float:
         grid.interior(r)[...] = abs(
             grid.interior(u) - sum((1 - wave.error(steps)) * wave.values for wave in waves)
         )
-        # The residual is that of the values before the last step. A sum, which is NaN if either term is.
+        # The residual belongs to the values before the last step. The sum below is NaN if either term is NaN.
         known = math.hypot(*(w.eigenvalue * w.norm * w.error(max(steps - 1, 0)) for w in waves))
         off = abs(now - known) / math.sqrt(math.prod(grid.grid_shape))
         error = float(grid.max(r)) + off
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] = ()) -> float:
                 f"{grid.size} rank(s), {grid.device}, {mode}: {steps} steps, {us:.1f} us each\n"
                 f"residual {now!r}, {now / first:.1e} of the first; largest error {error:.1e}"
             )
-        # Ten roundings a step, of numbers up to 9; in a residual errors count up to 12 times.
+        # A step rounds ten times, numbers up to 9; a residual amplifies errors up to 12 times.
         if not error <= 3e-14 * (steps + 1):
             raise SystemExit("the result is wrong")
         return error

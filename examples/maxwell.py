@@ -1,9 +1,10 @@
-"""Maxwell's equations in a metal box, by Yee's scheme: six staggered fields, compared with an exact mode.
+"""Maxwell's equations in a metal box by Yee's scheme: six staggered fields, compared with an exact mode.
 
-The electric field E is known on the edges of the cells, the magnetic field H on their faces, half a step later (K. S.
-Yee, IEEE Trans. Antennas Propag. 14, 302, 1966). E along an axis is staggered along the other two, H along an axis
-along that one alone. Each step needs the curl of H for E, then the curl of E for H: two exchanges of three fields. E
-along the walls stays 0. A mode of the box oscillates under the scheme at a frequency known exactly.
+The electric field E is known on the edges of the cells, and the magnetic field H on their faces, half a step later (K.
+S. Yee, IEEE Trans. Antennas Propag. 14, 302, 1966). The component of E along an axis is staggered along the two other
+axes, and the component of H only along its own axis. Each step adds the curl of E to H and then the curl of H to E: two
+exchanges of three fields. E along the walls stays 0. The frequency of a mode of the box is known exactly for this
+scheme.
 
 Alone: ``python examples/maxwell.py``; on four ranks, with a picture:
 ``halox run examples/maxwell.py -n 4 --png maxwell.png``.
@@ -22,11 +23,11 @@ import halox
 
 COURANT = 0.5  # speed of light * time step / cell size; stable up to 1 / sqrt(3)
 WAVES = (2, 1, 3)  # half waves along each axis
-STRENGTH = (1.0, -0.5)  # of E along the first two axes; the third one makes it free of divergence
+STRENGTH = (1.0, -0.5)  # of E along the first two axes; the third follows from zero divergence
 
 
 def inner(grid: halox.Grid, field: Any) -> tuple[slice, ...]:
-    """Index of the points to advance: the rank's own, walls left out. Halos are one point wide."""
+    """Index of the points to advance: the rank's own points without walls. Halos are one point wide."""
     own = zip(grid.owned, grid.layout(field).spec.staggered, strict=True)
     return tuple(slice(1 + (s and c.start == 0), 1 + c.stop - c.start) for c, s in own)
 
@@ -38,7 +39,7 @@ def moved(points: tuple[slice, ...], axis: int, by: int) -> tuple[slice, ...]:
 
 
 def add_curl(grid: halox.Grid, fields: list[Any], factor: float, of: list[Any], up: int) -> None:
-    """Add ``factor`` times the curl of fields whose points are around index ``i`` at ``i + up - 1`` and ``i + up``."""
+    """Add ``factor`` times the curl of ``of``, whose points around index ``i`` are ``i + up - 1`` and ``i + up``."""
     for a, field in enumerate(fields):
         points = inner(grid, field)
         for sign, b in ((1, (a + 1) % 3), (-1, (a + 2) % 3)):
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] = ()) -> float:
             add_curl(grid, e, COURANT, h, 0)
 
         sines = (math.sin(math.pi * m / (2 * n)) for m, n in zip(WAVES, options.cells, strict=True))
-        turn = 2 * math.asin(COURANT * math.hypot(*sines))  # a step
+        turn = 2 * math.asin(COURANT * math.hypot(*sines))  # phase per step
         whole = grid.gather(e[0]) if options.png else None
         for field, values in zip(e, exact, strict=True):
             grid.interior(field)[...] -= math.cos(turn * options.steps) * values

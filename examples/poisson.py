@@ -16,7 +16,7 @@ from typing import Any
 import halox
 
 LENGTHS = (2 * math.pi, math.pi, 3.0)
-# The solution: periods of cosines along each axis, and their amplitudes.
+# The solution: number of periods of cosines along each axis, and their amplitudes.
 WAVES = {(1, 2, 3): 1.0, (5, 0, -1): -0.5, (0, 7, 2): 0.25}
 
 

@@ -1,6 +1,6 @@
-"""Heat equation that is stopped half-way and restarted from a checkpoint, on any number of ranks.
+"""Heat equation, stopped half-way and restarted from a checkpoint, on any number of ranks.
 
-Alone: ``python examples/restart.py``; up to step 300, and then 500 on another number of ranks:
+Alone: ``python examples/restart.py``; up to step 300, and then up to 500 on another number of ranks, with the command
 ``mpiexec -n 4 python -m mpi4py examples/restart.py run.zarr 300``
 """
 
@@ -22,7 +22,7 @@ RATE = 0.2  # diffusivity * time step / cell size squared; stable up to 0.25
 
 
 def run(path: Path, steps: int) -> float:
-    """Continue the checkpoint, or begin, up to so many steps, and save; return the largest error."""
+    """Run up to step ``steps``, from the checkpoint if there is one, and save; return the largest error."""
     with halox.Grid(CELLS, halo=1, periodic=True) as grid:
         i, j = grid.indices()
         kx, ky = 4 * math.pi / CELLS[0], 6 * math.pi / CELLS[1]
@@ -50,7 +50,7 @@ def run(path: Path, steps: int) -> float:
 
 
 def main(arguments: Sequence[str] = ()) -> float:
-    """Run as the command line says; without arguments twice, in a folder that is removed."""
+    """Run once with the given path, or without arguments twice with a temporary checkpoint."""
     options = parse(arguments)
     if options.path:
         return run(options.path, options.steps)

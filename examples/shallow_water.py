@@ -1,8 +1,8 @@
-"""Shallow water after a dam has broken: labelled fields, checkpoints on the way, compared with the exact solution.
+"""Shallow water after a dam break: labelled fields and a checkpoint, compared with the exact solution.
 
-Depth and flow are variables of an xarray Dataset, whose halos are exchanged in place. Half-way it becomes a Zarr
-checkpoint, from which the run continues, as a restart on another number of ranks would. The scheme is Rusanov's, of
-first order; the exact depth is that of J. J. Stoker ("Water Waves", 1957): a rarefaction and a bore.
+Depth and flow are variables of an xarray Dataset, whose halos halox exchanges in place. Half-way the run saves the
+Dataset as a Zarr checkpoint and continues from it, like a restart on another number of ranks. The scheme is Rusanov's,
+of first order. The exact depth, a rarefaction and a bore, is taken from J. J. Stoker ("Water Waves", 1957).
 
 Alone: ``python examples/shallow_water.py``; on four ranks, with a picture:
 ``halox run examples/shallow_water.py -n 4 --cells 800 40 --png shallow_water.png``.
@@ -32,7 +32,7 @@ LENGTH = 100.0  # m
 def stoker(x: Any, t: float) -> Any:
     """Return the exact depth at points x."""
     speed = np.sqrt(GRAVITY * DEEP)
-    low = np.linspace(SHALLOW, DEEP, 100_001)[1:-1]  # depths that there may be between the waves
+    low = np.linspace(SHALLOW, DEEP, 100_001)[1:-1]  # candidates for the depth between the waves
     flow = 2 * (speed - np.sqrt(GRAVITY * low))  # behind the rarefaction, and behind the bore
     best = np.argmin(abs(flow - np.sqrt(GRAVITY / 2 * (1 / low + 1 / SHALLOW)) * (low - SHALLOW)))
     low, flow = low[best], flow[best]
@@ -43,7 +43,7 @@ def stoker(x: Any, t: float) -> Any:
 
 
 def step(h: Any, q: Any, rate: float) -> tuple[Any, Any]:
-    """Return depth and flow one step later; the halo along x is used up. ``rate`` is dt / dx."""
+    """Return depth and flow one step later, without the halo along x. ``rate`` is dt / dx."""
     flux = q, q * q / h + GRAVITY / 2 * h * h
     speed = abs(q / h) + (GRAVITY * h) ** 0.5
     fastest = np.maximum(speed[1:], speed[:-1])
@@ -55,7 +55,7 @@ def step(h: Any, q: Any, rate: float) -> tuple[Any, Any]:
 
 
 def main(arguments: Sequence[str] = ()) -> float:
-    """Run, and return the mean error of the depth over the difference in depth."""
+    """Run, and return the mean error of the depth, divided by the difference in depth."""
     options = parse(arguments)
     nx, ny = options.cells
     dx = LENGTH / nx
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] = ()) -> float:
         for count in range(steps):
             state = xr.Dataset(
                 {name: grid.dataarray(u, halo=True, coords={"x": x}) for name, u in fields.items()},
-                attrs={"time": (count + 1) * END / steps},  # at its end
+                attrs={"time": (count + 1) * END / steps},  # at the end of the step
             )
             state.halox.exchange(grid)
             h, q = fields["depth"], fields["flow"]
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] = ()) -> float:
 
 
 def draw(path: Path, x: Any, depth: Any) -> None:
-    """Draw the depth beside the exact one."""
+    """Draw the computed and the exact depth."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.2), dpi=110, layout="constrained")

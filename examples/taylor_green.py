@@ -1,9 +1,9 @@
 """Taylor-Green vortices in a plane: the Navier-Stokes equations in Fourier space, compared with their exact solution.
 
-The state is the vorticity w; of its coefficients w / k**2 are those of the stream function, whose derivatives are the
-velocity. Velocity and the gradient of w are transformed to points, multiplied there, and the product is transformed
-back: with ``dealias=True`` at 3/2 as many points as cells, which avoids aliasing. A mean flow carries the vortices,
-which keep their shape while they decay (G. I. Taylor, Phil. Mag. 46, 671, 1923).
+The state is the vorticity w in Fourier space. The stream function has the coefficients w / k**2, and its derivatives
+are the velocity. Velocity and the gradient of w are transformed to points and multiplied there, and the product is
+transformed back. ``dealias=True`` uses 3/2 as many points as cells per axis, which avoids aliasing. A mean flow carries
+the vortices, which keep their shape while they decay (G. I. Taylor, Phil. Mag. 46, 671, 1923).
 
 Alone: ``python examples/taylor_green.py``; on four ranks, with a picture:
 ``halox run examples/taylor_green.py -n 4 --png taylor_green.png``. ``taylor_green_3d.py`` is the flow in a box.
@@ -29,11 +29,11 @@ class Flow:
     def __init__(self, fft: halox.FFT, nu: float) -> None:
         self.fft, self.nu, self.xp, self.k = fft, nu, fft.grid.xp, fft.wavenumbers()
         self.squares = sum(a * a for a in self.k)
-        # Of an even number of cells, the wave with two cells a period has no derivative: left out.
+        # With an even number of cells the wave of two cells per period has no derivative, so it is dropped.
         self.kept = math.prod(2 * abs(a) < fft.grid.grid_shape[0] for a in self.k)
 
     def rate(self, w: Any) -> Any:
-        """Return the change of the vorticity with time: it is carried along, and diffuses."""
+        """Return the time derivative of the vorticity: advection and diffusion."""
         x, y = self.k
         stream = w / self.xp.maximum(self.squares, 1)
         u, v, along_x, along_y = self.fft.backward(
@@ -43,7 +43,7 @@ class Flow:
         return -self.fft.forward(carried) * self.kept - self.nu * self.squares * w
 
     def step(self, w: Any, dt: float) -> Any:
-        """Return the vorticity one time step later, by the Runge-Kutta scheme of fourth order."""
+        """Return the vorticity one time step later, by the fourth-order Runge-Kutta scheme."""
         total, later = 0, w
         for weight, part in ((1, dt / 2), (2, dt / 2), (2, dt), (1, 0)):
             rate = self.rate(later)
@@ -52,7 +52,7 @@ class Flow:
 
 
 def vortices(points: halox.Grid, nu: float, t: float) -> Any:
-    """Return the vorticity at the points."""
+    """Return the exact vorticity at the points."""
     x, y = (
         2 * math.pi * i / points.grid_shape[0] - mean * t
         for i, mean in zip(points.indices(), MEAN_FLOW, strict=True)

@@ -1,10 +1,10 @@
 """The Taylor-Green vortex in a box: the Navier-Stokes equations in Fourier space, compared with a known series.
 
 The state is the Fourier coefficients of the velocity u in a box 2 pi long each way. For the nonlinear term, u x curl u,
-both are transformed to points, multiplied there, and the product is transformed back: with ``dealias=True`` at 3/2 as
-many points as cells, which avoids aliasing. The vortex breaks up; energy and enstrophy, half the mean square of the
-vorticity, are compared at first with the power series in time of G. I. Taylor and A. E. Green ("Mechanism of the
-production of small eddies from large ones", Proc. R. Soc. London A 158, 499, 1937).
+both factors are transformed to points and multiplied there, and the product is transformed back. ``dealias=True`` uses
+3/2 as many points as cells per axis, which avoids aliasing. The vortex breaks up. Energy and enstrophy, half the mean
+square of the vorticity, are compared at early times with the power series of G. I. Taylor and A. E. Green ("Mechanism
+of the production of small eddies from large ones", Proc. R. Soc. London A 158, 499, 1937).
 
 Alone: ``python examples/taylor_green_3d.py``; on four ranks, with a picture:
 ``halox run examples/taylor_green_3d.py -n 4 --cells 64 --re 400 --dt 0.025 --steps 320 --png vortex.png``.
@@ -23,7 +23,7 @@ import halox
 
 EARLY = 0.5  # end of the comparison
 
-# The enstrophy over its first value, 3/8: rows are powers of t, columns powers of nu.
+# The enstrophy divided by its initial value, 3/8: rows are powers of t, columns powers of nu.
 SERIES = (
     (1,),
     (0, -6),
@@ -47,7 +47,7 @@ class Flow:
     def __init__(self, fft: halox.FFT, nu: float) -> None:
         self.fft, self.nu, self.xp, self.k = fft, nu, fft.grid.xp, fft.wavenumbers()
         self.squares = sum(a * a for a in self.k)
-        # Of an even number of cells, the wave with two cells a period has no derivative: left out.
+        # With an even number of cells the wave of two cells per period has no derivative, so it is dropped.
         self.kept = math.prod(2 * abs(a) < fft.grid.grid_shape[0] for a in self.k)
 
     def cross(self, a: Any, b: Any) -> Any:
@@ -62,7 +62,7 @@ class Flow:
         return f - self.xp.stack([a * pressure for a in self.k])
 
     def step(self, u: Any, dt: float) -> Any:
-        """Return the velocity one time step later, by the Runge-Kutta scheme of fourth order."""
+        """Return the velocity one time step later, by the fourth-order Runge-Kutta scheme."""
         total, later = 0, u
         for weight, part in ((1, dt / 2), (2, dt / 2), (2, dt), (1, 0)):
             rate = self.tendency(later) - self.nu * self.squares * later
@@ -71,7 +71,7 @@ class Flow:
 
     def averages(self, u: Any) -> tuple[float, float]:
         """Return energy and enstrophy per volume."""
-        # Along the last axis there are waves k >= 0 only; those with k > 0 count twice.
+        # The last axis has only waves k >= 0; waves with k > 0 count twice.
         density = (1 + (self.k[-1] > 0)) / 2 * (abs(u) ** 2).sum(axis=0)
         return float(self.fft.grid.sum(density)), float(self.fft.grid.sum(self.squares * density))
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] = ()) -> float:
             if t <= EARLY:
                 pairs = zip(found, known(flow.nu, t), strict=True)
                 off = max(abs(value - exact) for value, exact in pairs)
-                # Rounding, time steps, and the terms that the series lacks.
+                # Errors of rounding, of the time steps, and of the truncated series.
                 most = 1e-13 + 1e-4 * dt**4 * t + (5e-4 + 5 * flow.nu**2) * t**6
                 error, is_right = max(error, off), is_right and off <= most
         whole = None

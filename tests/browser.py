@@ -16,13 +16,13 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 300
-"""Seconds for an answer of the browser, on a busy machine."""
+"""Longest wait for a message of the browser, in seconds; enough for a busy machine."""
 
 Answer = dict[str, Any]
 
 
 class BrowserError(RuntimeError):
-    """The browser has ended, does not answer, or refuses."""
+    """The browser has exited, is silent for PATIENCE seconds, or returned an error."""
 
 
 def find() -> str | None:
@@ -45,7 +45,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Answer:
-        """Call a method of the protocol, and keep the events that come before its answer."""
+        """Call a method of the protocol and return its result; events that precede it go to `events`."""
         self._number += 1
         number, message = self._number, {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -59,7 +59,7 @@ class Page:
         return result
 
     def wait(self, event: str) -> None:
-        """Wait for an event that has not been dropped from `events`."""
+        """Wait until `events` contains an event of this name."""
         while all(one.get("method") != event for one in self.events):
             self.events.append(self._next(event))
 
@@ -77,7 +77,7 @@ class Page:
         return answer
 
     def resize(self, width: int, height: int = 800) -> None:
-        """Give the page another size, in CSS pixels."""
+        """Resize the page, in CSS pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -87,7 +87,7 @@ class Page:
         )
 
     def open(self, address: str) -> None:
-        """Load a page, and drop the events before."""
+        """Clear `events`, and load a page."""
         self.events.clear()
         failed = self.call("Page.navigate", url=address).get("errorText")
         if failed:
@@ -95,7 +95,7 @@ class Page:
         self.wait("Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
-        """Return what an expression of JavaScript gives, awaited if it is a promise."""
+        """Evaluate a JavaScript expression and return its value, awaited if it is a promise."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -104,7 +104,7 @@ class Page:
         return answer["result"].get("value")
 
     def complaints(self) -> list[str]:
-        """Return the errors in the console since the page was opened: of scripts, and of missing files."""
+        """Return the console's errors since the page was opened: script errors and missing files."""
         found = []
         for event in self.events:
             told = event.get("params", {})
@@ -119,12 +119,13 @@ class Page:
 
 @contextmanager
 def page(program: str) -> Iterator[Page]:
-    """Start a browser with one empty page, and end it afterwards."""
+    """Context manager: a browser with one empty page."""
     to_read, writing = os.pipe()
     reading, to_write = os.pipe()
 
     def as_three_and_four() -> None:
-        # Chromium reads commands from descriptor 3 and writes answers to 4; either pipe may have these numbers.
+        # Chromium reads commands from descriptor 3 and writes answers to 4. These numbers may belong to our own
+        # pipes, so dup2 would close them: copy the pipes to higher numbers first.
         high_read = fcntl.fcntl(to_read, fcntl.F_DUPFD, 10)
         high_write = fcntl.fcntl(to_write, fcntl.F_DUPFD, 10)
         os.dup2(high_read, 3)
@@ -139,7 +140,7 @@ def page(program: str) -> Iterator[Page]:
                     "--headless=new",
                     "--remote-debugging-pipe",
                     f"--user-data-dir={profile}",
-                    # The pages are our own, and root in a container has no sandbox.
+                    # Chromium's sandbox does not work for root in a container; the pages are trusted.
                     "--no-sandbox",
                     "--disable-gpu",
                     "--disable-dev-shm-usage",
@@ -161,7 +162,7 @@ def page(program: str) -> Iterator[Page]:
             error.add_note(f"the browser wrote: {log.read_text(errors='replace')[-2000:]}")
             raise
         finally:
-            # Without its pipe the browser ends by itself, with all its processes.
+            # The browser and all its processes exit when the pipe closes.
             os.close(writing)
             os.close(reading)
             try:

@@ -1,4 +1,8 @@
-"""Objects that are collected in the middle of a call: what Python's collector does at an instruction of its choice."""
+"""Garbage collection in the middle of a call.
+
+Python's collector may run finalizers between any two instructions, also while halox holds a lock or has half updated a
+list. These helpers drop the last reference to an object before a chosen bytecode instruction of halox.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,22 @@ _PACKAGE = Path(halox.__file__).parent
 
 
 class Steps:
-    """Number of the instructions that have been counted so far."""
+    """Counter of the instructions executed so far."""
 
     count = 0
 
 
 @contextmanager
 def collecting(doomed: list[Any], is_due: Callable[[int], bool], *modules: str) -> Iterator[Steps]:
-    """Drop the last of ``doomed`` before each instruction whose number is due, one after the other.
+    """Pop one object from ``doomed`` before each instruction with a number for which ``is_due`` returns True.
 
-    Instructions are those of modules of halox whose paths, from the package on, begin with one of ``modules``.
+    Counts only instructions of halox modules with paths, relative to the package, that begin with one of ``modules``.
     """
     places = tuple(str(_PACKAGE / module) for module in modules)
     steps = Steps()
 
     def in_module(frame: FrameType, event: str, _: object) -> Any:
-        if event in ("opcode", "line"):  # CPython 3.13.0 leaves some of the first out
+        if event in ("opcode", "line"):  # CPython 3.13.0 omits some opcode events
             if doomed and is_due(steps.count):
                 doomed.pop()
             steps.count += 1
@@ -43,7 +47,8 @@ def collecting(doomed: list[Any], is_due: Callable[[int], bool], *modules: str) 
         return in_module
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # CPython 3.12 looks for such a frame in settrace
+    # CPython 3.12 traces opcodes only if a frame asks for them when settrace is called.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(anywhere)
     try:
         yield steps
@@ -54,9 +59,9 @@ def collecting(doomed: list[Any], is_due: Callable[[int], bool], *modules: str) 
 def at_each_instruction(
     make: Callable[[], tuple[list[Any], Callable[[], object]]], modules: Sequence[str]
 ) -> int:
-    """Make doomed objects and a call, and let one of them be collected at the call's first instruction, second, ...
+    """Repeat a call with a collection before its first instruction, then before its second, and so on.
 
-    Returns the number of instructions.
+    ``make`` returns new objects to collect and the call. Returns the number of instructions of the call.
     """
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Selection of the tests, and their distribution over processes."""
+"""Selection and order of the tests, and their distribution over processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from halox.cli.launcher import mpi_defaults, running_ranks
 from tests import support
 
 LAUNCHES = ("tests/test_", "tests/faults/")
-"""Tests that start ranks and mostly wait for them: first, so that one process has them while others compute."""
+"""Tests that start ranks and mostly wait for them. They run first, in one process, while other processes compute."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Distribute a run of whole folders over the cores, if pytest-xdist is there and nothing else is asked for."""
+    """Run whole folders on several cores if pytest-xdist is installed, unless the command line says otherwise."""
     options = config.option
     if getattr(options, "numprocesses", 0) is not None or options.dist != "no":
         return
     if options.usepdb or options.collectonly or "PYTEST_XDIST_WORKER" in os.environ:
         return
-    # Ranks run all tests together, and a GPU is best left to one process.
+    # All ranks must run the same test at the same time, and processes would compete for the GPU.
     if running_ranks() is not None or importlib.util.find_spec("cupy"):
         return
     folders = all((config.invocation_params.dir / arg).is_dir() for arg in config.args)
@@ -37,16 +37,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if "full" in config.option.markexpr.replace("not full", ""):
         os.environ[support.FULL] = "1"
     os.environ.update(mpi_defaults())
-    # There are more processes than cores: threads that wait for one another would wait long.
+    # There are more processes than cores, so BLAS threads would wait long for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # The processes that tests start would compile all of halox, and ranks all tests, each for itself.
+    # Without .pyc files every process that a test starts would compile all of halox, and every rank all tests.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes an hour, unless it is asked for, and put first what mostly waits."""
+    """Deselect exhaustive tests, which take an hour, unless `-m` names them, and sort tests that mostly wait first."""
     if "exhaustive" not in config.option.markexpr:
         left = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
@@ -55,6 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of every later search for garbage."""
+    """Exclude all imported modules and collected tests from later garbage collections, which become faster."""
     gc.collect()
     gc.freeze()

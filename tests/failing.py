@@ -1,8 +1,8 @@
-"""Ranks that fail: started so that no launcher ends the others, stopped, and let go on again.
+"""Jobs with ranks that die or stop, without the launcher killing the surviving ranks.
 
-A launcher ends all ranks when one is killed, so it starts guards instead, and each guard starts its rank in a session
-of its own, wakes it up when it has stopped itself, and never fails. Ranks tell each other and the test what they saw by
-files in one folder, and leave without MPI_Finalize, which would wait for those that are gone.
+A launcher kills all ranks when one dies. Here it starts guards, which never fail. Each guard starts its rank in a new
+process session, and resumes it after it has stopped itself. Ranks exchange values with each other and with the test
+through files in one folder. They exit without MPI_Finalize, which would wait for dead ranks.
 
 ::
 
@@ -29,23 +29,27 @@ from tests import launching
 SHARED_MEMORY = Path("/dev/shm")
 
 _EXIT_S = 120.0
-"""Longest time from the end of a rank's work to the end of its process."""
+"""Longest time from the end of a rank's work to the exit of its process, in seconds."""
 
 _POLL_S = 0.01
 _OTHERS = ("cuda.shm", "sm_segment", "vader_segment", "osc_", "pmix", "mpich_", "halox-test-")
-"""Prefixes of files in shared memory that are MPI's or a test's own."""
+"""Prefixes of shared-memory files of MPI, and of files that the tests themselves create."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Ranks to start.
+    """A program and its number of ranks.
 
     Attributes
     ----------
     module : str
-        Run by each rank as ``python -m MODULE FOLDER ARGUMENT``, the argument being JSON.
+        Each rank runs ``python -m MODULE FOLDER ARGUMENT``.
+    argument : object
+        Passed as JSON.
     survivors : int
-        Ranks 0 to ``survivors - 1`` must come to their end; then the job is over.
+        The job ends when ranks 0 to ``survivors - 1`` have exited.
+    limit_s : float
+        Time after which the guards kill their ranks, in seconds.
     """
 
     module: str
@@ -58,18 +62,18 @@ class Job:
 
 @dataclass
 class Ended:
-    """A job that is over.
+    """Result of a job.
 
     Attributes
     ----------
     told : dict
-        Values that ranks have told, by name.
-    exits : list
-        Of each survivor its status, None if it had to be ended.
+        Values that ranks passed to `tell`, by name.
+    exits : list of dict
+        For each survivor its exit ``"status"``, or None if it was killed at the time limit.
     said : str
-        All that was printed.
+        Standard output and standard error of all ranks.
     left : list of str
-        Files of the job in shared memory that are still there.
+        Files of the job that remain in shared memory.
     """
 
     told: dict[str, Any]
@@ -79,7 +83,7 @@ class Ended:
 
 
 def run(job: Job, folder: Path) -> Ended:
-    """Start the ranks, and return when they have ended, or been ended."""
+    """Run a job to its end or its time limit; ``folder`` receives the files of the ranks."""
     from halox.cli import launcher
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +96,7 @@ def run(job: Job, folder: Path) -> Ended:
     guard_s = job.limit_s + _EXIT_S
     words = [str(folder), str(job.survivors), str(job.limit_s), job.module]
     command = [launcher.find().path, "-n", str(job.ranks), sys.executable, "-m", "tests.failing"]
-    # Nothing may be printed for as long as the job may last.
+    # A job may print nothing until its time limit.
     ended = launching.run(
         [*command, *words, json.dumps(job.argument)], environment, quiet_s=guard_s + 30
     )
@@ -109,11 +113,11 @@ def in_shared_memory() -> set[str]:
 
 
 def left_in_memory(folder: Path, before: set[str]) -> list[str]:
-    """Return the files that the job's ranks have mapped or made and that are there now and in a minute."""
+    """Return the shared-memory files that the job's ranks created or mapped, if they remain for a minute."""
     own = {line for item in folder.glob("mapped.*") for line in item.read_text().splitlines()}
     end = time.monotonic() + 60
     while True:
-        # Other programs of halox may run beside this one; what is theirs is gone soon.
+        # Other halox programs may run at the same time. They remove their files within the minute.
         left = sorted(
             name
             for name in in_shared_memory() - before
@@ -128,14 +132,14 @@ def left_in_memory(folder: Path, before: set[str]) -> list[str]:
 
 
 def tell(folder: Path, name: str, value: Any) -> None:
-    """Write a file in one go: readers see all of it or none."""
+    """Publish a value for other ranks and the test; the rename lets readers see a whole file or no file."""
     draft = folder / f"{name}.{os.getpid()}.draft"
     draft.write_text(json.dumps(value))
     draft.rename(folder / f"{name}.json")
 
 
 def read(folder: Path, name: str) -> Any:
-    """Return what was told, None if nothing was."""
+    """Return the value that a rank passed to `tell` under this name, or None."""
     try:
         return json.loads((folder / f"{name}.json").read_text())
     except FileNotFoundError:
@@ -143,26 +147,26 @@ def read(folder: Path, name: str) -> Any:
 
 
 def wait_for(folder: Path, names: Iterable[str]) -> None:
-    """Wait for things to be told; the caller's own time limit bounds it."""
+    """Wait until ranks have called `tell` with all of these names; has no time limit."""
     for name in names:
         while not (folder / f"{name}.json").exists():
             time.sleep(_POLL_S / 2)
 
 
 def meet(folder: Path, name: str, mine: int, all_of_them: Iterable[int]) -> None:
-    """Wait for other ranks without MPI."""
+    """Barrier of some ranks without MPI."""
     tell(folder, f"{name} {mine}", None)
     wait_for(folder, [f"{name} {rank}" for rank in all_of_them])
 
 
 def stop(folder: Path, rank: int, until: Sequence[str] = (), seconds: float = 0.0) -> None:
-    """Stop this process by SIGSTOP until some things are told, and so many seconds more."""
+    """Stop this process by SIGSTOP until ranks have told all names in ``until``, and ``seconds`` longer."""
     tell(folder, f"stopped {rank}", {"until": list(until), "seconds": seconds})
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def note_mapped(folder: Path, rank: int) -> None:
-    """Remember which files in shared memory this process has mapped."""
+    """Record the shared-memory files that this process has mapped, for `left_in_memory`."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     found = [line.partition(f"{SHARED_MEMORY}/")[2].removesuffix(" (deleted)") for line in maps]
     with (folder / f"mapped.{rank}").open("a") as file:
@@ -173,9 +177,9 @@ def note_mapped(folder: Path, rank: int) -> None:
 
 
 def guard(folder: Path, survivors: int, limit_s: float, module: str, argument: str) -> None:
-    """Run a rank, and stay until the job is over, so that the launcher sees no failure."""
+    """Run a rank, and stay alive until the job ends, so that the launcher sees no failure."""
     number = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-    # MPICH's launcher talks to its ranks through a file that they inherit.
+    # MPICH's launcher talks to its ranks through a file descriptor that they inherit.
     inherited = [int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ]
     command = [sys.executable, "-m", module, str(folder), argument]
     process = subprocess.Popen(
@@ -207,13 +211,13 @@ def _told(folder: Path, name: str) -> bool:
 
 
 def _is_over(folder: Path, exits: Sequence[str]) -> bool:
-    """Whether all survivors have ended, or one of them badly."""
+    """Whether all survivors have exited, or one has failed."""
     found = [read(folder, name) for name in exits if _told(folder, name)]
     return len(found) == len(exits) or any(one["status"] != 0 for one in found)
 
 
 def _wake(folder: Path, number: int, pid: int) -> None:
-    """Let the rank go on when what it has stopped for has come."""
+    """Resume a rank that has called `stop`, once its condition is met."""
     asked = read(folder, f"stopped {number}")
     if asked is None or not _is_stopped(pid):
         return

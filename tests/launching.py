@@ -1,4 +1,4 @@
-"""Commands that start ranks, run for as long as they make progress, and their stacks where they make none."""
+"""Run commands that start ranks. A command that makes no progress is ended, and each of its ranks prints its stack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 QUIET_S = 900.0
-"""Seconds without output after which a command is stuck: a test that is merely slow has printed its stack by then."""
+"""Seconds without output after which a command counts as stuck. A slow test prints its stack before that time."""
 
 _STACK_S = 300
 _DUMPING_S = 20.0
@@ -24,31 +24,31 @@ _LIBC = ctypes.CDLL(None)
 
 PYTEST = [
     *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"),
-    # A slow test prints the stacks of its ranks and goes on: the machine may be busy.
+    # A slow test prints the stacks of its ranks and continues, since the machine may be busy.
     *("-o", f"faulthandler_timeout={_STACK_S}", "-o", "faulthandler_exit_on_timeout=false"),
 ]
-"""Arguments of a Python that runs tests on each rank."""
+"""Arguments of Python for running tests on ranks."""
 
 SETTINGS = {
     "PYTHONPATH": str(ROOT),
-    # The options of the run that starts this one are not meant for it.
+    # Options of the outer pytest run must not reach the ranks.
     "PYTEST_ADDOPTS": "",
-    # No plugin is needed, and each is imported once a rank.
+    # No plugin is needed, and every rank would import all of them.
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
-"""Environment of the ranks of such a run."""
+"""Environment variables for running tests on ranks."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that has ended: exit status, None if it was stuck, and its output."""
+    """Exit status of a command, None if it was stuck, and its output."""
 
     status: int | None
     said: str
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], quiet_s: float = QUIET_S) -> Ended:
-    """Run a command from the root of the checkout until it ends, or has printed nothing for ``quiet_s`` seconds."""
+    """Run a command in the root of the checkout until it exits, or until it prints nothing for ``quiet_s`` seconds."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -69,7 +69,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], quiet_s: float =
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process with the one that tests, however that ends."""
+    """Have the kernel end this process when its parent, which runs the tests, dies."""
     _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
@@ -84,12 +84,13 @@ def _wait(process: subprocess.Popen[bytes], output: int, quiet_s: float) -> int 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a launcher and its ranks, each of which prints its stacks at SIGABRT."""
+    """End a launcher and its ranks; every rank first prints the stacks of its threads, on SIGABRT."""
     if process.poll() is not None:
         return
     started = descendants(process.pid)
     ranks = [pid for pid in started if _is_running_python(pid)]
-    # A launcher ends all ranks when one has ended, and passes on what they print.
+    # A launcher kills all ranks when one dies, and it forwards their output. Stopped, it lets every rank print its
+    # stacks; resumed, it forwards them.
     launchers = [process.pid, *(pid for pid in started if pid not in ranks)]
     _signal(launchers, signal.SIGSTOP)
     _signal(ranks, signal.SIGABRT)
@@ -104,7 +105,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_running_python(pid: int) -> bool:
-    """Whether a process is a Python that is no zombie."""
+    """Whether a process is a Python interpreter and not a zombie."""
     with suppress(OSError):
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
         return "python" in name and rest.split()[0] != "Z"
@@ -118,7 +119,7 @@ def _signal(processes: Sequence[int], number: signal.Signals) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have."""
+    """Return the child processes of a process and their descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

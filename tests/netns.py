@@ -1,12 +1,12 @@
-"""Two hosts on one machine: network namespaces with a cable between them, and a launcher that starts ranks in both.
+"""Two hosts on one machine: two network namespaces connected by a veth pair, and a launcher that starts ranks in both.
 
 ::
 
     namespace A, 10.77.x.1, hostname halox-a          namespace B, 10.77.x.2, hostname halox-b
       mpiexec, ranks 0 and 1  --------- veth ---------  daemon, ranks 2 and 3
 
-Ranks of one namespace see the other's only through the cable. Open MPI tells its hosts apart by their daemons, so
-that shared memory is used within a namespace and TCP between them.
+The veth pair is the only connection of the namespaces. Open MPI takes every daemon for a host, so it uses shared memory
+within a namespace and TCP between the namespaces.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @cache
 def why_none() -> str | None:
-    """Return the reason why there can be no two hosts here, None if there can."""
+    """Return the reason why this machine cannot provide two hosts, or None."""
     if not sys.platform.startswith("linux"):
         return "no Linux"
     if os.geteuid() != 0:
@@ -57,7 +57,7 @@ def why_none() -> str | None:
         for command in (
             ["ip", "netns", "add", name],
             ["ip", "netns", "exec", name, "unshare", "--uts", "hostname", name],
-            # The kernel may know namespaces and no veth.
+            # A kernel may support namespaces without veth.
             ["ip", "-n", name, "link", "add", "one", "type", "veth", "peer", "name", "two"],
         ):
             done = _run(*command)
@@ -74,7 +74,7 @@ def why_none() -> str | None:
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """Two namespaces; made by `two_hosts`."""
+    """Two network namespaces, created by `two_hosts`."""
 
     names: tuple[str, str]
     addresses: tuple[str, str]
@@ -82,7 +82,7 @@ class TwoHosts:
     agent: Path
 
     def command(self, ranks: int, python_arguments: list[str]) -> list[str]:
-        """The command line that runs Python on half of the ranks in each namespace."""
+        """Command line that runs Python with half of the ranks in each namespace."""
         line = launcher.command(launcher.find(), ranks, python_arguments)
         hosts = ",".join(f"{address}:{ranks // 2}" for address in self.addresses)
         line[1:1] = ["--host", hosts]
@@ -90,9 +90,9 @@ class TwoHosts:
         return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", "sh", "-c", inside]
 
     def environment(self, ranks: int) -> dict[str, str]:
-        """The environment for it; Open MPI 5 reads PRTE_, Open MPI 4 the others."""
+        """Environment for `command`. Open MPI 5 reads the PRTE_ variables, and Open MPI 4 reads the other ones."""
         base = launcher.environment(ranks)
-        # Each host has as many slots as it is to have ranks; with leave to use more, the first would get all.
+        # Each host has one slot per rank. With oversubscription allowed the first host would get all ranks.
         for name in ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe"):
             base.pop(name, None)
         return base | {
@@ -101,13 +101,13 @@ class TwoHosts:
             "OMPI_MCA_plm_rsh_agent": str(self.agent),
             "OMPI_MCA_oob_tcp_if_include": self.network,
             "OMPI_MCA_btl_tcp_if_include": self.network,
-            # Whatever fast network the machine has, the cable is meant.
+            # Use TCP over the veth pair, even if the machine has a faster network.
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
 
     def bytes_sent(self) -> int:
-        """Bytes that have gone through the cable from A to B."""
+        """Bytes that namespace A has sent to B so far."""
         found = _run(
             *("ip", "netns", "exec", self.names[0]),
             *("cat", f"/sys/class/net/{self.names[0]}/statistics/tx_bytes"),
@@ -117,15 +117,15 @@ class TwoHosts:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[TwoHosts]:
-    """Make two namespaces with a cable between them, and take them away again.
+    """Context manager: two network namespaces connected by a veth pair.
 
     Parameters
     ----------
     folder : Path
-        Where the script that starts a daemon in the second one is put.
+        Receives the script that starts Open MPI's daemon in the second namespace.
     """
     number = os.getpid() % 65000
-    names = (f"hxa{number}", f"hxb{number}")  # of the namespaces and of the cable's ends
+    names = (f"hxa{number}", f"hxb{number}")  # of the namespaces and their veth devices
     network = f"10.77.{number % 250}."
     addresses = (f"{network}1", f"{network}2")
     commands = [["ip", "netns", "add", name] for name in names]
@@ -135,7 +135,7 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
         commands.append(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", name])
         commands += [["ip", "-n", name, "link", "set", device, "up"] for device in ("lo", name)]
     agent = folder / "agent.sh"
-    # Called as ssh is: a host, which is the second one, and words that a shell puts together.
+    # Open MPI calls the agent like ssh: a host name, which can only be the second host, and words of a shell command.
     agent.write_text(
         "#!/bin/sh\nshift\n"
         f'exec ip netns exec {names[1]} unshare --uts sh -c "hostname halox-b; $*"\n'

@@ -1,4 +1,4 @@
-"""Requirements of the tests on the machine, and skips or failures where one is not met."""
+"""Requirements of the tests on the machine, and runs of halox in processes of their own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 FULL = "HALOX_TEST_FULL"
-"""Environment variable that is set where the whole matrix runs."""
+"""Environment variable that selects the whole matrix of test cases."""
 
 
 def trials(number: int) -> int:
-    """Return how many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
+    """Return how many of ``number`` random cases to test: all in the whole matrix, else a quarter but at least 25."""
     return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
 
 
 def becomes(condition: Callable[[], object], limit_s: float = 120.0) -> bool:
-    """Wait until another thread or process has met a condition, and return whether it has within ``limit_s`` seconds.
+    """Wait until another thread or process meets a condition; return False after ``limit_s`` seconds.
 
-    The limit only ends a test that fails: it is far above the time that a busy machine needs.
+    The limit ends only tests that fail, since it far exceeds the time that a busy machine needs.
     """
     end = time.monotonic() + limit_s
     while not condition():
@@ -42,7 +42,7 @@ def becomes(condition: Callable[[], object], limit_s: float = 120.0) -> bool:
 
 
 def full(*cases: Any) -> list[Any]:
-    """Cases for ``parametrize`` that only the whole matrix has, tuples of several parameters among them."""
+    """Cases for ``parametrize`` that run in the whole matrix only; a tuple is a case of several parameters."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
         for case in cases
@@ -86,7 +86,7 @@ def _missing(need: str) -> str | None:
 
 
 def require(need: str) -> None:
-    """Skip the calling test where ``need`` is missing, or fail it if HALOX_REQUIRE lists it."""
+    """Skip the calling test if ``need`` is missing, or fail it if HALOX_REQUIRE lists ``need``."""
     reason = _missing(need)
     if reason is None:
         return
@@ -102,7 +102,7 @@ def halox(
     given: str = "",
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``halox`` in a process of its own; ``given`` is its input."""
+    """Run the command ``halox`` in a new process, with ``given`` as its standard input."""
     require("mpi")
     return subprocess.run(
         [sys.executable, "-m", "halox", *words],
@@ -117,12 +117,12 @@ def halox(
 
 
 def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``halox bench`` in a process of its own."""
+    """Run the command ``halox bench`` in a new process."""
     return halox("bench", *words)
 
 
 def verified(app: str, *words: str) -> dict[str, Any]:
-    """Run an app by ``halox run``, and return its figures; fails unless these are verified."""
+    """Run an app by ``halox run`` and return its figures. Fails unless the app reports them as verified."""
     ended = halox("run", app, *words, "--json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     figures: dict[str, Any] = json.loads(ended.stdout)
@@ -133,7 +133,7 @@ def verified(app: str, *words: str) -> dict[str, Any]:
 def halox_under_launcher(
     ranks: int, *words: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``halox`` on ranks that a launcher has started, not halox itself."""
+    """Run the command ``halox`` on ranks started by an MPI launcher, rather than by halox itself."""
     require("mpi")
     from halox.cli import launcher
 
@@ -143,7 +143,7 @@ def halox_under_launcher(
 
 
 def on_ranks(ranks: int, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with a command line on ranks that a launcher starts."""
+    """Run Python with these arguments on ranks started by an MPI launcher."""
     require("mpi")
     from halox.cli import launcher
 
@@ -167,7 +167,7 @@ def _launched(
 
 
 def milc_data() -> Path:
-    """Return the folder of MILC's sample, that of HALOX_MILC_DATA or ../shared/milc; skip the test if there is none."""
+    """Return the folder of MILC's sample lattice, HALOX_MILC_DATA or ../shared/milc; skip the test without it."""
     folder = Path(os.environ.get("HALOX_MILC_DATA") or ROOT.parent / "shared" / "milc")
     if not (folder / "lat.sample.l8").is_file():
         pytest.skip(f"MILC's sample is not in {folder}; set HALOX_MILC_DATA to its folder")
@@ -175,5 +175,5 @@ def milc_data() -> Path:
 
 
 def no_shared_memory(*_: object) -> NoReturn:
-    """Stand in for `halox.runtime.shared_memory.create` on a node that has too little shared memory."""
+    """Replacement of `halox.runtime.shared_memory.create` that fails as on a node with full shared memory."""
     raise OSError(errno.ENOSPC, "No space left on device")

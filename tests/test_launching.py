@@ -1,4 +1,4 @@
-"""Rank runs that are stuck: every rank's stack is printed, and nothing is left running."""
+"""`tests.launching`: a stuck run prints the stack of every rank, and no process survives it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_stuck_run_prints_the_stack_of_every_rank(tmp_path: Path) -> None:
     assert ended.said.count("in here") == 3, ended.said
     pids = re.findall(r"rank is here, (\d+)", ended.said)
     assert len(pids) == 3
-    # Processes that have been killed are there until init has reaped them.
+    # Killed processes remain in /proc until init has reaped them.
     assert becomes(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
 
 

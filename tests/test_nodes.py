@@ -1,4 +1,4 @@
-"""Runs tests on ranks of several nodes: two network namespaces, names given by hand, and every rank its own node."""
+"""Runs tests of tests/mpi on ranks of several nodes: network namespaces, or nodes named by ``HALOX_NODE``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import require
 
 RANKS = 4
 
-# Without a selection, in words that a shell leaves as they are.
+# An empty addopts removes the default selection. The words contain nothing that a shell would expand.
 ON_EACH = [*PYTEST, "-o", "addopts="]
 
 
@@ -44,7 +44,7 @@ def test_two_hosts(tmp_path: Path) -> None:
         before = hosts.bytes_sent()
         said = passing(hosts.command(RANKS, [*ON_EACH, *files]), environment)
         check_passed(said, 60)
-        # One step of the largest test alone: 3 MiB from each rank, half of it for the other host.
+        # One step of the largest test sends 3 MiB from each rank, half of it to the other host.
         assert hosts.bytes_sent() - before > 3 << 20
 
 
@@ -52,18 +52,18 @@ def test_two_hosts(tmp_path: Path) -> None:
     ("names", "nodes"),
     [
         ("a b a b", "0,1,0,1"),
-        # Ranks that name their nodes themselves, in tests/mpi/test_nodes.py, have these as well.
+        # tests/mpi/test_nodes.py also covers these layouts, in ranks that name their nodes themselves.
         pytest.param("left left right right", "0,0,1,1", marks=pytest.mark.full),
         pytest.param("rank rank rank rank", "0,1,2,3", marks=pytest.mark.full),
     ],
 )
 def test_named_nodes(names: str, nodes: str) -> None:
-    """Nodes by ``HALOX_NODE``, another on each rank: needs nothing of the machine."""
+    """``HALOX_NODE`` differs between ranks of one machine; this test runs on every machine."""
     require("mpi")
     arguments = [*ON_EACH, "tests/mpi/test_nodes.py"]
     command = launcher.command(launcher.find(), RANKS, arguments)
     at = command.index(sys.executable)
-    # The launcher tells each rank its number; a shell turns that into the name of its node.
+    # The launcher sets each rank's number in the environment; a shell turns it into a node name.
     script = (
         f'set -- {names}; shift "${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}"; export HALOX_NODE="$1"; '
         'exec "$0" $ARGUMENTS'

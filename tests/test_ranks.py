@@ -1,4 +1,4 @@
-"""Runs the tests in tests/mpi on several ranks; pytest itself runs them on one."""
+"""Runs the tests of tests/mpi on several ranks; the suite itself runs them on one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from tests.unit.kept import folder
 
 
 def on_ranks(ranks: int, *words: str) -> Ended:
-    """Run tests on some ranks; ``words`` select those that run without the whole matrix."""
+    """Run tests of tests/mpi on ranks.
+
+    Without ``words`` these are all tests, in the whole matrix if it is selected. ``words`` are pytest arguments that
+    select fewer tests, without the whole matrix.
+    """
     require("mpi")
-    folder()  # of the compiled kernels, which the ranks share
+    folder()  # create the folder of compiled kernels, which all ranks use
     selection = "full or not full" if os.environ.get(FULL) and not words else "not full"
     command = launcher.command(
         launcher.find(), ranks, [*PYTEST, "-m", selection, *(words or ("tests/mpi",))]
@@ -26,10 +30,10 @@ def on_ranks(ranks: int, *words: str) -> Ended:
     return run(command, launcher.environment(ranks) | SETTINGS)
 
 
-# The longest first. Six are a grid of unlike sides, as three are, and a tree with a rest.
+# Longest run first. Six ranks form a grid with unequal sides, and a tree whose rank count is not a power of two.
 @pytest.mark.parametrize("ranks", [8, *full(6, 4), 3, 2])
 def test_on_ranks(ranks: int) -> None:
-    # A rank run has hundreds of tests, and limits of its own.
+    # Each of the hundreds of tests in a run on ranks has its own time limit.
     faulthandler.cancel_dump_traceback_later()
     ended = on_ranks(ranks)
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
@@ -40,7 +44,7 @@ def test_on_ranks(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [3, 2])
 def test_late_messages(ranks: int) -> None:
-    """In processes of their own, since messages that nobody receives stay in MPI."""
+    """Separate processes, since messages that no rank receives stay in MPI."""
     faulthandler.cancel_dump_traceback_later()
     ended = on_ranks(ranks, "tests/mpi/late_messages.py", "-k", "stopped and (gather or scatter)")
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"

@@ -1,6 +1,6 @@
 """Staggered fermions of lattice QCD: MILC's conjugate gradient in four dimensions.
 
-Written from the definition of the operator and of its files; ``docs/milc.md`` lists what it is compared with.
+Written from the definitions of the operator and of the file formats. ``docs/milc.md`` lists the comparisons with MILC.
 """
 
 from __future__ import annotations

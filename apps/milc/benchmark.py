@@ -1,4 +1,4 @@
-"""A run: links and source, the conjugate gradient on even and on odd sites with its time by part, and checks."""
+"""A run: builds links and source, checks the operator, and solves on even and on odd sites with times by part."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .operator import PARTS, Staggered
 from .options import Settings
 
 DSLASH_FLOPS = {True: 570, False: 1146}
-"""Operations of D per site of the result, naive or not, as MILC counts them."""
+"""Operations of D per site of the result, as MILC counts them; the key is whether the operator is naive."""
 
 CG_FLOPS = {True: 606, False: 1187}
-"""Operations of an iteration per site of the lattice, for one parity, likewise."""
+"""Operations of an iteration on one parity per site of the lattice, as MILC counts them."""
 
 
 class Laps:
@@ -37,7 +37,7 @@ class Laps:
         self._marks = [timer.mark()]
 
     def __call__(self, part: str) -> None:
-        """End a part; it began at the end of the one before."""
+        """End a part, which started at the end of the previous part."""
         self._names.append(part)
         self._marks.append(self._timer.mark())
 
@@ -51,7 +51,7 @@ class Laps:
 
 
 def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str, Any] | None:
-    """Run with these settings; figures on rank 0, None elsewhere."""
+    """Run the benchmark; returns the figures on rank 0 and None elsewhere."""
     depth = 1 if settings.naive else 3
     with Lattice(settings.shape, depth, comm, settings.device) as lattice, ExitStack() as stack:
         stream = run_stream(lattice.grid, stack, graph=settings.graph)
@@ -97,7 +97,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
 
 
 class _Run(NamedTuple):
-    """Solution for one parity, seconds that it took on the slowest rank, and those of its parts on this one."""
+    """Solution for one parity, seconds of the slowest rank, and seconds of the parts on this rank."""
 
     solution: Solution
     seconds: float
@@ -107,7 +107,7 @@ class _Run(NamedTuple):
 def _timed(
     solver: ConjugateGradient, b: Any, lattice: Lattice, stream: Any, *, graph: bool
 ) -> _Run:
-    """Solve. On a GPU twice: its parts are timed first, and the second time the whole, as a graph if asked."""
+    """Solve and time. A GPU solves twice: first to time the parts, then, perhaps as a graph, to time the whole."""
     timer, comm = Timer(lattice.grid.xp), lattice.grid.comm
     comm.Barrier()
     begin, laps = time.perf_counter(), Laps(timer)
@@ -127,7 +127,10 @@ def _timed(
 def make_operators(
     settings: Settings, lattice: Lattice
 ) -> tuple[Staggered, Staggered | None, Plaquettes | None]:
-    """Return the operator, that of mixed precision's iterations, and the plaquettes of a gauge field; collective."""
+    """Return the operator, the single-precision operator or None, and the plaquettes or None; collective.
+
+    Mixed precision needs the second operator, and only a gauge field has plaquettes.
+    """
     found, links = None, {}
     if settings.gauge is not None:
         gauge = gauge_field(lattice, settings.gauge, settings.seed)
@@ -156,7 +159,7 @@ def _source(settings: Settings, lattice: Lattice) -> np.ndarray:
 def _checks(
     settings: Settings, operator: Staggered, found: Plaquettes | None
 ) -> tuple[dict[str, float], bool]:
-    """Return the errors of all checks that the run allows, and whether they are small; also warms up. Collective."""
+    """Return the errors of all checks that apply, and whether all are small enough; also warms up. Collective."""
     tolerance = checks.TOLERANCES[settings.precision]
     errors = {"anti_hermiticity": checks.anti_hermiticity(operator, settings.seed)}
     limits = {"anti_hermiticity": tolerance}

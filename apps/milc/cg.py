@@ -1,13 +1,14 @@
-"""The conjugate gradient for ``(4 m^2 - D^2) x = b`` on the sites of one parity, as MILC's ``d_congrad5_fn`` does it.
+"""The conjugate gradient for ``(4 m^2 - D^2) x = b`` on the sites of one parity, as in MILC's ``d_congrad5_fn``.
 
-Two global sums an iteration. When the residual of the recursion is small enough, the true one is computed; if that is
-still too large, the iteration starts again from the solution found.
+Each iteration has two global sums. When the residual of the recursion is small enough, the true residual is computed.
+If it is still too large, the iteration restarts from the current solution.
 
-An iteration is a fixed list of steps. Its numbers stay where the vectors are (`state`), and so does the decision that
-it has ended: later steps do nothing then. On GPUs it can be captured in a graph, and the host looks only after several.
+An iteration is a fixed list of steps. Its scalars (`state`) are in the memory of the vectors, and its kernels decide
+there that the iteration has ended; later steps then do nothing. On GPUs an iteration can be captured in a graph, and
+the host reads the state only after several iterations.
 
-In mixed precision the iterations are those of ``A e = r`` in single precision, for a residual ``r = b - A x`` in double
-precision, and ``e`` is added to ``x``: iterative refinement.
+Mixed precision is iterative refinement: iterations solve ``A e = r`` in single precision for the residual
+``r = b - A x`` in double precision, and ``e`` is added to ``x``.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from .state import SLOTS, Slot, Status
 MOST_RESTARTS = 5
 
 MOST_CORRECTIONS = 30
-"""Of mixed precision."""
+"""Limit of corrections in mixed precision."""
 
 CORRECTION = 1e-9
-"""Reduction of ``|r|^2`` by the iterations of a correction in mixed precision, which single precision has."""
+"""Reduction of ``|r|^2`` by one correction in mixed precision, within the reach of single precision."""
 
 LAUNCHED = 8
-"""Iterations that are launched on a GPU before the host looks whether they have ended."""
+"""Iterations that the host launches on a GPU before it reads whether the solver has ended."""
 
 
 @dataclass
@@ -47,9 +48,9 @@ class Solution:
     x : array
     iterations : int
     applications : int
-        Of ``M^dagger M``: one an iteration, and one for every true residual. MILC counts these as iterations.
+        Applications of ``M^dagger M``: one per iteration and one per true residual. MILC counts these as iterations.
     residuals : int
-        True residuals among them.
+        Number of true residuals computed.
     residual : float
         ``|b - M^dagger M x|^2 / |b|^2``.
     history : list of float
@@ -82,7 +83,7 @@ class ConjugateGradient:
     mass : float
     stop : Stop
     inner : Staggered, optional
-        The same operator in single precision, for the iterations; by default they are in that of ``operator``.
+        The operator in single precision, for the iterations of mixed precision; by default ``operator`` iterates.
 
     Attributes
     ----------
@@ -105,7 +106,7 @@ class ConjugateGradient:
         self._kernels = kernels = operator.kernels
         self._b, self._x, self._r, ap = (operator.vector(parity) for _ in range(4))
         p = operator.fields[parity]
-        # Residuals are computed whatever the state of the iteration is.
+        # A separate state, so that true residuals are computed even after the iteration has ended.
         self._outer_state, self._state = kernels.state(), kernels.state()
         self._begin = [
             Step("linear algebra", lambda: operator.put("x", self._x, parity)),
@@ -133,7 +134,7 @@ class ConjugateGradient:
         self._replay: Any = None
 
     def capture(self, stream: Any) -> None:
-        """Capture an iteration in a graph, and replay it from now on; the stream is the current one.
+        """Capture an iteration in a graph, and replay it from now on; ``stream`` is the current stream.
 
         Raises
         ------
@@ -141,14 +142,14 @@ class ConjugateGradient:
             If the path of an exchange or a sum cannot be captured.
         """
         self._write(STATUS=Status.CONVERGED)
-        run(self.iteration)  # kernels, plans and sums are made now; nothing is computed
+        run(self.iteration)  # builds kernels, plans and sums; CONVERGED prevents computation
         self._replay = captured(lambda: run(self.iteration), stream)
 
     def rewinding(self, b: Any) -> Callable[[], None]:
-        """Return a call that begins at ``x = 0``, so that `iteration` works until ``stop.iterations``.
+        """Return a function that restarts at ``x = 0``, so that `iteration` runs up to ``stop.iterations`` times.
 
-        For measurements: the call does not wait for the GPU, and is local; ``b`` must stay as it is. Not for mixed
-        precision, whose iterations are those of a correction.
+        For measurements: the function is local and does not wait for the GPU; ``b`` must not change. Not for mixed
+        precision, whose iterations solve for a correction.
         """
         of_b = float(self._operator.lattice.grid.dot(b, b).real)
         begin = self._kernels.state()
@@ -170,16 +171,16 @@ class ConjugateGradient:
 
     @property
     def is_running(self) -> bool:
-        """Whether iterations still work."""
+        """Whether the iteration has not ended; waits for the GPU."""
         return bool(self._kernels.read(self._state)[Slot.STATUS] == Status.RUNNING)
 
     def solve(self, b: Any, lap: Lap = no_lap) -> Solution:
-        """Solve from ``x = 0``; the solution is of this object, and keeps its values until the next call.
+        """Solve from ``x = 0``; the next call overwrites the array of the solution.
 
         Raises
         ------
         halox.errors.HaloxError
-            If it does not converge, or ``b`` is not on these sites; on all ranks.
+            If the iteration does not converge, or ``b`` has the wrong parity or is not finite; on all ranks.
         """
         operator, parity, stop = self._operator, self._parity, self._stop
         operator.lattice.check("b", b, parity)
@@ -213,9 +214,9 @@ class ConjugateGradient:
             e.fill(0)
             r[...] = self._r
             p[...] = self._r
-            target = max(target / 2, CORRECTION * of_r)  # the true residual is somewhat larger
+            target = max(target / 2, CORRECTION * of_r)  # half, since the true residual is larger
             lap("linear algebra")
-        # NaN goes on, to be named by the iteration.
+        # A NaN starts the iteration, too, which reports it as BROKEN.
         status = Status.EXHAUSTED if most <= 0 else Status.RUNNING
         self._write(STATUS=status, R2=of_r, TARGET=target, MOST=most)
         state = self._kernels.read(self._state)
@@ -255,7 +256,7 @@ class ConjugateGradient:
 
 
 def _numbers(**values: float) -> np.ndarray:
-    """Return an iteration's numbers, 0 but for some."""
+    """Return the scalars of an iteration: the given values, and 0 for the others."""
     state = np.zeros(SLOTS)
     for name, value in values.items():
         state[Slot[name]] = value

@@ -1,4 +1,4 @@
-"""Checks of the operator that need no other program's results."""
+"""Checks of the operator without reference results of other programs."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def anti_hermiticity(operator: Staggered, seed: int) -> float:
 
 
 def plane_wave_error(operator: Staggered, distances: Sequence[int]) -> float:
-    """Return the relative error of ``D^2 psi`` for a plane wave on unit links, of the worse parity; collective."""
+    """Return the relative error of ``D^2 psi`` for a plane wave on unit links; see `eigenvector_error`. Collective."""
     lattice, waves = operator.lattice, (1, 1, 1, 0)
     expected = eigenvalue(lattice.shape, waves, distances)
     return eigenvector_error(operator, plane_wave(lattice, waves), expected)
 
 
 def eigenvector_error(operator: Staggered, block: Any, expected: float) -> float:
-    """Return the relative error of ``D^2 psi`` for an eigenvector, of the worse parity; collective.
+    """Return the relative error of ``D^2 psi`` for an eigenvector, the larger of both parities; collective.
 
-    ``block`` is ``(t, z, y, x, 3)``, of NumPy or where the operator's vectors are.
+    ``block`` is ``(t, z, y, x, 3)``, a NumPy array or in the memory of the operator's vectors.
     """
     psi, worst = vectors(operator, block), 0.0
     norm = operator.lattice.grid.norm
@@ -95,7 +95,7 @@ def eigenvalue(shape: Sequence[int], waves: Sequence[int], distances: Sequence[i
 
 
 def vectors(operator: Staggered, block: Any) -> tuple[Any, Any]:
-    """Return fields of the even and of the odd sites of a block ``(t, z, y, x, 3)``, in the operator's precision."""
+    """Split a block ``(t, z, y, x, 3)`` into fields of the even and of the odd sites, in the operator's precision."""
     fields = operator.vector(EVEN), operator.vector(ODD)
     for target, values in zip(fields, operator.lattice.split(block), strict=True):
         operator.lattice.place(values, target)

@@ -1,10 +1,10 @@
 """The operations on CuPy arrays: ``milc.cu``, launched on the current stream.
 
-Arguments and meaning are those of `HostKernels`; vectors are ``(3, t, z, y, x / 2)``. The arguments of a launch are
-prepared beforehand, so that a call only launches. The shape of the block is compiled in.
+The methods have the arguments and meaning of `HostKernels`; vectors are ``(3, t, z, y, x / 2)``. The arguments of a
+launch are prepared in advance, so that a call only launches. The shape of the block is a compile-time constant.
 
-Bytes per site of an iteration, to and from device memory, where neighbours' vectors hit the caches; half of it in
-single precision. It is the floor of its time::
+Device-memory traffic of an iteration in bytes per site, if vectors of neighbours hit the caches; single precision has
+half of it. The traffic gives the shortest possible time::
 
                           matrices   vectors                     improved   naive
     dslash    t = D p     144 * 16   p, t                            2400    1248
@@ -31,11 +31,11 @@ VECTOR, MATRIX = 3, 9
 
 
 THREADS = 128
-"""Of a block; a power of two."""
+"""Threads of a block; a power of two."""
 
 
 def iteration_bytes(directions: int, itemsize: int) -> dict[str, int]:
-    """Return the bytes per site of the kernels of an iteration, for complex numbers of a size.
+    """Return the bytes per site of the kernels of an iteration, for complex numbers of ``itemsize`` bytes.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def iteration_bytes(directions: int, itemsize: int) -> dict[str, int]:
 
 
 class DeviceKernels:
-    """Factory of the operations on given arrays; each one is called without arguments.
+    """Factory of operations that are bound to their arrays: functions without arguments.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class DeviceKernels:
         self._arrived = self._xp.zeros(1, np.uint32)
 
     def state(self) -> Any:
-        """Return the numbers of an iteration; see `HostKernels.state`."""
+        """Return the scalars of an iteration; see `HostKernels.state`."""
         return self._xp.zeros(SLOTS)
 
     def history(self, most: int) -> Any:
@@ -99,12 +99,12 @@ class DeviceKernels:
         return self._xp.zeros(most)
 
     def read(self, array: Any) -> np.ndarray:
-        """Return numbers as an array of the host's; waits for the GPU."""
+        """Return a device array as a NumPy array; waits for the GPU."""
         found: np.ndarray = array.get()
         return found
 
     def write(self, array: Any, values: np.ndarray) -> None:
-        """Set numbers."""
+        """Copy values to a device array."""
         array.set(values)
 
     def dslash(self, table: Table, source: Any, out: Any, parity: int, state: Any) -> Kernel:
@@ -133,14 +133,14 @@ class DeviceKernels:
         return self._launch(self._reduce, ap, r, state, self._partials, self._arrived)
 
     def update(self, r: Any, x: Any, p: Any, state: Any, history: Any) -> Kernel:
-        """Return ``x = x + a p, p = r + b p``, and count it; see `HostKernels.update`."""
+        """Return ``x = x + a p, p = r + b p`` with a count of the iteration; see `HostKernels.update`."""
         self._check(None, (p,), (r, x))
         return self._launch(self._update, r, x, p, state, history, self._arrived)
 
     def sum(self, slot: Slot, a: Any, b: Any, state: Any) -> Kernel:
-        """Return the sum of all ranks' sums, which the kernel before has formed; collective.
+        """Return the reduction of the ranks' sums, which the previous kernel has computed; collective.
 
-        A rank alone has it already.
+        On a single rank it does nothing.
         """
         if self._grid.size == 1:
             return lambda: None
@@ -149,7 +149,7 @@ class DeviceKernels:
         return lambda: reduce(mine, out=target)
 
     def _row(self, parity: int) -> np.int32:
-        """Return whether x is odd in the first row of the block, on the sites of a parity."""
+        """Return whether the sites of a parity have odd x in the first row of the block."""
         return np.int32((parity + self._first) % 2)
 
     def _check(

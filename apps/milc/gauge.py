@@ -11,11 +11,11 @@ from . import random_fields, scidac
 from .lattice import AXES, Lattice
 
 TOLERANCE = 1e-5
-"""Largest deviation from SU(3) without a warning: files of single precision have 1e-6."""
+"""Largest deviation from SU(3) without a warning; files in single precision deviate by 1e-6."""
 
 
 class Plaquettes(NamedTuple):
-    """Means of ``Re Tr U U U^dagger U^dagger`` over the planes of two axes of space, and of one and time."""
+    """Means of ``Re Tr U U U^dagger U^dagger`` over space-space planes and over space-time planes."""
 
     space_space: float
     space_time: float
@@ -30,7 +30,7 @@ def gauge_field(lattice: Lattice, kind: str, seed: int) -> np.ndarray:
     kind : str
         "unit", "random", or the name of a SciDAC file.
     seed : int
-        Of the random one, which is the same on any number of ranks.
+        Seed of the random field, which does not depend on the number of ranks.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def deviation(lattice: Lattice, links: np.ndarray) -> float:
 
 
 def plaquettes(lattice: Lattice, links: np.ndarray) -> Plaquettes:
-    """Return the plaquettes of a gauge field, 3 for unit matrices; collective.
+    """Return the mean plaquettes of a gauge field, which are 3 for unit matrices; collective.
 
     ::
 
@@ -93,6 +93,6 @@ def plaquettes(lattice: Lattice, links: np.ndarray) -> Plaquettes:
 
 
 def dagger(matrices: np.ndarray) -> np.ndarray:
-    """Return the adjoints of matrices, the last two axes of an array."""
+    """Return the adjoints of matrices, which are the last two axes of an array."""
     found: np.ndarray = matrices.conj().swapaxes(-1, -2)
     return found

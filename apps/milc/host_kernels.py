@@ -1,13 +1,13 @@
 """The operations on NumPy arrays.
 
-Numbers of a site are adjacent. A site of the operator's result is then three scalar products of a row of the table
-with the vectors of all neighbours, 24 or 48 complex numbers long, for which the vectors are gathered first::
+The numbers of a site are adjacent in memory. The result at a site is three scalar products of a row of the table with
+the gathered vectors of all neighbours, 24 or 48 complex numbers long::
 
     neighbours (sites, D)  ->  gathered (sites, 3 D)
     result (sites, 3) = sum over k of matrices (sites, 3, 3 D) * gathered (sites, 3 D)
 
-`numpy.vecdot` does it in one call, which reads every matrix once. Other layouts were slower: with sites innermost, a
-product and a sum over an axis take 1.3 to 1.6 times as long, and `numpy.einsum` 1.8 to 3 times.
+One call of `numpy.vecdot` computes the products, and reads every matrix once. Other layouts are slower: with sites
+innermost, a product and a sum over an axis take 1.3 to 1.6 times as long, and `numpy.einsum` 1.8 to 3 times.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .links import Table
 from .state import SLOTS, Slot, Status
 
 PIECE = 256
-"""Sites per piece: their neighbours' vectors, 200 KiB, stay in a core's second-level cache."""
+"""Sites per piece; the vectors of their neighbours, 200 KiB, stay in the L2 cache of a core."""
 
 
 class HostKernels:
-    """Factory of the operations on given arrays: vectors of one parity, ``(t, z, y, x / 2, 3)``, complex.
+    """Factory of operations that are bound to their arrays: complex vectors of one parity, ``(t, z, y, x / 2, 3)``.
 
     Parameters
     ----------
     lattice : Lattice
         With components last.
     dtype : dtype
-        Of all arrays, complex64 or complex128. Those of the argument ``state`` are float64: see `Slot`.
+        Dtype of all arrays except ``state``: complex64 or complex128. ``state`` is float64, see `Slot`.
 
     Notes
     -----
-    The operations of an iteration do nothing when it has ended.
+    The operations of an iteration do nothing once it has ended.
     """
 
     def __init__(self, lattice: Lattice, dtype: np.dtype[Any]) -> None:
@@ -47,7 +47,7 @@ class HostKernels:
         self._work = _reals(self._result)
 
     def state(self) -> np.ndarray:
-        """Return the numbers of an iteration, which is running."""
+        """Return the scalars of a running iteration, all zero."""
         return np.zeros(SLOTS)
 
     def history(self, most: int) -> np.ndarray:
@@ -55,11 +55,11 @@ class HostKernels:
         return np.empty(most)
 
     def read(self, array: np.ndarray) -> np.ndarray:
-        """Return numbers as an array of the host's."""
+        """Return the array; on a GPU this copies to the host."""
         return array
 
     def write(self, array: np.ndarray, values: np.ndarray) -> None:
-        """Set numbers."""
+        """Copy values to an array."""
         array[...] = values
 
     def dslash(
@@ -71,17 +71,17 @@ class HostKernels:
         ----------
         table : Table
         source : ndarray
-            Of the other parity, with halo.
+            Vector of the opposite parity, with halo.
         out : ndarray
-            With halo, which stays as it is.
+            Vector with halo; the halo does not change.
         parity : {EVEN, ODD}
-            That of the result.
+            Parity of the result.
         state : ndarray
 
         Raises
         ------
         ValueError
-            If an array is not C-contiguous, or of another dtype.
+            If an array is not C-contiguous, or has a wrong dtype.
         """
         apply = self._apply(table, source)
         interior = self._lattice.grid.interior(out)
@@ -103,7 +103,7 @@ class HostKernels:
         parity: int,
         state: np.ndarray,
     ) -> Kernel:
-        """Return ``out = scale p - D source``; p with halo, ``out`` without. On GPUs, also this rank's ``p . out``."""
+        """Return ``out = scale p - D source``; only p has a halo. On GPUs, also this rank's ``p . out``."""
         apply, minus = self._apply(table, source), _reals(self._result)
         interior, target = _reals(self._lattice.grid.interior(p)), _reals(out)
         minus, factor = minus.reshape(target.shape), target.dtype.type(scale)
@@ -118,7 +118,7 @@ class HostKernels:
     def begin(
         self, b: np.ndarray, ap: np.ndarray, r: np.ndarray, p: np.ndarray, state: np.ndarray
     ) -> Kernel:
-        """Return ``r = b - ap, p = r``; p with halo, the others without. On GPUs, also this rank's sum ``r . r``."""
+        """Return ``r = b - ap, p = r``; only p has a halo. On GPUs, also this rank's sum ``r . r``."""
         interior = self._lattice.grid.interior(p)
 
         def run() -> None:
@@ -130,7 +130,7 @@ class HostKernels:
     def reduce(self, ap: np.ndarray, r: np.ndarray, state: np.ndarray) -> Kernel:
         """Return ``r = r - a ap`` with ``a = R2 / PAP``. On GPUs, also this rank's sum ``r . r``.
 
-        It ends the iteration instead if ``PAP`` is not positive.
+        If ``PAP`` is not positive, the operation ends the iteration instead.
         """
         step, target = _reals(ap), _reals(r)
         work = self._work.reshape(target.shape)
@@ -153,9 +153,9 @@ class HostKernels:
         state: np.ndarray,
         history: np.ndarray,
     ) -> Kernel:
-        """Return ``x = x + a p, p = r + b p`` with ``a = R2 / PAP`` and ``b = NEW_R2 / R2``; p with halo.
+        """Return ``x = x + a p, p = r + b p`` with ``a = R2 / PAP`` and ``b = NEW_R2 / R2``; only p has a halo.
 
-        It counts the iteration, and ends it if ``r . r`` is small enough, or no further one is allowed.
+        The operation counts the iteration, and ends it if ``r . r`` is small enough or the limit is reached.
         """
         left, target = _reals(r), _reals(x)
         step = _reals(self._lattice.grid.interior(p))
@@ -179,7 +179,7 @@ class HostKernels:
         return _unless_ended(state, run)
 
     def sum(self, slot: Slot, a: Any, b: Any, state: np.ndarray) -> Kernel:
-        """Return the real part of ``a . b`` of all ranks, formed in double precision, into the state; collective."""
+        """Return the reduction of the real part of ``a . b`` in double precision to ``state[slot]``; collective."""
         dot = self._lattice.grid.dot
 
         def run() -> None:
@@ -188,7 +188,7 @@ class HostKernels:
         return run
 
     def _apply(self, table: Table, source: np.ndarray) -> Kernel:
-        """Return D source, into memory of these kernels."""
+        """Return the computation of ``D source`` to a work array of this object."""
         neighbours, matrices = table.neighbours, table.matrices
         assert neighbours is not None
         for array in (source, matrices, self._result):
@@ -219,5 +219,5 @@ def _unless_ended(state: np.ndarray, work: Callable[[], None]) -> Kernel:
 
 
 def _reals(array: np.ndarray) -> np.ndarray:
-    """Return a view of complex numbers that are contiguous along the last axis as twice as many real ones."""
+    """Return a view of a complex array as real numbers, twice as many along the last axis."""
     return array.view(array.real.dtype)

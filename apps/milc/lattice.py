@@ -1,15 +1,15 @@
 """The lattice on the ranks: its grid, and fields on even and on odd sites.
 
-All other modules of the app see fields of one parity as arrays ``(sites, numbers of a site)``, and the two parities
-only through `Lattice.split` and `Lattice.join`. They are fields of one parity of the library
-(``docs/checkerboards.md``): of the sites ``2 h`` and ``2 h + 1`` along x, the even one is at index ``h`` of the even
-field, and the odd one of the odd field::
+All other modules of the app see fields of one parity as arrays ``(sites, numbers of a site)``, and convert between
+blocks of all sites and parities by `Lattice.split` and `Lattice.join`. The fields are halox fields of one parity
+(``docs/checkerboards.md``): the even field holds at index ``h`` the even site of the pair ``2 h``, ``2 h + 1`` along x,
+and the odd field the odd site::
 
     x            0   1   2   3   4   5   6   7
     even row     E0  O0  E1  O1  E2  O2  E3  O3        E: even sites, O: odd sites, with their h
     odd row      O0  E0  O1  E1  O2  E2  O3  E3
 
-A neighbour at an odd distance is of the other parity.
+A neighbour at an odd distance has the opposite parity.
 """
 
 from __future__ import annotations
@@ -41,29 +41,30 @@ class Lattice:
         Distance of the farthest neighbours, 1 or 3.
     comm : mpi4py.MPI.Intracomm
     device : {"auto", "cpu", "gpu"}
-        Memory of vectors and tables. Blocks of links, files and random fields are NumPy arrays in any case.
+        Memory of vectors and tables. Blocks of links, files and random fields are always NumPy arrays.
 
     Attributes
     ----------
     grid, host : halox.Grid
-        The sites of both parities, with a halo ``depth`` sites deep, where vectors are, and for NumPy arrays.
+        Grids of all sites with a halo ``depth`` sites deep: on the device of the vectors, and on the host. Both are the
+        same grid if the vectors are NumPy arrays.
     components_first : bool
-        Whether the numbers of a vector are outermost in memory, as GPUs read them, and not innermost.
+        Whether the components of a vector are outermost in memory, for coalesced reads on GPUs, rather than innermost.
     offsets : tuple of int
         Distances of the neighbours, 1 or 1 and 3.
     shape, owned : tuple
-        Sites along t, z, y and x, and the slices of them that this rank owns.
+        Sites along t, z, y and x, and the slices that this rank owns.
     sites : int
         Sites of one parity on this rank.
 
     Raises
     ------
     halox.errors.DecompositionError
-        If a number of sites is odd, or the ranks are too many for it.
+        If a number of sites is odd, or too small for the number of ranks.
 
     Notes
     -----
-    Collective, as are all methods but `check`, `split`, `join`, `place`, `on_device`, `values` and `neighbours`.
+    Collective, as are all methods except `check`, `split`, `join`, `place`, `on_device`, `values` and `neighbours`.
     """
 
     def __init__(self, shape: Sequence[int], depth: int, comm: Any, device: Device = "cpu") -> None:
@@ -91,7 +92,7 @@ class Lattice:
         self.components_first = self.grid.device == "gpu"
         self.host = self.grid
         if self.components_first:
-            # HALOX_PATH may name a path of GPUs, which this grid does not have.
+            # HALOX_PATH may name a GPU path, which the host grid cannot use.
             options |= {"device": "cpu", "path": "host", "proc_shape": self.grid.proc_shape}
             self.host = halox.Grid(shape, **options)
         self._kept_places: dict[tuple[int, str], tuple[Any, ...]] = {}
@@ -104,17 +105,17 @@ class Lattice:
     # Fields
 
     def vectors(self, dtype: np.dtype[Any], parity: int, *, halo: bool = False) -> Any:
-        """Return a field of zeros of a colour vector per site of one parity, without halo or with it."""
+        """Return a field of zeros with a colour vector per site of one parity, by default without halo."""
         width: dict[str, Any] = {"offsets": self.offsets} if halo else {"halo": 0}
         return self.grid.zeros(dtype, parity=NAMES[parity], **self._components(), **width)
 
     def interior(self, field: Any, parity: int) -> Any:
-        """Return the sites of a field with halo as a field without: a view."""
+        """Return a view of the owned sites of a field with halo, declared as a field without halo."""
         view = self.grid.interior(field)
         return self.grid.declare(view, parity=NAMES[parity], halo=0, **self._components())
 
     def check(self, name: str, field: Any, parity: int) -> None:
-        """Raise `halox.errors.FieldError` unless a field is on the sites of a parity."""
+        """Raise `halox.errors.FieldError` unless a field has this parity."""
         found = self.grid.layout(field).spec.parity
         if found != NAMES[parity]:
             raise halox.errors.FieldError(
@@ -129,13 +130,13 @@ class Lattice:
         field[...] = self.on_device(values, field.dtype)
 
     def on_device(self, values: Any, dtype: np.dtype[Any]) -> Any:
-        """Return numbers where the lattice's vectors are; those of NumPy in the order and precision of the result."""
+        """Return an array in the memory of the lattice's vectors; on GPUs a NumPy array is converted and copied."""
         if self.grid.device == "gpu" and isinstance(values, np.ndarray):
             return self.grid.xp.asarray(np.ascontiguousarray(values, dtype))
         return values
 
     def values(self, field: Any) -> np.ndarray:
-        """Return the vectors of a field without halo as ``(t, z, y, x / 2, 3)`` of NumPy."""
+        """Return the vectors of a field without halo as a NumPy array ``(t, z, y, x / 2, 3)``."""
         found: np.ndarray = field.get() if self.grid.device == "gpu" else field
         return np.moveaxis(found, 0, -1) if self.components_first else found
 
@@ -169,7 +170,7 @@ class Lattice:
     # Neighbours
 
     def neighbours(self, parity: int, distances: Sequence[int]) -> np.ndarray:
-        """Return the places of the neighbours of all sites of a parity in a field of the other one with halo.
+        """Return the indices of all neighbours of the sites of a parity, in a field of the opposite parity with halo.
 
         Parameters
         ----------
@@ -180,12 +181,12 @@ class Lattice:
         Returns
         -------
         ndarray
-            ``(sites, directions)`` of intp: sites of the flattened field. The order of the directions is that of
-            `directions`.
+            ``(sites, directions)`` of intp: indices in the flattened field, with the directions in the order of the
+            function `directions`.
         """
         sites = self.host.indices(parity=NAMES[parity])
         *outer, x = self.host.indices(halo=True, parity=NAMES[1 - parity])
-        # Of the other parity's field: its first site, and its shape without components; in pairs along x.
+        # First site and padded shape of the field of opposite parity; x counts pairs of sites.
         origin, padded = [int(along.flat[0]) for along in (*outer, x // 2)], x.shape
         found = np.empty((*sites[-1].shape, 2 * AXES * len(distances)), np.intp)
         for number, (mu, step) in enumerate(directions(distances)):
@@ -225,13 +226,13 @@ class Lattice:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an exception propagates: other ranks may not call `close` then."""
+        """Close the lattice, unless an exception propagates: other ranks may not call `close` then."""
         if kind is None:
             self.close()
 
 
 def axis_of(mu: int) -> int:
-    """Return the axis of an array that direction mu runs along: MILC's order is x, y, z, t.
+    """Return the array axis of direction mu; MILC numbers the directions in the order x, y, z, t.
 
     Examples
     --------

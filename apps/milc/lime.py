@@ -1,7 +1,7 @@
-"""LIME files: records, each a header of 144 bytes and a payload that is padded to 8 bytes.
+"""LIME files: a sequence of records with a header of 144 bytes and a payload that is padded to 8 bytes.
 
-A header holds, big-endian: the magic number; version (16 bits) and flags (16 bits: the first and the last record of a
-message); the payload's bytes (64 bits); and from byte 16 the record's type as text.
+A header is big-endian: the magic number, the version (16 bits), flags (16 bits) for the first and the last record of a
+message, the bytes of the payload (64 bits), and from byte 16 on the type of the record as text.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Record(NamedTuple):
 
 
 def records(path: str | os.PathLike[str]) -> list[Record]:
-    """Return the records of a file, in their order; reads the headers only.
+    """Return the records of a file in order; reads only the headers.
 
     Raises
     ------
     halox.errors.HaloxError
-        If the file cannot be read, is no LIME file, or ends before its last record does.
+        If the file cannot be read, is not a LIME file, or ends before its last record does.
     """
     found: list[Record] = []
     try:

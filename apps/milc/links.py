@@ -1,6 +1,6 @@
 """Links of the staggered operators: phases, the antiperiodic boundary, fat and long links, and their tables.
 
-MILC multiplies the staggered phases and the sign of the boundary into the links, so that the operator has none.
+MILC multiplies the links by the staggered phases and the sign of the boundary, so that the operator needs neither.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from .gauge import dagger
 from .lattice import AXES, PARITIES, Lattice, directions
 
 FAT, LONG = 9 / 8, -1 / 24
-"""Coefficients of the links and of their threefold products, without smearing: errors of the order of the lattice
-spacing squared cancel (Naik 1989)."""
+"""Coefficients of the links and of their threefold products, without smearing. Errors of second order in the lattice
+spacing cancel (Naik 1989)."""
 
 TIME = AXES - 1
 
 
 class Table(NamedTuple):
-    """Everything that the sites of one parity are multiplied with.
+    """Matrices and neighbours for results on the sites of one parity.
 
     Attributes
     ----------
     matrices : array
-        Those that act on all neighbours, in the order of `directions`. Backward ones are ``-U^dagger`` of the
-        neighbour's link. Of vectors with components first: ``(directions, 3, 3, sites)``; otherwise their conjugates,
-        side by side: ``(sites, 3, directions * 3)``.
+        Matrices that act on the neighbours, in the order of `directions`. Backward matrices are ``-U^dagger`` of the
+        neighbour's link. With components first: ``(directions, 3, 3, sites)``. Otherwise the conjugate matrices, side
+        by side: ``(sites, 3, directions * 3)``.
     neighbours : ndarray or None
         ``(sites, directions)`` of intp: see `Lattice.neighbours`. None with components first.
     """
@@ -42,10 +42,10 @@ class Table(NamedTuple):
 
 
 def phased(lattice: Lattice, links: np.ndarray, distance: int = 1) -> np.ndarray:
-    """Return links of a given distance times MILC's phases and the sign of the antiperiodic boundary in time.
+    """Return links times MILC's phases and the sign of the antiperiodic boundary in time.
 
-    The phases are 1 along t, ``(-1)^t`` along x, ``(-1)^(t+x)`` along y and ``(-1)^(t+x+y)`` along z. The sign is that
-    of links along t which cross the boundary: those of the last ``distance`` time slices. Not collective.
+    The phases are 1 along t, ``(-1)^t`` along x, ``(-1)^(t+x)`` along y and ``(-1)^(t+x+y)`` along z. The sign is -1
+    for links along t that cross the boundary: the links of the last ``distance`` time slices. Not collective.
     """
     found = links.copy()
     for mu in range(AXES):
@@ -54,7 +54,7 @@ def phased(lattice: Lattice, links: np.ndarray, distance: int = 1) -> np.ndarray
 
 
 def signs(lattice: Lattice, mu: int, step: int) -> np.ndarray:
-    """Return phase times boundary sign of the link from each site to that ``step`` further along mu, or from there.
+    """Return phase times boundary sign of the link between each site and the site ``step`` further along mu.
 
     The array can be broadcast to ``(t, z, y, x)``.
     """
@@ -70,14 +70,14 @@ def signs(lattice: Lattice, mu: int, step: int) -> np.ndarray:
 
 
 def of_thin(lattice: Lattice, links: np.ndarray, *, naive: bool) -> dict[int, np.ndarray]:
-    """Return the links of an operator by their distance, with phases, made of a gauge field; collective."""
+    """Compute the links of an operator from a gauge field, with phases, keyed by distance; collective."""
     if naive:
         return {1: phased(lattice, links)}
     return dict(zip((1, 3), naik(lattice, links), strict=True))
 
 
 def naik(lattice: Lattice, links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return fat and long links made of thin ones, without smearing, with phases: 9/8 U and -1/24 U U U; collective."""
+    """Compute fat and long links from thin links, 9/8 U and -1/24 U U U, with phases, unsmeared; collective."""
     long = np.empty_like(links)
     for mu in range(AXES):
         one = np.ascontiguousarray(links[..., mu, :, :])
@@ -95,14 +95,14 @@ def tables(
     ----------
     lattice : Lattice
     links : dict
-        Links with phases by their distance: 1, or 1 and 3.
+        Links with phases, keyed by distance: 1, or 1 and 3.
     dtype : dtype
         complex64 or complex128.
 
     Notes
     -----
-    Collective. The backward links are stored beside the forward ones: twice the memory, and no neighbour's link is
-    read or exchanged later.
+    Collective. The tables store backward links in addition to forward links. This doubles the memory, but later calls
+    neither read nor exchange links of neighbours.
     """
 
     def matrices(mu: int, step: int) -> np.ndarray:
@@ -118,16 +118,16 @@ def tables_of(
     matrices: Callable[[int, int], Any],
     dtype: np.dtype[Any],
 ) -> tuple[Table, Table]:
-    """Return the tables of the even and of the odd sites, of the matrices for each neighbour.
+    """Build the tables of the even and of the odd sites from the matrices for each neighbour.
 
     Parameters
     ----------
     lattice : Lattice
     distances : sequence of int
-        Of the neighbours: 1, or 1 and 3.
+        Distances of the neighbours: 1, or 1 and 3.
     matrices : callable
-        ``matrices(mu, step)`` is the block ``(t, z, y, x, 3, 3)`` that acts on the neighbours ``step`` further along
-        mu, of NumPy or where the lattice's vectors are.
+        ``matrices(mu, step)`` returns the block ``(t, z, y, x, 3, 3)`` that acts on the neighbours ``step`` further
+        along mu, as a NumPy array or in the memory of the lattice's vectors.
     dtype : dtype
         complex64 or complex128.
     """

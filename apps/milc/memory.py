@@ -1,4 +1,4 @@
-"""Memory that a run needs."""
+"""Estimate of the memory of a run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _MATRIX = COLORS * COLORS
 _DOUBLE = 16  # bytes of a complex number
 
 _VECTORS = 14
-"""Without halo, at the same time: two sources and their copies, x, r and A p of either parity, and temporaries."""
+"""Vectors without halo that exist at the same time: sources, copies, x, r and A p of both parities, temporaries."""
 
 _BLOCKS_OF_LINKS = 4.5
-"""At the same time: thin, fat and long ones, and temporaries."""
+"""Blocks of links that exist at the same time: thin, fat and long links, and temporaries."""
 
 
 def needed_bytes(lattice: Lattice, settings: Settings) -> tuple[int, int]:
-    """Return the bytes that this rank needs of its GPU's memory, 0 without one, and of its host's; local.
+    """Return the bytes of GPU memory (0 without a GPU) and of host memory that this rank needs; local.
 
     Notes
     -----
-    Links are made on the host in double precision; tables and vectors are where the lattice's vectors are. A table
-    has the matrices of all directions, twice those of the links, and on hosts the places of the neighbours.
+    Links are computed on the host in double precision; tables and vectors are in the memory of the lattice's device. A
+    table has matrices of all directions, twice as many as the links, and on hosts the indices of the neighbours.
     """
     shape, depth = lattice.grid.rank_shape, lattice.depth
     places = math.prod(n + 2 * depth for n in shape[:3]) * (shape[3] // 2 + 2 * ((depth + 1) // 2))
@@ -41,12 +41,12 @@ def needed_bytes(lattice: Lattice, settings: Settings) -> tuple[int, int]:
 
 
 def check_memory(lattice: Lattice, settings: Settings) -> int:
-    """Return the bytes that all ranks together need, of hosts and GPUs; collective.
+    """Check that the run fits in memory, and return the bytes of hosts and GPUs that all ranks need; collective.
 
     Raises
     ------
     halox.errors.HaloxError
-        If they do not fit into the free memory of a host or GPU; on all ranks.
+        If the run exceeds the free memory of a host or GPU; on all ranks.
     """
     what = f"--lattice {' '.join(map(str, settings.shape[::-1]))}"
     on_gpu, on_host = needed_bytes(lattice, settings)

@@ -17,7 +17,7 @@ PARTS = ("exchange", "dslash", "linear algebra", "sums")
 """Names of the parts of an iteration."""
 
 Lap = Callable[[str], None]
-"""``lap(part)`` ends a part of the work; the next one begins."""
+"""``lap(part)`` ends the measurement of a part of the work and starts the next measurement."""
 
 
 class Step(NamedTuple):
@@ -33,14 +33,14 @@ def no_lap(part: str) -> None:
 
 
 def run(steps: Sequence[Step], lap: Lap = no_lap) -> None:
-    """Do the steps in order."""
+    """Call the steps in order."""
     for part, call in steps:
         call()
         lap(part)
 
 
 class Staggered:
-    """The operator D on vectors of one parity, which it takes to the other.
+    """The operator D, which maps vectors of one parity to the opposite parity.
 
     ``D psi(x) = sum over mu of F_mu(x) psi(x+mu) - F_mu(x-mu)^dagger psi(x-mu)``, and the same with the long links at
     three times the distance. D is anti-Hermitian, so that ``M^dagger M = 4 m^2 - D^2`` for ``M = 2 m + D``.
@@ -51,18 +51,18 @@ class Staggered:
     tables : pair of Table
         For results on even and on odd sites.
     kernels : HostKernels or DeviceKernels, optional
-        By default those for the memory of the lattice's vectors.
+        By default the kernels for the memory of the lattice's vectors.
 
     Attributes
     ----------
     dtype : dtype
     tables : pair of Table
     fields, interiors : list
-        A vector with halo of each parity, and its sites as a vector without: what D reads and writes.
+        For each parity the vector with halo that D reads or writes, and a view of its sites as a vector without halo.
 
     Notes
     -----
-    Collective, as are all methods. Vectors are fields of `vector`; one on sites of the other parity is an error.
+    Collective, as are all methods. Vectors are fields from `vector`; a vector of the wrong parity is an error.
     """
 
     def __init__(self, lattice: Lattice, tables: tuple[Table, Table], kernels: Any = None) -> None:
@@ -86,16 +86,19 @@ class Staggered:
         return self.lattice.vectors(self.dtype, parity)
 
     def dslash_steps(self, parity: int, state: Any) -> list[Step]:
-        """Return the steps from ``fields[1 - parity]`` to D of it in ``fields[parity]``.
+        """Return the steps that write D times ``fields[1 - parity]`` to ``fields[parity]``.
 
-        ``state`` is that of an iteration, which they leave out when it has ended.
+        The kernels do nothing once ``state`` says that the iteration has ended.
         """
         source, out = self.fields[1 - parity], self.fields[parity]
         call = self.kernels.dslash(self.tables[parity], source, out, parity, state)
         return [self._exchanges[1 - parity], Step("dslash", call)]
 
     def normal_steps(self, parity: int, mass: float, out: Any, state: Any) -> list[Step]:
-        """Return the steps of ``out = (4 m^2 - D^2) p`` with ``p . out`` in the state; p is in ``fields[parity]``."""
+        """Return the steps of ``out = (4 m^2 - D^2) p`` for p in ``fields[parity]``.
+
+        On GPUs they also store this rank's ``p . out`` in the state.
+        """
         self.lattice.check("out", out, parity)
         between, p = self.fields[1 - parity], self.fields[parity]
         arguments = self.tables[parity], between, p, out, 4 * mass**2, parity, state
@@ -106,9 +109,9 @@ class Staggered:
         ]
 
     def dslash(self, source: Any, parity: int) -> Any:
-        """Return ``D source`` on the sites of ``parity``; ``source`` is on the others.
+        """Return ``D source`` on the sites of ``parity``; ``source`` has the opposite parity.
 
-        The array is the operator's, and keeps its values until the next call.
+        The array belongs to the operator; the next call overwrites it.
         """
         self.put("source", source, 1 - parity)
         run(self._dslash[parity])

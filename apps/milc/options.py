@@ -37,7 +37,7 @@ class Settings:
     naive: bool
     precision: str
     gauge: str | None
-    """"unit", "random", a file, or None if there is none beside fat and long links."""
+    """"unit", "random", a file, or None if only fat and long links are given."""
     fat: str | None
     long: str | None
     source: str | None
@@ -174,7 +174,7 @@ def settings(args: argparse.Namespace) -> Settings:
 
 
 def _number(is_allowed: Callable[[float], bool], allowed: str) -> Callable[[str], float]:
-    """Return an `argparse` type: finite numbers that are allowed."""
+    """Return an `argparse` type that accepts finite numbers for which ``is_allowed`` is true."""
 
     def parse(text: str) -> float:
         try:

@@ -1,7 +1,7 @@
-"""Random fields that depend on a seed and on a site's number only, and not on the ranks.
+"""Random fields that depend only on a seed and on the number of a site, not on the ranks.
 
-Numbers are those of the counter-based generator Philox 4x64: its key is the seed and the number of a stream, its
-counter the number of the site, so that any rank can begin anywhere.
+They use the counter-based generator Philox 4x64. Its key is the seed and the number of a stream, and its counter is the
+number of the site, so that a rank can start at any site.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 _A_COUNT = 4
-"""Numbers of 64 bits that the generator makes for each count."""
+"""64-bit numbers that the generator returns for each count."""
 
 LINKS, SOURCE, TEST = 0, 1, 2
-"""Streams of a run: the gauge field, the source, and vectors that the operator is tested with."""
+"""Streams of a run: the gauge field, the source, and vectors for checks of the operator."""
 
 
 def uniforms(
@@ -29,7 +29,7 @@ def uniforms(
     shape : sequence of int
         Sites of the lattice along t, z, y and x.
     owned : sequence of slice
-        The block, likewise.
+        Ranges of the block along t, z, y and x.
     each : int
         A multiple of 4.
     seed, stream : int
@@ -69,7 +69,7 @@ def random_matrices(
 ) -> np.ndarray:
     """Return ``count`` random SU(3) matrices for every site of a block, ``(t, z, y, x, count, 3, 3)`` complex128.
 
-    They are distributed by Haar's measure: see `special_unitary`.
+    They are distributed by the Haar measure: see `special_unitary`.
     """
     numbers = uniforms(shape, owned, 12 * count, seed, stream)
     found: np.ndarray = special_unitary(numbers.reshape(*numbers.shape[:-1], count, 12))
@@ -77,15 +77,15 @@ def random_matrices(
 
 
 def special_unitary(numbers: Any) -> Any:
-    """Return SU(3) matrices ``(..., 3, 3)`` complex128 made of random numbers between -1 and 1, ``(..., 12)``.
+    """Return SU(3) matrices ``(..., 3, 3)`` complex128 from random numbers between -1 and 1, ``(..., 12)``.
 
-    The first row is a random unit vector, the second one another, made orthogonal to it, and the third the conjugate
-    of their cross product. Unit vectors are uniform on the sphere, and so the matrices are distributed by Haar's
-    measure.
+    The first row is a random unit vector. The second row is a second random unit vector, made orthogonal to the first.
+    The third row is the conjugate of their cross product. The unit vectors are uniform on the sphere, so the matrices
+    are distributed by the Haar measure.
 
     Notes
     -----
-    NumPy or CuPy arrays. NumPy's sine and cosine are not used: their bits may depend on the place in an array.
+    NumPy or CuPy arrays. NumPy's sine and cosine are not used, since their bits may depend on the position in an array.
     """
     vectors = _unit_vectors(numbers.reshape(*numbers.shape[:-1], 2, 6))
     matrices = np.empty_like(vectors, shape=(*vectors.shape[:-2], 3, 3))
@@ -99,10 +99,11 @@ def special_unitary(numbers: Any) -> Any:
 
 
 def _unit_vectors(numbers: Any) -> Any:
-    """Return vectors ``(..., 3)`` uniform on the unit sphere of three complex dimensions, of ``(..., 6)`` numbers.
+    """Return vectors ``(..., 3)`` uniform on the unit sphere of three complex dimensions, from ``(..., 6)`` numbers.
 
-    The squares of the components' moduli are the lengths into which two random points divide a line: they are uniform
-    where their sum is 1. The last number is not used.
+    Two random points divide the unit interval into three lengths, which are uniform on the simplex of sum 1. The
+    lengths are the squared moduli of the components, and three further numbers are their phases. The last number is not
+    used.
     """
     one, other = (1 + numbers[..., 0]) / 2, (1 + numbers[..., 1]) / 2
     low, high = np.minimum(one, other), np.maximum(one, other)

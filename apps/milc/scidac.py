@@ -1,7 +1,7 @@
-"""Fields in SciDAC files: one LIME record with the sites, x fastest, between records that describe it.
+"""Fields in SciDAC files: one LIME record with all sites, x fastest, and records that describe it.
 
-Every rank reads and writes the sites of its own block only. Numbers are big-endian complex64 or complex128. A file
-holds a checksum of all sites, which is compared when all of them have been read.
+Every rank reads and writes only the sites of its own block. Numbers are big-endian complex64 or complex128. A file
+contains checksums of all sites; `read` compares them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"F": np.dtype(">c8"), "D": np.dtype(">c16")
 
 
 class SiteType(NamedTuple):
-    """Contents of a site: ``objects`` of ``shape``, by their name in SciDAC's types."""
+    """Contents of a site: a number of ``objects`` of ``shape``; ``name`` is part of the SciDAC type name."""
 
     name: str
     objects: int
@@ -39,7 +39,7 @@ class SiteType(NamedTuple):
 
     @property
     def site_shape(self) -> tuple[int, ...]:
-        """Shape of all numbers of a site."""
+        """Shape of the numbers of a site."""
         return (self.objects, *self.shape) if self.objects > 1 else self.shape
 
     @property
@@ -53,7 +53,7 @@ VECTOR = SiteType("ColorVector", 1, (3,))
 
 
 class Contents(NamedTuple):
-    """Place of the sites in a file, their dtype, and their checksums, if the file has them."""
+    """Offset of the sites in a file, their dtype, and their checksums or None."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -61,7 +61,7 @@ class Contents(NamedTuple):
 
 
 def contents(path: str, lattice: Sequence[int], site: SiteType) -> Contents:
-    """Return the place of a field in a file; local.
+    """Check the description of a field in a file, and return its offset, dtype and checksums; local.
 
     Parameters
     ----------
@@ -69,12 +69,12 @@ def contents(path: str, lattice: Sequence[int], site: SiteType) -> Contents:
     lattice : sequence of int
         Sites along t, z, y and x that the file must have.
     site : SiteType
-        Contents of a site that it must have.
+        Contents that every site must have.
 
     Raises
     ------
     halox.errors.HaloxError
-        If the file is no LIME file, is truncated, or holds another lattice, precision or type.
+        If the file is not a LIME file, is truncated, or has another lattice, precision or site type.
     """
     found: dict[str, lime.Record] = {}
     for record in lime.records(path):
@@ -137,7 +137,7 @@ def read(path: str, grid: halox.Grid, site: SiteType) -> np.ndarray:
     Raises
     ------
     halox.errors.HaloxError
-        The same as for `contents`, and if the sites do not have the file's checksum; on all ranks.
+        As for `contents`, and if the checksums of sites and file differ; on all ranks.
 
     Notes
     -----
@@ -160,7 +160,7 @@ def read(path: str, grid: halox.Grid, site: SiteType) -> np.ndarray:
 
 
 def write(path: str, block: np.ndarray, grid: halox.Grid, site: SiteType, title: str) -> None:
-    """Write a field, in the precision of ``block``, complex64 or complex128; parameters as of `read`.
+    """Write a field in the precision of ``block``, complex64 or complex128; for parameters see `read`.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def write(path: str, block: np.ndarray, grid: halox.Grid, site: SiteType, title:
 
     Notes
     -----
-    Collective. The file has its name only when it is complete; until then ``.part`` is appended to it.
+    Collective. Writes a file with ``.part`` appended to its name, and renames it when it is complete.
     """
     letter = {8: "F", 16: "D"}[block.dtype.itemsize]
     block = np.ascontiguousarray(block, _DTYPES[letter])
@@ -198,9 +198,9 @@ def write(path: str, block: np.ndarray, grid: halox.Grid, site: SiteType, title:
 
 
 def checksums(block: np.ndarray, grid: halox.Grid) -> tuple[int, int]:
-    """Return SciDAC's two checksums of the sites of all ranks' blocks, in the bytes of the file; collective.
+    """Return SciDAC's two checksums of the sites of all ranks; ``block`` has the bytes of the file; collective.
 
-    They are combined by exclusive or: the CRC-32 of every site, rotated by the site's number modulo 29 and 31.
+    A checksum is the exclusive or of the CRC-32 of every site, rotated by the site's number modulo 29 or 31.
     """
     t, z, y, x = np.ix_(*(np.arange(part.start, part.stop) for part in grid.owned))
     _, nz, ny, nx = grid.grid_shape
@@ -220,7 +220,7 @@ def checksums(block: np.ndarray, grid: halox.Grid) -> tuple[int, int]:
 def _records(
     grid: halox.Grid, site: SiteType, letter: str, size: int, title: str, sums: tuple[int, int]
 ) -> tuple[bytes, bytes]:
-    """Return all bytes of a file before its sites, and those after them with their padding."""
+    """Return the bytes of a file before its sites, and the bytes after them."""
     dims = " ".join(map(str, grid.grid_shape[::-1]))
     each = math.prod(site.shape) * _DTYPES[letter].itemsize
     texts = (
@@ -260,6 +260,6 @@ def _read_text(path: str, record: lime.Record) -> str:
 
 
 def _tag(text: str, name: str) -> str:
-    """Return the text of an XML element, empty if there is none."""
+    """Return the text of an XML element, or an empty string."""
     found = re.search(rf"<{name}>([^<]*)</{name}>", text)
     return "" if found is None else found.group(1).strip()

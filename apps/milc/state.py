@@ -1,6 +1,6 @@
-"""Numbers of a conjugate gradient: an array of float64 where its vectors are, so that no iteration waits for the host.
+"""The scalars of a conjugate gradient: a float64 array in the memory of its vectors, so that iterations need no host.
 
-The kernels of an iteration read and write them, and do nothing once ``STATUS`` is another than ``RUNNING``.
+The kernels of an iteration read and write the scalars, and do nothing unless ``STATUS`` is ``RUNNING``.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from enum import IntEnum
 
 
 class Slot(IntEnum):
-    """Places in the array; ``milc.cu`` has the same."""
+    """Indices of the array; ``milc.cu`` defines the same indices."""
 
     STATUS = 0
     R2 = 1
-    """``r . r``, of all ranks."""
+    """``r . r``, summed over all ranks."""
     PAP = 2
-    """``p . M^dagger M p``, of all ranks."""
+    """``p . M^dagger M p``, summed over all ranks."""
     NEW_R2 = 3
-    """``r . r`` after the present iteration."""
+    """``r . r`` after the current iteration."""
     TARGET = 4
-    """Largest ``r . r`` that ends the iteration."""
+    """The iteration ends when ``r . r`` is at most this."""
     ITERATIONS = 5
     MOST = 6
-    """Iterations after which it ends."""
+    """Limit of iterations."""
     LOCAL = 7
-    """A sum of this rank, on GPUs."""
+    """Sum over the sites of this rank; used on GPUs only."""
 
 
 class Status(IntEnum):
@@ -33,7 +33,7 @@ class Status(IntEnum):
     RUNNING = 0
     CONVERGED = 1
     EXHAUSTED = 2
-    """No more iterations are allowed."""
+    """The limit of iterations is reached."""
     BROKEN = 3
     """``PAP`` is not positive."""
 

@@ -1,8 +1,8 @@
-"""The benchmark: set up and transform once to warm up, then all of it timed, then checked.
+"""The benchmark: set-up and a warm-up, then timed passes, then verification.
 
-The clock runs over the initial values, the factors of the evolution, the forward transform and all
-iterations until the checksums are compared, as in the original. Afterwards a few iterations, again
-from the initial values, are timed part by part.
+As in the original, the measured time includes the initial values, the factors of the evolution,
+the forward transform, all iterations and the comparison of the checksums. Afterwards a few
+iterations from the initial values are timed part by part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEPWISE_ITERATIONS = 4
 
 
 def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str, Any] | None:
-    """Run one class; figures on rank 0, None elsewhere."""
+    """Run one class; returns the figures on rank 0 and None elsewhere."""
     problem = settings.problem
     with ExitStack() as stack:
         grid = stack.enter_context(problem_grid(settings, comm))
@@ -37,7 +37,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
         progress(f"class {problem.name}: setting up", 0, 1)
         solver = stack.enter_context(Solver(grid, problem, stream))
 
-        # An iteration as well: its kernels are compiled and its plans made then.
+        # The warm-up includes an iteration, which compiles its kernels and builds its plans.
         solver.start()
         solver.forward()
         solver.iterate()
@@ -58,7 +58,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
         stepwise = _stepwise(solver, grid, min(_STEPWISE_ITERATIONS, problem.iterations))
         if grid.rank != 0:
             return None
-        # The pass that is furthest from the official values stands for all.
+        # Report the pass with the largest error.
         worst = max(found, key=lambda checksums: max(problem.errors(checksums)))
         errors = problem.errors(worst)
         seconds = median(times)
@@ -96,7 +96,7 @@ def problem_grid(settings: Settings, comm: Any) -> halox.Grid:
 
 
 def _timed(solver: Solver, grid: halox.Grid, problem: ProblemClass) -> tuple[float, np.ndarray]:
-    """Do all of a run; return the slowest rank's seconds and the checksums."""
+    """Run the whole problem once; return the slowest rank's seconds and the checksums."""
     solver.wait()
     grid.comm.Barrier()
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Official checksums of every class, iteration by iteration, of NPB 3.3 and 3.4."""
+"""Official checksums of every class and iteration, from NPB 3.3 and 3.4."""
 
 CHECKSUMS = {
     "S": (

@@ -14,13 +14,13 @@ ALPHA = 1e-6
 """Diffusion constant."""
 
 DECAY = -4 * ALPHA * math.pi**2
-"""In an iteration the coefficient of wave number k is multiplied by ``exp(DECAY |k|**2)``."""
+"""An iteration multiplies the coefficient of wave number k by ``exp(DECAY |k|**2)``."""
 
 SAMPLES = 1024
 """Points of a checksum."""
 
 TOLERANCE = 1e-12
-"""Largest relative error of each checksum of a verified run."""
+"""Limit on the relative error of each checksum of a verified run."""
 
 
 @dataclass(frozen=True)

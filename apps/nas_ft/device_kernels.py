@@ -1,7 +1,7 @@
 """The operations on CuPy arrays: ``ft.cu``, launched on the current stream.
 
-Arguments, shapes and meaning are those of `HostKernels`. The arguments of a launch are prepared
-beforehand, so that a call only launches.
+The methods have the arguments, shapes and meaning of `HostKernels`. The arguments of a launch are
+prepared in advance, so that a call only launches.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..device import kernels
 from .host_kernels import check_field
 
 ROWS = 4
-"""Rows that one thread of ``evolve`` treats."""
+"""Rows that one thread of ``evolve`` processes."""
 
 _THREADS = 128
 
 
 class DeviceKernels:
-    """Factory of the operations on given arrays; each one is called without arguments.
+    """Factory of operations that are bound to their arrays: functions without arguments.
 
     Parameters
     ----------
@@ -56,13 +56,13 @@ class DeviceKernels:
         return lambda: self._sample(blocks, (_THREADS, 1), arguments)
 
     def sums(self, samples: Any) -> np.ndarray:
-        """Return the sums of the rows, on the host; wait for them."""
+        """Return the sums of the rows on the host; waits for the GPU."""
         found: np.ndarray = samples.sum(axis=1).get()
         return found
 
 
 def _launch(function: Any, field: Any, rows: int, arguments: tuple[Any, ...]) -> Kernel:
-    """Return the launch of a kernel whose threads treat ``rows`` rows of a field at one x."""
+    """Return the launch of a kernel in which each thread processes ``rows`` rows at one x."""
     check_field(field)
     nz, ny, nx = field.shape
     threads = block(nx)

@@ -1,4 +1,4 @@
-"""The operations on NumPy arrays, in pieces whose temporaries stay in a core's second-level cache."""
+"""The operations on NumPy arrays, in pieces with temporaries that stay in the L2 cache of a core."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..nas_random_numbers import MASK, MODULUS
 Array = np.ndarray
 
 PIECE = 24576
-"""Numbers per piece, a point having two."""
+"""Real numbers per piece; a point has two."""
 
 
 class HostKernels:
-    """Factory of the operations on given arrays; each one is called without arguments.
+    """Factory of operations that are bound to their arrays: functions without arguments.
 
     Fields are C-contiguous blocks of ``(z, y, x)`` points, complex128.
     """
@@ -27,7 +27,10 @@ class HostKernels:
         target[...] = values
 
     def initial(self, u: Array, factors: tuple[Array, Array, Array]) -> Kernel:
-        """Return the setting of ``u`` to random numbers, given by `initial.factors`, read at each call."""
+        """Return the initialization of ``u`` with random numbers from the factors of `initial.factors`.
+
+        Each call reads the factors.
+        """
         z, y, x = factors
         parts = _parts(u)
         products = np.empty(_piece_shape(parts.shape), np.uint64)
@@ -44,9 +47,9 @@ class HostKernels:
         return run
 
     def evolve(self, spectrum: Array, factors: tuple[Array, Array, Array], step: Array) -> Kernel:
-        """Return ``spectrum *= z y x`` with one factor per coordinate, float64, read at each call.
+        """Return ``spectrum *= z y x`` with one float64 factor per coordinate.
 
-        ``step``, an integer in an array, is increased by one.
+        Each call reads the factors, and adds one to ``step``, an array of one integer.
         """
         z, y, x = factors
         parts = _parts(spectrum)
@@ -86,14 +89,14 @@ def check_field(array: Any) -> None:
     Raises
     ------
     ValueError
-        If an array is not a C-contiguous one of complex128 with three axes.
+        If the array is not C-contiguous, not complex128, or has not three axes.
     """
     if array.ndim != 3 or array.dtype != np.complex128 or not array.flags.c_contiguous:
         raise ValueError("expected a C-contiguous array of complex128 with three axes")
 
 
 def _parts(field: Array) -> Array:
-    """Return a view of the real and imaginary parts, next to each other along x."""
+    """Return a view as float64, with real and imaginary parts adjacent along x."""
     check_field(field)
     return field.view(np.float64)
 

@@ -1,7 +1,7 @@
 """Initial values: the benchmark's random numbers, two per point, x fastest.
 
-Point (z, y, x) of linear index g has x[2 g + 1] as its real part and x[2 g + 2] as its imaginary part. The power of
-``a`` that leads to a number is a product of one factor per coordinate, so that all points are independent.
+The point with linear index g has real part x[2 g + 1] and imaginary part x[2 g + 2]. The power of ``a`` for a number is
+a product of one factor per coordinate, so that points can be computed independently.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Factors = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def factors(shape: tuple[int, int, int], owned: Sequence[slice]) -> Factors:
-    """Return the factors, mod 2**46, of the numbers of a block.
+    """Return the factors, modulo 2**46, of the random numbers of a block.
 
     Parameters
     ----------
     shape : tuple of int
         Points of the grid along z, y and x.
     owned : sequence of slice
-        The block, likewise.
+        Ranges of the block along z, y and x.
 
     Returns
     -------
     z, y, x : ndarray of uint64
-        One factor per plane, one per row, and two per point of a row: for the real and the imaginary part.
+        One factor per plane, one per row, and two per point of a row, for real and imaginary part.
 
     Examples
     --------

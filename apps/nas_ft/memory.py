@@ -1,4 +1,4 @@
-"""Memory that a class needs."""
+"""Estimate of the memory of a class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import memory
 def needed_bytes(
     shape: Sequence[int], proc_shape: Sequence[int], device: str, *, is_one_node: bool = True
 ) -> int:
-    """Return the bytes that a rank needs: those of its fields and of their transform.
+    """Return the bytes that a rank needs for its fields and their transform.
 
     Parameters
     ----------
@@ -25,9 +25,9 @@ def needed_bytes(
 
     Notes
     -----
-    In blocks of the largest rank: the field and its spectrum; on GPUs the work area of cuFFT. On several ranks, a
-    work array for each division that the transform goes through, and for each direction of a transpose buffers of
-    what is sent, and across nodes of what is received.
+    The unit is the block of the largest rank. One block each: the field, its spectrum, and on GPUs the work area of
+    cuFFT. Several ranks also need a work array for each division of the grid during the transform, and for each
+    direction of a transpose a send buffer and, across nodes, a receive buffer.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def needed_bytes(
 
 
 def check_memory(name: str, grid: halox.Grid) -> int:
-    """Return the bytes that all ranks together need for a class; see `apps.memory.check_memory`."""
+    """Check that a class fits in memory, and return the bytes of all ranks; see `apps.memory.check_memory`."""
 
     def needed(is_one_node: bool) -> int:
         return needed_bytes(grid.grid_shape, grid.proc_shape, grid.device, is_one_node=is_one_node)

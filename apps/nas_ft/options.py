@@ -61,7 +61,7 @@ def settings(args: argparse.Namespace, ranks: int) -> Settings:
 def process_grid(problem: ProblemClass, ranks: int, decomposition: str) -> tuple[int, int, int]:
     """Return the process grid along z, y and x.
 
-    Pencils are divided as evenly as possible, in more parts along y than along z.
+    Pencils use the most even factorization of the number of ranks, with at least as many parts along y as along z.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def process_grid(problem: ProblemClass, ranks: int, decomposition: str) -> tuple
     ((6, 1, 1), (8, 8, 1))
     """
     nz, ny, nx = problem.shape
-    # z is divided before the transforms, and y after them; in between, of pencils, z and x.
+    # Slabs divide z before the transforms and y after them. Pencils also divide x in between.
     slabs, rows = min(nz, ny), min(ny, nx)
     if decomposition == "1d" or (decomposition == "auto" and ranks <= slabs):
         if ranks > slabs:

@@ -34,18 +34,19 @@ class Solver:
 
     Notes
     -----
-    Collective, as are all methods but `start` and `wait`.
+    Collective, as are all methods except `start` and `wait`.
 
-    An iteration is three calls without a decision in between. The number of the iteration, which the sampled points
-    are stored by, is counted in the memory of the device, so that an iteration can be captured in a graph; and the
-    points of all iterations are added up at the end, so that none waits for the host.
+    An iteration is three calls without decisions, so that it can be captured in a graph. Device memory therefore holds
+    the number of the iteration, which selects the row for the sampled points. The rows of all iterations are summed at
+    the end, so that no iteration waits for the host.
     """
 
     def __init__(self, grid: halox.Grid, problem: ProblemClass, stream: Any = None) -> None:
         self._grid, self._problem, self._stream = grid, problem, stream
         xp = grid.xp
         self._kernels = kernels = HostKernels() if grid.device == "cpu" else DeviceKernels(xp)
-        # Scaled forwards, once, and not backwards, in every iteration: a checksum is a plain sum then.
+        # The forward transform, which runs once, scales. The inverse of each iteration need not scale, and a checksum
+        # is a plain sum.
         self.fft = fft = halox.FFT(grid, norm="forward")
         self.u = grid.zeros("c16")
         self.spectrum = fft.grid.zeros("c16")
@@ -81,7 +82,7 @@ class Solver:
         self.fft.forward(self.u, out=self.spectrum)
 
     def iterate(self) -> None:
-        """Do one iteration; at most as many as the class has may follow a `start`."""
+        """Run one iteration; at most ``problem.iterations`` calls may follow a `start`."""
         self._iterate()
 
     def capture(self) -> None:
@@ -89,7 +90,7 @@ class Solver:
         self._iterate = captured(self._do_iteration, self._stream)
 
     def iterate_stepwise(self, timer: Timer) -> dict[str, float]:
-        """Do one iteration part by part, not as a graph; return the seconds of each part."""
+        """Run one iteration part by part without the graph; return the seconds of each part."""
         marks = [timer.mark()]
         for _, call in self._iteration:
             call()
@@ -99,7 +100,7 @@ class Solver:
     def checksums(self) -> np.ndarray:
         """Return the checksums of all iterations, complex128, on all ranks; wait for the GPU.
 
-        Every rank adds up its own points, and these sums are added in the order of the ranks.
+        Every rank sums its own points, and these sums are added in rank order.
         """
         of_ranks = self._grid.comm.allgather(self._kernels.sums(self._samples))
         total: np.ndarray = np.sum(of_ranks, axis=0)
@@ -111,7 +112,7 @@ class Solver:
             self._stream.synchronize()
 
     def close(self) -> None:
-        """Close the transform; the grid is the caller's."""
+        """Close the transform; the grid belongs to the caller."""
         self.fft.close()
 
     def __enter__(self) -> Solver:
@@ -119,7 +120,7 @@ class Solver:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an exception propagates: other ranks may not call `close` then."""
+        """Close the solver, unless an exception propagates: other ranks may not call `close` then."""
         if kind is None:
             self.close()
 
@@ -132,14 +133,14 @@ class Solver:
 
 
 def sampled(shape: tuple[int, int, int], owned: tuple[slice, ...]) -> np.ndarray:
-    """Return the linear indices, int64, of a checksum's points in a contiguous block; all that are in it.
+    """Return the linear indices, int64, of all points of a checksum that are in a contiguous block.
 
     Parameters
     ----------
     shape : tuple of int
         Points of the grid along z, y and x.
     owned : tuple of slice
-        The block, likewise.
+        Ranges of the block along z, y and x.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""The benchmark: set up, one iteration to warm up, all iterations timed, then checked.
+"""The benchmark: set-up, a warm-up iteration, timed iterations, verification.
 
-The clock runs from the first residual over all iterations to the final norm, as in the original.
-Afterwards a few iterations, again from the initial values, are timed step by step: they show the
-times of the parts, and the norm after each iteration.
+The measured time starts with the first residual and ends with the final norm, as in the original.
+Afterwards a few iterations from the initial values are timed step by step, for the times of the
+parts and the norm after each iteration.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Solver:
         cycle.run(self._residual)
 
     def iterate(self) -> None:
-        """Do one iteration."""
+        """Run one iteration."""
         self._iterate()
 
     def capture(self) -> None:
@@ -83,7 +83,7 @@ class Solver:
         self._iterate = captured(self._iterate, self._stream)
 
     def iterate_stepwise(self, timer: Timer) -> list[tuple[cycle.Step, float]]:
-        """Do one iteration step by step, not as a graph; return the seconds of each step."""
+        """Run one iteration step by step without the graph; return the seconds of each step."""
         marks = [timer.mark()]
         for step in self._iteration:
             step.call()
@@ -91,7 +91,7 @@ class Solver:
         return list(zip(self._iteration, timer.seconds(pairwise(marks)), strict=True))
 
     def norm(self) -> float:
-        """Return the root of the residual's mean square."""
+        """Return the root mean square of the residual."""
         return float(self._grid.norm(self._hierarchy.levels[-1].r)) / self._scale
 
     def largest(self) -> float:
@@ -111,7 +111,7 @@ class Solver:
 
 
 def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str, Any] | None:
-    """Run one class; figures on rank 0, None elsewhere."""
+    """Run one class; returns the figures on rank 0 and None elsewhere."""
     problem = settings.problem
     with ExitStack() as stack:
         grid = stack.enter_context(
@@ -187,7 +187,7 @@ def _picture(solver: Solver, grid: halox.Grid, problem: ProblemClass) -> dict[st
 
 
 def _timed(solver: Solver, grid: halox.Grid, iterations: int) -> tuple[float, float]:
-    """Do all iterations; return the slowest rank's seconds and the final norm."""
+    """Run all iterations; return the slowest rank's seconds and the final norm."""
     solver.start()
     solver.wait()
     grid.comm.Barrier()
@@ -230,7 +230,7 @@ def _stepwise(solver: Solver, grid: halox.Grid, iterations: int) -> dict[str, An
 
 
 def _checks(settings: Settings, norm: float, norms: list[float]) -> dict[str, Any]:
-    """Compare the norms with the known ones; None for a check not requested or not possible."""
+    """Compare the norms with the known norms; None for a check not requested or not possible."""
     problem = settings.problem
     official = problem.is_verified(norm) if settings.check != "none" else None
     first = None

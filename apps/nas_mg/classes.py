@@ -14,7 +14,7 @@ _SMOOTHER_A: Coefficients = (-3 / 8, 1 / 32, -1 / 64, 0.0)
 _SMOOTHER_B: Coefficients = (-3 / 17, 1 / 33, -1 / 61, 0.0)
 
 TOLERANCE = 1e-8
-"""Largest relative error of the norm of a verified run."""
+"""Limit on the relative error of the norm of a verified run."""
 
 _OPERATIONS_PER_POINT = 58
 
@@ -27,7 +27,7 @@ class ProblemClass:
     ----------
     name : str
     points : int
-        Per direction; a power of two.
+        Points per direction; a power of two.
     iterations : int
     smoother : tuple of float
         Coefficients of the operator C of ``u <- u + C r``.
@@ -111,5 +111,5 @@ FIRST_NORMS = {
         5.7529179306627e-05,
     ),
 }
-"""Norms after the first four iterations, from an independent run of the definition that reaches the
-official norms; none for class D."""
+"""Norms after the first four iterations, from an independent implementation that reaches the
+official norms; without class D."""

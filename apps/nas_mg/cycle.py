@@ -1,7 +1,7 @@
-"""One iteration as a fixed list of steps: kernels and exchanges, without a decision in between.
+"""One iteration as a fixed list of steps: kernels and exchanges without decisions.
 
-All decisions are made with the list. So on a GPU an iteration consists only of launches on the
-current stream, and can be captured in a graph.
+All decisions are made when the list is built. On a GPU an iteration thus consists only of launches
+on the current stream, and can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def iteration(hierarchy: Hierarchy, kernels: Any, smoother: Coefficients) -> lis
 
     Notes
     -----
-    As in the original: down to the coarsest level, one application of the smoother there, and up
-    with one on every level. Ghosts are filled after all steps but the prolongation, which computes
-    them.
+    As in the original, the cycle goes down to the coarsest level, applies the smoother once, and
+    goes up with one application on every level. Ghosts are filled after all steps except the
+    prolongation, which computes them.
     """
     levels = hierarchy.levels
     coarsest, finest = levels[0], levels[-1]
@@ -80,7 +80,7 @@ def iteration(hierarchy: Hierarchy, kernels: Any, smoother: Coefficients) -> lis
     steps.append(Step("smoother", coarsest.number, lambda: coarsest.u.fill(0)))
     steps += _smooth(coarsest, kernels, smoother)
     for coarse, fine in pairwise(levels[:-1]):
-        # The correction starts from zero: the interpolated values are not added, but stored.
+        # The correction starts from zero, so the interpolated values are stored rather than added.
         prolong = kernels.prolong(coarse.u_block, fine.u, add=False)
         steps.append(Step("prolongation", fine.number, prolong))
         steps.append(_subtract(fine, fine.r, kernels))
@@ -95,7 +95,7 @@ def iteration(hierarchy: Hierarchy, kernels: Any, smoother: Coefficients) -> lis
 
 
 def run(steps: Iterable[Step]) -> None:
-    """Do the steps in order."""
+    """Call the steps in order."""
     for step in steps:
         step.call()
 
@@ -111,7 +111,7 @@ def set_charges(hierarchy: Hierarchy, plus: np.ndarray, minus: np.ndarray) -> No
 
     Notes
     -----
-    Local: the ghosts of v are never read, and those of u are zero like all of u.
+    Local, since no exchange is needed: the ghosts of v are never read, and all of u is zero.
     """
     hierarchy.levels[-1].u.fill(0)
     hierarchy.v.fill(0)

@@ -1,7 +1,7 @@
 """The operators on CuPy arrays: ``mg.cu``, launched on the current stream.
 
-Arguments, shapes and meaning are those of `HostKernels`. The arguments of a launch are prepared
-beforehand, so that a call only launches.
+The methods have the arguments, shapes and meaning of `HostKernels`. The arguments of a launch are
+prepared in advance, so that a call only launches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _THREADS_WANTED = 1 << 19  # enough to fill the largest GPUs twice
 
 
 class DeviceKernels:
-    """Factory of the operators on given arrays; each operator is called without arguments.
+    """Factory of operators that are bound to their arrays: functions without arguments.
 
     Parameters
     ----------

@@ -1,18 +1,18 @@
 """The grids of all levels, their fields and their communication.
 
 Level k has ``2**k`` points per direction. On the fine levels each rank owns a block. Levels with few
-points are gathered: every rank holds them whole and repeats all the work on them, since
+points are gathered: every rank holds the whole level and repeats all the work on it, since
 communication would take longer::
 
     level 9   512^3    blocks, halos by grid.plan
     ...
     level 5    32^3    blocks, halos by grid.plan
-             -------- downwards each rank computes its block and sends it to all others
+             -------- downwards each rank computes its block and sends it to all other ranks
     level 4    16^3    whole on every rank: a grid of one rank, periodic halos by grid.plan
     ...      -------- upwards each rank reads its part of the whole, without communication
     level 1     2^3
 
-So a level with fewer points than ranks is no special case: it is always gathered.
+A level with fewer points than ranks is always gathered, so it needs no special case.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gather:
     grid : halox.Grid
         The ranks.
     whole : array
-        The level with one layer of ghosts, which contains this rank's block.
+        The whole level with one layer of ghosts; contains this rank's block.
     block_shape : tuple of int
         Points of every rank's block.
 
@@ -83,8 +83,8 @@ class Level:
     u, r : array
         Correction (on the finest level the solution) and residual.
     u_block, r_block : array
-        Arrays that the next finer level reads and writes: u and r themselves, or the parts of them
-        that belong to this rank's block there, with ghosts.
+        Arrays that the next finer level reads and writes: u and r themselves, or on the first
+        gathered level this rank's block of them, with ghosts.
     exchange_u, exchange_r : halox.Plan
         Fill the ghosts.
     gather_r : Gather or None
@@ -144,7 +144,7 @@ class Hierarchy:
         self.levels = levels[::-1]
 
     def _first_gathered(self, number: int, grid: halox.Grid) -> Level:
-        """Make the largest of the levels that every rank holds whole."""
+        """Create the largest level that every rank holds whole."""
         finest = self.finest
         shape = tuple(
             n // parts for n, parts in zip(grid.grid_shape, finest.proc_shape, strict=True)
@@ -159,7 +159,7 @@ class Hierarchy:
         return Level(number, u, r, u[place], r[place], *plans, gather, is_whole=True)
 
     def close(self) -> None:
-        """Close the grids made here; the finest one is the caller's."""
+        """Close the grids of this hierarchy, except ``finest``, which belongs to the caller."""
         self._stack.close()
 
     def __enter__(self) -> Hierarchy:
@@ -167,13 +167,13 @@ class Hierarchy:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an exception propagates: other ranks may not call `close` then."""
+        """Close the hierarchy, unless an exception propagates: other ranks may not call `close` then."""
         if kind is None:
             self.close()
 
 
 def is_gathered(number: int, proc_shape: tuple[int, ...], gather: int) -> bool:
-    """Whether a level below the finest is held whole by every rank.
+    """Whether every rank holds the whole of a level below the finest.
 
     Parameters
     ----------
@@ -182,8 +182,8 @@ def is_gathered(number: int, proc_shape: tuple[int, ...], gather: int) -> bool:
     proc_shape : tuple of int
         Ranks per direction.
     gather : int
-        Levels of at most this many points per direction are; and those with less than two points
-        per rank. On one rank all levels are whole anyway, and none counts as gathered.
+        Levels of at most this many points per direction are gathered, and levels with less than
+        two points per rank. On one rank no level counts as gathered, since all levels are whole.
 
     Examples
     --------
@@ -210,7 +210,7 @@ def finest_grid(points: int, proc_shape: tuple[int, ...], comm: Any, device: Any
 
 
 def _grid(finest: halox.Grid, points: int, *, whole: bool) -> halox.Grid:
-    """Return the grid of a coarser level, divided as the finest one is or whole on every rank."""
+    """Return the grid of a coarser level, divided like the finest level, or whole on every rank."""
     if not whole:
         return finest_grid(points, finest.proc_shape, finest.comm, finest.device)
     from mpi4py import MPI

@@ -6,8 +6,8 @@ the ghosts, coarse point c coincides with fine point 2 c in each direction::
     coarse   0       1       2       3          of m = 2 points: 0 and 3 are ghosts
     fine     0   1   2   3   4   5              0 and 5 are ghosts
 
-All work is done in pieces whose temporaries stay in a core's second-level cache, so that the arrays
-themselves are read and written once.
+All operators work in pieces with temporaries that stay in the L2 cache of a core, so that the
+arrays themselves are read and written once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .classes import Coefficients
 Array = np.ndarray
 
 PIECE = 24576
-"""Points per piece. The temporaries are about 1 MiB together, a core's second-level cache; with
-fewer points, the overhead of NumPy calls is noticeable."""
+"""Points per piece. All temporaries together have about 1 MiB, the L2 cache of a core. With fewer
+points the overhead of NumPy calls is noticeable."""
 
 
 class HostKernels:
-    """Factory of the operators on given arrays; each operator is called without arguments."""
+    """Factory of operators that are bound to their arrays: functions without arguments."""
 
     def stencil(self, source: Array, base: Array, out: Array, weights: Coefficients) -> Kernel:
         """Return ``out = base + S source`` with a 27-point operator S.
@@ -35,9 +35,9 @@ class HostKernels:
         Parameters
         ----------
         source : ndarray
-            Its ghosts are read. Not ``out``.
+            The operator reads its ghosts. Must not be ``out``.
         base, out : ndarray
-            May be the same. All three are C-contiguous and of one shape.
+            May be the same array. All three arrays are C-contiguous and have the same shape.
         weights : tuple of float
 
         Raises
@@ -47,9 +47,9 @@ class HostKernels:
 
         Notes
         -----
-        Points are treated as one line from the first interior point to the last, with the ghosts at
-        the ends of rows and planes: those of ``out`` are finite but meaningless until an exchange
-        fills them. NumPy is fastest on long lines.
+        NumPy is fastest on long lines. The operator therefore processes all points from the first
+        interior point to the last as one line, which includes ghosts. The ghosts of ``out`` are
+        finite but meaningless until an exchange fills them.
         """
         check_stencil(source, base, out)
         _, rows, row = source.shape
@@ -64,7 +64,7 @@ class HostKernels:
         def run() -> None:
             for start in range(first, last, piece):
                 n = min(piece, last - start)
-                # z and y neighbours of these points and of one more on either side.
+                # z and y neighbours of these points, and of one more point on either side.
                 w, d, f = vertical[: n + 2 * row + 2], diagonals[: n + 2], faces[: n + 2]
                 low, wide = start - row - 1, n + 2 * row + 2
                 np.add(u[low - plane : low - plane + wide], u[low + plane : low + plane + wide], w)
@@ -72,7 +72,7 @@ class HostKernels:
                 np.add(u[low : low + n + 2], u[low + 2 * row : low + 2 * row + n + 2], f)
                 np.add(f, w[row : row + n + 2], f)
                 here = u[start - 1 : start + n + 1]
-                # The share of the x neighbours, then that of the point itself.
+                # The contribution of the x neighbours, then of the point itself.
                 p, s = beside[: n + 2], scratch[: n + 2]
                 _combine(((face, here), (edge, f), (corner, d)), p, s)
                 q = f[1:-1]
@@ -86,8 +86,8 @@ class HostKernels:
     def restrict(self, fine: Array, coarse: Array) -> Kernel:
         """Return the 27-point average of ``fine`` around the interior points of ``coarse``.
 
-        Weights 1/2, 1/4, 1/8, 1/16, which is 1/16 of (1, 2, 1) in each direction: one direction
-        after the other, on ever fewer points.
+        The weights 1/2, 1/4, 1/8, 1/16 are 1/16 of the product of (1, 2, 1) in each direction. The
+        operator averages along one direction after the other, on fewer points each time.
         """
         planes, rows, columns = (extent - 2 for extent in coarse.shape)
         width = fine.shape[2]
@@ -111,7 +111,8 @@ class HostKernels:
     def prolong(self, coarse: Array, fine: Array, *, add: bool) -> Kernel:
         """Return the trilinear interpolation of ``coarse`` to ``fine``, or its addition there.
 
-        Ghosts of ``coarse`` are read, and those of ``fine`` computed: it needs no exchange.
+        The operator reads the ghosts of ``coarse`` and computes the ghosts of ``fine``, so that no
+        exchange is needed.
         """
         # Between coarse points c and c + 1 are fine points 2 c and 2 c + 1.
         planes, rows, columns = (extent - 1 for extent in coarse.shape)
@@ -159,7 +160,7 @@ def check_stencil(source: Array, base: Array, out: Array) -> None:
 
 
 def _combine(terms: tuple[tuple[float, Array], ...], out: Array, scratch: Array) -> None:
-    """Add up weight times array; ``out`` may be the first of the arrays."""
+    """Compute the sum of weight times array; ``out`` may be the first array."""
     written = False
     for weight, array in terms:
         if weight == 0:

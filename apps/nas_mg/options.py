@@ -14,7 +14,7 @@ from .classes import CLASSES, ProblemClass
 
 CHECKS = ("all", "official", "none")
 GATHER = 16
-"""Default of ``--gather``: most points per direction of a gathered level."""
+"""Default of ``--gather``: limit of points per direction of a gathered level."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Settings:
     proc_shape: tuple[int, int, int]
     """Ranks along z, y and x."""
     gather: int
-    """Most points per direction of the levels that every rank computes as a whole."""
+    """Limit of points per direction of the levels that every rank computes as a whole."""
     passes: int
     graph: bool
     device: Literal["auto", "cpu", "gpu"]

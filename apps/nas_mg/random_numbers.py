@@ -1,8 +1,7 @@
-"""The right-hand side: ten charges +1 and ten -1, placed by the benchmark's random numbers.
+"""The right-hand side: ten charges of +1 and ten of -1, placed by the benchmark's random numbers.
 
-Point (z, y, x) of the grid, counted from 0 with x fastest, has the number of its linear index plus one. The power of
-``a`` that leads to it is a product of one factor per coordinate, so that each rank computes the numbers of its own
-points only.
+The point with linear index g, counted from 0 with x fastest, has the random number x[g + 1]. The power of ``a`` for
+this number is a product of one factor per coordinate, so that each rank computes only the numbers of its own points.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from ..nas_random_numbers import MASK, MULTIPLIER, SEED, powers
 
 CHARGES = 10
-"""Points with +1, and points with -1."""
+"""Number of points with +1, and of points with -1."""
 
 _NUMBERS_AT_ONCE = 1 << 15
 
@@ -31,12 +30,12 @@ def extremes(points: int, owned: Sequence[slice]) -> tuple[Candidates, Candidate
     points : int
         Points of the grid per direction.
     owned : sequence of slice
-        The block, along z, y and x.
+        Ranges of the block along z, y and x.
 
     Returns
     -------
     largest, smallest : ndarray
-        Rows of (number, linear index of the point); ten, or all points if there are fewer.
+        Rows of (number, linear index of the point): ten, or all points of a smaller block.
     """
     z, y, x = owned
     factors_x = powers(MULTIPLIER, x.start + 1, x.stop - x.start, 1) * np.uint64(SEED) & MASK
@@ -71,7 +70,7 @@ def extremes(points: int, owned: Sequence[slice]) -> tuple[Candidates, Candidate
 
 
 def best(candidates: Candidates, *, is_largest: bool) -> Candidates:
-    """Return the ten largest or smallest of some candidates, best first; all numbers differ."""
+    """Return the ten largest or smallest candidates, best first; all numbers differ."""
     order = np.argsort(candidates[:, 0])
     return candidates[order[::-1][:CHARGES] if is_largest else order[:CHARGES]]
 
@@ -88,7 +87,7 @@ def charges(points: int, owned: Sequence[slice], comm: Any) -> tuple[np.ndarray,
     Returns
     -------
     plus, minus : ndarray of int, shape (10, 3)
-        Coordinates (z, y, x) from 0 on; of the largest and of the smallest number first. The same on all ranks.
+        Coordinates (z, y, x), counted from 0; the largest or the smallest number first. Identical on all ranks.
 
     Notes
     -----

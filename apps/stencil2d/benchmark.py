@@ -1,8 +1,8 @@
-"""The benchmark: passes of many steps, timed, then checked.
+"""The benchmark: timed passes of many steps, then verification.
 
-A pass copies the initial values from the host to the fields, makes the steps, and copies the result
-back. It has two times: the steps alone, with the fields on their device; and, as in the original,
-the whole pass (without allocation, which happens once here and in every pass there).
+A pass copies the initial values from the host to the fields, computes the steps, and copies the
+result back. It reports two times: the time of the steps alone, and as in the original the time of
+the whole pass. The original also allocates memory in every pass; here it is allocated once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .problem import Problem, computed
 
 PRECISION_NAMES = {"f4": "single", "f8": "double"}
 
-# Above this number of point updates the one-rank run takes minutes: "auto" leaves it out.
+# Above this number of point updates the one-rank run takes minutes, so "auto" omits it.
 _AUTO_ONE_RANK_UPDATES = 4e9
 
 
@@ -83,13 +83,13 @@ class Field:
         return self._fields[steps % 2]
 
     def run_pass(self, steps: int, exchanges: list[tuple[Any, Any]] | None = None) -> PassTimes:
-        """Do one pass; collective. Append the marks of `timer` around every exchange."""
+        """Run one pass; collective. Appends the marks of `timer` before and after every exchange to ``exchanges``."""
         barrier = self._grid.comm.Barrier
         barrier()
         begin = time.perf_counter()
         self._copy_in()
         self._wait()
-        barrier()  # So that no rank's steps wait for another rank's copy.
+        barrier()  # the steps of a rank must not wait for the copies of other ranks
         steps_begin = time.perf_counter()
         old, new = self._fields
         exchange, exchange_next = self._plans
@@ -130,7 +130,7 @@ class Field:
 
 
 def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str, Any] | None:
-    """Run all passes in all precisions; figures on rank 0, None elsewhere."""
+    """Run all passes in all precisions; returns the figures on rank 0 and None elsewhere."""
     problem = Problem.make(
         settings.tile, settings.proc_shape, settings.halo, strong=settings.strong
     )
@@ -170,7 +170,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
 
 
 def _refuse_what_cannot_work(settings: Settings, problem: Problem, used: Weights) -> None:
-    """Raise errors before the run, on all ranks, that would otherwise occur after it, on one."""
+    """Raise before the run, on all ranks, if the values would overflow."""
     largest = np.log10(max(problem.largest, 1.0)) + settings.steps * np.log10(used.total)
     for dtype in settings.dtypes:
         if largest > np.log10(float(np.finfo(dtype).max)):
@@ -200,7 +200,7 @@ def _one_precision(
         times.append(field.run_pass(steps))
     times = times[settings.warmup_passes :]
 
-    # One more pass, not counted, measures the exchanges' share of the time.
+    # An additional pass measures the share of the exchanges; its time is not reported.
     progress(f"{name} precision, pass", total, total)
     exchanges: list[tuple[Any, Any]] = []
     timed = field.run_pass(steps, exchanges)
@@ -212,7 +212,7 @@ def _one_precision(
     if gathered is not None:
         progress(f"{name} precision, checking", total, total)
         checks = _checks(gathered, problem, settings, dtype, used)
-    # The others wait here, however long the checks take: waits inside halox have a time limit.
+    # Other ranks wait in this barrier for the checks, since waits inside halox have a time limit.
     grid.comm.Barrier()
     gflop = problem.flops_per_step * steps / 1e9
     steps_s = median(t.steps_s for t in times)
@@ -233,10 +233,10 @@ def _one_precision(
 def _checks(
     got: np.ndarray, problem: Problem, settings: Settings, dtype: str, used: Weights
 ) -> dict[str, Any]:
-    """Compare the gathered field with the known solutions; None for a check not requested."""
+    """Compare the gathered field with known solutions; None for a check not requested."""
     start = problem.initial()
     steps = settings.steps
-    # The kernel's weights: in single precision they are rounded in any case.
+    # The kernel rounds its weights to single precision in any case.
     applied = weights(exact=False) if dtype == "f4" else used
     kind = settings.check
     error = one_rank = reference = None

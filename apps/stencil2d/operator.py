@@ -2,8 +2,8 @@
 
     new = centre * old + cardinal * (N + S + W + E) + diagonal * (NW + NE + SW + SE)
 
-Both kernels do the same operations on each point in the same order, without fused multiply-add, so
-their results are the same bit for bit, for any division of the plane into blocks.
+The NumPy and the CUDA kernel do the same operations on each point in the same order, without fused
+multiply-add. Their results are therefore equal bit for bit, for any division of the plane.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from ..device import kernels
 FLOPS_PER_POINT = 11
 """Operations by the original's count: three multiplications and eight additions."""
 
-# One strip of rows of the two fields and of two temporaries should stay in a core's second-level
-# cache.
+# A strip of rows of two fields and two temporaries should stay in the L2 cache of a core.
 _STRIP_BYTES = 512 * 1024
 
-# Of the GPU kernel: threads along a row, rows that one thread walks down.
+# GPU kernel: threads along a row, and rows per thread.
 _THREADS = 128
 _ROWS_PER_THREAD = 16
 
@@ -65,10 +64,10 @@ class Stencil:
     Parameters
     ----------
     like : numpy.ndarray or cupy.ndarray
-        An array of that shape and dtype, C-contiguous, float32 or float64; its memory (host or
-        device) decides on the kernel.
+        Example of the arrays: C-contiguous, float32 or float64. Its memory (host or device)
+        selects the kernel.
     rows, cols : tuple of int
-        Half-open ranges of the points to compute; one point around them must exist.
+        Half-open ranges of the points to compute; the array must have one more point on each side.
     weights : Weights
         Weights of the operator, rounded to the dtype.
     xp : module
@@ -105,11 +104,11 @@ class Stencil:
             self._step = self._step_device
 
     def __call__(self, old: Any, new: Any) -> None:
-        """Compute the part's new values from ``old`` into ``new``; the rest of ``new`` stays."""
+        """Compute the new values of the part from ``old`` in ``new``; the rest of ``new`` is unchanged."""
         self._step(old, new)
 
     def _step_numpy(self, old: np.ndarray, new: np.ndarray) -> None:
-        """Process the rows in strips, with the sums of vertical neighbours shared by columns."""
+        """Process the rows in strips; neighbouring columns share the sums of vertical neighbours."""
         centre, cardinal, diagonal = self._weights
         (top, bottom), (left, right) = self._rows, self._cols
         around, here = slice(left - 1, right + 1), slice(left, right)

@@ -20,11 +20,11 @@ class Settings:
     """Settings of one run, checked against each other and against the number of ranks."""
 
     tile: tuple[int, int]
-    """Rows and columns: of each rank's tile if weak, of the whole if strong."""
+    """Rows and columns: of each rank's tile for weak scaling, of the whole plane for strong scaling."""
     proc_shape: tuple[int, int]
     strong: bool
     halo: int
-    """Halo width, and the number of steps from one exchange to the next."""
+    """Halo width, and the number of steps between exchanges."""
     steps: int
     passes: int
     warmup_passes: int

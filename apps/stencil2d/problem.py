@@ -1,10 +1,10 @@
 """The global problem: division of the plane into blocks, and initial values.
 
-With a halo of width h > 1 the original computes every point of its padded array but the outermost
-ring, and so also the inner h - 1 rings of the halo at the outer boundary. Its problem is thus a
-larger one: h - 1 points more on every side of the plane, zero at the start, with zero boundary
-around *them*. Here these points belong to the ranks at the edge, which makes the result
-independent of the number of ranks::
+With a halo of width h > 1 the original computes every point of its padded array except the
+outermost ring, thus also the inner h - 1 rings of the halo at the outer boundary. This is a larger
+problem: the plane has h - 1 more points on every side, which are zero at the start, and the zero
+boundary surrounds *them*. Here these points belong to the ranks at the edge, so that the result
+does not depend on the number of ranks::
 
         columns       0 .. h-2 | the plane's columns | h-1 more
     rows 0 .. h-2     zero       zero                  zero
@@ -32,7 +32,7 @@ class Axis:
     margin : int
         Points added at both ends.
     local : bool
-        Whether the initial values count from 0 in every part anew, as in the original.
+        Whether the initial values start from 0 in every part, as in the original.
     """
 
     tiles: tuple[int, ...]
@@ -53,7 +53,7 @@ class Axis:
         return sum(self.blocks)
 
     def index(self) -> np.ndarray:
-        """Return every point's factor of its initial value, 0 in the margins."""
+        """Return for every point this axis's factor of the initial value; 0 in the margins."""
         counts = self.tiles if self.local else (sum(self.tiles),)
         inner = np.concatenate([np.arange(count) for count in counts])
         return np.pad(inner, self.margin).astype(np.float64)
@@ -68,7 +68,7 @@ class Problem:
     axes : tuple of Axis
         Rows and columns.
     halo : int
-        Halo width, which is also the number of steps from one exchange to the next.
+        Halo width, which is also the number of steps between exchanges.
     """
 
     axes: tuple[Axis, Axis]
@@ -78,7 +78,7 @@ class Problem:
     def make(
         cls, size: tuple[int, int], proc_shape: tuple[int, int], halo: int, *, strong: bool
     ) -> Problem:
-        """Cut a plane: ``size`` is each rank's tile, or that of the whole plane if ``strong``."""
+        """Cut a plane: ``size`` is the size of each rank's tile, or of the whole plane if ``strong``."""
         axes = (
             Axis(_split(n, parts) if strong else (n,) * parts, halo - 1, local=not strong)
             for n, parts in zip(size, proc_shape, strict=True)
@@ -102,7 +102,7 @@ class Problem:
 
     @property
     def is_original(self) -> bool:
-        """Whether the initial values are those of the original run on one rank."""
+        """Whether the initial values equal the original's on one rank."""
         return all(not axis.local or len(axis.tiles) == 1 for axis in self.axes)
 
     @property
@@ -112,7 +112,7 @@ class Problem:
 
     @property
     def flops_per_step(self) -> int:
-        """Operations by the original's rule: each tile and h - 1 points on each of its sides."""
+        """Operations by the original's rule, which counts each tile and h - 1 points on each of its sides."""
         points = 1
         for axis in self.axes:
             points *= sum(axis.tiles) + len(axis.tiles) * 2 * axis.margin
@@ -122,8 +122,8 @@ class Problem:
 def computed(start: int, stop: int, points: int, stored: int, halo: int) -> tuple[int, int]:
     """Return the half-open local range that a rank computes along an axis.
 
-    Towards a neighbour it includes all but the outermost point of the halo; at the outer boundary
-    the halo stays zero.
+    Towards a neighbour the range includes the halo except its outermost point. At the outer
+    boundary the halo stays zero.
 
     Parameters
     ----------
@@ -145,5 +145,5 @@ def computed(start: int, stop: int, points: int, stored: int, halo: int) -> tupl
 
 
 def _split(points: int, parts: int) -> tuple[int, ...]:
-    """Return sizes of parts that differ by one at most, the larger ones first."""
+    """Return the sizes of parts, which differ by at most one, larger parts first."""
     return tuple(points // parts + (part < points % parts) for part in range(parts))

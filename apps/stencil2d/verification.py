@@ -2,9 +2,9 @@
 
 - The sine-transform solution. With zero boundary the operator is diagonal in the basis of the
   discrete sine transform (DST-I): mode (p, q) grows by ``centre + 2 cardinal (cos a + cos b) +
-  4 diagonal cos a cos b`` per step, with ``a = pi p / (rows + 1)``, ``b = pi q / (cols + 1)``, so
-  any number of steps is two transforms.
-- A run on one rank, which needs no exchange: equal bit for bit.
+  4 diagonal cos a cos b`` per step, with ``a = pi p / (rows + 1)``, ``b = pi q / (cols + 1)``.
+  Any number of steps thus takes two transforms.
+- A run on one rank, which needs no exchange; results must be equal bit for bit.
 - Reference numbers of the original problem (512 x 512, exact weights, float64).
 """
 
@@ -21,7 +21,7 @@ _VALUES_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Reference:
-    """The plane of 512 x 512 points after some steps: sum, largest and three single values."""
+    """Sum, largest value and three single values of the plane of 512 x 512 points after some steps."""
 
     total: float
     largest: float
@@ -83,7 +83,7 @@ def solution(start: np.ndarray, steps: int, weights: Weights) -> np.ndarray:
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference over the largest expected value; NaN counts as infinite."""
+    """Return the largest difference divided by the largest expected value; NaN counts as infinite."""
     scale = float(np.abs(expected).max()) or 1.0
     error = float(np.abs(got - expected).max()) / scale
     return error if error == error else float("inf")
@@ -92,7 +92,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
 def tolerance(dtype: str, steps: int) -> float:
     """Return the largest `relative_error` accepted.
 
-    All terms are positive, so each step's roundings add five units in the last place at most; the
+    All terms are positive, so each step adds at most five units in the last place of rounding; the
     sine transforms add a few more.
     """
     return 4 * float(np.finfo(dtype).eps) * (steps + 10)
@@ -111,9 +111,9 @@ def one_rank_run(start: np.ndarray, steps: int, weights: Weights, dtype: str) ->
 
 
 def matches_reference(field: np.ndarray, steps: int) -> bool | None:
-    """Return whether a field agrees with the reference numbers; None if there are none for it.
+    """Return whether a field agrees with the reference numbers; None if no reference exists for it.
 
-    For float64, exact weights and initial values numbered through the whole plane.
+    Applies to float64, exact weights and initial values that count through the whole plane.
     """
     reference = REFERENCES.get(steps)
     if reference is None or field.shape != (REFERENCE_SIDE, REFERENCE_SIDE):

@@ -1,6 +1,6 @@
-"""Plots of the start page, drawn at build time from the files that ``make gpu-check`` wrote.
+"""Plots of the start page, drawn at build time from the result files of ``make gpu-check``.
 
-The directive ``{measured} NAME`` puts one of `PLOTS` into a page, as SVG that takes its colours from the theme.
+The directive ``{measured} NAME`` inserts one of `PLOTS` as SVG with colours from the theme.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Runs = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing, and the text around it."""
+    """A drawing with title, legend and caption."""
 
     title: str
     legend: tuple[str, ...]
@@ -45,7 +45,7 @@ def runs(folder: Path = FOLDER) -> list[dict[str, Any]]:
 def newest(
     checks: Runs, gpus: int | None, name: str, least: int
 ) -> tuple[str, list[tuple[re.Match[str], dict[str, Any]]]]:
-    """Return the date of the newest check with enough benchmarks of a name, and these."""
+    """Return date and benchmarks of the newest check in which at least ``least`` benchmarks match ``name``."""
     for run in checks:
         if gpus is not None and len(run["machine"]["gpus"]) != gpus:
             continue
@@ -91,7 +91,7 @@ def lines(
     ticks: dict[float, str],
     axis: str,
 ) -> str:
-    """Draw microseconds over sizes, both on logarithmic scales."""
+    """Draw times in microseconds against sizes, on logarithmic scales."""
     every_x = [x for points in series.values() for x, _ in points]
     every_y = [y for points in series.values() for _, y in points]
     low, high = math.log10(min(every_x)), math.log10(max(every_x))
@@ -121,7 +121,7 @@ def lines(
 
 
 def bars(label: str, groups: dict[str, list[float]], axis: str) -> str:
-    """Draw a horizontal bar for each value of each group, with the value behind it."""
+    """Draw a horizontal bar for each value of each group, followed by the value."""
     largest = max(value for values in groups.values() for value in values)
     step = (HEIGHT - TOP - 24) / len(groups)
     left, thick = 84, 19
@@ -245,7 +245,7 @@ def html(name: str) -> str:
 
 
 class Measured(Directive):
-    """The plot of a name."""
+    """The directive ``{measured}``."""
 
     required_arguments = 1
 

@@ -1,4 +1,4 @@
-"""Links between guides and reference: from the names in a guide to their entries, and from an entry to the guides."""
+"""Links between guides and reference: from names in a guide to their entries, and from entries to the guides."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ OWNERS = {
     "transpose": "halox.Transpose",
     "dt": "halox.datatypes",
 }
-"""Objects by the variables that hold them in the guides."""
+"""Objects by the names of their variables in the guides."""
 
 REFERENCE = "reference/"
 MOST = 4
-"""Guides listed with an entry."""
+"""Limit of guides listed with an entry."""
 
 
 def named(text: str, objects: Any) -> str | None:
-    """Return the documented object that code names: ``grid.save(path, u=u)``, ``Grid.save``, ``FieldError``."""
+    """Return the documented object that a piece of code names, or None.
+
+    Examples of code: ``grid.save(path, u=u)``, ``Grid.save``, ``FieldError``.
+    """
     match = re.fullmatch(r"((?:[A-Za-z_]\w*\.)+\w+|[A-Z]\w+)(?:\(.*\))?", text, re.DOTALL)
     if match is None:
         return None
@@ -39,7 +42,7 @@ def named(text: str, objects: Any) -> str | None:
 
 
 def _literals(document: nodes.document) -> list[nodes.literal]:
-    """Return inline code that is running text: neither a link already, nor in a heading or a signature."""
+    """Return inline code of running text: outside of links, headings and signatures."""
     apart = (nodes.reference, nodes.title, addnodes.pending_xref, addnodes.desc_signature)
 
     def is_apart(node: nodes.Node) -> bool:
@@ -83,7 +86,7 @@ class Mentions(SphinxPostTransform):
     default_priority = 900
 
     def run(self, **_: Any) -> None:
-        """Change one page."""
+        """Transform one page."""
         objects = self.env.domains.python_domain.objects
         page = self.env.docname
         for literal in _literals(self.document):
@@ -114,7 +117,7 @@ class Mentions(SphinxPostTransform):
             if place:
                 line += nodes.Text(", ")
             line += make_refnode(self.app.builder, page, guide, "", nodes.Text(title))
-        entry[-1].insert(1, line)  # behind the summary
+        entry[-1].insert(1, line)  # after the summary
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""The picture ``checkerboard.png``, from an exchange: ``python docs/images/checkerboard.py`` in a checkout."""
+"""Draws ``checkerboard.png`` from an exchange: ``python docs/images/checkerboard.py`` in a checkout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = Path(__file__).with_name("checkerboard.png")
 
 
 def even_sites() -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-    """Return the even sites of a block, and those of its halo that an exchange fills for neighbours 1 and 3 away."""
+    """Return the even sites of a block, and the even halo sites that an exchange fills for neighbours 1 and 3 away."""
     with halox.Grid(
         CELLS, halo=3, periodic=True, corners=False, checkerboard=True, device="cpu"
     ) as grid:

@@ -1,6 +1,6 @@
-"""Bounds check of datatypes whose displacements are addresses, as with MPI_BOTTOM.
+"""Bounds check of datatypes with absolute addresses as displacements, as with MPI_BOTTOM.
 
-There is no array to check against, so the check looks up the allocation of every byte.
+Without an array to check against, the check looks up the allocation of every byte.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def tile_of(
     for axis in along_target:
         spare = tile_bytes // (itemsize * prod(tile))
         tile[axis] = min(shape[axis], tile[axis] * max(spare, 1))
-    # Divide each axis evenly: tiles have equal extents, except the last one, and are at most half as long again.
+    # Divide each axis evenly: tiles have equal extents, except the last tile, and exceed the limit by at most half.
     return tuple([-(-n // max(round(n / most), 1)) for n, most in zip(shape, tile, strict=True)])
 
 
@@ -114,7 +114,7 @@ def _overlaps(
 def _stays_cached(
     shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...], axes: list[int]
 ) -> bool:
-    """Return whether a walk along some axes of the source leaves its cache lines in the cache for the next walk.
+    """Return whether the cache lines of a walk along some axes of the source stay in the cache until the next walk.
 
     The lines stay in the first-level cache if its sets have room for them. They stay in the second-level cache if the
     rows map to different sets. Elements of 8 bytes and more are read from there as fast as they are stored.
@@ -156,7 +156,7 @@ def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Mo
 def blocked(moves: Sequence[Move]) -> list[Move]:
     """Replace each permuting copy with the copies of its tiles, to be performed in order.
 
-    A copy whose views may share memory is not replaced, because NumPy then handles the overlap.
+    A copy is not replaced if its views may share memory, because NumPy handles the overlap.
     """
     made: list[Move] = []
     for target, source in moves:

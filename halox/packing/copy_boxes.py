@@ -16,9 +16,9 @@ from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
 Int64Array = npt.NDArray[np.int64]
 
 MOST_BOXES = 64
-"""Largest number of boxes of a plan. Each box is a driver call of some microseconds.
+"""Largest number of boxes of a plan, each of which is a driver call of some microseconds.
 
-If a plan needed more boxes, all its blocks are copied in one batch instead.
+If a plan needs more boxes, one batch copies all its blocks instead.
 """
 
 _MOST_ROWS = 1 << 14
@@ -117,7 +117,7 @@ def _rows(blocks: Blocks) -> list[Box] | None:
     steps = np.diff(source), np.diff(target)
     fits = (lengths[1:] == lengths[:-1]) & (lengths[:-1] <= np.minimum(*steps))
     fits &= (np.maximum(*steps) <= MAX_PITCH) & (areas[1:] == areas[:-1])
-    # Indices k for which step k + 1 differs from step k, or cannot be a step within a box.
+    # Indices k such that step k + 1 differs from step k, or cannot be a step within a box.
     changes = np.flatnonzero(
         ~fits[1:] | (steps[0][1:] != steps[0][:-1]) | (steps[1][1:] != steps[1][:-1])
     )

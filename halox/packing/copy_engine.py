@@ -83,8 +83,8 @@ class CopyEnginePacker(DevicePacker):
     def pack(self, array: int, packed: int, stream: int) -> None:
         """Copy the bytes that the items describe to contiguous memory.
 
-        On the legacy default stream, in a capture, and with drivers older than CUDA 12.8 a batch is
-        issued copy by copy.
+        On the legacy default stream, during a capture, and with drivers older than CUDA 12.8 the packer
+        issues a batch copy by copy.
         """
         for array_offset, packed_offset, copy, _ in self._boxes:
             copy.launch(packed + packed_offset, array + array_offset, stream)
@@ -136,7 +136,7 @@ def plan(
     """Plan the copies that pack items of a datatype.
 
     The plan has boxes if there are at most ``most_boxes``, else contiguous copies only. Raises
-    `DatatypeError`, which tells the number of blocks, for more than ``most_runs`` contiguous copies.
+    `DatatypeError`, which states the number of blocks, for more than ``most_runs`` contiguous copies.
     """
     layout = datatype.items(count)
     parts = layout.parts(_MOST_PARTS)

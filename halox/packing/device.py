@@ -110,8 +110,8 @@ def launch_between(
 ) -> Launchable:
     """Return launches that copy or add the first endpoint of each pair to the second endpoint.
 
-    One launch copies all pairs of strided datatypes. Other pairs are packed into a buffer and unpacked from it. The
-    addresses of launches with such a buffer must not be shifted.
+    One launch copies all pairs of strided datatypes. Other pairs are packed into a buffer and unpacked from it; the
+    addresses of the launches must then not be shifted.
     """
     copies: list[Copy] = []
     additions: list[_Addition] = []

@@ -25,13 +25,13 @@ from halox.packing.host_copiers import (
 from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, MpiType, Speeds, by_mpi
 from halox.packing.host_views import block_view
 
-# Mean block length from which one slice copy per block is faster than one index entry per word.
+# For a larger mean block length one slice copy per block is faster than one index entry per word.
 _LONG_BLOCK = 4096
 # NumPy copies elements of these sizes in a loop, and calls a function for each element of another size.
 _NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
-# Block length from which NumPy copies at memory speed in spite of the function calls.
+# NumPy copies longer blocks at memory speed in spite of the function calls.
 _WIDE_BLOCK = 96
-# Fewest blocks for MPI. With fewer blocks, the fixed cost of a copy, some 300 ns with NumPy and with MPI, dominates.
+# Smallest number of blocks for MPI. With fewer blocks the fixed cost of a copy dominates, about 300 ns with both.
 _FEW_BLOCKS = 8
 # Time of a NumPy copy below which the choice does not matter, in nanoseconds.
 _LEAST_NS = 300.0

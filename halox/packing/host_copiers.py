@@ -19,7 +19,7 @@ Bytes = npt.NDArray[np.uint8]
 
 Call = Callable[[], object]
 
-# Most index entries kept between calls (32 MiB); each call builds a longer index piece by piece.
+# Largest index kept between calls, in entries (32 MiB); each call builds a longer index piece by piece.
 _KEPT_INDEX = 1 << 22
 
 

@@ -61,7 +61,7 @@ class Speeds(NamedTuple):
 
 @cache
 def speeds(mpi: ModuleType) -> Speeds | None:
-    """Measure NumPy's and MPI's speed, once per process and in some 100 us; None if MPI packs wrong bytes."""
+    """Measure the speed of NumPy and MPI, once per process, in about 100 us; None if MPI packs wrong bytes."""
     rng = np.random.default_rng(0)
     element = np.dtype(f"V{SHORT_BLOCK}")
     memory = rng.integers(0, 256, 2 * _BLOCKS * element.itemsize, np.uint8)

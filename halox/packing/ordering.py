@@ -1,4 +1,4 @@
-"""Order of additions: overlapping additions are put into different rounds, with one launch per round.
+"""Order of additions: overlapping additions are assigned to different rounds, with one launch per round.
 
 If two thread blocks of a launch added to the same bytes, an update would be lost. So the targets within a
 round are disjoint. Overlapping additions keep the given order.

@@ -130,7 +130,7 @@ def check_own_elements(
 
 
 def _distinct(blocks: StridedBlocks) -> StridedBlocks:
-    """Leave out the levels of stride 0."""
+    """Return the blocks without levels of stride 0, which repeat the same bytes."""
     levels = [level for level in zip(blocks.counts, blocks.strides, strict=True) if level[1]]
     counts, strides = tuple(n for n, _ in levels), tuple(stride for _, stride in levels)
     return StridedBlocks(blocks.offset, counts, strides, blocks.block_bytes)

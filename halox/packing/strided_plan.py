@@ -42,17 +42,17 @@ CAPPED_IN_FLIGHT = 4
 """Same as IN_FLIGHT if the number of blocks is limited: few threads must then keep many loads in flight."""
 
 CAPPED_THREADS_PER_SM = 512
-"""Most threads per multiprocessor of a launch with a limited number of blocks.
+"""Largest number of threads per multiprocessor of a launch with a limited number of blocks.
 
 More threads are slower. Half of the GPU's multiprocessors can hold all these threads, so the launch
 loses no speed if the other half is busy.
 """
 
 MAX_WORDS = 2**31 - 2**14
-"""Most words of a region: indices stay below 2**31, with room for the last steps of a loop."""
+"""Largest number of words of a region: indices stay below 2**31, with room for the last steps of a loop."""
 
 TABLE_BYTES = 4000
-"""Most bytes of a table that is a kernel parameter; larger tables are read from device memory.
+"""Largest table, in bytes, that is a kernel parameter; larger tables are read from device memory.
 
 Reading a table from device memory takes two dependent loads before the first byte moves: 0.35 us, a
 third of the time to pack 64 KiB. The parameters of a launch have 4 KiB.
@@ -334,7 +334,7 @@ def _permuting(row: Row, most: int) -> Row:
 
 
 def least_row_bytes(blocks: StridedBlocks) -> int:
-    """Fewest consecutive bytes that packing reads, or unpacking writes: of a block, or of a row of a tile."""
+    """Return the length of the shortest run that packing reads, or unpacking writes: a block, or a row of a tile."""
     if blocks.nbytes < LEAST_BYTES or blocks.block_bytes > MOST_ELEMENT_BYTES:
         return blocks.block_bytes
     copy = Copy(Side(0, blocks), contiguous_side(0, blocks.nbytes))

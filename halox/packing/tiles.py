@@ -24,7 +24,7 @@ LEAST_BYTES = 1 << 16
 """Smallest copy, in bytes, that is tiled."""
 
 LEAST_ROWS = 4
-"""Fewest elements along the shorter axis of a tiled copy; fewer streams fit in the caches without tiles."""
+"""Smallest number of elements along the shorter axis of a tiled copy; fewer streams fit in the caches without tiles."""
 
 SECTOR_BYTES = 32
 
@@ -35,13 +35,13 @@ ROW_ELEMENTS = ((1, 128), (4, 64), (16, 32), (24, 32), (MOST_ELEMENT_BYTES, 16))
 """Pairs of the largest element in bytes and the elements of a row."""
 
 SMALL_BYTES = 1 << 23
-"""Largest copy, in bytes, whose tiles have half as many rows of half the length, so that there are enough tiles."""
+"""Copies up to this size, in bytes, have tiles with half as many rows of half the length, to have enough tiles."""
 
 THREADS = 256
-"""Most threads of a thread block that moves tiles."""
+"""Largest thread block that moves tiles, in threads."""
 
 MOST_ROW_ELEMENTS = 511
-"""Most elements of a row, which the kernel's description holds in 9 bits."""
+"""Largest number of elements of a row, which the kernel's description holds in 9 bits."""
 
 SIDES = {1: (4,), 2: (4, 2), 4: (4, 2), 8: (2,)}
 """Sides of the squares that a thread transposes in its registers, by the bytes of a word; the first is preferred."""
@@ -145,7 +145,7 @@ def _side(levels: Sequence[Level], element: int, words: int, alignment: int) -> 
 
 
 def _shape(levels: Sequence[Level], element: int, words: int, side: int) -> Tile:
-    """Return a tile shape that divides both axes about evenly; if one axis is short, the other one gets longer rows."""
+    """Return a tile shape that divides both axes about evenly; if one axis is short, rows of the second are longer."""
     along_target, along_source = (level.steps for level in levels[-2:])
     most = next(rows for most_bytes, rows in ROW_ELEMENTS if element <= most_bytes)
     if element * prod(level.steps for level in levels) <= SMALL_BYTES:
@@ -160,7 +160,7 @@ def _shape(levels: Sequence[Level], element: int, words: int, side: int) -> Tile
 
 
 def _longest(other: int, element: int) -> int:
-    """Most elements of a row in a tile of ``other`` rows that fits shared memory with the padding between rows."""
+    """Return the longest row, in elements, of a tile of ``other`` rows that fits in shared memory with its padding."""
     fitting = MEMORY_BYTES // ((other + 1) * max(element, 4))
     return max(1, min(MOST_ROW_ELEMENTS, fitting) - 1) // 8 * 8 or 1
 

@@ -25,7 +25,7 @@ CAPPED_THREADS = (128, 512, 1024)
 """Sizes of a thread block if the number of blocks is limited: only a block's own threads then hide latencies."""
 
 FEW_BLOCKS = 4
-"""Most full blocks per SM of a small launch.
+"""Largest number of full blocks per SM of a small launch.
 
 In a small launch each thread moves one word, because a second word would take longer than a second block.
 """
@@ -40,19 +40,19 @@ ROUNDS_PER_COPY = 4
 """Ratio of the bytes that a block moves to the bytes of lists that it copies, in large launches."""
 
 MAX_WORDS = 2**31 - 2**14
-"""Most words for canonical numbers of 32 bits, with room for the last steps of a loop."""
+"""Largest number of words for canonical numbers of 32 bits, with room for the last steps of a loop."""
 
 CHAIN_NODES = 8
-"""Most records in the kernel parameter of a launch without branches."""
+"""Largest number of records in the kernel parameter of a launch without branches."""
 
 INLINE_BYTES = 1024
-"""Most bytes of lists in a kernel parameter, in launches of few blocks; this saves a dependent load."""
+"""Largest lists, in bytes, in a kernel parameter of a launch of few blocks; this saves a dependent load."""
 
 COPIED_LISTS = 4096
-"""Most bytes of lists that each block copies to shared memory and searches there."""
+"""Largest lists, in bytes, that each block copies to shared memory and searches there."""
 
 COPIED_NODES = 16384
-"""Most bytes of records that each block copies to shared memory; every word reads several records."""
+"""Largest records, in bytes together, that each block copies to shared memory; every word reads several records."""
 
 
 class Kind(IntEnum):

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 Int64Array = npt.NDArray[np.int64]
 
 FLAT_BLOCKS = 64
-"""Most blocks of an irregular subtree that becomes one list; one search is faster than several steps."""
+"""Largest number of blocks of an irregular subtree that becomes one list; one search is faster than several steps."""
 
 MOST_BLOCKS = 1 << 20
-"""Most blocks of a subtree that is expanded to check whether it is regular."""
+"""Largest number of blocks of a subtree that is expanded to check whether it is regular."""
 
 MOST_UNITS = 2
-"""Most equal units per block, on average, into which blocks of different lengths are cut.
+"""Largest average number of equal units per block when blocks of different lengths are cut.
 
 One multiplication finds an entry in a list of equal units. With two units per block, this list is no longer
 than a list to search, which has two numbers per block.
@@ -44,7 +44,7 @@ FEW_UNITS = 4096
 """Entries of a list that stays in a cache; in lists up to this size, blocks are cut into up to FEW_TIMES units."""
 
 FEW_TIMES = 16
-"""Most equal units per block, on average, in lists of up to FEW_UNITS entries."""
+"""Same as MOST_UNITS, in lists of up to FEW_UNITS entries."""
 
 MOST_NESTED = 64
 """Deepest nesting of irregular constructors."""

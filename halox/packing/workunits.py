@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
 PIPELINED_BLOCKS = 1 << 15
-"""Most blocks to convert at once. With more, the first use packs a part on the GPU while it converts the next part."""
+"""Largest number of blocks to convert at once; with more, the first use packs a part while it converts the next."""
 
 
 class WorkUnitsPacker(DevicePacker):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from halox.datatypes import Datatype, Layout
 
 CACHE_BYTES = 64 << 20
-"""Most bytes of lists that the cache keeps per device; a dropped list stays alive while it is in use."""
+"""Limit of the cached lists per device, in bytes; a dropped list stays alive while it is in use."""
 
 _ENTRY_BYTES = 1024  # host memory of a cache entry without its list
 

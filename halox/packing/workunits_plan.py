@@ -30,13 +30,13 @@ WORDS_IN_FLIGHT = 4
 """Words that a thread loads before it stores the first word, as in ``workunits.cu``."""
 
 MAX_THREADS = 256
-"""Most threads per block, as in ``workunits.cu``."""
+"""Largest thread block, as in ``workunits.cu``."""
 
 LISTED_SEGMENTS = 32
-"""Most segments in the kernel parameter; with more, the segments are in device memory."""
+"""Largest number of segments in the kernel parameter; more segments are in device memory."""
 
 INLINE_SEGMENTS, INLINE_WORDS = 16, 512
-"""Most segments, and most 4-byte words of list, in a kernel parameter that includes the list."""
+"""Largest numbers of segments, and of 4-byte words of list, in a kernel parameter that includes the list."""
 
 SEGMENT = np.dtype(
     [
@@ -66,10 +66,10 @@ HEADER = np.dtype([("segments", "u8"), ("n_segments", "u4"), ("tiles", "u4")])
 # a part is small enough that adjacent units are written while they are in the L2 cache.
 _PART_BLOCKS = 1 << 15
 _MOST_PARTS = 64
-_MOST_RUNS = 12  # most runs of equal blocks that get one row each
+_MOST_RUNS = 12  # largest number of runs of equal blocks with one row each
 _SHORT_BLOCK = 32  # mean block size above which descriptors are faster than an index per granule
-_MOST_BYTES = 1 << 30  # most bytes of one item's blocks in a row, so that words have 31-bit numbers
-_WINDOW_BYTES = 1 << 24  # bytes of the items whose units, sorted by length, are processed together
+_MOST_BYTES = 1 << 30  # bytes of an item's blocks in a row; word numbers then have 31 bits
+_WINDOW_BYTES = 1 << 24  # bytes of items; their units are sorted by length and processed together
 _THREADS_PER_SM = 1280  # resident threads, limited by registers: 5 blocks of 256
 
 Rows = npt.NDArray[np.void]

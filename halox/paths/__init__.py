@@ -1,6 +1,6 @@
 """The data paths, each one object behind one interface: `halox.paths.base`.
 
-`PATHS` has them by name, in the order in which a plan starts and finishes their channels. Paths whose kernels wait for
+`PATHS` contains them by name. A plan starts and finishes their channels in this order. Paths with kernels that wait for
 other ranks are first, so that the host work of the remaining paths overlaps with these waits.
 """
 

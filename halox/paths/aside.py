@@ -1,4 +1,4 @@
-"""Channels that enqueue a whole exchange on one stream: the current stream, or a separate stream beside it."""
+"""Channels that enqueue a whole exchange on one stream: the current stream, or a separate concurrent stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AsideChannel(Channel):
         self._enter(self._current_stream(), False)
 
     def start(self) -> None:
-        """Put the whole exchange on a separate stream, after the present work of the current stream."""
+        """Put the whole exchange on a separate stream, after the work that the current stream has so far."""
         side, runtime = self._side, self._runtime
         aside = side.stream.ptr
         runtime.eventRecord(side.before.ptr, self._current_stream().ptr)

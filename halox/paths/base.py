@@ -230,7 +230,7 @@ class MessageEnds(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A path and protocol by which a message can travel, and why they are possible or good.
+    """A path and protocol that can carry a message, and the reason for them.
 
     ``preferred`` candidates are taken before all other candidates, even if the cost model predicts longer times.
     """

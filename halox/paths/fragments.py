@@ -16,17 +16,17 @@ from halox.errors import PathError
 from halox.paths.messages import Message
 
 FRAGMENT_BYTES = 1 << 20
-"""Least bytes of a fragment; in a message of fewer than 32 fragments, they are at most 1.5 times as long.
+"""Smallest fragment, in bytes; in a message of fewer than 32 fragments, these are at most 1.5 times as long.
 
-A fragment costs the host some 10 us: two launches, an event, and one or two requests. The GPU writes 1 MiB to host
+A fragment costs the host about 10 us: two launches, an event, and one or two requests. The GPU writes 1 MiB to host
 memory in 20 us (measured on an H200). Most networks take longer for 1 MiB, so that the host's time is hidden.
 """
 
 MOST_FRAGMENTS = 32
-"""Most fragments of a message: with more of them the first and last stage would hardly become shorter."""
+"""Largest number of fragments of a message: more fragments would hardly shorten the first and the last stage."""
 
 MPI_BYTES = 1 << 30
-"""Most bytes of one MPI message: most MPI libraries have 32-bit counts."""
+"""Largest MPI message, in bytes: most MPI libraries have 32-bit counts."""
 
 _GRANULE = 4096  # fragments start at multiples of pages, and of the widest words of any kernel
 

@@ -76,7 +76,7 @@ SlotPlaces = tuple[tuple[DevicePlace, ...], ...]
 """Places of the packed parts of a message, by slot."""
 
 FRAGMENT_BYTES = 4 << 20
-"""Least bytes of a fragment between two GPUs: at some 400 GB/s it takes 10 us, twice the cost of a fragment."""
+"""Smallest fragment between two GPUs, in bytes: at 400 GB/s it takes 10 us, twice the cost of a fragment."""
 
 _SLOTS = 2
 _ALIGNMENT = 256

@@ -99,7 +99,7 @@ class Message:
 
     @cached_property
     def row_bytes(self) -> int:
-        """The same for a GPU, whose kernels move rows of tiles between arrays with different orders of axes."""
+        """The same on a GPU, where kernels move rows of tiles between arrays with different orders of axes."""
         rows = [
             part.nbytes / least_row_bytes(strided)
             if (strided := part.strided) is not None

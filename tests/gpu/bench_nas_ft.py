@@ -1,9 +1,9 @@
-"""An iteration of NAS FT on one GPU beside cuFFT's own transform and a copy of the spectrum.
+"""An iteration of NAS FT on one GPU compared with a bare cuFFT transform plus a copy of the spectrum.
 
-``benchmarks()`` returns the figures; as a script it writes them, as JSON, into the file named. Times are medians of
-CUDA-event times of all iterations of a class, divided by their number. The baseline is a 3D plan of cuFFT, executed
-between two arrays, and a copy between these arrays, which moves as many bytes as the evolution must; measured alike in
-the same run.
+``benchmarks()`` returns the figures; as a script, this module writes them as JSON to a file. Times are medians of
+CUDA-event times of all iterations of a class, divided by the number of iterations. The baseline, measured in the same
+run, is an out-of-place 3D plan of cuFFT plus a copy between its arrays, which moves as many bytes as the evolution
+step must move.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from apps.nas_ft.solver import Solver
 
 REPEATS = 9
 MOST = 1.2
-"""Target: an iteration over the baseline."""
+"""Target: the largest ratio of an iteration to the baseline."""
 
 
 def event_us(
     call: Callable[[], Any], number: int, before: Callable[[], Any] = lambda: None
 ) -> float:
-    """Median time of a call, each from ``number`` calls between two events after ``before()``."""
+    """Median time of a call in microseconds; a round times ``number`` calls after ``before()``."""
     import cupy as cp
 
     start, stop = cp.cuda.Event(), cp.cuda.Event()
@@ -46,12 +46,12 @@ def event_us(
 
 
 def benchmarks(names: tuple[str, ...] = ("B", "C")) -> list[dict[str, Any]]:
-    """Figures as dicts of name, value, unit, baseline, target, and the parts of both."""
+    """Return the figures as dicts of name, value, unit, baseline and target; the first has the times of the parts."""
     return [one for name in names for one in of_class(name)]
 
 
 def of_class(name: str) -> list[dict[str, Any]]:
-    """Figures of one class: launched one by one, and as a graph."""
+    """Figures of one class, with single launches and as a graph."""
     import cupy as cp
 
     problem = CLASSES[name]
@@ -92,7 +92,7 @@ def of_class(name: str) -> list[dict[str, Any]]:
 
 
 def transform_us(source: Any, target: Any, number: int) -> float:
-    """Time of cuFFT's own 3D plan, executed from one array to the other."""
+    """Time of a cuFFT 3D plan from one array to another, without halox."""
     import cupy as cp
     from cupyx.scipy.fftpack import get_fft_plan
 
@@ -101,7 +101,7 @@ def transform_us(source: Any, target: Any, number: int) -> float:
 
 
 def parts(solver: Solver, iterations: int) -> dict[str, float]:
-    """Median times of the parts of an iteration."""
+    """Median times of the parts of an iteration, in microseconds."""
     import cupy as cp
 
     from apps.common import Timer

@@ -1,9 +1,9 @@
-"""Packing the faces of cubes: GB/s of the strided kernel beside CuPy's slicing copy.
+"""Packing the faces of cubes: GB/s of the strided kernel and of CuPy's slicing copy.
 
-``benchmarks()`` returns the figures; as a script it writes them, as JSON, into the file named. GB/s is 1e9
-bytes of payload a second, counted once, not read plus written. Times are medians of CUDA-event times after a
-warm-up; both sides of a ratio come from the same run and write to preallocated memory. Calls repeat on the same
-field, so that smaller faces come from the L2 cache, on both sides alike.
+``benchmarks()`` returns the figures; as a script, this module writes them as JSON to a file. GB/s is 1e9 bytes of
+payload a second; bytes read and written count once. Times are medians of CUDA-event times after a warm-up. Both sides
+of a ratio come from the same run, write to preallocated memory and repeat on the same field, so that both read smaller
+faces from the L2 cache.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ AXES = {
 
 
 def event_us(call: Callable[[], Any], repeats: int = 15, inner: int = 20) -> float:
-    """Median over ``repeats`` of the time of a call, each from ``inner`` calls between two events.
+    """Median time of a call in microseconds, from ``repeats`` rounds of ``inner`` calls between two events.
 
-    The stream is kept busy while the calls are enqueued, so that the GPU's time is measured and not
-    the host's launches.
+    The stream stays busy while the host enqueues the calls, so the events measure the GPU's time rather than the
+    host's launch time.
     """
     import cupy as cp
 
@@ -51,7 +51,7 @@ def event_us(call: Callable[[], Any], repeats: int = 15, inner: int = 20) -> flo
 
 
 def benchmarks(sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
-    """Figures as dicts of name, value, unit and baseline, the same by CuPy slicing."""
+    """Return the figures as dicts of name, value, unit and baseline, the rate of CuPy's slicing."""
     import cupy as cp
 
     found = []

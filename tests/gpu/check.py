@@ -1,12 +1,14 @@
-"""The GPU check: the whole GPU suite and the target benchmarks, written to docs/performance/gpu-check.json.
+"""The GPU check: runs the whole GPU suite and the benchmarks that have targets; writes docs/performance/gpu-check.json.
 
-``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
-pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed. A file of which
-every test is skipped is recorded as skipped, with the reasons; one that runs no test for another reason has failed.
+Run ``python3 -m tests.gpu.check`` (``make gpu-check``) in the checkout, on a machine with at least one GPU, CuPy,
+mpi4py, NumPy and pytest. On a machine with one GPU all ranks share it. The exit status is 1 if anything failed. If all
+tests of a file are skipped, the file counts as skipped, and the result contains the reasons. A file that runs no test
+for another reason counts as failed.
 
-``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks; ``--figures``
-only the figures. They are of 2, 4 and 8 ranks, as far as there are GPUs. ``--one`` checks one GPU on a machine with
-several: each test suite and benchmark sees one of them, and others run beside it.
+``--several`` runs only the tests and figures of several ranks, which a machine with several GPUs adds to a check on one
+GPU. ``--figures`` runs only the figures of several ranks. Figures are measured on 2, 4 and 8 ranks, up to the number of
+GPUs. ``--one`` runs the check for one GPU on a machine with several: each test suite and benchmark sees one GPU, and
+the GPUs work in parallel.
 """
 
 from __future__ import annotations
@@ -49,13 +51,15 @@ ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
 ON_ONE_RANK = 2
-"""Suites of the files for ranks on one rank; each has files with tests for one."""
+"""Launches that run the rank tests on a single rank. Each contains files with tests for one rank."""
 AT_ONCE, RANKS_AT_ONCE = 8, 3
-"""Suites on a GPU: of one process, and of ranks, which take turns on it; more of these take longer in all."""
+"""Suites that run at the same time on a GPU: suites of one process, and suites of ranks, whose processes take turns on
+the GPU. A larger number of rank suites makes the whole check slower."""
 ALONE = ("plan_memory", "tune", "bench")
 BY_THEMSELVES = (*ALONE, "allreduce", "paths", "nccl")
 LAUNCHES = 3
-"""On several GPUs: files of ranks with a launch of their own, and the launches of the others; each takes 3 s."""
+"""On several GPUs each file in BY_THEMSELVES has a launch of its own, and the other files share LAUNCHES launches. A
+launch takes 3 s."""
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py"
     for name in ("milc", "bench", "nas_mg", "nas_ft", "fft_examples", "jacobi", "workunits")
@@ -65,7 +69,7 @@ OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 200
 DUMPING_S = 2
 SAID = 4_000, 24_000
-"""Characters that are shown of what a suite that failed has said, from its begin and its end: stacks of all ranks."""
+"""Characters printed of a failed suite's output, from its start and from its end, which has the stacks of all ranks."""
 APP_LIMIT_S = 120
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
 LARGE_MG_CLASS, LARGE_MG_RANKS = "D", 8
@@ -73,18 +77,18 @@ SOCKETS = {
     **{"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
     **{"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"},
 }
-"""For NCCL as between nodes: without peer access, shared memory and InfiniBand."""
+"""Environment that makes NCCL use sockets, as between nodes: no peer access, shared memory or InfiniBand."""
 BY_SOCKETS = ("exchange", "graphs", "new_arrays", "nccl")
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
 VISIBLE: ContextVar[str | None] = ContextVar("VISIBLE", default=None)
-"""The GPU that a test suite sees, of several."""
+"""The GPU that a test suite sees on a machine with several; None for all GPUs."""
 
 NPB_CUDA = {"B": 325_900.0, "C": 340_300.0}
 """Mop/s of the CUDA version of NAS FT (GMAP/NPB-GPU) on an H200."""
 
 
 def sources_sha256(root: Path = ROOT) -> str:
-    """Digest of every file under halox/: path, one zero byte, content, in the order of the paths."""
+    """Digest of all files under halox/, ordered by path: the path, a zero byte, the content."""
     digest = hashlib.sha256()
     paths = [p.relative_to(root) for p in (root / "halox").rglob("*") if p.is_file()]
     for path in sorted(paths, key=lambda p: p.as_posix()):
@@ -96,7 +100,7 @@ def sources_sha256(root: Path = ROOT) -> str:
 def run(
     command: list[str], ranks: int | None = None, limit_s: float = STEP_LIMIT_S, **variables: str
 ) -> tuple[int, str]:
-    """Run a Python command in the checkout, on several ranks if asked; return its exit status and output."""
+    """Run a Python command in the checkout, on ``ranks`` ranks unless None; return its exit status and output."""
     environment = dict(
         os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30", **variables
     )
@@ -119,7 +123,7 @@ def run(
         try:
             said, _ = started.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            # On SIGABRT each rank's pytest dumps its stacks. And no rank is left behind.
+            # On SIGABRT the pytest of each rank prints its stacks; SIGKILL ends every rank.
             ranks_of_it = descendants(started.pid)
             for signalled in (signal.SIGABRT, signal.SIGKILL):
                 for pid in ranks_of_it:
@@ -142,11 +146,11 @@ def suite(
     how: str = "",
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Run the tests of one file or of several, and return the outcome of each; ``how`` is added to their names."""
+    """Run the tests of one or more files, and return the outcome of each; ``how`` is appended to their names."""
     parts = path, ranks, shard, how
     report = scratch / f"{'-'.join(map(str, parts)).replace('/', '-').replace(' ', '-')}.xml"
-    # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
-    # After a few failures it ends, and tells of them before its time is up.
+    # The plugin tests.gpu.junit makes rank 0 write the report named by HALOX_JUNIT.
+    # --maxfail ends a broken suite early, so that it prints its failures before its time limit.
     command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
     command += ["-p", "tests.gpu.junit", path, *others]
     began = time.monotonic()
@@ -196,21 +200,21 @@ Job = Callable[[Path], list[dict[str, Any]]]
 
 
 def launch(files: Sequence[str], ranks: int, **how: Any) -> Job:
-    """Return the suite of some files, in one launch."""
+    """Return a suite that runs several files in one launch."""
     return lambda scratch: suite(files[0], ranks, scratch, *files[1:], **how)
 
 
 def rank_files() -> list[str]:
-    """Return the files of tests for ranks."""
+    """Return the test files that run on ranks."""
     return sorted(
         file.relative_to(ROOT).as_posix() for file in (ROOT / RANKS_FOLDER).glob("test_*.py")
     )
 
 
 def one_process(gpus: int) -> list[Job]:
-    """Return the suites of one process, those that take longest first.
+    """Return the suites that run in one process, the longest first.
 
-    Among them those for ranks, on one rank, and on a shared GPU that of failures, whose ranks mostly wait.
+    They include the rank tests on one rank. With one GPU they also include the failure tests, whose ranks mostly wait.
     """
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
     others = files - {RANDOM_TYPES, FAILURES, NCCL_FAILURES, *LONGEST}
@@ -229,16 +233,16 @@ def one_process(gpus: int) -> list[Job]:
 
 
 def among(file: str, names: Sequence[str]) -> bool:
-    """Whether a file of tests has one of some names in its own."""
+    """Whether the name of a test file contains one of these names."""
     return any(name in file for name in names)
 
 
 def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
-    """Return the suites of several ranks, longest first, and those of them that run alone.
+    """Return two lists of suites on several ranks: suites that may run at the same time, longest first, and the others.
 
-    On several GPUs these are all but those of failures, whose ranks mostly wait: kernels that wait for one another need
-    their GPUs for themselves. On a shared GPU there are none; what looks at its free memory, or at times, still runs
-    alone.
+    On several GPUs only the failure tests, whose ranks mostly wait, may run at the same time: kernels that wait for
+    each other must not share a GPU with another suite. Ranks that share one GPU have no kernels that wait, so that only
+    tests of free memory or of times run alone.
     """
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     on_four = [partial(suite, f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
@@ -258,7 +262,7 @@ def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
 
 
 def on_each(gpus: Sequence[str | None], jobs: Sequence[Callable[[], None]], at_once: int) -> None:
-    """Run jobs, so many at once on each GPU, which alone they see; None stands for all GPUs."""
+    """Run jobs, at most ``at_once`` at a time on each GPU. A job sees only its own GPU, or all GPUs if it is None."""
     free: SimpleQueue[str | None] = SimpleQueue()
     for gpu in [*gpus] * at_once:
         free.put(gpu)
@@ -277,7 +281,7 @@ def on_each(gpus: Sequence[str | None], jobs: Sequence[Callable[[], None]], at_o
 
 
 def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
-    """Run a benchmark that writes the JSON file last named on its command line, and return its figures."""
+    """Run a benchmark and return its figures; its last command-line argument is the JSON file that it writes."""
     result = scratch / f"{name}-{ranks}.json"
     began = time.monotonic()
     status, said = run(["-m", *words, str(result)], ranks)
@@ -298,13 +302,13 @@ def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> li
 def targets(
     kind: str, ranks: int | None, scratch: Path, where: Sequence[str] = ("--device", "gpu")
 ) -> list[dict[str, Any]]:
-    """Measure the figures with targets of a kind of benchmark."""
+    """Run one kind of ``halox bench`` and return its figures that have targets."""
     words = ["halox", "bench", kind, *where, "--targets", "--json"]
     return measure(f"halox bench {kind}", words, ranks, scratch)
 
 
 def app(name: str, ranks: int, *options: str) -> dict[str, Any]:
-    """Run a mini-app on GPUs through the command line and return what it found."""
+    """Run a mini-app on GPUs through the command line, and return its exit status and figures."""
     started = time.monotonic()
     status, said = run(
         ["-m", "halox", "run", name, "--device", "gpu", "--json", *options], ranks, APP_LIMIT_S
@@ -324,7 +328,10 @@ def app(name: str, ranks: int, *options: str) -> dict[str, Any]:
 
 
 def apps(gpus: int) -> list[dict[str, Any]]:
-    """Run the mini-apps on one rank and, where each has a GPU, on two; tests run them on ranks that share one."""
+    """Run the mini-apps on one rank and, with several GPUs, on two; NAS MG also on more ranks, one per GPU.
+
+    Tests cover mini-apps on ranks that share a GPU.
+    """
     stencil = ("--size", "2", "--num-iters", "200", "--passes", "3", "--precision", "double")
     found = []
     for ranks in range(1, min(gpus, 2) + 1):
@@ -342,7 +349,7 @@ def apps(gpus: int) -> list[dict[str, Any]]:
 
 
 def measured_ranks(gpus: int) -> list[int]:
-    """Return the numbers of ranks that figures are of, which share a GPU where there is one.
+    """Return the numbers of ranks for which figures are measured; two ranks share a single GPU.
 
     Examples
     --------
@@ -353,7 +360,7 @@ def measured_ranks(gpus: int) -> list[int]:
 
 
 def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures of NAS MG, of the runs that ended well: figures without targets."""
+    """Return the figures of the successful NAS MG runs; these figures have no targets."""
     ended = {
         one["ranks"]: one["figures"]
         for one in found
@@ -379,7 +386,7 @@ def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fourier_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures of NAS FT, of the runs that ended well; the target is for one rank."""
+    """Return the figures of the successful NAS FT runs; runs on one rank have a target."""
     ended = [one["figures"] for one in found if one["app"] == "nas_ft" and not one["exit_status"]]
     rows = []
     for one in ended:
@@ -402,7 +409,7 @@ def fourier_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def milc_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures of MILC, of the runs that ended well: figures without targets."""
+    """Return the figures of the successful MILC runs in double precision; these figures have no targets."""
     ended = [one["figures"] for one in found if one["app"] == "milc" and not one["exit_status"]]
     alone = next((one["cg_gflops"] for one in ended if one["ranks"] == 1), None)
     return [
@@ -424,7 +431,7 @@ def milc_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the machine and the versions that ran the check."""
+    """Return the hardware and the software versions of this machine."""
     import cupy
     import mpi4py
     import numpy
@@ -447,7 +454,7 @@ def machine() -> dict[str, Any]:
 
 
 class Result:
-    """Results so far: in the file after each step, so that it survives whatever ends the run."""
+    """Results so far. The file is rewritten after each step, so that a run that dies leaves its results."""
 
     def __init__(self, parts: str) -> None:
         self._started = time.monotonic()
@@ -467,7 +474,7 @@ class Result:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Tests for hardware or software that this machine lacks; the reason is recorded."""
+        """Tests that need hardware or software that this machine lacks; each has a reason."""
         return [test for test in self.tests if test["outcome"] == "skipped"]
 
     @property
@@ -477,21 +484,21 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything ran, and nothing failed."""
+        """Whether no test, figure or app has failed."""
         broken = any("failed" in one for one in self.figures)
         return not (self.failed or broken or any(one["exit_status"] for one in self.apps))
 
     def add(
         self, tests: Sequence[dict[str, Any]] = (), figures: Sequence[dict[str, Any]] = ()
     ) -> None:
-        """Add outcomes and figures, and write all; threads may call at once."""
+        """Add outcomes and figures, and rewrite the file; safe to call from several threads."""
         with self._lock:
             self.tests += tests
             self.figures += figures
             self.write()
 
     def write(self) -> None:
-        """Write the file, and a line to the terminal."""
+        """Write the file, and print a summary line."""
         found = self._head | {
             "ended": self.ended,
             "passed": len(self.tests) - len(self.failed) - len(self.skipped),
@@ -517,11 +524,11 @@ PARTS = {
     ("--figures",): "figures of several ranks",
     ("--one",): "all, of one GPU",
 }
-"""Descriptions of the parts that are checked, by command line."""
+"""Description of the checked parts, for each command line."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the command line asks for; write the result, and return the exit status."""
+    """Run the parts that the command line selects, write the result, and return the exit status."""
     parts = PARTS.get(tuple(arguments))
     if parts is None:
         print(__doc__)

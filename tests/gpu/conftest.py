@@ -1,4 +1,4 @@
-"""Set-up and tear-down of every test on a GPU."""
+"""Fixture for every test on a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def finished():
-    """A kernel's failure belongs to the test that launched it."""
+    """Wait for the GPU after each test, so that a failing kernel fails the test that launched it."""
     yield
     import cupy
 

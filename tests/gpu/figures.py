@@ -1,4 +1,4 @@
-"""The page docs/performance/figures.md, from the files of `make gpu-check`: ``python3 -m tests.gpu.figures``."""
+"""``python3 -m tests.gpu.figures`` writes docs/performance/figures.md from the result files of `make gpu-check`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ otherwise. Runs of earlier sources are listed only with figures that no run of t
 
 
 def number(value: Any) -> str:
-    """Format a figure with its significant digits."""
+    """Format a figure with four significant digits, or without fraction from 1,000 on."""
     if value is None:
         return "-"
     if not isinstance(value, (int, float)):
@@ -65,7 +65,7 @@ def table(found: list[dict[str, Any]]) -> list[str]:
 
 
 def page(folder: Path = FOLDER) -> str:
-    """Return the page's text."""
+    """Return the text of the page."""
     lines = [_HEAD]
     runs = {file: json.loads((folder / file).read_text(encoding="utf-8")) for file in RUNS}
     present = runs[RUNS[0]]["sources_sha256"]

@@ -1,4 +1,4 @@
-"""Device memory with guard bytes around it, known contents, a busy stream, and calls compared by the host's time."""
+"""Device memory with guard bytes and known contents, a busy stream, and host times of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARGIN = 256
 
 
 def coded(shape, dtype="u1") -> np.ndarray:
-    """Bytes that differ from place to place and never equal the guard, on the host."""
+    """Host array whose neighbouring bytes differ, and which never contains the guard byte."""
     numbers = np.arange(int(np.prod(shape)) * np.dtype(dtype).itemsize)
     return (
         ((numbers * 7 + numbers // 251) % 251 % GUARD).astype(np.uint8).view(dtype).reshape(shape)
@@ -23,7 +23,7 @@ def coded(shape, dtype="u1") -> np.ndarray:
 
 
 class Guarded:
-    """``nbytes`` of device memory at an offset from 256-byte alignment, guards on both sides."""
+    """``nbytes`` of device memory, ``offset`` bytes from a 256-byte boundary, with guard bytes on both sides."""
 
     def __init__(self, nbytes: int, offset: int = 0) -> None:
         self.memory = cp.full(nbytes + 2 * MARGIN + 16, GUARD, np.uint8)
@@ -42,7 +42,7 @@ class Guarded:
 
 
 def on_device(array: np.ndarray, offset: int = 0) -> Guarded:
-    """A copy of an array's bytes on the GPU."""
+    """Copy the bytes of a host array to guarded device memory."""
     guarded = Guarded(array.nbytes, offset)
     guarded.array[:] = cp.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return guarded
@@ -56,10 +56,10 @@ def stall() -> None:
 
 
 def host_us(calls: Mapping[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
-    """Host's microseconds of each call, to be compared with one another; printed.
+    """Print and return the host time of each call in microseconds, for comparison with each other.
 
-    The least of some rounds of 200 calls that do not wait, all in turn, so that whatever else the machine does is no
-    one's alone.
+    A time is the minimum over rounds of 200 asynchronous calls. All calls take turns in every round, so that other load
+    on the machine affects all of them.
     """
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):

@@ -1,7 +1,8 @@
-"""A pytest plugin: the report of rank 0 in the file that HALOX_JUNIT names, and the running test beside it.
+"""A pytest plugin: rank 0 writes its report to the file HALOX_JUNIT, and the name of the running test to a second file.
 
-A run of files that are skipped as a whole ends with status 0 on all ranks. pytest's own status is the same for these as
-for a run without tests, and the first rank to end by it would end the others before rank 0 has written its report.
+If all files of a run are skipped as a whole, the plugin makes pytest exit with status 0 on all ranks. Otherwise pytest
+would exit with its status for "no tests", and the launcher would kill the other ranks, perhaps before rank 0 has
+written its report.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _WHOLE_FILE = "collection skipped"
 
 
 def running(report: Path) -> str:
-    """Return the test that was started last before a report could be written; empty if none was."""
+    """Return the last test that started in a run without a report, or an empty string."""
     beside = _beside(report)
     return beside.read_text() if beside.exists() and not report.exists() else ""
 
@@ -29,7 +30,7 @@ def _beside(report: Path) -> Path:
 
 
 class _Running:
-    """Writes the test that runs, for a run that ends in none."""
+    """Writes the name of each test as it starts, to identify the test in which a run died."""
 
     def __init__(self, report: Path) -> None:
         self._file = _beside(report)
@@ -39,18 +40,18 @@ class _Running:
 
 
 def reason(skipped: ElementTree.Element) -> str:
-    """Return the reason of a skipped test, or of a file that is skipped as a whole, from the report."""
+    """Return the reason from the report of a skipped test or of a file skipped as a whole."""
     message = skipped.get("message") or ""
     if message != _WHOLE_FILE:
         return message
-    # The text is the file, the line and the reason.
+    # The text is a tuple: file, line, reason.
     with suppress(ValueError, SyntaxError):
         *_, message = ast.literal_eval(skipped.text or "")
     return str(message).removeprefix("Skipped: ")
 
 
 class _Skips:
-    """Ends a run in which whole files are skipped, and no test is left out for another reason, with status 0."""
+    """Sets exit status 0 if a run contains no tests because whole files are skipped, and for no other reason."""
 
     def __init__(self) -> None:
         self._skipped, self._deselected = 0, 0
@@ -69,7 +70,7 @@ class _Skips:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Give rank 0 the file; the others write none."""
+    """Have rank 0 write the report; other ranks write no report."""
     config.pluginmanager.register(_Skips())
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
     if rank == "0" and "HALOX_JUNIT" in os.environ:

@@ -1,4 +1,8 @@
-"""Exchanges by NCCL on two ranks, the second of which stops; started by `tests.failing`."""
+"""Exchanges by NCCL on two ranks. Rank 1 stops or dies, and rank 0 records the error that it gets.
+
+Started by `tests.failing`. ``form`` is "stream" or "graph" for one more call after the fault, and "ahead" for calls
+until the driver's launch queue is full. ``fault`` is "killed" or "stalled".
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ def main(folder: Path, form: str, fault: str) -> None:
             time.sleep(30)
             os._exit(0)
         begun = time.monotonic()
-        # Ahead, the host goes on until the driver has no more room for launches, and waits there.
+        # "ahead": the host enqueues calls until the driver's launch queue is full, and blocks in a launch.
         while form == "ahead" and time.monotonic() < begun + 60:
             try:
                 plan()

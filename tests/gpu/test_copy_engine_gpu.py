@@ -1,4 +1,7 @@
-"""The copy engine, the driver's copies and look-ups on a GPU, against NumPy, with guard bytes."""
+"""The copy-engine packer, driver copies, memory queries and absolute addresses on a GPU, compared with NumPy.
+
+Guard bytes surround every target.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ from tests.gpu import guarded  # noqa: E402
 from tests.gpu.guarded import DEVICE, GUARD, MARGIN  # noqa: E402
 
 BEFORE = 1 << 16
-"""Bytes of every array before displacement 0, for types that reach there."""
+"""Bytes of every array before displacement 0, for datatypes with negative displacements."""
 
 
 @pytest.fixture(params=["legacy", "blocking", "non-blocking", "per thread"])
 def stream(request):
-    """Each kind of stream; batches are not allowed on the first."""
+    """Each kind of stream; the driver refuses batched copies on the legacy stream."""
     made = {
         "legacy": lambda: cp.cuda.Stream.null,
         "blocking": cp.cuda.Stream,
@@ -48,12 +51,12 @@ def stream(request):
 
 
 def coded(nbytes: int, seed: int = 0) -> np.ndarray:
-    """Bytes that never equal the guard, on the host."""
+    """Random host bytes without the guard byte."""
     return np.random.default_rng(seed).integers(0, GUARD, nbytes, np.uint8)
 
 
 class Guarded(guarded.Guarded):
-    """Waits for the whole GPU: streams of most kinds do not wait for CuPy's, which fills the memory."""
+    """Synchronizes the whole GPU, since most kinds of streams do not wait for CuPy's stream, which fills the memory."""
 
     def __init__(self, nbytes: int, offset: int = 0) -> None:
         super().__init__(nbytes, offset)
@@ -99,7 +102,7 @@ TYPES = {
 
 
 def on_a_stream(call, *addresses):
-    """Call with a stream of its own, after what CuPy's has been given, and wait for the end."""
+    """Call on a new stream, after all work of CuPy's stream, and wait until it has finished."""
     cp.cuda.get_current_stream().synchronize()
     stream = cp.cuda.Stream(non_blocking=True)
     call(*addresses, stream.ptr)
@@ -190,7 +193,7 @@ class TestPacker:
 
     @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "four levels", "list"])
     def test_captured_in_a_graph(self, name):
-        """Lists too: a batch is handed over copy by copy while the stream is captured."""
+        """Lists can be captured too: during a capture the packer replaces a batched copy by single copies."""
         datatype, host = TYPES[name], coded(2 * BEFORE)
         packer = CopyEnginePacker(datatype, 1, DEVICE)
         source, packed = on_device(host), Guarded(packer.nbytes)
@@ -211,7 +214,7 @@ class TestPacker:
 
     @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "list"])
     def test_order_follows_the_stream(self, name):
-        """The stream is busy when the copy is handed over: it must take what comes later."""
+        """The stream is busy when the copy is enqueued; the copy must see the data written before it on the stream."""
         datatype = TYPES[name]
         packer = CopyEnginePacker(datatype, 1, DEVICE)
         source, packed = on_device(np.zeros(2 * BEFORE, np.uint8)), Guarded(packer.nbytes)
@@ -225,7 +228,7 @@ class TestPacker:
         assert (packed.get() == 7).all()
 
     def test_strides_past_32_bits(self):
-        """Rows further apart than any pitch are copied one by one."""
+        """Rows further apart than the largest pitch are copied one by one."""
         if cp.cuda.runtime.memGetInfo()[0] < 10 << 30:
             pytest.skip("less than 10 GiB of device memory are free")
         stride, rows = 3 << 30, coded(3 * 4096).reshape(3, 4096)
@@ -240,7 +243,7 @@ class TestPacker:
         packed = Guarded(packer.nbytes)
         packer.pack(int(memory.ptr), packed.pointer, stream.ptr)
         assert packed.get().tobytes() == rows.tobytes()
-        # Slices as far apart are no matter, as long as they are whole rows apart.
+        # The distance of slices has no such limit if it is a multiple of the row pitch.
         halves = dt.hvector(3, 1, stride, dt.hvector(2, 1024, 2048, "u1"))
         packer = CopyEnginePacker(halves, 1, DEVICE)
         assert packer.calls == 1
@@ -278,7 +281,7 @@ class TestPacker:
 
     @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "list"])
     def test_from_another_thread(self, name):
-        """A thread that has not called CUDA before has no context yet."""
+        """A thread without earlier CUDA calls has no current context."""
         datatype, host, failures = TYPES[name], coded(2 * BEFORE), []
         packer = CopyEnginePacker(datatype, 1, DEVICE)
         source, packed = on_device(host), Guarded(packer.nbytes)
@@ -348,7 +351,7 @@ class TestDriver:
         assert (target.get() == expected).all()
 
     def test_the_batched_copy_is_what_runs(self, monkeypatch):
-        """On a stream of ours, with a driver that has it, no single copies."""
+        """With a new enough driver, and not on the legacy stream, a batch makes no single copies."""
         if batch_function() is None:
             pytest.skip("the driver is older than CUDA 12.8")
         source, target = on_device(coded(100)), Guarded(100)
@@ -435,7 +438,7 @@ class TestAbsolute:
         assert packed.get().view("f8").tolist() == np.repeat(np.arange(6.0), 512).tolist()
 
     def test_beyond_the_end(self):
-        kept = [cp.cuda.Memory(2 << 20)]  # an allocation that no other follows at once
+        kept = [cp.cuda.Memory(2 << 20)]  # search for an allocation without a neighbour at its end
         while memory_range(sum(memory_range(int(kept[-1].ptr)))) is not None:
             kept.append(cp.cuda.Memory(2 << 20))
             assert len(kept) < 500

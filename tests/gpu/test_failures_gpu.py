@@ -1,6 +1,6 @@
-"""A rank that is killed, stopped, raises, or makes another call, on each path between GPUs; tests/faults has the rest.
+"""A rank dies, stops, raises or makes a different call, on each path between GPUs; tests/faults covers host arrays.
 
-With ``-m exhaustive`` at every stage of every collective call.
+``-m exhaustive`` tests every stage of every collective call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_rank(row: Row, theatre: Theatre) -> None:
     told = theatre[row]
     reasons = [one["unprepared"] for one in told.ranks if one and "unprepared" in one]
-    # The others need GPUs that map each other's memory, one a rank, or an MPI that takes device pointers.
+    # Only the staged path runs everywhere. Other paths need one GPU per rank with peer access, or a GPU-aware MPI.
     if reasons and reasons[0].startswith("PathError") and not row.path.startswith("staged"):
         pytest.skip(reasons[0])
     check(row, told)

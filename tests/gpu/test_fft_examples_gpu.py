@@ -15,7 +15,7 @@ require("mpi")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("options", CASES)
 def test_the_vortex_in_a_box(ranks: int, options: str) -> None:
-    """Energy and enstrophy; the example itself compares them with the series."""
+    """Energy and enstrophy equal the host's; the example itself compares them with a series."""
     ended = on_ranks(ranks, str(BOX), *options.split(), "--device", "gpu")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     device, _, energy, enstrophy = printed(ended.stdout)
@@ -26,7 +26,7 @@ def test_the_vortex_in_a_box(ranks: int, options: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("options", PLANES)
 def test_vortices_in_a_plane(ranks: int, options: str) -> None:
-    """The example compares the vorticity with the exact one everywhere."""
+    """The example itself compares the vorticity with the exact solution in all cells."""
     ended = on_ranks(ranks, str(PLANE), *options.split(), "--device", "gpu")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith(f"{ranks} rank(s), gpu: ")

@@ -54,7 +54,7 @@ def test_as_cupy_transforms(shape: tuple[int, ...], dtype: str, halo: int) -> No
 
 
 def test_one_plan_for_a_whole_field_with_a_halo() -> None:
-    """No pass over memory beside cuFFT's."""
+    """cuFFT reads and writes the interior of a field in place; only the normalization adds a step to its plan."""
     with alone((32, 32, 32), 2) as grid, halox.FFT(grid, norm="forward") as fft:
         s = fft.forward(grid.zeros("c16"))
         fft.backward(s)
@@ -65,7 +65,7 @@ def test_one_plan_for_a_whole_field_with_a_halo() -> None:
 
 @pytest.mark.parametrize("number", range(20))
 def test_plans_of_64_bits(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of large arrays, here for all."""
+    """Arrays of more than 2**31 - 1 elements need cuFFT plans with 64-bit indices; here all arrays use these plans."""
     monkeypatch.setattr("halox.runtime.gpu.cufft._LARGEST", 0)
     rng = np.random.default_rng([SEED, 67, number])
     check(random_case(rng, 1), MPI.COMM_SELF, rng, "gpu")
@@ -87,7 +87,7 @@ def test_later_calls_allocate_nothing() -> None:
 @pytest.mark.parametrize("dealias", [False, True])
 @pytest.mark.parametrize("real", [False, True])
 def test_captured(real: bool, dealias: bool) -> None:
-    """A spectral step as one graph, replayed with other values."""
+    """A spectral step captured as one graph, and replayed with new values."""
     with alone((24, 20, 18), 1) as grid, halox.FFT(grid, real=real, dealias=dealias) as fft:
         fine = fft.physical
         u, v = (fine.zeros("f8" if real else "c16") for _ in "uv")
@@ -131,7 +131,7 @@ def test_a_first_call_in_a_capture_is_refused() -> None:
 
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_ordered_after_stalled_and_changing_streams(non_blocking: bool) -> None:
-    """Work arrays are those of the last call, which is still to run on another stream."""
+    """Each call reuses the work arrays of the previous call, which may still be queued on another stream."""
     with alone((40, 36), 1) as grid, halox.FFT(grid, real=True) as fft:
         fields = [(grid.zeros(), grid.zeros(), fft.grid.zeros("c16")) for _ in range(6)]
         x = 2 * np.pi * grid.indices()[0] / 40

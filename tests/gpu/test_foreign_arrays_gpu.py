@@ -46,7 +46,7 @@ def jax():
 
 
 class Library:
-    """A library, and its conversion of arrays on the host to arrays on the GPU."""
+    """A library and its function that copies a host array to the GPU."""
 
     def __init__(self, name: str, request) -> None:
         self.name = name
@@ -188,7 +188,8 @@ def test_page_locked_memory_of_torch(torch):
     array = cp.asarray(numbers())
     target = cp.zeros((6, 8), "f4")
     if not describe(out).writable:
-        out = out.numpy()  # DLPack of before 1.0 does not say that it may be written to
+        # DLPack before 1.0 has no read-only flag, so halox treats the memory as read-only.
+        out = out.numpy()
     pack(array, COLUMN, out=out)
     unpack(out, COLUMN, target)
     assert (target.get()[:, 7] == numbers()[:, 7]).all()
@@ -204,7 +205,7 @@ def test_tensors_on_the_host(torch):
 
 
 def test_typed_messages(source, library):
-    """From every library's arrays into those that may be written to; the neighbour is this rank."""
+    """A rank sends arrays of each library to itself, into each type of writable array."""
     from mpi4py import MPI
 
     array, target = source.make(numbers()), library.make(np.zeros((6, 8), "f4"))

@@ -1,4 +1,4 @@
-"""The Jacobi example on GPUs: as a graph and step by step, to the same bits."""
+"""The Jacobi example on GPUs: a graph and single steps give identical bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = f"--device gpu --cells {' '.join(map(str, CELLS))} --tolerance 1e-2 --
 
 def run(ranks: int, *words: str, **variables: str) -> str:
     ended = on_ranks(ranks, str(EXAMPLE), *OPTIONS.split(), *words, **variables)
-    # The example holds its result against the closed form.
+    # The example exits with an error if its result differs from the closed form.
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"{ranks} rank(s), gpu" in ended.stdout
     return ended.stdout
@@ -28,7 +28,7 @@ def run(ranks: int, *words: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_graph_and_single_launches_agree(ranks: int) -> None:
-    """Bit for bit; the steps and the residual are those of NumPy."""
+    """Graph and single launches print the same residual; step count and residual also agree with NumPy."""
     said = run(ranks)
     way, steps, residual = printed(said)
     if ranks <= cupy.cuda.runtime.getDeviceCount():

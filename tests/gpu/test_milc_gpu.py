@@ -1,4 +1,4 @@
-"""The staggered fermions mini-app on a GPU: MILC's sample, closed forms, NumPy's numbers, graphs, the command."""
+"""The staggered fermions mini-app on a GPU: MILC's sample, closed forms, comparison with NumPy, graphs, the command."""
 
 from __future__ import annotations
 

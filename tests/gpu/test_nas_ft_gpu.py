@@ -1,4 +1,4 @@
-"""The Fourier mini-app on a GPU: its kernels equal NumPy's, whole runs are verified."""
+"""The Fourier mini-app on a GPU: its kernels agree with NumPy, and whole runs pass NAS verification."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_memory_is_no_more_than_estimated() -> None:
             solver.forward()
             solver.iterate()
             solver.checksums()
-            # The pool has all of it: the fields of one rank, and the work area of cuFFT.
+            # All memory comes from CuPy's pool: the fields of the rank and cuFFT's work area.
             used = pool.total_bytes() - before
             assert solver.u.nbytes + solver.spectrum.nbytes <= used
             assert used <= needed_bytes(grid.grid_shape, grid.proc_shape, "gpu")

@@ -1,4 +1,4 @@
-"""The multigrid mini-app on a GPU: its kernels equal NumPy's up to rounding, whole runs are verified."""
+"""The multigrid mini-app on a GPU: its kernels agree with NumPy up to rounding; whole runs pass NAS verification."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A rank that stops in exchanges by NCCL: the others' exchange is aborted, in a graph too, and their next call raises.
+"""A rank stops or dies during exchanges by NCCL: halox aborts the exchange of the other rank, whose next call raises.
 
-tests/gpu/test_failures_gpu.py has ranks that are killed, on this path and others.
+This includes exchanges in CUDA graphs. tests/gpu/test_failures_gpu.py kills ranks on all paths.
 """
 
 from __future__ import annotations

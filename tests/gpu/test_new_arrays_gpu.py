@@ -1,4 +1,4 @@
-"""Arrays that CuPy makes anew each step: one plan, and one shift of the launch's addresses a step."""
+"""Fields allocated anew in each step: halox reuses one plan, and shifts the addresses of its launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_steps_of_new_arrays(dtype: str) -> None:
             cells = np.random.default_rng(step).integers(0, 200, grid.rank_shape).astype(dtype)
             u = cupy.zeros(grid.padded_shape, dtype) + cupy.zeros((), dtype)
             grid.interior(u)[...] = cupy.asarray(cells)
-            kept.append(u if step % 3 else None)  # so that addresses go up and down
+            kept.append(u if step % 3 else None)  # reuse of freed memory varies the addresses
             grid.exchange(u)
             assert np.array_equal(u.get(), np.pad(cells, ((1, 1), (2, 2), (1, 1)), mode="wrap"))
             assert grid._plan_number == 1
@@ -36,13 +36,13 @@ def test_steps_of_new_arrays(dtype: str) -> None:
 
 
 def array_at(shape: tuple[int, ...], dtype: str, offset: int = 0) -> cupy.ndarray:
-    """A new array, some bytes from a multiple of 512."""
+    """A new array, ``offset`` bytes after a multiple of 512."""
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return cupy.zeros(nbytes + offset, "u1")[offset:].view(dtype).reshape(shape)
 
 
 def test_several_fields_of_any_alignment() -> None:
-    """One plan; a table for each field and alignment, and none from then on."""
+    """One plan serves new arrays of every alignment."""
     dtypes = ("f8", "u1", "c16")
     options = {"periodic": True, "comm": MPI.COMM_SELF, "device": "gpu"}
     with halox.Grid((20, 14, 9), halo=(1, 2, 1), **options) as grid:

@@ -1,4 +1,4 @@
-"""``halox.pack`` and ``halox.unpack`` of arrays on a GPU: every method, every destination, bad input."""
+"""``halox.pack`` and ``halox.unpack`` of GPU arrays: all methods, all destinations, bad input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS = ("auto", "strided", "workunits", "traversal", "copy_engine")
 
 
 class Foreign:
-    """An array of another library: only the interface."""
+    """An array of another library, of which halox sees only ``__cuda_array_interface__``."""
 
     def __init__(self, array, *, read_only=False, stream=None):
         interface = dict(array.__cuda_array_interface__)
@@ -73,7 +73,7 @@ class TestPackDevice:
         assert not out.get()[24:].any()
 
     def test_repeated_calls_keep_their_tables_apart(self):
-        """Tables are let go of at once; the pool may hand their memory on only in stream order."""
+        """Each call frees its table before its kernel has run; later calls must not overwrite that memory too early."""
         arrays = [cp.full(5000, i, "f8") for i in range(64)]
         datatype = dt.vector(2500, 1, 2, "f8")
         packed = [pack(array, datatype) for array in arrays]
@@ -133,7 +133,7 @@ class TestMethods:
         array = cp.random.default_rng(2).random((n, n))
         host = array.get()
         packed = pack(array, lower_triangle(n), method=method)
-        # Columns of the column-major matrix are rows of ours.
+        # Columns of the column-major matrix are rows of the NumPy array.
         expected = np.concatenate([host[j, j:] for j in range(n)])
         assert packed.get().view("f8").tolist() == expected.tolist()
         target = cp.zeros_like(array)
@@ -175,7 +175,7 @@ class TestMethods:
 
 
 class TestArraysSeenBefore:
-    """Later calls with the same arrays skip the checks; other arrays must not."""
+    """Later calls with the same arrays skip the checks; calls with different arrays must not skip them."""
 
     def test_other_arrays_in_their_place(self):
         column = dt.vector(100, 1, 3, "f8")
@@ -198,7 +198,7 @@ class TestArraysSeenBefore:
         array = cp.ones(300)
         kept = []
         for _ in range(20):
-            pack(array, column)  # dropped at once, so that its memory is somebody else's next
+            pack(array, column)  # the next array reuses the memory of the freed result
             kept.append(cp.zeros(800, np.uint8))
         cp.cuda.runtime.deviceSynchronize()
         assert not any(other.any() for other in kept)
@@ -294,7 +294,7 @@ class TestAbsolute:
         assert (out.get() == 0xA5).all() and not host.any()
 
     def test_beyond_an_allocation(self):
-        memory = cp.cuda.Memory(1 << 21)  # one of its own, not the pool's
+        memory = cp.cuda.Memory(1 << 21)  # a separate allocation, not from the pool
         beyond = dt.hindexed([16], [int(memory.ptr) + (1 << 21) - 8 + (1 << 40)], "u1")
         with pytest.raises(FieldError, match="datatype: "):
             pack(BOTTOM, beyond)
@@ -328,7 +328,7 @@ class TestBadInput:
         assert (out.get() == 0xA5).all() and not array.get().any()
 
     def test_a_few_threads_at_once(self):
-        """Each packs its own arrays with datatypes that all share."""
+        """Threads share datatypes, and each packs its own arrays."""
         column, triangle = dt.vector(200, 1, 200, "f8"), lower_triangle(200)
         wrong = []
 
@@ -358,7 +358,7 @@ class TestBadInput:
         if method == "strided":
             triangle, out = dt.vector(20, 1, 20, "f8"), cp.zeros(160, np.uint8)
         stream = cp.cuda.Stream(non_blocking=True)
-        cp.cuda.runtime.deviceSynchronize()  # the arrays are filled on another stream
+        cp.cuda.runtime.deviceSynchronize()  # another stream fills the arrays
         with stream:
             expected = pack(array, triangle, method=method).get().view("f8")
             stream.begin_capture()

@@ -1,7 +1,7 @@
-"""Random nested datatypes on a GPU: every packer that takes one equals the host packer, byte by byte.
+"""Random nested datatypes on a GPU: every packer that supports a datatype writes the same bytes as the host packer.
 
-The host packer is itself held against ``MPI_Pack`` (tests/unit/test_pack_against_mpi.py). HALOX_RANDOM_TYPES sets
-how many datatypes are tried; HALOX_RANDOM_SHARD, as in 0/4, that this process tries a part of them.
+tests/unit/test_pack_against_mpi.py compares the host packer with ``MPI_Pack``. HALOX_RANDOM_TYPES is the number of
+datatypes. HALOX_RANDOM_SHARD divides them among processes: with 1/4, this process tests the second of four parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PACKED = 1 << 16
 
 
 class Memory:
-    """An array and a packed buffer on the host and on the GPU, made once."""
+    """An array and a packed buffer on the host and on the GPU, shared by all random datatypes."""
 
     def __init__(self):
         rng = np.random.default_rng(11)

@@ -1,4 +1,4 @@
-"""The stencil mini-app on a GPU: its kernel equals NumPy's bit for bit, whole runs are verified."""
+"""The stencil mini-app on a GPU: its kernel equals NumPy bit for bit, and whole runs are verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strided packer on a GPU, against NumPy, with guard bytes around every target."""
+"""The strided packer on a GPU, compared with NumPy, with guard bytes around every target."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class TestCopy:
         assert there.get().tobytes() == expected.tobytes()
 
     def test_strides_past_32_bits(self):
-        """Rows 3 GiB apart; only three of them are touched."""
+        """Three rows of 4 KiB at a distance of 3 GiB."""
         if cp.cuda.runtime.memGetInfo()[0] < 10 << 30:
             pytest.skip("less than 10 GiB of device memory are free")
         stride = 3 << 30
@@ -176,7 +176,7 @@ class TestCopy:
         assert copy.nbytes == 0
 
     def test_order_follows_the_stream(self):
-        """The stream is busy when the copy is launched: it must pack what comes later."""
+        """The stream is busy when the copy is launched; the copy must see the data written before it on the stream."""
         stream = cp.cuda.Stream(non_blocking=True)
         source, packed = cp.zeros(1 << 20), Guarded(8 << 20)
         copy = StridedCopy(
@@ -213,7 +213,7 @@ class TestCopy:
                 assert (packed.get().view("f8") == value).all()
 
     def test_from_another_thread(self):
-        """A thread that has not called CUDA before has no context yet."""
+        """A thread without earlier CUDA calls has no current context."""
         source, packed = cp.arange(1000.0), Guarded(8000)
         copy = StridedCopy(
             [Copy(contiguous_side(source.data.ptr, 8000), contiguous_side(packed.pointer, 8000))],
@@ -333,7 +333,7 @@ class TestAdd:
     @pytest.mark.parametrize("dtype", ["i1", "u1", "f2", "i2"])
     @pytest.mark.parametrize("columns", [33, 150, 1100])
     def test_long_blocks_between_odd_addresses(self, dtype, columns):
-        """A copy moves such blocks as runs; an addition needs whole words."""
+        """A copy moves long blocks as unaligned runs of bytes; an addition needs whole elements."""
         rng = np.random.default_rng(columns)
         shape = (50, columns + 2)
         source, target = (rng.integers(0, 60, shape).astype(dtype) for _ in range(2))
@@ -355,7 +355,7 @@ class TestAdd:
         np.testing.assert_array_equal(here.get().view("f2"), expected)
 
     def test_overlapping_targets_add_in_the_order_given(self):
-        """In float32 the order shows: 1e8 + 1 - 1e8 depends on it."""
+        """Addition in float32 is not associative: 1 + 1e8 - 1e8 depends on the order."""
         target = np.ones(8000, "f4")
         here, copies, expected, kept = on_device(target), [], target.copy(), []
         for first, value in ((0, 1e8), (2000, -1e8), (3000, 3.0)):
@@ -388,7 +388,7 @@ class TestLaunch:
             kernel("strided_add", "strided_add", 0, (("ELEMENT", "no_such_type"),))
 
     def test_host_time_of_a_launch(self):
-        """Beside CuPy's launch of the same function, in the same run: not slower."""
+        """A launch takes less host time than CuPy's launch of a similar function, measured in the same run."""
         source, packed = cp.zeros(1000), cp.zeros(1000)
         copy = StridedCopy(
             [Copy(contiguous_side(source.data.ptr, 8000), contiguous_side(packed.data.ptr, 8000))],

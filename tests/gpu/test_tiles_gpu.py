@@ -1,4 +1,4 @@
-"""Permuting copies in tiles on a GPU, against NumPy's transposes, with guard bytes around every target."""
+"""Tiled copies that permute axes on a GPU, compared with NumPy's transposes, with guard bytes around every target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORDERS = [order for n in SHAPES for order in permutations(range(n))]
 
 
 def random_array(shape, dtype):
-    """Bytes that tell places apart."""
+    """Host array of random bytes."""
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape)) * dtype.itemsize
     numbers = np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8)
@@ -37,13 +37,13 @@ def random_array(shape, dtype):
 
 
 def side_of(pointer, view):
-    """One side of a copy: a view's layout at an address on the GPU."""
+    """One side of a copy: the layout of a NumPy view at a GPU address."""
     datatype = slab(view.shape, view.strides, [0] * view.ndim, view.shape, view.dtype)
     return Side(pointer, datatype.strided)
 
 
 def check(host, order, offset=0, **options):
-    """Copy an array into one whose axes are in another order, and back."""
+    """Copy an array to an array with permuted axes and back; return whether the plan uses tiles."""
     source, turned = Guarded(host.nbytes + offset), Guarded(host.nbytes)
     cp.cuda.runtime.memcpy(source.pointer + offset, host.ctypes.data, host.nbytes, 1)
     expected = np.ascontiguousarray(host.transpose(order))
@@ -103,7 +103,7 @@ class TestTransposes:
     @pytest.mark.parametrize("dtype", ["f4", "c16"])
     @pytest.mark.parametrize("axes", [(0, 2, 1), (2, 1, 0), (1, 2, 0), (2, 0, 1), (1, 0, 2)])
     def test_permuted_axes(self, axes, dtype):
-        """In and out of arrays with halos of odd widths."""
+        """Arrays with halos, so that rows start at unaligned addresses."""
         shape = (61, 72, 83)
         a = halox.Grid(shape, halo=1, device="gpu")
         b = halox.Grid([shape[axis] for axis in axes], halo=(0, 2, 1), device="gpu")

@@ -1,4 +1,4 @@
-"""The traversal packer on a GPU, against NumPy and HostPacker, with guard bytes around every target."""
+"""The traversal packer on a GPU, compared with NumPy and HostPacker, with guard bytes around every target."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stream():
 
 
 def check(datatype, count=1, *, at=0, to=0, max_blocks=None, half=HALF, packer=None):
-    """Pack, and unpack where that is defined, between addresses of any alignment."""
+    """Compare with HostPacker: pack, and unpack unless the blocks overlap; ``at`` and ``to`` shift the addresses."""
     host = coded(2 * half)
     expected = np.zeros(datatype.size * count, np.uint8)
     HostPacker(host[half:], datatype, count).pack(expected)
@@ -113,7 +113,7 @@ class TestConstructors:
 
     @pytest.mark.parametrize("name", ["struct", "struct of structs", "indexed over vector"])
     def test_small_lists_are_walked_as_well(self, name, monkeypatch):
-        """Without the shortcut that turns small subtrees into one list."""
+        """Disables the simplification that flattens small subtrees to one list."""
 
         def unflattened(datatype, count):
             return simplified(datatype, count, flat_blocks=0, few_units=0)
@@ -146,7 +146,7 @@ class TestConstructors:
         check(TYPES[name], 1)
 
     def test_more_than_32_bits_of_words(self):
-        """2**31 bytes and a few at an odd address: one word a byte."""
+        """The packed address is odd, so each word is one byte, and 2**31 + 5 words exceed a signed 32-bit count."""
         n = 2**31 + 5
         if cp.cuda.runtime.memGetInfo()[0] < 10 << 30:
             pytest.skip("less than 10 GiB of device memory are free")
@@ -276,7 +276,7 @@ class TestLaunches:
             assert (target.get() == i).all()
 
     def test_host_time_of_a_call(self):
-        """One launch, as of the packer of strided blocks; walking the tree anew would take many times as long."""
+        """A call is one launch, as for the strided packer; building the tree in each call would take far longer."""
         source, packed = cp.zeros(4000), cp.zeros(4000)
         datatype = dt.vector(1000, 1, 2, "f8")
         walked, strided = (kind(datatype, 1, DEVICE) for kind in (TraversalPacker, StridedPacker))
@@ -291,7 +291,7 @@ class TestLaunches:
 
 
 def spilled(entry, **defines):
-    """Bytes of local memory that a thread of a kernel has."""
+    """Bytes of local memory per thread of a kernel, which holds spilled registers."""
     pairs = tuple((name, str(value)) for name, value in defines.items())
     function = kernel("traversal", f"traversal_{entry}", DEVICE, pairs)
     return driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function.ptr)
@@ -308,7 +308,10 @@ def test_kernels_spill_nothing(way):
 
 
 def device_us(packers, here, there, launches=40, rounds=15):
-    """Microseconds of a launch of each packer among many in a graph: the least of some rounds, all in turn."""
+    """Return the time of a launch of each packer in microseconds.
+
+    Each packer has a graph of many launches; the packers take turns, and the result is the minimum over all rounds.
+    """
     side = cp.cuda.Stream(non_blocking=True)
     graphs = []
     with side:
@@ -334,7 +337,7 @@ def device_us(packers, here, there, launches=40, rounds=15):
 
 
 def test_times_beside_the_strided_packer():
-    """Asserted only loosely, because other work may share the GPU; ``halox bench pack`` has the figures."""
+    """The limit is loose, since other work may share the GPU; ``halox bench pack`` measures exactly."""
     source, packed = cp.zeros(1 << 25), cp.zeros(1 << 23)
     here, there = int(source.data.ptr), int(packed.data.ptr)
     for nbytes in (1 << 16, 1 << 20, 1 << 24, 1 << 26):

@@ -1,4 +1,4 @@
-"""The work-unit packer on a GPU, against NumPy and HostPacker, with guard bytes around every target."""
+"""The work-unit packer on a GPU, compared with NumPy and HostPacker, with guard bytes around every target."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def empty_cache(monkeypatch):
 
 
 def scattered(rng, lengths, word=1, gap=40):
-    """A type of blocks of given lengths in shuffled order, all bytes disjoint; and its span."""
+    """Return a datatype of disjoint blocks with these lengths in random order, and its span in bytes."""
     lengths = np.asarray(lengths)
     starts = np.cumsum(lengths + rng.integers(1, gap, lengths.size) * word) - lengths
     order = rng.permutation(lengths.size)
@@ -50,7 +50,7 @@ def scattered(rng, lengths, word=1, gap=40):
 
 
 def there_and_back(host, datatype, count=1, *, at=0, to=0, origin=0, **options):
-    """Pack and unpack; ``host`` is bytes, displacements count from byte ``origin`` of it."""
+    """Compare packing and unpacking with HostPacker; displacement 0 is byte ``origin`` of ``host``."""
     stream = cp.cuda.get_current_stream().ptr
     packer = WorkUnitsPacker(datatype, count, DEVICE, **options)
     expected = np.zeros(packer.nbytes, np.uint8)
@@ -126,14 +126,14 @@ class TestPacker:
         there_and_back(array, dt.hvector(30, 1, -8, "f8"), origin=29 * 8)
 
     def test_random_elements_many_times(self):
-        """1024 elements of 8 bytes a item: the list must not grow with the count."""
+        """Each item has 1024 elements of 8 bytes; the list must not grow with the number of items."""
         rng = np.random.default_rng(2)
         datatype = dt.resized(dt.indexed_block(1, rng.permutation(4096)[:1024], "f8"), 0, 4096 * 8)
         packer = there_and_back(coded(300 * datatype.extent), datatype, 300)
         assert packer._list.n_words <= 1024
 
     def test_past_2_gib(self):
-        """Segments are cut there."""
+        """Indices in a segment have 31 bits, so larger messages need several segments."""
         if cp.cuda.runtime.memGetInfo()[0] < 12 << 30:
             pytest.skip("less than 12 GiB of device memory are free")
         datatype = dt.resized(dt.indexed_block(256, [0, 1, 257, 300], "f8"), 0, 8 * 1024)
@@ -261,7 +261,7 @@ class TestLists:
             stream.synchronize()
             assert packed.get().tobytes() == expected.tobytes()
         again = Guarded(packer.nbytes, 3)
-        cp.cuda.runtime.deviceSynchronize()  # it is filled on another stream
+        cp.cuda.runtime.deviceSynchronize()  # another stream fills it with guard bytes
         packer.pack(source.pointer, again.pointer, stream.ptr)
         stream.synchronize()
         assert again.get().tobytes() == expected.tobytes()
@@ -279,7 +279,7 @@ class TestLists:
         assert empty_cache.nbytes(DEVICE) > before
 
     def test_lists_are_dropped_while_launches_run(self, monkeypatch):
-        """The cache holds one list: each packer drops the one before, whose launch may still run."""
+        """The cache holds one list: each packer evicts the previous list, which a running launch may still read."""
         monkeypatch.setattr(workunits_lists, "cache", ListCache(200_000))
         host = coded(1 << 20)
         source, results = on_device(host), []
@@ -327,7 +327,7 @@ class TestCopy:
 
 
 def test_host_time_of_a_call():
-    """A later call is one launch, as of the packer of strided blocks."""
+    """A later call is one launch, as for the strided packer."""
     datatype = dt.indexed_block(1, np.arange(1000) ** 2 % 5000, "f8")
     source, packed = cp.zeros(5000), cp.zeros(1000)
     listed = WorkUnitsPacker(datatype, 1, DEVICE)

@@ -101,7 +101,7 @@ def _bases(places: Sequence[PartView], array: Array) -> list[Base | None]:
     for _, shape, dtype, offset, strides in places:
         size = gcd(size, dtype.itemsize, offset)
         size = gcd(size, *[stride for n, stride in zip(shape, strides, strict=True) if n > 1])
-        # NumPy copies elements between two arrays of such a dtype byte by byte.
+    # NumPy copies elements of these dtypes unchanged, byte for byte.
     is_plain = array.dtype.kind in "biufcmM"
     if not _is_contiguous(array):
         return [None] if is_plain else []

@@ -14,7 +14,7 @@ from halox.runtime.context import Context
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of, why_no_nccl
 
 PART_BYTES = 1 << 20
-"""Least mean bytes of the parts of a message that are sent separately: one send is faster than several short sends.
+"""Smallest mean size, in bytes, of the parts of a message sent separately: one send is faster than several short sends.
 
 Separate sends also need launches for the marks of the time limit, which packing kernels set without additional cost.
 """

@@ -2,11 +2,11 @@
 
 Each end chooses how to pack and unpack. Each message, or each of its parts, travels as bytes in one send::
 
-    "packed"  array -> pack -> buffer | send ... receive | buffer -> unpack -> array      one send per message
-    "parts"   array ------------------> send ... receive -------------------> array       one send per part, and one
-    ahead
-              array -> pack -> buffer | send ... receive | buffer -> unpack -> array      where a part is not one run of
-              bytes
+    "packed"  array -> pack -> buffer | send ... receive | buffer -> unpack -> array
+    "parts"   array ------------------> send ... receive -------------------> array     a part that is one run of bytes
+              array -> pack -> buffer | send ... receive | buffer -> unpack -> array    any other part
+
+"packed" is one send per message; "parts" is one send per part, after one for the name below.
 
 Between two ranks NCCL matches sends and receives in their order: the order of the tags, then of the parts. There is one
 buffer per message; the stream has unpacked it before the next exchange receives into it.

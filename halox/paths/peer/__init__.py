@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from halox.paths.peer.channel import PeerChannel
 
 MOST_PIECES = 16
-"""Most loop nests of a part that is stored directly, where the layouts of its two ends are combined."""
+"""Largest number of loop nests of a directly stored part, which combine the layouts of its two ends."""
 
 
 class PeerPath(Path):

@@ -41,10 +41,10 @@ WIDE_WORDS = (4, 8)
 """Bytes of the words that travel in LL128-like packets."""
 
 TABLE_BYTES = 3800
-"""Most bytes of a table in the launch's parameters; larger tables are in device memory."""
+"""Largest table, in bytes, in the launch's parameters; larger tables are in device memory."""
 
 INLINE_CHUNKS = 600
-"""Most chunks that are processed in the order of the segments, which needs no table in device memory."""
+"""Largest number of chunks that are processed in segment order, which needs no table in device memory."""
 
 MOST_SHIFTS = 16
 """Shifts from a launch's arrays to other arrays; shift 0 is always 0, as in ``peer.cu``."""
@@ -62,33 +62,33 @@ WIDE_THREADS = 64
 """The same in larger exchanges with LL128-like packets: each thread has seven loads under way."""
 
 BLOCKS_PER_SM = {THREADS: 2, MANY_THREADS: 1}
-"""Most sending blocks per multiprocessor, and most receiving blocks per multiprocessor, by threads per block.
+"""Largest numbers of sending and of receiving blocks per multiprocessor, by threads per block.
 
 A thread has at most 128 registers, so that a multiprocessor holds 4 or 2 of these blocks, or 8 blocks of WIDE_THREADS.
 Receiving blocks thus never fill a GPU: an exchange on another stream finds room to send data for which peers wait.
 """
 
 WIDE_BLOCKS_PER_SM = ((3, 3), (10, 2), (inf, 4))
-"""The same for blocks of WIDE_THREADS, as pairs: most chunks per multiprocessor, and the number of blocks for them.
+"""The same for blocks of WIDE_THREADS, as pairs: limit of chunks per multiprocessor, and number of blocks for them.
 
 One chunk per block while three blocks per multiprocessor suffice. Then two blocks, which also run concurrently on half
 of a GPU; four blocks for much data, such as six faces.
 """
 
 WIDE_BLOCKS_ASIDE = 2
-"""Most such blocks in an exchange beside other work; they leave half of each multiprocessor to that work."""
+"""Limit of these blocks in an exchange beside other work; they leave half of each multiprocessor to that work."""
 
 SMALL_WORDS = 1 << 16
-"""Most words sent, and most words received, in a small exchange."""
+"""Limit of the words sent, and of the words received, in a small exchange."""
 
 CHUNK_BYTES = (2048, 8192)
-"""Least and most bytes of a chunk with a flag."""
+"""Smallest and largest chunk with a flag, in bytes."""
 
 LONG_CHUNK_BYTES = 32768
-"""Most bytes of a chunk of 16-byte words: for such words a flag costs more than the bytes."""
+"""Largest chunk of 16-byte words, in bytes: with these words a flag costs more than the bytes."""
 
 DIRECT_CHUNK_BYTES = (2048, 1 << 16)
-"""Least and most bytes of a direct chunk: no flag per chunk, so prefer one chunk per block."""
+"""Smallest and largest direct chunk, in bytes: no flag per chunk, so prefer one chunk per block."""
 
 TILED_CHUNK_BYTES = 1 << 16
 """Approximate bytes of a chunk of tiles: the flag behind the chunk waits until the chunk's last stores have arrived."""

@@ -37,16 +37,16 @@ from halox.runtime.device_arena import DeviceArena
 from halox.runtime.topology import Topology
 
 BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
-"""Least bytes of the blocks, and of a one-way message, that the kernel copies between NumPy arrays in place of packing.
-Each end moves half of the message. A block costs the kernel some 0.2 us; flags and calls cost some 10 us."""
+"""Smallest blocks, and smallest one-way message, in bytes, that the kernel copies between NumPy arrays without packing.
+Each end moves half of the message. A block costs the kernel about 0.2 us; flags and calls cost about 10 us."""
 
 BLOCK_BYTES_BOTH_WAYS, MESSAGE_BYTES_BOTH_WAYS = 16 << 10, 1 << 20
 """The same if the plan has a message in the opposite direction, too, so that each rank moves one message
 (docs/performance/log.md)."""
 
 ROW_BYTES = 128
-"""Least bytes of blocks on GPUs for which copy engines are preferred if multiprocessors should stay free; a copy engine
-takes at least as long for each row of a box as for some hundred bytes."""
+"""Smallest blocks on GPUs, in bytes, for which copy engines are preferred if multiprocessors should stay free: a copy
+engine takes at least as long for each row of a box as for a few hundred bytes."""
 
 Agreed: TypeAlias = dict[str, AgreeingChannel | None]
 """Channels by engine, None on a rank without messages for it."""
@@ -129,7 +129,7 @@ class ScatterGatherPath(Path):
     summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
 
     def survey(self, context: Context, *, is_named: bool) -> Survey:
-        """Find out between which ranks the kernel can copy, and which have an adapter; once per communicator."""
+        """Find pairs of ranks between which the kernel can copy, and ranks with an adapter; once per communicator."""
         world = context.world
         if self.name not in world.ranks.kept:
             adapters = mlx5.survey(world) if len(set(world.nodes)) > 1 else None

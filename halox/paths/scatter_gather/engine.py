@@ -1,8 +1,8 @@
 """The engine of a transfer without packing: registers memory, maps windows of blocks to keys, moves windows.
 
-An engine is a piece of hardware, or the Linux kernel, that walks a list of blocks without help. A *key* names such a
-list: the blocks of one window of a message. Making a key may be expensive, mapping it to blocks is cheaper, using it is
-cheap. After Suresh et al. 2022, section IV. The life of a transfer::
+An engine is hardware, or the Linux kernel, that walks a list of blocks without help. A *key* names a list: the blocks
+of one window of a message. Making a key may be expensive, mapping it to blocks is cheaper, and using it is cheap. After
+Suresh et al. 2022, section IV. The life of a transfer::
 
     region = engine.register(address, nbytes)                    once per piece of memory
     key = engine.make_key()                                      in advance, into a pool
@@ -39,7 +39,7 @@ class Limits:
     keys: int = 1 << 16  # at a time; a message with more windows is moved in rounds
     keys_per_list: int = 1 << 16  # of one end of a message, so that other messages find keys, too
     pool: int = 64  # keys made at a time, in advance
-    # Least number of windows of a long message, as long as each keeps `window_bytes`.
+    # Smallest number of windows of a long message, as long as each keeps `window_bytes`.
     windows: int = 1
     window_bytes: int = 1 << 16
 

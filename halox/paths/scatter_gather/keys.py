@@ -28,7 +28,7 @@ LayoutKey = tuple[bytes, tuple[int, ...], int]
 
 
 MOST_LISTS = 256
-"""Most lists in the cache beyond the lists in use by plans."""
+"""Largest number of cached lists that no plan uses."""
 
 
 class KeyPool:
@@ -104,9 +104,8 @@ class Registrations:
             self._engine.deregister(found.region)
         region = self._engine.register(address, nbytes, next(self._generations), device)
         ref: weakref.ref[object] | None = None
-        with suppress(
-            TypeError
-        ):  # arrays of other libraries may not support weak references; register their memory each time
+        # Arrays of other libraries may not support weak references; their memory is registered each time.
+        with suppress(TypeError):
             ref = weakref.ref(owner)
         self._known[address, nbytes] = _Registration(region, ref)
         return region
@@ -146,7 +145,7 @@ class Memory(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A list of keys as sent to a peer; ``keys`` is None if the peer has the keys already.
+    """A list of keys as sent to a peer; ``keys`` is None if the peer already has the keys.
 
     ``dropped`` are lists for the peer to forget, with their generations; ``at_once`` is the number of windows in a
     round.

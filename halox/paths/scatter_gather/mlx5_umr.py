@@ -49,7 +49,7 @@ ENTRIES = INLINE_BYTES // 16
 """Entries of a list, 16 bytes each."""
 
 MOST_STRIDE = (1 << 16) - 1
-"""Most bytes from block to block of a strided pattern."""
+"""Largest distance from block to block of a strided pattern, in bytes."""
 
 _REPEATS = 1 << 20
 _MOST_BYTES = 1 << 30

@@ -20,8 +20,10 @@ from halox.paths.scatter_gather.windows import Int64Array
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
 
 WINDOWS, WINDOW_BYTES = 2, 8 << 10
-"""Least number of windows of a message, to be divided between its ends, and least bytes of a window. A window is a call
-of some 1 us; copying 8 KiB takes at least as long."""
+"""Smallest number of windows of a message, to be divided between its ends, and smallest window, in bytes.
+
+A window is a call of about 1 us; copying 8 KiB takes at least as long.
+"""
 
 
 class ProcessVm(Engine):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Int64Array = npt.NDArray[np.int64]
 
 MOST_WINDOWS = 1 << 16
-"""Most windows of a message: half of the bits of an immediate count them."""
+"""Largest number of windows of a message: half of the bits of an immediate count them."""
 
 _FINER = 4
 
@@ -104,7 +104,7 @@ class MessageBlocks:
         return self.block_bytes <= step <= limits.stride_bytes
 
     def most_touched(self, chunk_bytes: int) -> int:
-        """Return the most blocks that any window of ``chunk_bytes`` touches."""
+        """Return the largest number of blocks that a window of ``chunk_bytes`` bytes touches."""
         cuts = np.arange(0, self.nbytes, chunk_bytes)
         first = np.searchsorted(self.starts, cuts, "right")
         behind = np.searchsorted(self.starts, cuts + chunk_bytes, "left")
@@ -159,7 +159,7 @@ class Proposal(NamedTuple):
     """One end's limits on the chunk size; from both proposals `agreed_chunk` derives the common size."""
 
     block_bytes: int  # if all blocks have one length; see `MessageBlocks.block_bytes`
-    by_blocks: int  # most bytes of a window of whole blocks; 0 if lengths differ
+    by_blocks: int  # largest window of whole blocks, in bytes; 0 if lengths differ
     # Largest power of two for windows that may cut blocks; 0 if there would be too many windows.
     by_bytes: int
 

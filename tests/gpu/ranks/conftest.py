@@ -1,4 +1,4 @@
-"""GPU tests on several ranks, which may share a GPU: ``mpirun -n 2 python -m mpi4py -m pytest tests/gpu/ranks``."""
+"""GPU tests on ranks, which may share a GPU. To run: ``mpirun -n 2 python -m mpi4py -m pytest tests/gpu/ranks``."""
 
 from tests.gpu.ranks.paths import way
 from tests.mpi.conftest import (

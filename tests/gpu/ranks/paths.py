@@ -1,4 +1,4 @@
-"""The paths between GPUs that tests run on, where they can be had; and why not, where they cannot."""
+"""The paths between GPUs for parametrized tests, and the reasons why a path is unavailable on a machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _known: dict[Way, str | None] = {}
 def possible_paths(
     grid: halox.Grid, comm: MPI.Intracomm, paths: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return for each path why it cannot be taken by a field of this grid, None if it can; collective."""
+    """Return for each path the reason why a field of this grid cannot use it, or None; collective."""
     u = grid.zeros("f8")
     found: dict[str, str | None] = {}
     for path in paths:
@@ -38,7 +38,7 @@ def possible_paths(
 
 
 def why_not(way: Way, comm: MPI.Intracomm) -> str | None:
-    """Return the reason why a way is not possible between these ranks, None if it is; HALOX_NODE must be set for it."""
+    """Return the reason why these ranks cannot use a way, or None. The caller must have set HALOX_NODE to its node."""
     if way not in _known:
         wanted = [w for w in (*WAYS, *COPIES) if w.node == way.node]
         shape, procs = (8 * comm.size, 8, 8), (comm.size, 1, 1)
@@ -52,7 +52,7 @@ def why_not(way: Way, comm: MPI.Intracomm) -> str | None:
 def way(
     request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Way]:
-    """The path of a test, which is skipped where it cannot be had; test_paths_gpu.py says which must be there."""
+    """The path of a test. Skips if it is unavailable; test_paths_gpu.py tests which paths must be available."""
     found: Way = request.param
     monkeypatch.setenv("HALOX_NODE", found.node)
     monkeypatch.delenv("HALOX_PATH", raising=False)
@@ -63,5 +63,5 @@ def way(
 
 
 def along(ways: Sequence[Way]) -> pytest.MarkDecorator:
-    """Run a test on each of some paths."""
+    """Run a test on each of these paths."""
     return pytest.mark.parametrize("way", ways, ids=lambda way: way.name, indirect=True)

@@ -1,4 +1,4 @@
-"""A field that a GPU steps and checks by itself: no host in between, so that launches can be captured or run ahead."""
+"""A field that kernels fill and check without the host, so that whole steps can be captured or enqueued far ahead."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __global__ void spin(long long cycles)
 
 
 class Stepper:
-    """A field ``u`` of a periodic grid, its step and the number of cells found wrong, all on the GPU."""
+    """A field ``u`` of a periodic grid, the step number and the number of wrong cells, all in GPU memory."""
 
     def __init__(self, grid: halox.Grid) -> None:
         module = cupy.RawModule(code=SOURCE)
@@ -61,12 +61,12 @@ class Stepper:
         cupy.cuda.runtime.deviceSynchronize()
 
     def advance(self) -> None:
-        """Go to the next step on the current stream: owned cells get their new values."""
+        """Enqueue the next step on the current stream: increments the step and fills the owned cells for it."""
         self._tick((1,), (1,), (self.step,))
         self._fill(self._blocks, (128,), (self.u, self._numbers, self._owned, self.step, self._n))
 
     def check(self) -> None:
-        """Count the cells that are not of this step."""
+        """Enqueue a count of the cells, halo included, that do not have the values of this step."""
         self._check(self._blocks, (128,), (self.u, self._numbers, self.step, self.wrong, self._n))
 
     def spin(self, milliseconds: float) -> None:
@@ -74,16 +74,16 @@ class Stepper:
         self._spin((1,), (1,), (np.int64(milliseconds * 1.5e6),))
 
     def found(self) -> tuple[int, int]:
-        """Wait for everything, and return the step and the number of wrong cells."""
+        """Synchronize the GPU, and return the step and the number of wrong cells."""
         cupy.cuda.runtime.deviceSynchronize()
         return int(self.step[0]), int(self.wrong[0])
 
     def is_at(self, step: int) -> bool:
-        """Whether the field is that of a step, worked out apart from the kernels that checked it."""
+        """Whether all cells have the values of a step, checked without the kernels of this class."""
         return bool((self.u == self._numbers + step).all())
 
     def broken(self) -> Any:
-        """Whether `check` finds what is wrong: one cell is, for this once."""
+        """Corrupt one cell, and return whether `check` counts it; restores the cell and the count."""
         corner = (0,) * self.u.ndim
         kept, before = float(self.u[corner]), int(self.wrong[0])
         self.u[corner] = -1

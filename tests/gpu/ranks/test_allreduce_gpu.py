@@ -1,4 +1,4 @@
-"""Allreduces of arrays on GPUs by every algorithm: NumPy's bits in the order promised, in streams and in graphs."""
+"""Allreduces of GPU arrays by every algorithm: the bits of NumPy in the documented order, in streams and graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.fixture(params=DEVICE_ALGORITHMS)
 def algorithm(request: pytest.FixtureRequest, nodes: str, comm: MPI.Intracomm) -> Iterator[str]:
-    """An algorithm that can be had; skips where it cannot, and says why."""
+    """The name of an algorithm; skips, with the reason, if these ranks cannot use it."""
     name = str(request.param)
     try:
         halox.Allreduce(comm, 1, "f8", "sum", name, device="gpu").close()
@@ -59,7 +59,7 @@ def made(comm: MPI.Intracomm, *arguments: Any) -> halox.Allreduce:
 
 
 def wanted(algorithm: str, op: str, values: list[Any]) -> Any:
-    """Return the values combined in the order promised."""
+    """Combine the values of all ranks in the documented order."""
     parts = list(values)
     while algorithm == "binomial" and len(parts) > 1:
         parts = [expected(op, parts[i : i + 2]) for i in range(0, len(parts), 2)]
@@ -67,7 +67,7 @@ def wanted(algorithm: str, op: str, values: list[Any]) -> Any:
 
 
 def test_what_can_be_had(nodes: str, comm: MPI.Intracomm) -> None:
-    """On GPUs of one's own all algorithms, on a shared one those that need no signals, between nodes those by MPI."""
+    """With a GPU per rank all algorithms; on a shared GPU the ones without device signals; across nodes by MPI only."""
     gpu = comm.rank % cupy.cuda.runtime.getDeviceCount()
     uuid = bytes(cupy.cuda.runtime.getDeviceProperties(gpu)["uuid"])
     shared = len(set(comm.allgather(uuid))) < comm.size
@@ -83,7 +83,7 @@ def test_what_can_be_had(nodes: str, comm: MPI.Intracomm) -> None:
 
 
 def test_operations(algorithm: str, comm: MPI.Intracomm) -> None:
-    """Some of all pairs, each of which is compiled by itself; more of them by the algorithm that is taken most."""
+    """A sample of the pairs of operation and dtype, since each pair compiles; more pairs for the usual algorithm."""
     for op, dtype in PAIRS[:: 4 if algorithm == "oneshot" else 9]:
         values = [sample(dtype, op, 3001, rank) for rank in range(comm.size)]
         array = cupy.asarray(values[comm.rank])
@@ -91,7 +91,7 @@ def test_operations(algorithm: str, comm: MPI.Intracomm) -> None:
             found = reduce(array)
             assert reduce(array, out=array) is array
         result, total = found.get(), wanted(algorithm, op, values)
-        # A GPU rounds products of complex numbers by fused additions.
+        # Products of complex numbers differ in rounding, since a GPU uses fused multiply-add.
         ok = same(result, total) or (op == "prod" and np.allclose(result, total, equal_nan=True))
         ok &= array.get().tobytes() == result.tobytes()
         ok &= len(set(comm.allgather(result.tobytes()))) == 1
@@ -100,7 +100,7 @@ def test_operations(algorithm: str, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("elements", [0, 1, 2, 255, 257, 40_000, (1 << 20) + 3])
 def test_sizes_and_calls_in_a_row(algorithm: str, elements: int, comm: MPI.Intracomm) -> None:
-    """In place, and in calls that follow one another without the host where they can."""
+    """Calls in place, many of them enqueued without synchronization where the algorithm needs no host."""
     base = cupy.arange(elements, dtype="f8")
     array, wrong = cupy.empty(elements), cupy.zeros((), "i8")
     with made(comm, elements, "f8", "max", algorithm) as reduce:
@@ -121,7 +121,7 @@ def test_the_same_bits_in_every_run(algorithm: str, comm: MPI.Intracomm) -> None
 
 
 def test_behind_and_ahead_of_what_the_stream_holds(algorithm: str, comm: MPI.Intracomm) -> None:
-    """On streams that change, each of them busy."""
+    """Calls alternate between two busy streams."""
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     array = cupy.zeros(5000)
     cupy.cuda.runtime.deviceSynchronize()
@@ -177,7 +177,7 @@ def test_arrays_of_all_kinds(algorithm: str, comm: MPI.Intracomm) -> None:
 
 
 def test_in_a_graph(algorithm: str, comm: MPI.Intracomm) -> None:
-    """Replayed with work before and behind it; or refused before the capture is broken."""
+    """Replays a graph with work before and after the allreduce; other algorithms raise and leave the capture intact."""
     array, total = cupy.full(5000, comm.rank, "i8"), cupy.zeros(5000, "i8")
     sums = cupy.zeros(5000, "i8")
     sums += total + 1 - 1  # compiled before the capture
@@ -219,7 +219,7 @@ def test_not_made_in_a_capture(comm: MPI.Intracomm) -> None:
 
 
 def test_a_bad_array_on_one_rank(algorithm: str, comm: MPI.Intracomm) -> None:
-    """One error on all ranks: in that call where the host takes part, else in the next one."""
+    """All ranks raise: in the same call if the algorithm uses the host, else the other ranks in their next call."""
     good, last = cupy.ones(4), comm.rank == comm.size - 1
     stream = cupy.cuda.get_current_stream()
     with made(comm, 4, "f8", "sum", algorithm) as reduce:

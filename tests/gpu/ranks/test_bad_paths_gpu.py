@@ -1,4 +1,4 @@
-"""Bad input and bad surroundings of the paths between GPUs: the same error on all ranks, and all goes on after it."""
+"""Bad arguments, files and environments for paths between GPUs: all ranks raise alike, and the grid stays usable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gpu_grid(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
 
 
 def check_works(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    """The grid is as good as before."""
+    """Assert that the grid exchanges correctly after an error."""
     u = grid.zeros("f8")
     for step in range(2):
         fill(grid, u, step)
@@ -47,7 +47,7 @@ def check_works(grid: halox.Grid, comm: MPI.Intracomm) -> None:
 
 
 def refused(comm: MPI.Intracomm, kind: type[HaloxError], text: str, call: Callable[[], Any]) -> str:
-    """Have all ranks raise the same kind of error, whose text matches."""
+    """Assert that all ranks raise the same class of error with a matching text, and return this rank's text."""
     with pytest.raises(kind, match=rf"(?s){text}") as caught:
         call()
     kinds = comm.allgather(type(caught.value).__name__)
@@ -127,13 +127,13 @@ def test_ranks_that_disagree_on(way: Way, what: str, comm: MPI.Intracomm) -> Non
     text, make = DISAGREEMENTS[what]
     with way.box(comm) as grid:
         fields = make(grid, comm.rank == 1)
-        # Fields that do not match cannot be stored straight either.
+        # The direct protocol may refuse such fields earlier, with another error.
         kind, text = (HaloxError, "") if way.is_straight else (MismatchError, text)
         refused(comm, kind, text, lambda: grid.exchange(*fields))
         check_works(grid, comm)
 
 
-# Wishes
+# Path selection
 
 
 @pytest.mark.parametrize("how", ["grid", "plan", "environment"])
@@ -215,7 +215,7 @@ def test_a_path_that_there_is_not(comm: MPI.Intracomm, monkeypatch: pytest.Monke
 
 
 def test_a_grid_on_the_host(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HALOX_PATH of a GPU's path, on a machine that has GPUs, for NumPy arrays."""
+    """HALOX_PATH names a GPU path, but the fields are NumPy arrays, on a machine with GPUs."""
     monkeypatch.setenv("HALOX_PATH", "peer")
     with gpu_grid(comm, device="cpu") as grid:
         u = grid.zeros("f8")
@@ -230,7 +230,7 @@ def test_a_grid_on_the_host(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Set the folder in which this rank looks for its tuning file, and yield it."""
+    """The path of this rank's tuning file, in a temporary cache folder; the file does not exist yet."""
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("XDG_CACHE_HOME", name)
         path = calibration.tuning_file()
@@ -253,7 +253,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("what", BAD_FILES)
 def test_a_tuning_file_that(what: str, cache: Path, comm: MPI.Intracomm) -> None:
-    """One warning on one rank; the shipped constants are used."""
+    """One rank warns once, and halox uses the shipped constants."""
     spoil, text = BAD_FILES[what]
     spoil(cache)
     with warnings.catch_warnings(record=True) as caught:
@@ -274,7 +274,7 @@ def test_a_tuning_file_that(what: str, cache: Path, comm: MPI.Intracomm) -> None
 def test_without_shared_memory(
     way: Way, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/dev/shm is full: what goes through device memory alone does so still, the rest turns to MPI."""
+    """/dev/shm is full: paths that use only device memory still work, and the other paths fall back to MPI."""
     monkeypatch.setattr(shared_memory, "create", no_shared_memory)
     with way.box(comm) as grid:
         u = grid.zeros("f8")
@@ -292,7 +292,7 @@ def test_without_shared_memory(
 
 
 def test_results_do_not_depend_on_the_path(comm: MPI.Intracomm) -> None:
-    """Two plans of one field by unlike paths, by turns."""
+    """Plans of one field by all available paths, called in turn."""
     with gpu_grid(comm) as grid:
         u = grid.zeros("f8")
         plans = [grid.plan(u, path=w.path) for w in WAYS if not w.node and not why_not(w, comm)]

@@ -1,4 +1,4 @@
-"""Fields of one parity on GPUs, against the same references as on the CPU."""
+"""Fields of one parity on GPUs, compared with the references of the CPU tests."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NUMERIC = ["f8", "f4", "c16", "i4", "i8"]
 
 
 def check(case: Case, grid: halox.Grid, comm: MPI.Intracomm, way: Way | None = None) -> bool:
-    """Exchange the fields of a random checkerboard: the bytes that come are the fewest, and all others stay.
+    """Exchange the fields of a random checkerboard, and compare all cells and the number of received bytes.
 
-    Returns whether messages went the way that was asked for.
+    Returns whether any message used ``way``.
     """
     wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
     fields = make_fields(grid, case, [w.before for w in wanted])
@@ -36,7 +36,7 @@ def check(case: Case, grid: halox.Grid, comm: MPI.Intracomm, way: Way | None = N
         plan = grid.plan(*fields)
     except PathError:
         assert way is not None
-        return False  # raised by all ranks, or they would part here
+        return False  # all ranks raise; otherwise the next collective call would hang
     rows = plan.explain().rows
     received = sum(row.nbytes for row in rows if row.direction == "receive")
     assert agree(received == sum(w.moved_bytes for w in wanted), comm), (SEED, case, received)

@@ -1,4 +1,4 @@
-"""Scatters and checkpoints of fields on GPUs: the bits that the CPU has, after work that is still under way."""
+"""Scatters and checkpoints of GPU fields: the same bits as on the CPU, and stream order after queued work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def path(comm: MPI.Intracomm) -> Iterator[Path]:
 
 
 def whole(g: halox.Grid, name: str) -> np.ndarray:
-    """Values of all cells, the same on all ranks."""
+    """Values of the whole field, identical on all ranks."""
     dtype, options = FIELDS[name]
     shape = g.layout(g.zeros(dtype, **options)).global_shape
     return np.random.default_rng(3).integers(0, 2 if dtype == "?" else 100, shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""Plans, fields and grids of GPUs that are collected at instructions which differ between ranks, on every path."""
+"""Garbage collection of plans, fields and grids on GPUs at different instructions on each rank, on every path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 
 def copy(grid: halox.Grid, field: Any) -> Any:
-    """A copy that every path can reach."""
+    """A copy in memory that halox allocated, which every path can use."""
     found = grid.empty_like(field)
     found[...] = field
     return found

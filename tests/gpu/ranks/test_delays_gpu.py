@@ -1,4 +1,4 @@
-"""Many exchanges while ranks are late at random, the host at times and the GPU at others."""
+"""Many exchanges with random delays of ranks, of their hosts or their GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 SEED = 20261122
 EXCHANGES = int(os.environ.get("HALOX_EXCHANGES", "100000"))
-"""On the peer path; on the others, where the host takes part, a hundredth of it."""
+"""Number of exchanges on the peer path. Paths that involve the host make a hundredth of them."""
 
 
 def exchange_with_delays(way: Way, comm: MPI.Intracomm, exchanges: int, every: int) -> None:

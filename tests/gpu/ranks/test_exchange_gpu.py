@@ -1,4 +1,4 @@
-"""The exchange on GPU arrays against the same references as on the CPU, and its order with the user's stream."""
+"""The exchange of GPU arrays, compared with the references of the CPU tests, and its order in the user's stream."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_random_grid_by_mpi(
 @pytest.mark.parametrize("n", [64, 130])
 @pytest.mark.parametrize("periodic", [True, False])
 def test_large_faces(n: int, periodic: bool, comm: MPI.Intracomm) -> None:
-    """Faces of thousands of blocks, on every axis, with corners."""
+    """Faces with thousands of blocks on every axis, with corners."""
     procs = MPI.Compute_dims(comm.size, 3)
     shape = tuple(n * p for p in procs)
     one = ((1, 1),) * 3
@@ -80,7 +80,7 @@ def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> 
 
 
 def stall(milliseconds: float = 20.0) -> None:
-    """Keep the current stream busy, so that what is not ordered after it comes too early."""
+    """Keep the current stream busy, so that work that is not ordered after it runs too early."""
     kernel = cupy.RawKernel(
         r"""extern "C" __global__ void stall(long long cycles) {
             long long start = clock64();
@@ -108,7 +108,7 @@ def halo_is_right(u: cupy.ndarray, grid: halox.Grid, step: int) -> bool:
 def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm) -> None:
     with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
         u = grid.zeros("f8")
-        cupy.cuda.runtime.deviceSynchronize()  # it is filled on another stream
+        cupy.cuda.runtime.deviceSynchronize()  # another stream fills it
         with cupy.cuda.Stream(non_blocking=non_blocking) as stream:
             for step in range(4):
                 stall()
@@ -167,7 +167,7 @@ def test_reductions_and_gather(comm: MPI.Intracomm) -> None:
 def test_gather_in_parts(
     dtype: Any, axis: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cells of all dtypes, of which few come from the GPU at once."""
+    """Several dtypes, with a small limit on the bytes that one copy from the GPU may move."""
     monkeypatch.setattr(gathering, "_COPIED_BYTES", 300)
     divided = [comm.size if k == axis else 1 for k in range(3)]
     with halox.Grid((8, 12, 16), halo=(2, 1, 3), proc_shape=divided, comm=comm, device="gpu") as g:

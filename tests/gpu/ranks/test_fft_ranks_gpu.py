@@ -1,4 +1,4 @@
-"""Transforms of GPU arrays on several ranks against the same references as on the CPU, and in graphs."""
+"""Transforms of GPU arrays on several ranks, compared with the references of the CPU tests, and captured in graphs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_random_transforms_by_mpi(
 @pytest.mark.parametrize("real", [False, True])
 @pytest.mark.parametrize("slabs", [False, True])
 def test_large_fields(slabs: bool, real: bool, halo: int, comm: MPI.Intracomm) -> None:
-    """Messages of megabytes, in fragments where a path cuts them, again and again."""
+    """Repeated messages of megabytes, which some paths cut into fragments."""
     shape = (130, 128, 126)
     p, q = (comm.size, 1) if slabs else MPI.Compute_dims(comm.size, 2)
     with (
@@ -63,7 +63,7 @@ def test_large_fields(slabs: bool, real: bool, halo: int, comm: MPI.Intracomm) -
 @pytest.mark.ranks(2, 4)
 @along(PEER[1:2])
 def test_captured(way: Way, comm: MPI.Intracomm) -> None:
-    """Forward and backward in one graph, replayed with other values."""
+    """Forward and backward transforms in one graph, replayed with new values."""
     p, q = MPI.Compute_dims(comm.size, 2)
     with (
         halox.Grid((24, 20, 18), halo=1, proc_shape=(p, q, 1), comm=comm, device="gpu") as grid,

@@ -1,4 +1,4 @@
-"""Exchanges in CUDA graphs: captured and replayed on paths that need no host; refused on the others in time."""
+"""Exchanges in CUDA graphs: captured and replayed on paths that need no host; other paths raise during the capture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLAYS = 1000
 @pytest.mark.parametrize("form", ["alone", "with kernels", "start and finish"])
 @along([*CAPTURED, *COPIES])
 def test_captured(way: Way, form: str, comm: MPI.Intracomm) -> None:
-    """Values change in each replay; normal calls of the same plan come before, in between and after."""
+    """Every replay has new values; the plan is also called without the graph before, between and after replays."""
     with way.box(comm) as grid:
         stepper, other = Stepper(grid), cupy.zeros(1000)
         plan = grid.plan(stepper.u)
@@ -81,11 +81,11 @@ def test_captured(way: Way, form: str, comm: MPI.Intracomm) -> None:
 
 @along([*CAPTURED, *COPIES])
 def test_two_plans_in_one_graph(way: Way, comm: MPI.Intracomm) -> None:
-    """One after the other on a stream, and both under way at once."""
+    """One graph runs the plans in sequence, and then both at the same time."""
     with way.box(comm) as grid:
         a, b = Stepper(grid), Stepper(grid)
         first, second = grid.plan(a.u), grid.plan(b.u)
-        cupy.cuda.runtime.deviceSynchronize()  # the fields are filled on another stream
+        cupy.cuda.runtime.deviceSynchronize()  # another stream fills the fields
         with cupy.cuda.Stream(non_blocking=True) as stream:
             stream.begin_capture()
             for stepper in (a, b):
@@ -111,7 +111,7 @@ def test_two_plans_in_one_graph(way: Way, comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize("call", ["plan", "start"])
 @along(BY_HOST)
 def test_capture_is_refused(way: Way, call: str, comm: MPI.Intracomm) -> None:
-    """The error comes before the capture is broken: it can be ended, launched, and the stream used."""
+    """The error leaves the capture intact: the graph can be ended and launched, and the stream used."""
     with way.box(comm) as grid:
         stepper, counter = Stepper(grid), cupy.zeros(1)
         plan = grid.plan(stepper.u)

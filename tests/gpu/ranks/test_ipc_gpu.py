@@ -1,4 +1,4 @@
-"""The `ipc` path on GPUs, shared or not: tests/mpi/test_ipc.py holds its order, and here it meets the driver."""
+"""The `ipc` path with real GPUs, shared or not; tests/mpi/test_ipc.py tests the order of its steps on a fake GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ELEMENTS = 130
 
 
 class Rig:
-    """A channel between the ranks' GPUs, made without a plan, so that every way can be asked for."""
+    """A channel between the ranks' GPUs built without a plan, so that a test can choose each wire's way."""
 
     def __init__(self, comm: MPI.Intracomm, wires: list[Wire], cut: Any = whole) -> None:
         self.world, self.wires = World(comm), wires
@@ -55,7 +55,7 @@ class Rig:
         self.receives = [w for w in wires if w.target == comm.rank]
         self.arrays = {w: self._array(w.way == "get") for w in self.sends}
         self.arrays |= {w: self._array(w.way == "put") for w in self.receives}
-        # On the GPU from the start, so that nothing makes the host wait for it later.
+        # Copied to the GPU now, so that later steps never synchronize with the host.
         values = {w: np.arange(ELEMENTS) + 1e4 * n for n, w in enumerate(wires)}
         self.values = {w: cupy.asarray(values[w]) for w in self.sends}
         self.wanted = {}
@@ -96,7 +96,7 @@ class Rig:
             self.arrays[wire][...] = values + 1e7 * epoch
 
     def right(self, epoch: int) -> cupy.ndarray:
-        """Whether all that this rank holds is right, found out on the stream."""
+        """Enqueue a comparison of all receive arrays; returns a device scalar."""
         right = cupy.ones((), bool)
         for wire, (wanted, grown) in self.wanted.items():
             right &= (self.arrays[wire] == wanted + grown * epoch).all()
@@ -131,7 +131,7 @@ def rig(comm: MPI.Intracomm) -> Iterator[Callable[..., Rig]]:
 @pytest.mark.parametrize("shape", [ring, chain])
 @pytest.mark.parametrize("way", ["staging", "put", "get"])
 def test_every_way(way: str, shape: Any, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Hosts run ahead of stalled streams and of one another, and nothing is looked at before the end."""
+    """Hosts run ahead of stalled streams and of each other; results are read only at the end."""
     made = rig(shape(way, comm.size))
     rng = np.random.default_rng([SEED, comm.rank])
     right = []
@@ -170,7 +170,7 @@ def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intraco
 
 @pytest.mark.parametrize("way", ["staging", "put", "get"])
 def test_streams_that_change(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Nothing but the exchange orders the streams, on which the same values are sent again and again."""
+    """Two streams exchange the same values in turn; only the exchanges order the streams."""
     made = rig(ring(way, comm.size))
     made.fill(0)
     cupy.cuda.get_current_stream().synchronize()
@@ -260,7 +260,7 @@ def fields_of(grid: halox.Grid, case: Any, wanted: list[np.ndarray]) -> list[Any
 
 @pytest.mark.parametrize("axis", [0, 2])
 def test_periodic_box(axis: int, comm: MPI.Intracomm) -> None:
-    """Contiguous and strided faces of a field that halox allocated, with corners; a stalled stream now and then."""
+    """Contiguous and strided faces with corners, of a field that halox allocated; some steps stall the stream."""
     shape = [24, 20, 16]
     shape[axis] *= comm.size
     procs = [1, 1, 1]
@@ -293,7 +293,7 @@ def test_periodic_box(axis: int, comm: MPI.Intracomm) -> None:
 
 
 def test_one_way_with_fragments(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Nothing comes back, and the messages are larger than a fragment."""
+    """Messages in one direction only, larger than a fragment."""
     n = 1 << 16
     x, y = cupy.zeros(n), cupy.zeros(2 * n)
     sends = [Send(x, dt.contiguous(n, "f8"), comm.rank + 1)] if comm.rank < comm.size - 1 else []
@@ -311,7 +311,7 @@ def test_one_way_with_fragments(rig: Callable[..., Rig], comm: MPI.Intracomm) ->
 
 @pytest.mark.parametrize("sent", TYPES)
 def test_fragments_of_some_bytes(sent: str, comm: MPI.Intracomm) -> None:
-    """A message in seven pieces, cut on each side as its type demands."""
+    """A message in at least seven fragments; sender and receiver have different datatypes."""
     n = 170
     source, target = TYPES[sent], TYPES["vector"]
     reach = max(t.extent * n + t.true_ub for t in (source, target)) // 8 + 1

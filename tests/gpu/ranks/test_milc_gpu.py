@@ -1,4 +1,4 @@
-"""The staggered fermions mini-app on GPUs, however its lattice is divided: one rank's bits, NumPy's numbers."""
+"""The staggered fermions mini-app on several GPU ranks: the bits of one rank, and agreement with NumPy."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_iterations_and_the_solution_of_numpy(
             expected = here.solve(checks.vectors(operator, b)[parity])
             found = there.solve(checks.vectors(other, b)[parity])
             x, limit = lattice.values(found.x), 30 * stop.residual**0.5
-            # Rounding of single precision may end it an iteration earlier or later.
+            # In single precision rounding may change the number of iterations.
             apart = abs(found.iterations - expected.iterations)
             ok = apart <= (0 if precision == "double" else 2) and found.residual <= stop.residual
             assert agree(ok and error(x, expected.x) < limit, comm), (found, expected)

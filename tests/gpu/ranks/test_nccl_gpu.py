@@ -1,6 +1,6 @@
-"""The path by NCCL between GPUs, a rank each: contiguous messages, components in any order, reductions.
+"""The path by NCCL with one GPU per rank: contiguous messages, components in any order, reductions.
 
-What all paths have in common is in the other modules here, for which `tests.gpu.ranks.paths` has this one as well.
+The other modules of this folder test NCCL together with the other paths of `tests.gpu.ranks.paths`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 @pytest.fixture
 def apart(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node for each rank; skips where the ranks cannot use NCCL, and says why."""
+    """Treat each rank as a separate node; skips, with the reason, if the ranks cannot use NCCL."""
     monkeypatch.setenv("HALOX_NODE", "rank")
     with halox.Grid((4 * comm.size, 4), comm=comm, device="gpu") as grid:
         why = _why(grid)
@@ -49,7 +49,7 @@ def _why(grid: halox.Grid) -> str | None:
 
 
 def test_two_ranks_on_one_gpu(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before NCCL is asked."""
+    """halox refuses before it calls NCCL, which does not support ranks that share a GPU."""
     count = cupy.cuda.runtime.getDeviceCount()
     if comm.size <= count:
         pytest.skip("each rank has a GPU")
@@ -61,7 +61,7 @@ def test_two_ranks_on_one_gpu(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPat
 
 
 def test_one_way(apart: None, comm: MPI.Intracomm) -> None:
-    """The first rank only sends, the last one only receives."""
+    """The first rank only sends, and the last rank only receives."""
     divided = {"halo": ((1, 0), 0), "proc_shape": (comm.size, 1)}
     with halox.Grid((4 * comm.size, 6), comm=comm, device="gpu", **divided) as grid:
         u = grid.full(-1.0)
@@ -79,7 +79,7 @@ def test_one_way(apart: None, comm: MPI.Intracomm) -> None:
 
 @along(NCCL)
 def test_components_in_another_order(way: Way, comm: MPI.Intracomm) -> None:
-    """float32 components behind the grid axes, stored before them, beside a field of another dtype."""
+    """A component axis that is last in the array but first in memory, exchanged with a field of another dtype."""
     with way.box(comm, n=10, halo=1) as grid:
         stored = cupy.full((3, *grid.padded_shape), -1, "f4")
         u, v = cupy.moveaxis(stored, 0, -1), grid.full(-1.0, "c16")
@@ -105,7 +105,7 @@ def test_components_in_another_order(way: Way, comm: MPI.Intracomm) -> None:
 def test_contiguous_ends(
     form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each end by itself sends from its array, or packs; in a stream, by start and finish, and in a graph."""
+    """Sender and receiver decide separately whether to pack; by call, by start and finish, and in a graph."""
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     n = 300
     run, column = dt.contiguous(n, "f8"), dt.vector(n, 1, 5, "f8")
@@ -159,7 +159,7 @@ def test_contiguous_ends(
 def test_plans_in_another_order(
     path: str, form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two fields of one shape, of which every other rank exchanges the second first: an error, not the wrong field."""
+    """Odd ranks exchange two equal fields in a different order than even ranks: an error, and no silent mix-up."""
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     planes: dict[str, Any] = {"halo": (1, 0, 0), "proc_shape": (comm.size, 1, 1), "path": path}
     shape = (8 * comm.size, 64, 64)
@@ -204,7 +204,7 @@ def test_plans_in_another_order(
 def test_allreduce_across_nodes(
     op: str, dtype: str, elements: int, apart: None, comm: MPI.Intracomm
 ) -> None:
-    """The bits of NumPy in the order of the nodes, in a stream and in a graph."""
+    """The result equals NumPy's reduction in the order of the nodes, in a stream and in a graph."""
     values = [sample(dtype, op, elements, rank) for rank in range(comm.size)]
     wanted = expected(op, values)
     given = cupy.asarray(values[comm.rank])
@@ -227,7 +227,7 @@ def test_allreduce_across_nodes(
 
 @pytest.mark.ranks(4)
 def test_nodes_of_two_in_one_graph(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peer kernels within a node, NCCL between, and a reduction over all ranks, replayed as one graph."""
+    """One graph with peer kernels within nodes, NCCL between nodes, and a reduction over all ranks."""
     monkeypatch.setenv("HALOX_NODE", f"pair {comm.rank // 2}")
     with halox.Grid(
         (8, 8, 32), halo=1, periodic=True, proc_shape=(1, 1, 4), comm=comm, device="gpu"

@@ -1,4 +1,4 @@
-"""Arrays that CuPy makes anew each step, on several ranks: one plan for all of a layout, on each path."""
+"""Fields allocated anew in each step, on several ranks: one plan serves all fields of a layout, on each path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOVING = [
 
 
 def array_at(grid: halox.Grid, dtype: str, offset: int = 0) -> Any:
-    """A new array, some bytes from a multiple of 512."""
+    """A new array, ``offset`` bytes after a multiple of 512."""
     shape = grid.padded_shape
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = cupy.zeros(nbytes + offset, "u1")
@@ -42,7 +42,7 @@ def array_at(grid: halox.Grid, dtype: str, offset: int = 0) -> Any:
 
 
 def fill(grid: halox.Grid, arrays: Sequence[Any], seed: int) -> list[np.ndarray]:
-    """Fill the interiors, and return what NumPy makes of the whole grid."""
+    """Fill the interiors, and return the expected padded arrays, cut by NumPy from the whole grid."""
     wanted = []
     (low, high), rows = grid.halo[0], grid.owned[0]
     for number, u in enumerate(arrays):
@@ -64,13 +64,13 @@ def check(grid: halox.Grid, arrays: Sequence[Any], seed: int, comm: MPI.Intracom
 @pytest.mark.parametrize("dtype", ["f8", "f4", "c16"])
 @along(MOVING)
 def test_one_plan_for_new_arrays(way: Way, dtype: str, comm: MPI.Intracomm) -> None:
-    """Also where they are aligned otherwise, and otherwise on each rank."""
+    """Includes arrays of other alignment, which may differ between ranks."""
     with way.box(comm, n=14) as grid:
         kept = []
         for step, offset in enumerate((0, 0, 64, 16, 8, 8 * (comm.rank % 2), 0, 24, 4, 4)):
-            offset -= offset % np.dtype(dtype).itemsize  # CuPy's own kernels ask for that
+            offset -= offset % np.dtype(dtype).itemsize  # CuPy's kernels need aligned elements
             u = array_at(grid, dtype, offset)
-            kept.append(u if step % 3 else None)  # so that addresses go up and down
+            kept.append(u if step % 3 else None)  # reuse of freed memory varies the addresses
             check(grid, [u], step, comm)
             assert grid._plan_number == 1
         for step, u in enumerate(one for one in kept if one is not None):
@@ -81,7 +81,7 @@ def test_one_plan_for_new_arrays(way: Way, dtype: str, comm: MPI.Intracomm) -> N
 
 @along(MOVING)
 def test_large_arrays(way: Way, comm: MPI.Intracomm) -> None:
-    """Tables in device memory, wide packets, fragments."""
+    """Large messages: tables in device memory, LL128-like packets, fragments."""
     with way.grid(
         (64 * comm.size, 150, 130), comm, periodic=True, proc_shape=(comm.size, 1, 1)
     ) as grid:
@@ -118,7 +118,7 @@ def test_accumulation(way: Way, comm: MPI.Intracomm) -> None:
 
 @along([Way("peer/ll"), Way("peer/staging")])
 def test_a_capture_keeps_its_array(way: Way, comm: MPI.Intracomm) -> None:
-    """Also where the plan has been moved to others in between."""
+    """A captured graph exchanges its array even after the plan has served other arrays."""
     with way.box(comm) as grid:
         first, other, mine = (array_at(grid, "f8") for _ in range(3))
         for u in (first, other):

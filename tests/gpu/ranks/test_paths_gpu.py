@@ -1,4 +1,4 @@
-"""Every path between GPUs, one after the other: what arrives, in which memory, from which types, in which order."""
+"""Every path between GPUs: received values, kinds of memory, datatypes, and order in streams."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ import cupy  # noqa: E402
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 STRIDED = [Way("peer/ll"), Way("peer/staging"), *NCCL, *BY_HOST]
-"""Those that do not depend on whose memory the arrays lie in."""
+"""The paths that accept arrays that halox did not allocate."""
 
 
 def test_paths_that_must_be_there(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's answers about the GPUs decide which paths there must be, not halox."""
+    """The CUDA runtime's answers about peer access, rather than halox, decide which paths must be available."""
     runtime = cupy.cuda.runtime
     monkeypatch.setenv("HALOX_NODE", "")
     count = runtime.getDeviceCount()
@@ -95,7 +95,7 @@ def test_two_streams(way: Way, comm: MPI.Intracomm) -> None:
 
 @along(WAYS)
 def test_two_streams_of_much_work(way: Way, comm: MPI.Intracomm) -> None:
-    """Each exchange has work for the whole GPU: none may take all of it while it waits for the other's."""
+    """Each exchange could fill the whole GPU. A waiting exchange must leave room for the other exchange."""
     ways.two_streams(way, comm, 128, 20, 4)
 
 
@@ -112,7 +112,7 @@ def test_typed_messages(way: Way, pair: str, one_way: bool, comm: MPI.Intracomm)
     try:
         ways.typed_messages(way, comm, pair, one_way)
     except PathError as error:
-        # No packet carries single bytes.
+        # LL packets carry words of 4 bytes or more.
         assert way.path == "peer/ll" and pair == "records", error
         pytest.skip(str(error))
 
@@ -155,7 +155,7 @@ def test_fields_of_torch(way: Way, torch: Any, comm: MPI.Intracomm) -> None:
 
 @along(STRIDED)
 def test_messages_of_torch(way: Way, torch: Any, comm: MPI.Intracomm) -> None:
-    """Columns of one library's matrix into rows of another's."""
+    """The columns of a PyTorch matrix are received as rows of a CuPy matrix."""
     xp = ways.module(way, comm)
     n, low, high = 40, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     place = f"cuda:{xp.cuda.runtime.getDevice()}"
@@ -174,7 +174,7 @@ def test_messages_of_torch(way: Way, torch: Any, comm: MPI.Intracomm) -> None:
 def test_the_path_chosen_is_one_of_them(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No path asked for: the fastest there is by the shipped constants, and it says why not the others."""
+    """By default halox chooses the fastest available path by the shipped constants, and explains the rejected paths."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
     monkeypatch.setenv("HALOX_NODE", "")
     monkeypatch.delenv("HALOX_PATH", raising=False)

@@ -1,6 +1,6 @@
-"""Plans and grids release the memory that they take; an array at the address of an earlier one is not mistaken for it.
+"""Plans and grids release their memory, and a new array at the address of a freed array is not confused with it.
 
-HALOX_PLANS=10000 makes as many plans on each path as the figure asks for; by default there are fewer.
+HALOX_PLANS is the number of plans on each path. The target is 10,000 plans; the default is smaller to save time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 def device_bytes(comm: MPI.Intracomm) -> int:
-    """Bytes of the GPU that are in use; all ranks look at a time when none allocates."""
+    """Used bytes of the GPU, read while no rank allocates."""
     cupy.cuda.runtime.deviceSynchronize()
     comm.Barrier()
     free, total = cupy.cuda.runtime.memGetInfo()
@@ -56,7 +56,7 @@ def taken(comm: MPI.Intracomm) -> tuple[int, int, int]:
 def check_growth(before: tuple[int, int, int], comm: MPI.Intracomm, made: int) -> None:
     device, files, resident = (b - a for a, b in zip(before, taken(comm), strict=True))
     everywhere = comm.allgather((device, files, resident))
-    # In 10,000 plans a page of 4 KiB each is found; what allocators keep for themselves is not taken for one.
+    # With 10,000 plans these limits detect a leak of a 4 KiB page per plan, and tolerate memory that allocators cache.
     assert all(grown <= 64 * MIB for grown, _, _ in everywhere), everywhere
     assert all(grown <= 2 for _, grown, _ in everywhere), everywhere
     assert all(grown <= 8 * MIB + 4000 * made for _, _, grown in everywhere), everywhere
@@ -64,7 +64,7 @@ def check_growth(before: tuple[int, int, int], comm: MPI.Intracomm, made: int) -
 
 @along(WAYS)
 def test_many_plans(way: Way, comm: MPI.Intracomm) -> None:
-    """Closed, or dropped; each is used once. Of two faces, since the making of a message takes time and no memory."""
+    """Each plan is called once, and closed or dropped. Two faces suffice, since further messages only take time."""
     with way.box(comm, halo=(1, 0, 0)) as grid:
         u = grid.zeros("f8")
 
@@ -86,9 +86,9 @@ def test_many_plans(way: Way, comm: MPI.Intracomm) -> None:
 
 @along(WAYS)
 def test_plans_of_fields_that_are_gone(way: Way, comm: MPI.Intracomm) -> None:
-    """Fields come to lie where others were, of other sizes and in fresh memory: their data go where they are now.
+    """New fields at addresses of freed fields, with other sizes and dtypes, exchange correctly.
 
-    Small ones share segments; large ones have a segment each, which the driver may give out again at the same address.
+    Small fields share allocations. Each large field has its own allocation, and the driver may reuse the address.
     """
     pool = cupy.get_default_memory_pool()
     places: dict[int, int] = {}
@@ -107,14 +107,14 @@ def test_plans_of_fields_that_are_gone(way: Way, comm: MPI.Intracomm) -> None:
             del u
             if number % 5 == 4:
                 gc.collect()
-                pool.free_all_blocks()  # to the driver, which hands it out again
+                pool.free_all_blocks()  # return the memory to the driver, which may reuse its addresses
         assert max(places.values()) > 1, "no address was used twice"
         assert agree(wrong == 0, comm), wrong
 
 
 @along(WAYS)
 def test_fields_that_outlive_their_plans(way: Way, comm: MPI.Intracomm) -> None:
-    """A plan closed by one rank at another time than by the other, and what the others' launches still use."""
+    """One rank closes a plan earlier than its peers, whose launches may still use the plan's memory."""
     with way.box(comm) as grid:
         u, v = grid.zeros("f8"), grid.zeros("f8")
         wrong = cupy.zeros((), "i8")
@@ -124,7 +124,7 @@ def test_fields_that_outlive_their_plans(way: Way, comm: MPI.Intracomm) -> None:
             fill(grid, v, step + 9)
             plan()
             if comm.rank == step % comm.size:
-                plan.close()  # while the peers may not have begun
+                plan.close()  # the peers may not have started their exchange
             other()
             wrong += wrong_cells(grid, u, step) + wrong_cells(grid, v, step + 9)
             other.close()
@@ -133,9 +133,9 @@ def test_fields_that_outlive_their_plans(way: Way, comm: MPI.Intracomm) -> None:
 
 @along(WAYS)
 def test_memory_of_a_closed_plan_is_its_own_ranks(way: Way, comm: MPI.Intracomm) -> None:
-    """The first rank, to which nothing is sent, closes its plan before the others' kernels have begun.
+    """Rank 0, which only sends, closes its plan before the kernels of its peers have started.
 
-    What it allocates next comes to lie where the plan was, and no late word of a peer may be written there.
+    Its next arrays may reuse the memory of the plan, and a late write of a peer must not reach them.
     """
     found = []
     halo = ((1, 0), (0, 0), (0, 0))
@@ -154,7 +154,7 @@ def test_memory_of_a_closed_plan_is_its_own_ranks(way: Way, comm: MPI.Intracomm)
                 plan.close()
             fields = [grid.full(7.0, "f8") for _ in range(8)]
             cupy.cuda.runtime.deviceSynchronize()
-            comm.Barrier()  # all kernels have ended
+            comm.Barrier()  # all kernels have finished
             found.append(all(bool((v == 7).all()) for v in fields))
             if comm.rank:
                 found.append(bool((u[0] == comm.rank - 1).all()))

@@ -1,4 +1,4 @@
-"""The same random programs on NumPy and on CuPy fields: all arrays have the same bytes after each call."""
+"""Random programs on NumPy and CuPy fields: all arrays have the same bytes after each call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "?"]
 LONGEST = {1: 500, 2: 90, 3: 36, 4: 12}
-"""Most cells along an axis, by the number of axes."""
+"""Upper limit of cells along an axis, by the number of axes."""
 PAIR = ("cpu", "gpu")
 
 
@@ -33,10 +33,10 @@ def on_host(array: Any) -> Any:
 
 
 class Program:
-    """A pair of grids and of each field; values are small integers, so that sums are exact in any order."""
+    """A CPU grid and a GPU grid with equal fields. Values are small integers, so that sums are exact in any order."""
 
     def __init__(self, number: int, comm: MPI.Intracomm, folder: Path) -> None:
-        self.rng = np.random.default_rng([SEED, 11, comm.size, number])  # alike on all ranks
+        self.rng = np.random.default_rng([SEED, 11, comm.size, number])  # identical on all ranks
         self.mine = np.random.default_rng([SEED, number, comm.rank])
         self.comm, self.folder, self.told = comm, folder, [("seed", SEED)]
         self.axes = int(self.rng.integers(1, 5))
@@ -66,7 +66,7 @@ class Program:
         return [tuple(int(w) for w in self.rng.integers(0, 3, 2)) for _ in range(self.axes)]
 
     def both(self, call: Callable[[int], Any]) -> list[Any] | None:
-        """Results of a call on both grids, or None if both raise the same class of error."""
+        """Return the results of a call on both grids, or None if both raise the same class of error."""
         found: list[Any] = []
         for k in (0, 1):
             try:
@@ -117,7 +117,7 @@ class Program:
         fields[1][...] = cupy.asarray(values)
 
     def step(self) -> None:
-        """Call something, and compare."""
+        """Make a random call on both grids, and compare all fields."""
         name = self.pick(CALLS)
         chosen = [self.pick(self.fields) for _ in range(self.pick([1, 2]))]
         if chosen[0] is chosen[-1]:
@@ -126,7 +126,7 @@ class Program:
         getattr(self, name)([fields for fields, _ in chosen], chosen[0][1])
         for fields, _ in self.fields:
             self.check(fields)
-        if name == "accumulate":  # or sums would grow until they are rounded
+        if name == "accumulate":  # otherwise repeated sums would grow until they are rounded
             for fields, _ in chosen:
                 self.fill(fields)
 
@@ -181,7 +181,7 @@ class Program:
         self.check(self.both(exchanged))
 
     def permuted(self, some: list[Any], layout: dict[str, Any]) -> None:
-        """An array of the caller's: axes in another order, gaps between elements, from the last to the first."""
+        """Exchange a user's array with permuted axes, gaps between elements, or a negative stride."""
         of_numpy, step, flip = some[0][0], self.pick([1, 2]), self.pick([1, -1])
         order = [int(axis) for axis in self.rng.permutation(of_numpy.ndim)]
         back = np.argsort(order).tolist()
@@ -201,7 +201,7 @@ class Program:
         self.check(self.both(exchanged))
 
     def save_load(self, some: list[Any], layout: dict[str, Any]) -> None:
-        """Each loads what the other has saved."""
+        """Each grid loads the checkpoint of the other grid."""
         if self.axes == 4 or self.chance(0.5):
             return
         name = self.folder / f"{len(self.told)}"
@@ -256,7 +256,7 @@ CALLS = [
 def test_random_program(number: int, comm: MPI.Intracomm, tmp_path: Path) -> None:
     program = Program(number, comm, Path(comm.bcast(str(tmp_path))))
     if not program.grids:
-        return  # refused by both
+        return  # both devices refused this grid
     try:
         for _ in range(program.pick([1, 2, 3])):
             program.make()

@@ -1,4 +1,4 @@
-"""Numbers of a GPU grid's fields: against NumPy, as arrays on the GPU, in streams and in graphs."""
+"""Reductions of fields and arrays of a GPU grid: compared with NumPy, in streams and in graphs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def can_signal(grid: halox.Grid) -> bool:
 
 
 def field(grid: halox.Grid, dtype: Any, seed: int = 0) -> tuple[Any, np.ndarray]:
-    """A field with a halo of nonsense, and the whole of it."""
+    """Return a field with wrong halo values, and the NumPy array of the whole grid."""
     rng = np.random.default_rng(seed)
     whole = rng.integers(-90, 90, grid.grid_shape) / 4
     dtype = np.dtype(dtype)
@@ -106,7 +106,7 @@ def test_the_same_bits_in_every_run(grid: halox.Grid, comm: MPI.Intracomm) -> No
 
 
 def test_temporaries_and_strides(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    """Fields at other addresses, and of other strides on some ranks alone."""
+    """Temporary fields, and fields with different strides on each rank."""
     u, whole = field(grid, "f8")
     for _ in range(5):
         assert np.isclose(float(grid.sum(u * 2.0 + u)), 3 * whole.sum())
@@ -132,7 +132,7 @@ def test_behind_what_the_stream_holds(grid: halox.Grid, comm: MPI.Intracomm) -> 
 
 
 def test_in_a_graph(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    """With the exchange and the user's work, replayed; or refused before the capture is broken."""
+    """Replays a graph with a reduction and user kernels; grids without device signals leave the capture intact."""
     u = grid.zeros("f8")
     u[...] = 1
     out, sums = cupy.zeros(()), cupy.zeros(())
@@ -176,7 +176,7 @@ def test_errors(grid: halox.Grid, comm: MPI.Intracomm) -> None:
 
 
 def test_errors_of_what_has_been_taken_before(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    """On all ranks, by kernels in the next call; and then no more."""
+    """A bad ``out`` on one rank makes all ranks raise within two calls; later calls work."""
     u, _ = field(grid, "f8")
     norm = float(grid.norm(u))
     with pytest.raises((FieldError, MismatchError), match=r"out: got shape \(2,\)|has cancelled"):
@@ -202,15 +202,15 @@ def test_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.ranks(1, 2, 4, 8)
 class TestSeenBefore:
-    """Arrays that a grid has been given before, which it does not look at again where a call is one launch."""
+    """Arrays of earlier calls: where a call is one launch, the grid repeats the launch without checks."""
 
     @staticmethod
     def kept(grid: halox.Grid) -> Any:
-        """Return the launches that the grid keeps for the arrays of `Grid.allreduce`."""
+        """Return the launches that the grid has cached for arrays of `Grid.allreduce`."""
         return grid._reductions.arrays.launches
 
     def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Of one array, in turns, with other contents at each call; results that were returned stay."""
+        """Operations on one array in turn, with new values each; earlier results do not change."""
         base = np.arange(1024.0)
         ramp, given, out = cupy.asarray(base), cupy.zeros(1024), cupy.zeros(1024)
         ranks = comm.size * (comm.size + 1) // 2
@@ -227,7 +227,7 @@ class TestSeenBefore:
         assert len(self.kept(grid)) == (4 if can_signal(grid) else 0)
 
     def test_numbers_without_out(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Between calls with ``out``; and of fields that come and go."""
+        """Calls with and without ``out`` in turn, also of temporary fields."""
         u, out = grid.zeros("f8"), cupy.zeros(())
         cells = int(np.prod(grid.grid_shape))
         results = []
@@ -238,7 +238,7 @@ class TestSeenBefore:
         assert agree(all(float(found) == value for found, value in results), comm)
 
     def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """A launch kept for one array does not serve another one at its address."""
+        """A cached launch is not used for another array at the same address."""
         total = comm.size * (comm.size + 1) // 2
         addresses, ok, count = set(), True, 0
         for dtype, elements in (("f8", 512), ("i8", 512), ("f8", 256)) * 10:
@@ -256,7 +256,7 @@ class TestSeenBefore:
         assert len(addresses) < count, "no address was used again, and so nothing was tried"
 
     def test_evicted_alike_on_all_ranks(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Whichever arrays each rank keeps; the one that was used most is made again."""
+        """All ranks evict the same reductions, even if they cache different arrays; an evicted one is built again."""
         kept, ok = cupy.zeros(3), True
 
         def often_used() -> bool:
@@ -303,7 +303,7 @@ class TestSeenBefore:
         assert agree(float(grid.sum(u, out=number)) == np.prod(grid.grid_shape), comm)
 
     def test_on_changing_streams(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Behind and ahead of what they hold."""
+        """Calls are ordered after earlier work and before later work of two busy streams."""
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
         array, out = cupy.zeros(4000), cupy.zeros(4000)
         cupy.cuda.runtime.deviceSynchronize()
@@ -319,7 +319,7 @@ class TestSeenBefore:
             streams[call % 2].synchronize()
 
     def test_in_a_graph(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """Captured where it is one launch, replayed, and called in the stream again."""
+        """A call of one launch is captured, replayed, and then called without the graph; other calls raise."""
         array, total, sums = (cupy.zeros(1000, "i8") for _ in range(3))
         array += 1
         sums += total  # compiled before the capture

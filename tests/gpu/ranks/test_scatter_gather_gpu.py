@@ -1,7 +1,4 @@
-"""The copy engine of the scatter_gather path on GPUs, shared or not: what arrives, in which order, by which copies.
-
-``mpirun -n 2 python -m mpi4py -m pytest tests/gpu/ranks/test_scatter_gather_gpu.py``
-"""
+"""The scatter_gather path by copy engines on GPUs, shared or not: received values, stream order, kinds of copies."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ WAY = Way("scatter_gather/copy_engine")
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, comm: MPI.Intracomm) -> None:
-    """On one node; skipped where the ranks' GPUs cannot map one another's memory."""
+    """Place all ranks on one node; skips if their GPUs cannot map each other's memory."""
     monkeypatch.setenv("HALOX_NODE", "")
     monkeypatch.delenv("HALOX_PATH", raising=False)
     with halox.Grid(
@@ -47,7 +44,7 @@ def here(monkeypatch: pytest.MonkeyPatch, comm: MPI.Intracomm) -> None:
 
 @pytest.fixture
 def zeros(comm: MPI.Intracomm) -> Iterator[Callable[[int, str], Any]]:
-    """Arrays that other ranks can map."""
+    """Return a function that allocates arrays that other ranks can map."""
     with halox.Grid((comm.size,), halo=0, comm=comm, device="gpu") as grid:
 
         def make(n: int, dtype: str) -> Any:
@@ -103,7 +100,7 @@ def test_one_way_runs_ahead(zeros: Any, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("mappable", ["sender", "receiver", "neither"])
 def test_one_end_must_be_mappable(mappable: str, zeros: Any, comm: MPI.Intracomm) -> None:
-    """Put into the receiver's array, else got from the sender's; refused on all ranks where both are the user's."""
+    """halox puts to a mappable receive array, or gets from a mappable send array; without either, all ranks raise."""
     n, low, high = 1 << 12, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     ways.module(WAY, comm)
     x = zeros(2 * n, "f8") if mappable == "sender" else cupy.zeros(2 * n)
@@ -125,7 +122,7 @@ def test_one_end_must_be_mappable(mappable: str, zeros: Any, comm: MPI.Intracomm
 
 
 def test_no_kernel_runs(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between ranks, all is moved by copies of the driver."""
+    """Only driver copies move data between ranks."""
     from halox.runtime.gpu.launch import PreparedLaunch
 
     with WAY.grid(
@@ -148,13 +145,13 @@ def test_no_kernel_runs(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def whole_field(shape: tuple[int, ...], step: int) -> np.ndarray:
-    """All cells of a field at a step, few of them alike."""
+    """All cells of a field at a step, few of them with equal values."""
     return ((np.arange(np.prod(shape)) * 7 + 1013 * step) % 30011).astype("f8").reshape(shape)
 
 
 @pytest.mark.parametrize("form", ["plan", "start and finish"])
 def test_captured_exchanges(form: str, comm: MPI.Intracomm) -> None:
-    """Replayed with other values each time, with normal exchanges of the same plan in between, against NumPy."""
+    """Replays with new values, mixed with calls of the same plan without the graph, compared with NumPy."""
     shape, rows = (6 * comm.size, 20, 24), slice(6 * comm.rank, 6 * comm.rank + 8)
     with WAY.grid(shape, comm, proc_shape=(comm.size, 1, 1), periodic=True) as grid:
         u, work = grid.zeros("f8"), cupy.zeros(1 << 20)
@@ -166,7 +163,7 @@ def test_captured_exchanges(form: str, comm: MPI.Intracomm) -> None:
         with cupy.cuda.Stream(non_blocking=True) as stream:
             for number in range(2):
                 plan()
-                if number:  # also with nothing captured before
+                if number:
                     plan.start()
                     plan.finish()
             stream.begin_capture()
@@ -198,7 +195,7 @@ def test_captured_exchanges(form: str, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("way", ["put", "get"])
 def test_captured_messages_of_one_way(way: str, zeros: Any, comm: MPI.Intracomm) -> None:
-    """Rank 0 sends on, nothing comes back; replays run ahead, with new values each."""
+    """Each rank sends to the next, and no message returns; replays with new values are enqueued far ahead."""
     n, last = 1 << 12, comm.size - 1
     mine: Any = (zeros(n, "f8"), zeros(n, "f8"))
     user = cupy.zeros(n), cupy.zeros(n)
@@ -237,7 +234,7 @@ def test_captured_messages_of_one_way(way: str, zeros: Any, comm: MPI.Intracomm)
 
 
 def test_half_an_exchange_in_a_capture(comm: MPI.Intracomm) -> None:
-    """Refused, and the other half goes on where it belongs."""
+    """``finish`` in a capture raises if ``start`` was called before the capture; it works after the capture."""
     with WAY.box(comm) as grid:
         u, counter = grid.zeros("f8"), cupy.zeros(1)
         plan = grid.plan(u)
@@ -266,7 +263,7 @@ def test_half_an_exchange_in_a_capture(comm: MPI.Intracomm) -> None:
 
 
 def test_multiprocessors_are_left_alone(comm: MPI.Intracomm) -> None:
-    """Long rows are left to copy engines while a kernel of the caller's runs on another stream."""
+    """With ``leave_sms`` copy engines move long rows, and the multiprocessors remain free for the user's kernels."""
     procs, shape = (comm.size, 1, 1), (16 * comm.size, 32, 128)
     options: Any = {"periodic": (True, False, False), "proc_shape": procs, "device": "gpu"}
     with halox.Grid(shape, halo=(1, 0, 0), comm=comm, leave_sms=True, **options) as grid:
@@ -286,13 +283,13 @@ def test_multiprocessors_are_left_alone(comm: MPI.Intracomm) -> None:
 
 
 def test_fields_that_come_and_go(comm: MPI.Intracomm) -> None:
-    """Memory is freed and used again, by fields of other layouts: keys of earlier ones are never used for them."""
+    """Fields of other dtypes reuse freed memory; memory keys of freed fields are never used for new fields."""
     with WAY.box(comm, n=24) as grid:
         wrong = cupy.zeros((), "i8")
         for step in range(30):
             u = grid.zeros(("f8", "f4", "c16")[step % 3])
             if step % 4 == 1:
-                grid.zeros("f8")  # moves the next one
+                grid.zeros("f8")  # shifts the address of the next field
             ways.fill(grid, u, step)
             grid.exchange(u)
             wrong += ways.wrong_cells(grid, u, step)

@@ -1,4 +1,4 @@
-"""The staged path with large messages: cut into fragments, in order with the user's stream, never captured."""
+"""The staged path with large messages: fragments, order in the user's stream, and refused captures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kinds(plan: Any) -> set[str]:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_large_faces(axis: int, comm: MPI.Intracomm) -> None:
-    """Faces of 2.2 MB: blocks of 8 bytes, of a row, of a plane; with the edges and corners of other axes."""
+    """Faces of 2.2 MB with blocks of 8 bytes, of a row or of a plane, with edges and corners."""
     shape, procs = [528, 528, 528], [1, 1, 1]
     shape[axis], procs[axis] = 4 * comm.size, comm.size
     field = Field(np.dtype("f8"), ONES, (), (), (False,) * 3, False)
@@ -49,7 +49,7 @@ def test_large_faces(axis: int, comm: MPI.Intracomm) -> None:
 
 
 def test_fields_of_several_dtypes(comm: MPI.Intracomm) -> None:
-    """Fragments that begin in one field and end in the next, at no multiple of its elements."""
+    """Fragments that start in one field and end within an element of the next field."""
     sorts = [("f8", ()), ("c16", ()), ("f4", (3,)), ("i1", ()), ("f8", (3, 3))]
     fields = [Field(np.dtype(d), ONES, (), after, (False,) * 3, False) for d, after in sorts]
     shape, procs = (211, 203, 4 * comm.size), (1, 1, comm.size)
@@ -93,7 +93,7 @@ def test_after_a_stalled_stream_and_on_changing_streams(comm: MPI.Intracomm) -> 
             with second:
                 plan.finish()
                 right = bool((u == wanted + step * 1e9).all())
-                # The next step's writes go to another stream.
+                # The next step writes on another stream.
                 second.synchronize()
             assert agree(right, comm), step
 
@@ -101,7 +101,7 @@ def test_after_a_stalled_stream_and_on_changing_streams(comm: MPI.Intracomm) -> 
 def test_accumulate_gives_the_bits_of_whole_messages(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of additions is that of the messages, cut or not: equal values give equal bits."""
+    """The order of additions does not depend on fragments, so results are equal bit for bit."""
     found = []
     for size in (fragments.FRAGMENT_BYTES, 0):
         monkeypatch.setattr(fragments, "FRAGMENT_BYTES", size)
@@ -123,7 +123,7 @@ def test_accumulate_gives_the_bits_of_whole_messages(
 
 
 def test_an_irregular_type_among_large_ones(comm: MPI.Intracomm) -> None:
-    """Scattered elements, which no fragment holds by itself, before and behind regular ones."""
+    """Irregular datatypes, which cannot be cut, before and after a regular datatype in one message."""
     n, m = 300_000, 40_000
     rng = np.random.default_rng(7)
     at = np.sort(rng.choice(2 * m, m, replace=False))
@@ -160,7 +160,7 @@ def test_an_irregular_type_among_large_ones(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("n", [16, 520])
 def test_capture_is_refused_before_it_is_broken(n: int, comm: MPI.Intracomm) -> None:
-    """Small messages and large ones: an error, a capture that is still whole, and a stream that goes on."""
+    """Small and large messages: the call raises, and leaves the capture and the stream usable."""
     with halox.Grid(
         (n, n, 4 * comm.size), periodic=True, proc_shape=(1, 1, comm.size), comm=comm, device="gpu"
     ) as grid:

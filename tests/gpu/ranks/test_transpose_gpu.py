@@ -1,4 +1,4 @@
-"""Transposes of GPU arrays against the same references as on the CPU, and their order with the user's stream."""
+"""Transposes of GPU arrays, compared with the references of the CPU tests, and their order in the user's stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_random_divisions_by_mpi(
 
 @pytest.mark.parametrize("shape", [(64, 64, 64), (130, 127, 66)])
 def test_pencils_round_a_ring_of_three(shape: tuple[int, ...], comm: MPI.Intracomm) -> None:
-    """Messages of megabytes, in fragments where a path cuts them, again and again."""
+    """Repeated messages of megabytes, which some paths cut into fragments."""
     grids = pencils(shape, comm, device="gpu")
     fields = [grid.zeros("c16") for grid in grids]
     ring = [(k, (k + 1) % 3) for k in range(3)]
@@ -62,11 +62,11 @@ def test_pencils_round_a_ring_of_three(shape: tuple[int, ...], comm: MPI.Intraco
 
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm) -> None:
-    """Kernels that have not run yet write the cells to be sent, and read those to be received into."""
+    """Queued kernels write the cells that a transpose sends, and read the cells that the next one overwrites."""
     a, b, _ = pencils((24, 20, 16), comm, device="gpu")
     with a, b, halox.Transpose(a, b) as t:
         u, v, back = a.zeros("f8"), b.zeros("f8"), a.zeros("f8")
-        cupy.cuda.runtime.deviceSynchronize()  # they are filled on another stream
+        cupy.cuda.runtime.deviceSynchronize()  # another stream fills them
         with cupy.cuda.Stream(non_blocking=non_blocking) as stream:
             for step in range(4):
                 x, y, z = a.indices()

@@ -1,4 +1,4 @@
-"""Typed messages on GPU arrays, held against the same exchange of NumPy arrays, which MPI's own is held against."""
+"""Typed messages of GPU arrays, compared with NumPy arrays, which tests/mpi/test_typed.py compares with MPI."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_type_that_reaches_outside_is_refused(comm: MPI.Intracomm) -> None:
 def test_between_host_and_gpu(
     node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even ranks have NumPy arrays, odd ones CuPy arrays; a ring passes through both."""
+    """A ring in which even ranks have NumPy arrays and odd ranks CuPy arrays."""
     monkeypatch.setenv("HALOX_NODE", node)
     low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     xp = cupy if comm.rank % 2 else np
