@@ -1,4 +1,8 @@
-"""Pool of released communicators, stored as an attribute of the user's communicator and reused on it."""
+"""Pool of released communicators, stored as an attribute of the user's communicator and reused on it.
+
+A communicator is freed only together with the user's communicator, when no message can be on its way. If a rank freed
+one earlier, MPI could give its context to a new communicator, and deliver late messages to that one.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from halox.runtime.communicator import UNFINISHED, Communicator, node_name
+from halox.runtime.dlpack import Array
 from halox.runtime.status import ranks_text
 from halox.runtime.waiting import Waiter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_MOST_KEPT = 62  # bits of a word
+_MOST_KEPT = 512
+"""Largest number of communicators of a pool; others stay unused after their first object."""
 _MOST_NAMED = 32
 
 
@@ -28,15 +34,14 @@ class _Kept:
         self.free: set[int] = set()
         self.is_gone = False
 
-    def offered(self) -> int:
-        """Return the numbers of the free communicators with the current ``HALOX_NODE``, as a bit mask."""
+    def offered(self) -> Array:
+        """Return, for each number, whether the communicator is free and has the current ``HALOX_NODE``, as bytes."""
         name = node_name()
-        found = 0
+        flags = np.zeros(_MOST_KEPT, np.uint8)
         for number in tuple(self.free):  # a finalizer may release another one meanwhile
             one = self.all[number]
-            if one is not None and one.node_name == name:
-                found |= 1 << number
-        return found
+            flags[number] = one is not None and one.node_name == name
+        return flags
 
     def destroy(self) -> None:
         """Free the unused communicators; the others are freed on release."""
@@ -59,38 +64,40 @@ def acquire(
     """
     kept = _kept_by(mpi, parent)
     common = _common(mpi, parent, kept.offered(), making, limit_s)
-    first = (common & -common).bit_length() - 1
-    known = kept.all[first] if common else None
-    found = Communicator(mpi, parent, limit_s) if known is None else known
-    kept.free.discard(first)
-    number, errors = found.begin(limit_s, len(kept.all) if known is None else first, error)
+    number = int(common.argmax())
+    known = kept.all[number] if common[number] else None
+    if known is None:
+        found, number = Communicator(mpi, parent, limit_s), len(kept.all)
+    else:
+        found = known
+        kept.free.discard(number)
+    number, errors = found.begin(limit_s, number, error)
     if known is None and number < _MOST_KEPT:
         kept.all += [None] * (number - len(kept.all)) + [found]
 
     def release() -> None:
         if found.watch.failed or found.watch.is_spoiled:  # late messages may arrive on it
             return
-        if kept.is_gone or number >= _MOST_KEPT:
+        if kept.is_gone:
             found.destroy()
-        else:
+        elif number < _MOST_KEPT:
             kept.free.add(number)
 
     return found, release, errors
 
 
 def _common(
-    mpi: ModuleType, parent: MPI.Intracomm, offered: int, making: str, limit_s: float
-) -> int:
-    """Return the bits that are set on all ranks; the first collective step of a constructor.
+    mpi: ModuleType, parent: MPI.Intracomm, offered: Array, making: str, limit_s: float
+) -> Array:
+    """Return the flags that are set on all ranks; the first collective step of a constructor.
 
-    With few ranks, each rank broadcasts its bits separately, so that a timeout can name the missing ranks.
+    With few ranks, each rank broadcasts its flags separately, so that a timeout can name the missing ranks.
     """
     rank, size = parent.rank, parent.size
-    bits = np.full(size, -1, "i8")
-    bits[rank] = offered
     if size == 1:
         return offered
-    total, requests = np.empty(1, "i8"), list["MPI.Request"]()
+    flags = np.empty((size if size <= _MOST_NAMED else 2, _MOST_KEPT), np.uint8)
+    requests = list["MPI.Request"]()
 
     def missing() -> list[int]:
         return (
@@ -105,15 +112,18 @@ def _common(
 
     try:
         if size <= _MOST_NAMED:
-            requests += [parent.Ibcast(bits[r : r + 1], r) for r in range(size)]
+            flags[rank] = offered
+            requests += [parent.Ibcast(flags[r], r) for r in range(size)]
         else:
-            requests.append(parent.Iallreduce(bits[rank : rank + 1], total, mpi.BAND))
+            flags[0] = offered
+            requests.append(parent.Iallreduce(flags[0], flags[1], mpi.BAND))
         Testall = mpi.Request.Testall
         Waiter(limit_s, True).until(lambda: Testall(requests), what)
     except BaseException:
-        UNFINISHED.extend([*requests, bits, total])
+        UNFINISHED.extend([*requests, flags])
         raise
-    return int(np.bitwise_and.reduce(bits if size <= _MOST_NAMED else total))
+    found: Array = flags.min(axis=0) if size <= _MOST_NAMED else flags[1]
+    return found
 
 
 def _kept_by(mpi: ModuleType, parent: MPI.Intracomm) -> _Kept:

@@ -151,10 +151,12 @@ class World:
         ``detail`` is an argument of the call, for the log of ``HALOX_DEBUG``. Raises `ClosedError` if the world was
         closed, and `StateError` if another thread is inside a call.
         """
-        self.check_open()
-        if self.guard.user > 0 and self.guard.user != get_ident():
-            self.guard.refuse()
-        self.guard.has_begun = True
+        if self.closed or self.ranks.watch.failed:
+            self.check_open()
+        guard = self.guard
+        if guard.user > 0 and guard.user != get_ident():
+            guard.refuse()
+        guard.has_begun = True
         if self.size > 1:
             self.ranks.watch.call(code_of(name))
         if self._debug:

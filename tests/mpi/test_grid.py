@@ -243,6 +243,25 @@ def test_ranks_out_of_step(comm: MPI.Intracomm) -> None:
                 assert right, (halo, step)
 
 
+def test_more_grids_than_communicators_are_kept(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grids beyond the limit exchange like others, and so do those made after them."""
+    monkeypatch.setattr("halox.runtime.pool._MOST_KEPT", 2)
+    ours = comm.Dup()
+    for _ in range(3):
+        grids = [
+            halox.Grid((4 * comm.size,), periodic=True, device="cpu", comm=ours) for _ in range(4)
+        ]
+        fields = [grid.full(10.0 * n + comm.rank) for n, grid in enumerate(grids)]
+        for n in 3, 1, 0, 2:
+            grids[n].exchange(fields[n])
+            assert agree(fields[n][0] == 10 * n + (comm.rank - 1) % comm.size, comm)
+        for grid in grids[::-1]:
+            grid.close()
+    ours.Free()
+
+
 def test_plans_are_found_again(grid: halox.Grid) -> None:
     state = grid.zeros(components=3)
     for _ in range(4):
