@@ -20,10 +20,11 @@ from halox.checkpoint.arguments import (
     path_of,
     progress_of,
 )
+from halox.checkpoint.bucket import BucketPath
 from halox.checkpoint.fields import spec_text
 from halox.checkpoint.loading import LOADING, Loaded, load
 from halox.checkpoint.saving import SAVING, Request, guarded, save
-from halox.checkpoint.store import codecs_of, load_zarr
+from halox.checkpoint.store import codecs_of, load_tensorstore
 from halox.decomposition import Decomposition, FieldLayout
 from halox.dimension_names import FACE
 from halox.errors import FieldError, MismatchError
@@ -262,7 +263,7 @@ class GridData:
             lengths = self._lengths(names)
             codecs = codecs_of(compressors)
             if where.suffix != npy.SUFFIX:
-                load_zarr()
+                load_tensorstore()
             elif len(given) > 1 or attrs or coords or codecs:
                 raise FieldError(
                     f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
@@ -279,13 +280,11 @@ class GridData:
                 codecs,
                 progress_of(progress),
             )
-            # Codecs are not compared by repr: Blosc's repr has a set, whose order differs between processes.
-            dicts = [codec.to_dict() for codec in codecs]
-            return request, _said(where, given, dims=names, compressors=dicts)
+            return request, _said(where, given, dims=names, compressors=codecs)
 
         request, said = self._world.prepare(check, SAVING)
         compare(said, "save")
-        if request.path.suffix == npy.SUFFIX:
+        if isinstance(request.path, Path) and request.path.suffix == npy.SUFFIX:
             (given,) = request.fields.values()
             npy.save(self._world, request.path, given, request.progress)
         else:
@@ -343,14 +342,14 @@ class GridData:
         self._world.begin("load")
 
         def check() -> tuple[
-            tuple[Path, dict[str, Given], tuple[str, ...] | None, Progress | None],
+            tuple[Path | BucketPath, dict[str, Given], tuple[str, ...] | None, Progress | None],
             dict[str, object],
         ]:
             where = path_of(path, written=False)
             given = fields_of(self._layouts, into, named, written=True)
             wanted = names_of(names)
             if where.suffix != npy.SUFFIX:
-                load_zarr()
+                load_tensorstore()
             elif len(given) + len(wanted or ()) > 1:
                 raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
             found = where, given, wanted, progress_of(progress)
@@ -363,7 +362,7 @@ class GridData:
             field = self._new(dtype, options)
             return field, self._layouts.find(field)
 
-        if where.suffix == npy.SUFFIX:
+        if isinstance(where, Path) and where.suffix == npy.SUFFIX:
             return self._load_npy(where, given, wanted, tell)
         return load(self._world, where, self.grid_shape, wanted, given, new, tell)
 
@@ -375,7 +374,7 @@ class GridData:
         progress: Progress | None,
     ) -> Loaded:
         """Return the field of a ``.npy`` file, under the requested name or the file's name."""
-        with npy.opened(self._world, path) as found:
+        with npy.opened_file(self._world, path) as found:
             shape, dtype = found[1].shape, found[1].dtype
 
             def options() -> FieldOptions:
@@ -407,7 +406,7 @@ class GridData:
         return dict(zip(dims, self.grid_shape, strict=True)) | faces
 
 
-def _said(path: Path, fields: dict[str, Given], **more: object) -> dict[str, object]:
+def _said(path: Path | BucketPath, fields: dict[str, Given], **more: object) -> dict[str, object]:
     """Return the arguments that must be the same on all ranks."""
     kinds = {name: f"{f.found.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
     return {"path": str(path), "fields": sorted(fields), **kinds, **more}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from halox.checkpoint.bucket import SCHEME, BucketPath
 from halox.checkpoint.fields import is_number
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout
@@ -37,10 +38,10 @@ class Given(NamedTuple):
     layout: FieldLayout
 
 
-def path_of(path: object, *, written: bool) -> Path:
-    """Return a path with all links resolved; raises `CheckpointError` if it is invalid or has another format's suffix.
+def path_of(path: object, *, written: bool) -> Path | BucketPath:
+    """Return a local path with all links resolved, or one in a bucket; raises `CheckpointError`.
 
-    An existing checkpoint with such a suffix can be read.
+    A path of another format's suffix is invalid, except that an existing checkpoint with this suffix can be read.
     """
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
@@ -48,7 +49,7 @@ def path_of(path: object, *, written: bool) -> Path:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise CheckpointError(f"path: expected a str or a path, got {shown(path)}")
-    found = Path(os.path.realpath(text))
+    found = _bucket_path(text) if "://" in text else Path(os.path.realpath(text))
     if not found.name:
         raise CheckpointError(f"path: {text} names no file or folder; add a name")
     if found.suffix.lower() in _OTHER_FORMATS and (written or not os.path.isdir(found)):
@@ -61,6 +62,19 @@ def path_of(path: object, *, written: bool) -> Path:
         raise CheckpointError(
             f"path: {found} is a name of netCDF or HDF5, and halox {'writes' if written else 'reads'} a Zarr group, by "
             f"convention named .zarr, or one field as .npy; {remedy}"
+        )
+    return found
+
+
+def _bucket_path(text: str) -> BucketPath:
+    found = BucketPath(text.removeprefix(SCHEME))
+    if not text.startswith(SCHEME) or len(found.parts) < 2 or ".." in found.parts:
+        raise CheckpointError(
+            f"path: expected a path, or s3://BUCKET/NAME, got {text}; no other stores are supported"
+        )
+    if found.suffix == ".npy":
+        raise CheckpointError(
+            f"path: {text}: .npy files are written to file systems only; name a Zarr group"
         )
     return found
 

@@ -8,13 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.chunks import chunk_shape
+from halox.checkpoint.chunks import shard_shapes
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.dimension_names import with_faces
 from halox.runtime.arrays import DType
 
 _NUMBERS = "?bhilqBHILQefdFD"
 """Characters of the dtypes that Zarr supports like NumPy; other dtypes are stored as bytes, along one more axis."""
+
+MEMBERS = (
+    "zarr_format",
+    "node_type",
+    "shape",
+    "data_type",
+    "chunk_grid",
+    "chunk_key_encoding",
+    "fill_value",
+    "codecs",
+    "dimension_names",
+)
+"""Members of Zarr metadata that an array must have as the group says."""
+
+_FILL_VALUES: dict[str, Any] = {"b": False, "c": [0, 0]}
 
 COMPONENTS, STAGGERED, PARITY, DTYPE = (
     f"halox_{name}" for name in ("components", "staggered", "parity", "dtype")
@@ -23,54 +38,68 @@ COMPONENTS, STAGGERED, PARITY, DTYPE = (
 
 @dataclass(frozen=True)
 class StoredField:
-    """A field in a checkpoint."""
+    """A field in a checkpoint.
+
+    ``metadata`` has the members of its array's Zarr metadata that determine how cells are stored.
+    """
 
     name: str
     shape: tuple[int, ...]  # of the whole field, component axes included
-    chunk: tuple[int, ...]
+    shard: tuple[int, ...]  # of one file or object
     dtype: DType
     before: int  # component axes before the grid axes
     after: int
     staggered: tuple[int, ...]  # grid axes along which the field is staggered
     parity: str  # "even", "odd", or empty for all cells
-    is_plain: bool  # whether chunks are only bytes and a checksum, with no other codec
+    metadata: dict[str, Any]
 
     @classmethod
-    def of(cls, name: str, layout: FieldLayout, dtype: DType, *, is_plain: bool) -> StoredField:
-        """Describe a field of a grid for writing."""
-        spec = layout.spec
+    def of(
+        cls, name: str, layout: FieldLayout, dtype: DType, codecs: Sequence[Any] = ()
+    ) -> StoredField:
+        """Describe a field of a grid for writing, with compression by ``codecs``."""
+        spec, shape = layout.spec, layout.global_shape
+        shard, chunk = shard_shapes(layout, dtype.itemsize)
+        last = () if is_number(dtype) else (dtype.itemsize,)
+        checked = [{"name": "crc32c"}]
+        sharding = {
+            "chunk_shape": [*chunk, *last],
+            "codecs": [bytes_codec(dtype), *codecs, *checked],
+            "index_codecs": [bytes_codec(np.dtype("<u8")), *checked],
+        }
         return cls(
             name,
-            layout.global_shape,
-            chunk_shape(layout, dtype.itemsize),
+            shape,
+            shard,
             dtype,
             len(spec.components_before),
             len(spec.components_after),
             tuple(axis for axis, is_staggered in enumerate(spec.staggered) if is_staggered),
             spec.parity or "",
-            is_plain,
+            array_metadata(
+                (*shape, *last),
+                (*shard, *last),
+                dtype,
+                [{"name": "sharding_indexed", "configuration": sharding}],
+            ),
         )
 
     @classmethod
-    def read(
-        cls,
-        name: str,
-        shape: Sequence[int],
-        chunk: Sequence[int],
-        attributes: Mapping[str, Any],
-        *,
-        is_plain: bool,
-    ) -> StoredField:
+    def read(cls, name: str, metadata: Mapping[str, Any]) -> StoredField:
         """Describe a field from its array's metadata; raises KeyError, TypeError or ValueError if they are invalid."""
+        attributes = metadata["attributes"]
         before, after = map(int, attributes[COMPONENTS])
         dtype = dtype_from(attributes[DTYPE])
+        if metadata["data_type"] != data_type(dtype):
+            raise ValueError(
+                f"{name} has dtype {metadata['data_type']}, expected {data_type(dtype)}"
+            )
+        shape, shard = metadata["shape"], metadata["chunk_grid"]["configuration"]["chunk_shape"]
         if not is_number(dtype):
-            shape, chunk = shape[:-1], chunk[:-1]
-        staggered = tuple(map(int, attributes[STAGGERED]))
-        parity = str(attributes[PARITY])
-        return cls(
-            name, tuple(shape), tuple(chunk), dtype, before, after, staggered, parity, is_plain
-        )
+            shape, shard = shape[:-1], shard[:-1]
+        staggered, parity = tuple(map(int, attributes[STAGGERED])), str(attributes[PARITY])
+        kept = {key: metadata[key] for key in MEMBERS}
+        return cls(name, tuple(shape), tuple(shard), dtype, before, after, staggered, parity, kept)
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -86,15 +115,6 @@ class StoredField:
     def opaque_dtype(self) -> DType:
         """The dtype for copies of its cells: bytes for structured dtypes, since NumPy does not copy their padding."""
         return self.dtype if self.dtype.names is None else np.dtype(f"V{self.dtype.itemsize}")
-
-    @property
-    def stored_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], DType]:
-        """Shape, chunk shape and dtype of its array in the store."""
-        if is_number(self.dtype):
-            # By its text: of equal C types, such as long and long long, zarr supports only one.
-            return self.shape, self.chunk, np.dtype(self.dtype.str)
-        size = self.dtype.itemsize
-        return (*self.shape, size), (*self.chunk, size), np.dtype(np.uint8)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -121,7 +141,7 @@ class StoredField:
 
     def differs(self, layout: FieldLayout, dtype: DType) -> str:
         """Return why it cannot be loaded into a field of a grid; empty if it can."""
-        other = StoredField.of(self.name, layout, dtype, is_plain=True)
+        other = StoredField.of(self.name, layout, dtype)
         for what, mine, theirs in (
             ("dtype", self.dtype, other.dtype),
             ("staggered axes", self.staggered, other.staggered),
@@ -137,6 +157,33 @@ class StoredField:
 def is_number(dtype: DType) -> bool:
     """Whether Zarr supports a dtype like NumPy."""
     return dtype.char in _NUMBERS
+
+
+def data_type(dtype: DType) -> str:
+    """Return the Zarr data type of the elements of a dtype, in the order of the machine."""
+    return dtype.name if is_number(dtype) else "uint8"
+
+
+def bytes_codec(dtype: DType) -> dict[str, Any]:
+    """Return the Zarr codec that stores elements in the byte order of a dtype."""
+    endian = "big" if is_number(dtype) and dtype.str[0] == ">" else "little"
+    return {"name": "bytes", "configuration": {"endian": endian}}
+
+
+def array_metadata(
+    shape: Sequence[int], chunk: Sequence[int], dtype: DType, codecs: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the metadata of a Zarr array, without attributes and names of dimensions."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": data_type(dtype),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": _FILL_VALUES.get(dtype.kind, 0),
+        "codecs": list(codecs),
+    }
 
 
 def spec_text(spec: FieldSpec) -> str:

@@ -2,10 +2,12 @@
 
 One rank replaces the path. All names are in the path's parent folder, so that renaming copies no data::
 
-    run.zarr              the last checkpoint, until the new checkpoint takes its name
-    .run.zarr.partial     the new checkpoint during the write; the next run removes the remains of a dead run
-    .run.zarr.lock        locked by the writing run; the kernel releases the lock if the run dies
-    .run.zarr.previous    the last checkpoint between two renames, on file systems that cannot exchange names
+    run.zarr               the last checkpoint, until the new checkpoint takes its name
+    .run.zarr.ID.partial   the new checkpoint during the write; the next run removes the remains of a dead run
+    .run.zarr.lock         locked by the writing run; the kernel releases the lock if the run dies
+    .run.zarr.previous     the last checkpoint between two renames, on file systems that cannot exchange names
+
+ID differs from save to save: a late write of a failed save cannot change the files of the next one.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from halox.errors import CheckpointError
 
@@ -27,8 +31,14 @@ _UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
 def beside(path: Path, what: str) -> Path:
-    """Return a hidden name in the same folder as a path: its "partial", "lock" or "previous"."""
+    """Return a hidden name in the same folder as a path: its "lock" or "previous", or one that ends in "partial"."""
     return path.with_name(f".{path.name}.{what}")
+
+
+def remains(path: Path) -> list[Path]:
+    """Return the new contents of a path that other runs are writing, or were writing when they died."""
+    name = re.compile(rf"\.{re.escape(path.name)}(\.[0-9a-f]{{32}})?\.partial")
+    return [one for one in path.parent.iterdir() if name.fullmatch(one.name)]
 
 
 @contextmanager
@@ -65,7 +75,7 @@ def opened(path: Path, *, is_folder: bool) -> Iterator[Path]:
         os.close(handle)
 
 
-def replaced(path: Path) -> CheckpointError:
+def replaced(path: object) -> CheckpointError:
     """Return the error of a load in which the ranks did not all read the same checkpoint completely."""
     return CheckpointError(
         f"{path} was replaced or removed while it was read; load it again, from a file system that all ranks share"
@@ -108,7 +118,7 @@ class Replacement:
     """
 
     def __init__(self, path: Path, may_replace: Callable[[Path], bool], is_folder: bool) -> None:
-        self._path, self.partial = path, beside(path, "partial")
+        self._path, self.partial = path, beside(path, f"{uuid4().hex}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path) and not may_replace(path):
             raise CheckpointError(
@@ -122,7 +132,8 @@ class Replacement:
                     f"{path} does not exist, and {previous} is the last checkpoint of a run that died when it replaced "
                     "that; rename it to go on from it, or remove it"
                 )
-            _remove(self.partial)
+            for partial in remains(path):
+                _remove(partial)
             if is_folder:
                 self.partial.mkdir()
         except BaseException:
@@ -167,12 +178,13 @@ class Replacement:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno in _UNLOCKABLE and not os.path.lexists(self.partial):
+                others = remains(self._path)
+                if error.errno in _UNLOCKABLE and not others:
                     return handle  # the names must suffice
                 os.close(handle)
                 if error.errno in _UNLOCKABLE:
                     raise CheckpointError(
-                        f"{self.partial} exists: another run is writing {self._path}, or one has died; this file "
+                        f"{others[0]} exists: another run is writing {self._path}, or one has died; this file "
                         "system has no locks to tell, so remove it if no run is writing"
                     ) from error
                 if error.errno not in (errno.EAGAIN, errno.EACCES):

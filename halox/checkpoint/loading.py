@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from halox.checkpoint import bucket, moving
 from halox.checkpoint.arguments import Given, Progress
-from halox.checkpoint.chunks import ChunkGrid
+from halox.checkpoint.bucket import BucketPath
+from halox.checkpoint.chunks import ShardGrid
 from halox.checkpoint.folder import opened, replaced
-from halox.checkpoint.moving import Mover, open_store
 from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
-from halox.checkpoint.store import Contents, PlainChunks, read
+from halox.checkpoint.store import Contents, Store, open_field, read
 from halox.decomposition import FieldLayout
 from halox.errors import CheckpointError, FieldError
 from halox.runtime.arrays import DType
@@ -23,6 +24,7 @@ from halox.values import shortened
 
 LOADING = "a load"
 
+Source = TypeVar("Source")
 Found = TypeVar("Found")
 
 Allocate = Callable[[DType, dict[str, Any]], tuple[Any, FieldLayout]]
@@ -49,7 +51,7 @@ class Loaded(dict[str, Any]):
 
 def load(
     world: World,
-    path: Path,
+    path: Path | BucketPath,
     grid_shape: tuple[int, ...],
     names: tuple[str, ...] | None,
     into: dict[str, Given],
@@ -57,9 +59,8 @@ def load(
     progress: Progress | None,
 ) -> Loaded:
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
-    doing, node_ranks = f"reading {path}", world.node_comm.size
-    with one_opened(world, path, lambda folder: read(folder, path), is_folder=True) as found:
-        folder, contents = found
+    doing = f"reading {path}"
+    with one_opened(world, path, opened_store(path, world.limit_s), read) as (store, contents):
         guarded(world, lambda: _check(contents, path, grid_shape, names, into), doing, LOADING)
         if names is None:
             names = () if into else tuple(contents.fields)
@@ -72,36 +73,46 @@ def load(
                 stored = contents.fields[name]
                 fields[name] = allocate(stored.dtype, stored.options)
         _check_shapes(world, contents, path, fields)
-        grids = {n: ChunkGrid(fields[n][1], contents.fields[n].chunk) for n in wanted}
-        meter = Meter(progress, [(grids[n], contents.fields[n].dtype.itemsize) for n in wanted])
+        shards = {n: ShardGrid(fields[n][1], contents.fields[n].shard) for n in wanted}
+        meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
         for name in wanted:
-            stored = contents.fields[name]
-            opening = partial(open_store, folder, path, stored, mode="r", node_ranks=node_ranks)
-            store = guarded(world, opening, doing, LOADING)
-            cells = owned_cells(*fields[name])
-            residues, error = Mover(world, grids[name], cells, stored, meter).load(store)
-            of_all = world.gather(residues, LOADING, as_checkpoint_error(error, doing))
-            if isinstance(store, PlainChunks):
-                store.check_shared(of_all)
+            stored, cells = contents.fields[name], owned_cells(*fields[name])
+            array = guarded(world, partial(open_field, store, stored), doing, LOADING)
+            error = moving.load(shards[name], cells, stored, store, array, meter)
+            world.agree(as_checkpoint_error(error, doing), LOADING)
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
 
 
 @contextmanager
+def opened_store(path: Path | BucketPath, limit_s: float) -> Iterator[Store]:
+    """Yield the store of a checkpoint, which remains valid if another checkpoint replaces it; local."""
+    if isinstance(path, BucketPath):
+        with bucket.opened(path, limit_s) as store:
+            yield store
+    else:
+        with opened(path, is_folder=True) as link:
+            yield Store.of_folder(link, path, limit_s)
+
+
+@contextmanager
 def one_opened(
-    world: World, path: Path, describe: Callable[[Path], Found], *, is_folder: bool
-) -> Iterator[tuple[Path, Found]]:
-    """Open one checkpoint on all ranks with `opened`, and describe it; raises on all ranks or on none.
+    world: World,
+    path: object,
+    opening: AbstractContextManager[Source],
+    describe: Callable[[Source], Found],
+) -> Iterator[tuple[Source, Found]]:
+    """Open one checkpoint on all ranks, and describe it; raises on all ranks or on none.
 
     The descriptions include an identity. They differ if another checkpoint took the name before the last rank opened
     it, or if nodes do not share the file system.
     """
     with ExitStack() as stack:
 
-        def look() -> tuple[Path, Found]:
-            link = stack.enter_context(opened(path, is_folder=is_folder))
-            return link, describe(link)
+        def look() -> tuple[Source, Found]:
+            source = stack.enter_context(opening)
+            return source, describe(source)
 
-        found: tuple[Path, Found] = guarded(world, look, f"reading {path}", LOADING)
+        found: tuple[Source, Found] = guarded(world, look, f"reading {path}", LOADING)
         if len({*world.gather(repr(found[1]), LOADING)}) > 1:
             raise replaced(path)
         yield found
@@ -109,7 +120,7 @@ def one_opened(
 
 def _check(
     contents: Contents,
-    path: Path,
+    path: object,
     grid_shape: tuple[int, ...],
     names: tuple[str, ...] | None,
     into: dict[str, Given],
@@ -132,7 +143,7 @@ def _check(
 
 
 def _check_shapes(
-    world: World, contents: Contents, path: Path, fields: dict[str, tuple[Any, FieldLayout]]
+    world: World, contents: Contents, path: object, fields: dict[str, tuple[Any, FieldLayout]]
 ) -> None:
     """Raise on all ranks if a new field has another shape, as a staggered field does if an axis is now periodic."""
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from halox.checkpoint.arguments import Given, Progress
-from halox.checkpoint.chunks import ChunkGrid, extents
-from halox.checkpoint.folder import identity_of, replaced
+from halox.checkpoint.chunks import ShardGrid, extents
+from halox.checkpoint.folder import Replacement, identity_of, opened, replaced
 from halox.checkpoint.loading import LOADING, one_opened
 from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
@@ -60,18 +60,24 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         return found.getvalue()
 
     begin = guarded(world, header, doing, SAVING)
-    with replacing(world, path, Path.is_file, None) as partial, ExitStack() as stack:
 
-        def create() -> None:
-            if world.rank == 0:
-                partial.write_bytes(begin)
+    def create() -> Replacement:
+        found = Replacement(path, Path.is_file, is_folder=False)
+        try:
+            found.partial.write_bytes(begin)
+        except BaseException:
+            found.discard()
+            raise
+        return found
+
+    with replacing(world, path, create) as name, ExitStack() as stack:
+        partial = Path(name)
 
         def enter() -> _Parts:
             open(partial, "r+b").close()  # its errors give the reason
             mode = world.mpi.MODE_WRONLY
             return stack.enter_context(_parts(world, partial, mode, len(begin), layout, dtype))
 
-        guarded(world, create, doing, SAVING)
         # All ranks open the file before any rank writes: if rank 0 ends, another run may take the name.
         parts: _Parts = guarded(world, enter, doing, SAVING)
 
@@ -126,9 +132,10 @@ def header_of(name: Path, path: Path) -> Header:
     return Header(shape, dtype, begin, identity_of(name))
 
 
-def opened(world: World, path: Path) -> AbstractContextManager[tuple[Path, Header]]:
+def opened_file(world: World, path: Path) -> AbstractContextManager[tuple[Path, Header]]:
     """Open one file on all ranks; see `one_opened`."""
-    return one_opened(world, path, lambda name: header_of(name, path), is_folder=False)
+    opening = opened(path, is_folder=False)
+    return one_opened(world, path, opening, lambda name: header_of(name, path))
 
 
 def load(
@@ -139,7 +146,7 @@ def load(
     layout: FieldLayout,
     progress: Progress | None,
 ) -> None:
-    """Read an opened file (see `opened`) into a field of the same dtype. Collective; blocks."""
+    """Read an opened file (see `opened_file`) into a field of the same dtype. Collective; blocks."""
     name, (shape, dtype, begin, identity) = found
 
     def read() -> None:
@@ -175,9 +182,9 @@ class _Parts:
         self, world: World, file: MPI.File, begin: int, layout: FieldLayout, dtype: DType
     ) -> None:
         self._file, self._layout, self._dtype = file, layout, dtype
-        grid = ChunkGrid(layout, layout.global_shape)
+        grid = ShardGrid(layout, layout.global_shape)
         self._shape = extents(grid.own)
-        self._meter_of = partial(Meter, grids=[(grid, dtype.itemsize)])
+        self._meter_of = partial(Meter, fields=[(grid, dtype.itemsize)])
         starts = [cut.start for cut in grid.own]
         byte = world.mpi.BYTE
         element = byte.Create_contiguous(dtype.itemsize)

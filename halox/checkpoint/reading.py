@@ -13,14 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from halox.checkpoint import npy
-from halox.checkpoint.chunks import CHUNK_BYTES, extents
+from halox.checkpoint.chunks import SHARD_BYTES, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import opened
-from halox.checkpoint.moving import open_store
-from halox.checkpoint.store import load_zarr, read
+from halox.checkpoint.moving import read_now
+from halox.checkpoint.store import Store, load_tensorstore, open_field, read
 from halox.dimension_names import AXES
 from halox.errors import CheckpointError, FieldError, HaloxError
 from halox.runtime.arrays import Array
+from halox.runtime.waiting import timeout_s
 
 Projection = Literal["max", "mean"]
 Pick = int | slice | Projection
@@ -87,25 +88,33 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _group(folder: Path, path: Path) -> Stored:
-    contents = read(folder, path)
+    load_tensorstore()
+    store = Store.of_folder(folder, path, timeout_s())
+    contents = read(store)
 
-    def open_field(field: StoredField) -> _Read:
-        return open_store(folder, path, field, mode="r").read_whole
+    def open_reader(field: StoredField) -> _Read:
+        array = open_field(store, field)
+
+        def read_shard(number: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+            starts = [k * n for k, n in zip(number, field.shard, strict=True)]
+            cut = tuple(slice(at, at + n) for at, n in zip(starts, shape, strict=True))
+            return read_now(array, cut, field, store)
+
+        return read_shard
 
     def dims_of(field: StoredField) -> tuple[str, ...]:
-        array = load_zarr().open_array(str(folder / field.name), mode="r")
-        return tuple(map(str, array.metadata.dimension_names[: len(field.shape)]))
+        return tuple(field.metadata["dimension_names"][: len(field.shape)])
 
-    return Stored(path, contents.fields, contents.attrs, contents.blocks, open_field, dims_of)
+    return Stored(path, contents.fields, contents.attrs, contents.blocks, open_reader, dims_of)
 
 
 def _npy(file: Path, path: Path) -> Stored:
     shape, dtype, begin, _ = npy.header_of(file, path)
     if not prod(shape) or not shape:
         raise CheckpointError(f"{path} has an array of shape {shape}, without cells of a grid")
-    rows = min(shape[0], max(1, CHUNK_BYTES // (prod(shape[1:]) * max(1, dtype.itemsize))))
+    rows = min(shape[0], max(1, SHARD_BYTES // (prod(shape[1:]) * max(1, dtype.itemsize))))
     chunk = (rows, *shape[1:])
-    field = StoredField(path.stem, shape, chunk, dtype, 0, 0, (), "", is_plain=True)
+    field = StoredField(path.stem, shape, chunk, dtype, 0, 0, (), "", {})
     names = (*AXES[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
 
     def open_field(field: StoredField) -> _Read:
@@ -125,7 +134,7 @@ def _part(
     """Read the chunks of a part one after another, and collect the cells of the part."""
     numbers = [
         range(pick // n, pick // n + 1) if isinstance(pick, int) else range(-(-extent // n))
-        for pick, n, extent in zip(picks, field.chunk, field.shape, strict=True)
+        for pick, n, extent in zip(picks, field.shard, field.shape, strict=True)
     ]
     kept = [pick for pick in picks if not isinstance(pick, int)]
     over = tuple(axis for axis, pick in enumerate(kept) if isinstance(pick, str))
@@ -136,7 +145,7 @@ def _part(
     for done, number in enumerate(product(*numbers), 1):
         cut = tuple(
             slice(k * n, min((k + 1) * n, extent))
-            for k, n, extent in zip(number, field.chunk, field.shape, strict=True)
+            for k, n, extent in zip(number, field.shard, field.shape, strict=True)
         )
         along = [_along(pick, here) for pick, here in zip(picks, cut, strict=True)]
         place = tuple(there for _, there in along if there is not None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +9,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from halox.checkpoint import moving
 from halox.checkpoint.arguments import Given, Progress
-from halox.checkpoint.chunks import ChunkGrid, extents
+from halox.checkpoint.bucket import BucketPath, BucketReplacement
+from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import Replacement
-from halox.checkpoint.moving import Mover, open_store
-from halox.checkpoint.store import Contents, create, is_checkpoint
+from halox.checkpoint.store import Contents, Store, create, is_checkpoint
 from halox.errors import CheckpointError, HaloxError
 from halox.runtime.arrays import Array
 from halox.runtime.world import World
@@ -28,7 +28,7 @@ SAVING = "a save"
 class Request:
     """A rank's arguments of a save of a group."""
 
-    path: Path
+    path: Path | BucketPath
     fields: dict[str, Given]
     grid_shape: tuple[int, ...]
     dims: tuple[str, ...]
@@ -41,68 +41,82 @@ class Request:
 
 def save(world: World, request: Request) -> None:
     """Write a group; the caller has compared the arguments of the ranks. Collective; blocks."""
+    path, given = request.path, request.fields
     stored = {
-        name: StoredField.of(name, given.layout, given.found.dtype, is_plain=not request.codecs)
-        for name, given in request.fields.items()
+        name: StoredField.of(name, one.layout, one.found.dtype, request.codecs)
+        for name, one in given.items()
     }
-    axes = next(iter(request.fields.values())).layout.decomposition.axes
+    axes = next(iter(given.values())).layout.decomposition.axes
     blocks = tuple(axis.sizes for axis in axes)
     contents = Contents(request.grid_shape, stored, request.attrs, blocks)
 
-    def make(partial: Path) -> None:
-        create(partial, contents, request.dims, request.coords, request.array_attrs, request.codecs)
+    def store_of(partial: str) -> Store:
+        if isinstance(path, BucketPath):
+            return path.store(world.limit_s).below(partial, shown_as=str(path))
+        return Store.of_folder(partial, path, world.limit_s)
 
-    with replacing(world, request.path, is_checkpoint, make) as partial:
-        grids = {
-            name: ChunkGrid(given.layout, stored[name].chunk)
-            for name, given in request.fields.items()
-        }
-        meter = Meter(request.progress, [(grids[n], stored[n].dtype.itemsize) for n in grids])
-        for name, given in request.fields.items():
-            field = stored[name]
-            opening = functools.partial(
-                open_store, partial, request.path, field, mode="r+", node_ranks=world.node_comm.size
-            )
-            store = guarded(world, opening, f"writing {request.path}", SAVING)
-            cells = owned_cells(given.array, given.layout)
-            error = Mover(world, grids[name], cells, field, meter).save(store)
-            world.agree(as_checkpoint_error(error, f"writing {request.path}"), SAVING)
+    def begin() -> Replacement | BucketReplacement:
+        found = (
+            BucketReplacement(path, world.limit_s)
+            if isinstance(path, BucketPath)
+            else Replacement(path, _may_replace, is_folder=True)
+        )
+        try:
+            store = store_of(str(found.partial))
+            create(store, contents, request.dims, request.coords, request.array_attrs)
+        except BaseException:
+            found.discard()
+            raise
+        return found
+
+    with replacing(world, path, begin) as partial:
+        store = store_of(partial)
+        shards = {name: ShardGrid(one.layout, stored[name].shard) for name, one in given.items()}
+        meter = Meter(request.progress, [(shards[n], stored[n].dtype.itemsize) for n in shards])
+        for name, one in given.items():
+            cells = owned_cells(one.array, one.layout)
+            error = moving.save(world, shards[name], cells, stored[name], store, meter)
+            world.agree(as_checkpoint_error(error, f"writing {path}"), SAVING)
+
+
+def _may_replace(path: Path) -> bool:
+    """Whether a folder contains a checkpoint or is empty; does not raise."""
+    try:
+        return not any(path.iterdir()) or is_checkpoint(Store.of_folder(path, path, 0).read_json())
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
 def replacing(
-    world: World,
-    path: Path,
-    may_replace: Callable[[Path], bool],
-    make: Callable[[Path], None] | None,
-) -> Iterator[Path]:
-    """Yield the temporary name of a new folder, made by rank 0, or of a file; it replaces the old one at the end.
+    world: World, path: object, begin: Callable[[], Replacement | BucketReplacement]
+) -> Iterator[str]:
+    """Yield the temporary name of a new file, folder or prefix, which replaces the old one at the end.
 
-    After an error the old folder or file stays unchanged. Collective.
+    Rank 0 calls ``begin``. After an error the old contents stay unchanged. Collective.
     """
     doing = f"writing {path}"
-    replacement: Replacement | None = None
+    replacement: Replacement | BucketReplacement | None = None
 
-    def begin() -> None:
+    def begin_here() -> None:
         nonlocal replacement
         if world.rank == 0:
-            replacement = Replacement(path, may_replace, is_folder=make is not None)
-            if make is not None:
-                make(replacement.partial)
+            replacement = begin()
 
     try:
-        guarded(world, begin, doing, SAVING)
-        partial = Path(world.gather(str(replacement.partial) if replacement else None, SAVING)[0])
+        guarded(world, begin_here, doing, SAVING)
+        name = world.gather(str(replacement.partial) if replacement else None, SAVING)[0]
+        is_local = isinstance(path, Path)
 
         def look() -> None:
-            if make is not None and not partial.is_dir():
+            if is_local and not Path(name).exists():
                 raise CheckpointError(
-                    f"{path}: this rank does not see {partial}, which rank 0 has made; give a path on a file system "
-                    "that all nodes share"
+                    f"{path}: this rank does not see {name}, which rank 0 has made; give a path on a file system that "
+                    "all nodes share"
                 )
 
         guarded(world, look, doing, SAVING)
-        yield partial
+        yield name
 
         def commit() -> None:
             if replacement is not None:
@@ -117,12 +131,12 @@ def replacing(
 class Meter:
     """Reports to a callback the bytes of all its fields that a rank has moved.
 
-    ``grids`` has the chunks of each field, and the bytes per element.
+    ``fields`` has the shards of each field, and the bytes per element.
     """
 
-    def __init__(self, progress: Progress | None, grids: list[tuple[ChunkGrid, int]]) -> None:
+    def __init__(self, progress: Progress | None, fields: list[tuple[ShardGrid, int]]) -> None:
         self._progress, self._done = progress, 0
-        self._total = sum(prod(extents(grid.own)) * size for grid, size in grids)
+        self._total = sum(prod(extents(shards.own)) * size for shards, size in fields)
 
     def __call__(self, nbytes: int) -> None:
         """Count bytes."""

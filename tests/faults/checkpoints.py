@@ -35,7 +35,7 @@ def serially(steps: int) -> np.ndarray:
 
 def main(path: str, steps: int, dies_at: int) -> None:
     """Run until step ``steps``; the last rank kills itself during the save of step ``dies_at``."""
-    chunks.CHUNK_BYTES = 1000
+    chunks.SHARD_BYTES, chunks.CHUNK_BYTES = 1000, 300
     with halox.Grid(CELLS, halo=1, periodic=True) as grid:
         u, first = grid.scatter(begin() if grid.rank == 0 else None), 0
         if grid.allreduce(int(os.path.exists(path)), op="min"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.store import load_zarr
+from halox.checkpoint.store import load_tensorstore
 from halox.errors import HaloxError
 from halox.grid import Grid
 from halox.runtime.gpu.devices import to_host
@@ -87,7 +87,7 @@ def measure(
     ``onto`` has process grids on which it is loaded as well. Reads are of files whose pages have been dropped.
     Collective; raises `HaloxError` if a load gives other bits.
     """
-    load_zarr()  # the first save shall not take the time of the import
+    load_tensorstore()  # the first save shall not take the time of the import
     with ExitStack() as stack:
         grid = stack.enter_context(Grid(shape, comm=comm, device=device))
         values = np.random.default_rng(comm.rank).random(grid.rank_shape)

@@ -17,7 +17,7 @@ from halox.checkpoint import chunks, moving
 from tests.support import require
 
 require("gpu")
-pytest.importorskip("zarr")
+pytest.importorskip("tensorstore")
 
 import cupy  # noqa: E402
 
@@ -53,7 +53,7 @@ def test_bits_through_a_file_and_another_device(
     part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moving, "DEVICE_PART_BYTES", part_bytes)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr(chunks, "SHARD_BYTES", 1 << 14)
     options: dict[str, Any] = {"comm": comm, "checkerboard": True}
     with (
         halox.Grid(CELLS, device="gpu", **options) as gpu,

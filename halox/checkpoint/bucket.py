@@ -1,0 +1,120 @@
+"""Checkpoints in S3, where objects cannot be renamed.
+
+The last written object names the save that a path has::
+
+    s3://bucket/run.zarr/zarr.json       a group that names the last complete save: halox_current=ID
+    s3://bucket/run.zarr/ID/zarr.json    the Zarr group of one save, and its arrays
+
+A save writes under a new ID, then `zarr.json`, and then removes the objects of the previous save.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
+from uuid import uuid4
+
+from halox.checkpoint.folder import replaced
+from halox.checkpoint.store import (
+    FORMAT,
+    FORMAT_KEY,
+    PREFIX,
+    Store,
+    StoreError,
+    check_version,
+    group,
+    is_checkpoint,
+)
+from halox.errors import CheckpointError
+
+SCHEME = "s3://"
+
+_CURRENT = f"{PREFIX}current"
+
+
+class BucketPath(PurePosixPath):
+    """A path in a bucket: the bucket, and the key of a group."""
+
+    def __str__(self) -> str:
+        """Return the URL."""
+        return SCHEME + super().__str__()
+
+    def store(self, limit_s: float) -> Store:
+        """Return the store of the path.
+
+        Credentials are found as by other programs for S3. The environment variables ``AWS_ENDPOINT_URL`` and
+        ``AWS_REGION`` give another server than Amazon's, and the region.
+        """
+        driver = {"driver": "s3", "bucket": self.parts[0]}
+        for member, names in (
+            ("endpoint", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
+            ("aws_region", ("AWS_REGION", "AWS_DEFAULT_REGION")),
+        ):
+            values = [os.environ[name] for name in names if os.environ.get(name)]
+            if values:
+                driver[member] = values[0]
+        return Store(driver, f"{'/'.join(self.parts[1:])}/", str(self), limit_s)
+
+
+def _current(root: Store) -> str | None:
+    """Return the ID of the last complete save, None if there is none; raises `CheckpointError` and `StoreError`."""
+    try:
+        found = root.read_json()
+    except ValueError as error:
+        raise CheckpointError(f"{root.name}/zarr.json is damaged: {error}") from error
+    if found is None:
+        return None
+    if not is_checkpoint(found):
+        raise CheckpointError(
+            f"{root.name} exists and is no checkpoint that grid.save has written; give another path, or remove it"
+        )
+    check_version(found["attributes"][FORMAT_KEY], root.name)
+    return str(found["attributes"].get(_CURRENT))
+
+
+@contextmanager
+def opened(path: BucketPath, limit_s: float) -> Iterator[Store]:
+    """Yield the store of the last complete save; local.
+
+    Raises `CheckpointError` if there is none. A `CheckpointError` in the block becomes the error of `replaced` if
+    another save has been completed meanwhile.
+    """
+    root = path.store(limit_s)
+    current = _current(root)
+    if current is None:
+        raise CheckpointError(f"there is no checkpoint {path}")
+    try:
+        yield root.below(current, shown_as=str(path))
+    except CheckpointError as error:
+        if _current(root) == current:
+            raise
+        raise replaced(path) from error
+
+
+class BucketReplacement:
+    """A new save under a new ID, which becomes that of the path in `commit`; local.
+
+    Raises `CheckpointError` if the path has a group that is no checkpoint, and `StoreError`.
+    """
+
+    def __init__(self, path: BucketPath, limit_s: float) -> None:
+        self._root = path.store(limit_s)
+        self._previous = _current(self._root)
+        self.partial = uuid4().hex
+        self._is_open = True
+
+    def commit(self) -> None:
+        """Name the new save in the group of the path, and remove the previous save."""
+        self._root.write_json(group({FORMAT_KEY: FORMAT, _CURRENT: self.partial}))
+        self._is_open = False
+        if self._previous is not None:
+            with suppress(StoreError):  # remains of the previous save do no harm
+                self._root.below(self._previous).remove()
+
+    def discard(self) -> None:
+        """Remove the new save; has no effect after `commit`."""
+        if self._is_open:
+            with suppress(StoreError):
+                self._root.below(self.partial).remove()
