@@ -1,37 +1,40 @@
 """`Grid`, the main class of halox: made once, called in every step.
 
-The class combines the lower layers and contains no algorithms. Its base classes are in
-`halox.collectives.grid_reductions` (reductions), `halox.allocation` (new fields) and `halox.grid_data` (gathers,
-scatters and checkpoints). `halox.division` divides the grid.
+The class contains no algorithms: its methods document and call the lower layers. `halox.domain` divides the grid and
+allocates fields, `halox.exchange` plans exchanges, `halox.collectives` reduces, `halox.gathering` and
+`halox.checkpoint` move whole arrays. A call with known arrays costs a dict look-up and the exchange or launch itself.
+Therefore these calls look up their plan first, and call no other method before.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from importlib import import_module
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
-from halox.allocation import GridAllocation
-from halox.collectives.grid_reductions import GridReductions
+import numpy.typing as npt
+
+from halox.checkpoint.arguments import Progress
+from halox.checkpoint.calls import load, save
+from halox.checkpoint.loading import Loaded
+from halox.collectives.device.device_fields import DeviceReductions
+from halox.collectives.host.host_fields import HostReductions
 from halox.decomposition import PARITIES, FieldLayout
-from halox.division import divide
+from halox.domain import Domain, FieldOptions, GridOptions
 from halox.errors import FieldError
 from halox.exchange.cache import Found, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
-from halox.exchange.making import make_plan
+from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
-from halox.field_layouts import FieldLayouts
-from halox.field_options import FieldOptions, field_spec
-from halox.grid_data import GridData
+from halox.gathering.gather import gather
+from halox.gathering.scatter import scatter
 from halox.paths.base import Operation
+from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, one_thread
-from halox.runtime.context import Context
-from halox.runtime.gpu.devices import array_module
-from halox.runtime.world import World
 from halox.tables import html_facts
 from halox.values import as_bool, check_bool
 
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 Declared = TypeVar("Declared")
 
 
-class Grid(Closing, GridAllocation, GridReductions, GridData):
+class Grid(Closing):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
     Parameters
@@ -108,6 +111,8 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         Number of this rank's GPU; None on the host.
     xp : module
         ``numpy`` or ``cupy``, the module of the fields' arrays.
+    domain : Domain
+        The division, layouts and memory below this grid, for code that extends halox. Its interface may change.
 
     Raises
     ------
@@ -162,51 +167,167 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         path: str | None = None,
         leave_sms: bool = False,
     ) -> None:
-        self._world = world = World(comm, "making a grid")
-        self._context = Context(world)
-        self._plan_number = 0
-        self._read_in_place = {}
-        self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
-        try:
-            division = divide(
-                world,
-                grid_shape,
-                halo=halo,
-                periodic=periodic,
-                proc_shape=proc_shape,
-                blocks=blocks,
-                corners=corners,
-                device=device,
-                placement=placement,
-                path=path,
-                checkerboard=checkerboard,
-                leave_sms=leave_sms,
-            )
-        except BaseException as error:
-            self._context.close_after(error)
-            raise
-        self._division, self._layout = division, division.layout
-        self._decomposition = decomposition = division.decomposition
-        self._path, self.corners, self.device_id = path, division.corners, division.device_id
-        self.comm: MPI.Intracomm = world.comm
-        self.rank: int = world.rank
-        self.size: int = world.size
-        self.grid_shape: tuple[int, ...] = decomposition.grid_shape
+        options = GridOptions(
+            halo=halo,
+            periodic=periodic,
+            proc_shape=proc_shape,
+            blocks=blocks,
+            corners=corners,
+            device=device,
+            placement=placement,
+            checkerboard=checkerboard,
+            path=path,
+            leave_sms=leave_sms,
+        )
+        self._use(Domain(comm, grid_shape, options))
+
+    @classmethod
+    def of_domain(cls, domain: Domain) -> Grid:
+        """Return a grid on a domain, which is closed with the grid; local. For code that extends halox."""
+        grid = cls.__new__(cls)
+        grid._use(domain)
+        return grid
+
+    def _use(self, domain: Domain) -> None:
+        self.domain = domain
+        self._world, self._layouts = domain.world, domain.layouts
+        division, decomposition = domain.division, domain.decomposition
+        self.comm: MPI.Intracomm = domain.world.comm
+        self.rank: int = domain.world.rank
+        self.size: int = domain.world.size
+        self.grid_shape: tuple[int, ...] = domain.grid_shape
         self.proc_shape: tuple[int, ...] = decomposition.proc_shape
         self.periodic: tuple[bool, ...] = decomposition.periodic
         self.coords: tuple[int, ...] = decomposition.coords_of(self.rank)
-        self.halo: tuple[tuple[int, int], ...] = self._layout.spec.halo
-        self.padded_shape: tuple[int, ...] = self._layout.padded_shape
-        self.rank_shape: tuple[int, ...] = decomposition.rank_shape(self.rank)
-        self.owned: tuple[slice, ...] = self._layout.owned
-        self._layouts = FieldLayouts(decomposition, self.rank, self.halo, self.device_id)
+        self.corners: bool = division.corners
+        self.halo: tuple[tuple[int, int], ...] = domain.plain.spec.halo
+        self.padded_shape: tuple[int, ...] = domain.plain.padded_shape
+        self.rank_shape: tuple[int, ...] = domain.rank_shape
+        self.owned: tuple[slice, ...] = domain.plain.owned
+        self.device: Literal["cpu", "gpu"] = division.device
+        self.device_id: int | None = domain.device_id
+        self.xp: ModuleType = domain.xp
+        self._plan_number = 0
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key, self._layouts.owners)
         self._layouts.watch(self._plans)
-        self.device: Literal["cpu", "gpu"] = division.device
-        self.xp: ModuleType = array_module(self.device_id)
-        self._make_reductions(self._context, self.device_id, self._layouts.find)
+        self._reductions: HostReductions | DeviceReductions
+        if domain.device_id is None:
+            self._reductions = HostReductions(domain.context, None, self._layouts.find)
+        else:
+            self._reductions = DeviceReductions(
+                domain.context, domain.device_id, self._layouts.find
+            )
+        self._of_fields = self._reductions.fields.launches
+        self._of_arrays = self._reductions.arrays.launches
 
     # Fields
+
+    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
+        """Allocate a field of zeros, halo included; all bytes are zero for every dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            Any fixed-size dtype; on a GPU, any dtype that CuPy supports.
+        components : int or sequence of int
+            Extents of the component axes before the grid axes.
+        components_after : int or sequence of int
+            Extents of the component axes after the grid axes.
+        staggered : int or sequence of int
+            Grid axes along which the field has one more point than cells.
+        halo : int, or one per axis, or (low, high) per axis
+            Halo widths of this field; by default the halo of the grid.
+        parity : {"even", "odd"}, optional
+            Store only the cells with an even or odd sum of coordinates, compactly along the last grid axis: the cell
+            ``(x, ..., z)`` is at index ``(x, ..., z // 2)``. Halo widths still count cells of the grid.
+        offsets : int or sequence of int, optional
+            Distances along each axis at which a stencil reads the field, in both directions. Exchanges then move only
+            the halo cells that this stencil reads, and no corners. By default exchanges move the whole halo.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            Shape ``components + padded_shape + components_after``. For a field of one parity, a block of ``n`` cells
+            with the halo ``(low, high)`` has the extent ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid
+            axis. On a CPU with several ranks on a node, the array is in memory that these ranks share, so that
+            neighbours can read it in place. Only a large field that is divided along its innermost axis is in private
+            memory (in huge pages), since packing from private memory is faster.
+
+        Raises
+        ------
+        FieldError, DecompositionError
+            If the dtype or the layout is invalid. A field of one parity needs even grid extents, and blocks that begin
+            at even cells along the last axis (see ``checkerboard`` of `Grid`). Raised on all ranks.
+        HaloxError
+            If a rank has too little memory. Raised on all ranks.
+
+        Notes
+        -----
+        Collective. The array stays valid after `close`.
+        """
+        return self.domain.allocation.new(dtype, layout)
+
+    def ones(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
+        """Allocate a field of ones, with the value that `numpy.ones` uses for the dtype; see `zeros`."""
+        return self.domain.allocation.new(dtype, layout, "ones", 1)
+
+    def full(
+        self, value: object, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]
+    ) -> Any:
+        """Allocate a field filled with ``value``; see `zeros`.
+
+        Parameters
+        ----------
+        value : scalar or array
+            Converted to the dtype as by `numpy.full`: floats are rounded to the precision of a float dtype, and
+            truncated for an integer dtype. An array is broadcast to the field's shape on each rank, halo included, by
+            NumPy's rules. For example, one number per component of a field with a component axis before two grid axes
+            has the shape ``(components, 1, 1)``.
+        dtype : dtype
+            "f8" by default. The default does not depend on the value, so that it is the same on all ranks.
+        **layout
+            Layout options of `zeros`.
+
+        Raises
+        ------
+        FieldError
+            As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
+            for integers, a longer string, a mask), or if the value's shape does not broadcast. Raised on all ranks.
+        """
+        return self.domain.allocation.new(dtype, layout, "full", value)
+
+    def empty(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
+        """Allocate a field with undefined contents; see `zeros`."""
+        return self.domain.allocation.new(dtype, layout, "empty")
+
+    def zeros_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
+        """Allocate a field of zeros with the layout of another field; see `zeros`.
+
+        Parameters
+        ----------
+        field : array
+            A field of this grid. The new field has the same components, staggering, halo, parity and offsets.
+        dtype : dtype, optional
+            By default the dtype of ``field``.
+
+        Raises
+        ------
+        FieldError
+            As for `zeros`. Also if ``field`` is not a field of the grid. Raised on all ranks.
+        """
+        return self.domain.allocation.new_like(field, dtype, "zeros")
+
+    def ones_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
+        """Allocate a field of ones with the layout of another field; see `zeros_like`."""
+        return self.domain.allocation.new_like(field, dtype, "ones", 1)
+
+    def full_like(self, field: object, value: object, dtype: npt.DTypeLike | None = None) -> Any:
+        """Allocate a field filled with ``value``, with the layout of another field; see `full` and `zeros_like`."""
+        return self.domain.allocation.new_like(field, dtype, "full", value)
+
+    def empty_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
+        """Allocate a field with undefined contents and the layout of another field; see `zeros_like`."""
+        return self.domain.allocation.new_like(field, dtype, "empty")
 
     def declare(self, array: Declared, **layout: Unpack[FieldOptions]) -> Declared:
         """Declare the layout of an array that you allocated.
@@ -242,7 +363,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         `plan` keep the old layout.
         """
         self._world.check_open()
-        self._layouts.declare(array, self._layout_of(layout))
+        self._layouts.declare(array, self._layouts.of_options(layout))
         self._reductions.forget()
         return array
 
@@ -288,7 +409,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         """
         with_halo = check_bool("halo", halo, FieldError)
         options: FieldOptions = {} if parity is None else {"parity": parity}
-        layout = self._layouts.of(field_spec(options, self._layout.spec))
+        layout = self._layouts.of_options(options)
         cuts = layout.stored if with_halo else layout.owned
         *others, last = self.xp.ix_(*(self.xp.arange(cut.start, cut.stop) for cut in cuts))
         if layout.spec.parity is not None:
@@ -404,11 +525,380 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
             for `exchange`.
         """
         if not fields:
-            return self._division.text(self.rank, len(set(self._world.nodes)))
+            return self.domain.division.text(self.rank, len(set(self._world.nodes)))
         found = self._plans.find(self.corners, fields)
         if found is None:
             found = self._cached("copy", fields, None, self.corners)
         return found[0].explain()
+
+    # Reductions
+
+    def sum(self, field: Any, out: Any = None) -> Any:
+        """Return the sum over the whole field, components included, halo left out.
+
+        Parameters
+        ----------
+        field : array
+            Array of numbers, made by this grid, or of the grid's padded shape and on its device.
+        out : array, optional
+            Array of one element of the result's dtype, on the grid's device, for the result.
+
+        Returns
+        -------
+        scalar or array
+            ``out``, or else a NumPy scalar, on a GPU a CuPy array of shape (): ``float(x)`` copies it to the host.
+            Floats are added in float64, complex numbers in complex128, integers in 64 bits.
+
+        Raises
+        ------
+        FieldError
+            If the dtype does not support the operation, or the array does not fit the grid, or ``out`` the result.
+        DeviceError
+            If the array is not on the device of the grid's fields.
+        ClosedError
+            If the grid is closed.
+        MismatchError
+            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU only dtypes and parities are
+            compared, in the first call with them.
+        StateError
+            If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
+            ranks share a GPU or are on several nodes without NCCL; if another thread is inside a collective call of
+            this grid.
+        ExchangeTimeoutError
+            If a rank does not call within ``HALOX_TIMEOUT`` seconds; if GPUs signal to one another, also if a rank
+            missed an earlier call. The results of that call and of all later calls are not valid.
+
+        Notes
+        -----
+        Collective. These notes hold for all reductions. The result has the same bits on every rank and in every run.
+        Blocks for arrays on the host. On a GPU the reduction is ordered with the current stream. If every rank has a
+        separate GPU, and all GPUs map one another's memory, the reduction is one launch that does not block; after its
+        first call it can be captured in a CUDA graph. Otherwise it works like a `halox.Allreduce` of one element.
+
+        With one launch, an error that only one rank can detect (an array that does not fit) is raised on that rank at
+        once. After the first call, the remaining ranks raise it as a `MismatchError` in their next call, and the result
+        is not valid.
+        """
+        return self._reduce("sum", out, field)
+
+    def min(self, field: Any, out: Any = None) -> Any:
+        """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
+        return self._reduce("min", out, field)
+
+    def max(self, field: Any, out: Any = None) -> Any:
+        """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
+        return self._reduce("max", out, field)
+
+    def norm(self, field: Any, out: Any = None) -> Any:
+        """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
+        return self._reduce("norm", out, field)
+
+    def dot(self, field: Any, other: Any, out: Any = None) -> Any:
+        """Return the sum of ``conj(field) * other``, computed in float64, complex128 or 64-bit integers.
+
+        Both fields must have the same layout. Otherwise the same as `sum`.
+        """
+        return self._reduce("dot", out, field, other)
+
+    def allreduce(self, array: Any, op: str = "sum", out: Any = None) -> Any:
+        """Combine arrays that are not fields, element by element, over all ranks.
+
+        Parameters
+        ----------
+        array : scalar, numpy.ndarray or array on this rank's GPU
+            Array of one shape and dtype on all ranks.
+        op : str
+            Operation, as for `halox.Allreduce`, which can repeat a reduction without comparing shapes each time.
+        out : array, optional
+            Array of the same shape and dtype, for the result; may be ``array`` itself.
+
+        Returns
+        -------
+        scalar or array
+            ``out``, or a new array in the memory of ``array``; the same bits on every rank.
+
+        Raises
+        ------
+        FieldError
+            If the operation has no meaning for the dtype, or ``out`` does not fit.
+        MismatchError
+            If ranks give different shapes, dtypes or operations; on a GPU compared in the first call with them.
+        StateError, ExchangeTimeoutError
+            The same as for `sum`.
+
+        Notes
+        -----
+        Collective. Blocks for arrays on the host: one synchronization of the ranks compares the arguments and also
+        gathers arrays of up to 3520 bytes. For larger arrays, and on a GPU, the first call with a shape, dtype and
+        operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
+        make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
+        """
+        try:
+            prepared = self._of_arrays.get((op, id(array), id(out)))
+        except Exception:  # of an invalid operation, such as an unhashable object
+            prepared = None
+        if prepared is not None:
+            launch, shape = prepared
+            if array.shape == shape and (out is None or out is array or out.shape == shape):
+                result = launch()
+                return result if out is None else out
+        return self._reductions.array(op, (array,), out)
+
+    def _reduce(self, name: str, out: Any, field: Any, other: Any = None) -> Any:
+        """Reduce one or two fields to one value."""
+        prepared = self._of_fields.get((name, id(field), id(other), id(out)))
+        if prepared is not None:
+            launch, shape = prepared
+            if field.shape == shape and (other is None or other.shape == shape):
+                result = launch()
+                return result if out is None else out
+        return self._reductions.field(name, (field, other) if name == "dot" else (field,), out)
+
+    # Whole arrays and checkpoints
+
+    @one_thread
+    def gather(self, field: object, root: int = 0) -> Array | None:
+        """Collect the owned cells of all ranks on one rank.
+
+        Parameters
+        ----------
+        field : array
+            A field with the same dtype and layout on all ranks.
+        root : int
+            The rank that gets the cells; the same on all ranks.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            The whole field, in host memory, on rank ``root``; None on other ranks. A field of one parity stays compact,
+            with half the cells along the last grid axis.
+
+        Raises
+        ------
+        FieldError
+            If the array does not fit the grid, or ``root`` is not a rank.
+        MismatchError
+            If dtypes, layouts or roots differ between ranks.
+        HaloxError
+            Also if rank ``root`` has too little memory for the whole field.
+        ExchangeTimeoutError
+            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the gather.
+
+        Notes
+        -----
+        Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Other ranks need 64 MiB if their
+        cells are not contiguous, and memory for all of their cells if the field is on a GPU.
+        """
+        self._world.begin("gather")
+        return gather(self.domain, field, root)
+
+    @one_thread
+    def scatter(
+        self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Unpack[FieldOptions]
+    ) -> Any:
+        """Distribute a whole array of one rank: the inverse of `gather`.
+
+        Parameters
+        ----------
+        whole : array or None
+            On rank ``root``, an array of all cells of the grid, without halo, in the shape that `gather` returns; any
+            fixed-size dtype. A `numpy.memmap` is read part by part. The argument is ignored on other ranks.
+        root : int
+            The rank that has the whole array; the same on all ranks.
+        out : array, optional
+            A field of the grid to fill; given on all ranks or on no rank. By default a new field is made.
+        **layout
+            Layout options of a new field, see `zeros`. Without options, component axes are inferred from the array's
+            shape.
+
+        Returns
+        -------
+        array
+            The field. The halo of a new field is zero, the halo of ``out`` is not changed; `exchange` fills either.
+
+        Raises
+        ------
+        FieldError
+            If ``root`` is not a rank; if its array is missing or has another shape; if ``out`` is not a field of the
+            grid, is read-only, or is given together with layout options.
+        MismatchError
+            If roots or layouts differ between ranks, or ``out`` has another dtype than the array.
+        ExchangeTimeoutError
+            If a rank does not make the matching call within ``HALOX_TIMEOUT`` seconds, or stops during the scatter.
+
+        Notes
+        -----
+        Collective; blocks. Needs memory for the field and 64 MiB. Blocks on a GPU are filled through page-locked
+        memory.
+
+        Examples
+        --------
+        >>> import halox, numpy as np
+        >>> with halox.Grid((4, 6), device="cpu") as grid:
+        ...     u = grid.scatter(np.arange(24.0).reshape(4, 6) if grid.rank == 0 else None)
+        ...     grid.sum(u)
+        np.float64(276.0)
+        """
+        self._world.begin("scatter")
+        return scatter(self.domain, whole, root, out, layout)
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        fields: Mapping[str, object] | None = None,
+        /,
+        *,
+        attrs: Mapping[str, object] | None = None,
+        dims: Sequence[str] | None = None,
+        coords: Mapping[str, object] | None = None,
+        compressors: object = None,
+        progress: Progress | None = None,
+        **named: object,
+    ) -> None:
+        """Write fields to a checkpoint, all ranks together: a Zarr v3 group, or a ``.npy`` file of one field.
+
+        Parameters
+        ----------
+        path : str or path
+            A path on a file system that all ranks share. Missing parent folders are made. A checkpoint of the same name
+            is replaced, but only after the new checkpoint is complete. A name that ends in ``.npy`` is a file of one
+            field, without checksums, attributes and coordinates. Names of netCDF and HDF5 (``.nc``, ``.h5``, ...) are
+            errors.
+        fields : mapping of str to array, optional
+            Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
+        attrs : mapping, optional
+            Attributes such as time and step, with values that JSON supports. The attributes of rank 0 are stored.
+        dims : sequence of str, optional
+            Names of the grid axes; ("x", "y", "z", "t") by default. The dimension of a staggered axis "x" is called
+            "x_face".
+        coords : mapping of str to array, optional
+            Coordinates of the whole grid by dimension. The coordinates of rank 0 are stored; labelled arrays keep their
+            attributes.
+        compressors : str, codec or sequence, optional
+            Codecs of `zarr.codecs`, or their names, such as "zstd". By default chunks are not compressed.
+        progress : callable, optional
+            Called on each rank as ``progress(done_bytes, total_bytes)`` after each chunk, with the bytes of this rank.
+        **named
+            Further fields.
+
+        Raises
+        ------
+        FieldError
+            If a field does not fit the grid, or an argument is malformed.
+        MismatchError
+            If paths, fields or options differ between ranks.
+        CheckpointError
+            If the checkpoint cannot be written: no permission, no space, another run is writing it, a file or folder
+            that is not a checkpoint has this name, or it is a name of netCDF or HDF5. An existing checkpoint then stays
+            unchanged.
+        MissingPackageError
+            If zarr is not installed.
+
+        Notes
+        -----
+        Collective; blocks until all data is on disk (``fsync``). Owned cells are stored, halos are not. Needs at most
+        256 MiB of memory per rank. Fields on a GPU are copied through page-locked memory: while one part is written,
+        the next part is copied.
+
+        Examples
+        --------
+        >>> import halox, tempfile
+        >>> with halox.Grid((8, 6), device="cpu") as grid, tempfile.TemporaryDirectory() as folder:
+        ...     grid.save(f"{folder}/run.zarr", u=grid.ones(), attrs={"step": 7})
+        ...     found = grid.load(f"{folder}/run.zarr")
+        ...     grid.sum(found["u"]), found.attrs
+        (np.float64(48.0), {'step': 7})
+        """
+        save(
+            self.domain,
+            path,
+            fields,
+            attrs=attrs,
+            dims=dims,
+            coords=coords,
+            compressors=compressors,
+            progress=progress,
+            named=named,
+        )
+
+    def load(
+        self,
+        path: str | PathLike[str],
+        into: Mapping[str, object] | None = None,
+        /,
+        *,
+        names: str | Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **named: object,
+    ) -> Loaded:
+        """Read fields of a checkpoint, on any number of ranks, in any division of the same cells.
+
+        Parameters
+        ----------
+        path : str or path
+            The path given to `save`.
+        into : mapping of str to array, optional
+            Fields to fill, by name; or by keyword, as in ``u=u``.
+        names : str or sequence of str, optional
+            Fields to load into new arrays. By default all fields, or no fields if there are fields to fill.
+        progress : callable, optional
+            The same as for `save`.
+        **named
+            Further fields to fill.
+
+        Returns
+        -------
+        Loaded
+            A dict of the fields; its attribute ``attrs`` has the saved attributes. New fields have the grid's halo.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint does not exist, has another grid shape or format, lacks a requested field, is truncated or
+            damaged, or was replaced while it was read. The contents of the fields to fill are then undefined.
+        FieldError
+            If a field to fill does not match the saved field, or is read-only.
+        MismatchError
+            If paths or fields differ between ranks.
+        MissingPackageError
+            If zarr is not installed.
+
+        Notes
+        -----
+        Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
+        reads its own cells. A compressed chunk is read by one rank, which sends other ranks their cells. Needs at most
+        256 MiB of memory per rank.
+        """
+        return load(self.domain, path, into, names=names, progress=progress, named=named)
+
+    # Life
+
+    @one_thread
+    def close(self) -> None:
+        """Free plans, staging memory and communicators.
+
+        Collective; repeated calls have no effect. Fields stay valid. Later collective calls and `declare` raise
+        `ClosedError`; local calls such as `interior`, `layout` and `indices` still work.
+        """
+        if not self._world.closed:
+            self._plans.clear()
+            self.domain.close_dependents()
+            self._reductions.close()
+            self.domain.close()
+
+    def __repr__(self) -> str:
+        """Return the grid's shape and division."""
+        return (
+            f"<halox.Grid {self.grid_shape} on {self.proc_shape} ranks, halo {self.halo}, "
+            f"periodic {self.periodic}, {self.device}{', closed' if self._world.closed else ''}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        facts = self.domain.division.facts(self.rank, self.size)
+        return html_facts(f"halox.Grid{' (closed)' if self._world.closed else ''}", facts)
+
+    # Plans
 
     @one_thread
     def _cached(
@@ -445,46 +935,6 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
             )
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
-        return self._make_plan(draft, keep=keep, path=path, call=call)
-
-    @one_thread
-    def _make_plan(
-        self, draft: Callable[[], Draft], *, keep: bool, path: str | None = None, call: str
-    ) -> Plan:
-        """Make a plan on this grid's ranks that is closed with the grid; `Transpose` also calls this."""
-        self._world.check_open()
         self._plans.sweep()
         self._plan_number += 1
-        path = self._path if path is None else path
-        leave_sms = self._division.leave_sms
-        plan = make_plan(self._context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
-        self._all_plans.add(plan)
-        return plan
-
-    # Life
-
-    @one_thread
-    def close(self) -> None:
-        """Free plans, staging memory and communicators.
-
-        Collective; repeated calls have no effect. Fields stay valid. Later collective calls and `declare` raise
-        `ClosedError`; local calls such as `interior`, `layout` and `indices` still work.
-        """
-        if not self._world.closed:
-            self._plans.clear()
-            for plan in list(self._all_plans):
-                plan.close()
-            self._reductions.close()
-            self._context.close()
-
-    def __repr__(self) -> str:
-        """Return the grid's shape and division."""
-        return (
-            f"<halox.Grid {self.grid_shape} on {self.proc_shape} ranks, halo {self.halo}, "
-            f"periodic {self.periodic}, {self.device}{', closed' if self._world.closed else ''}>"
-        )
-
-    def _repr_html_(self) -> str:
-        """Return a table for a notebook."""
-        facts = self._division.facts(self.rank, self.size)
-        return html_facts(f"halox.Grid{' (closed)' if self._world.closed else ''}", facts)
+        return make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)

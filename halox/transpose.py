@@ -14,12 +14,14 @@ from halox.decomposition import (
     normalise_axes,
     overlaps,
 )
+from halox.domain import Domain
 from halox.errors import ClosedError, DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
+from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
-from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, transpose_draft
 from halox.grid import Grid
+from halox.paths.requested import requested_path
 from halox.runtime.arrays import describe, share_memory
 from halox.runtime.call_guard import Closing, one_thread
 from halox.tables import html_table
@@ -78,33 +80,32 @@ class Transpose(Closing):
 
     def __init__(
         self,
-        grid_a: Grid,
-        grid_b: Grid,
+        grid_a: Grid | Domain,
+        grid_b: Grid | Domain,
         *,
         axes: Sequence[int] | None = None,
         path: str | None = None,
     ) -> None:
-        _check_grid("grid_a", grid_a)
         self.grid_a, self.grid_b = grid_a, grid_b
+        self.domain_a = a = _domain_of("grid_a", grid_a)
         self._path = path
         self._closed = False
-        self._world = grid_a._world
+        self._world = a.world
 
-        def check() -> tuple[int, ...]:
-            _check_grid("grid_b", grid_b)
-            grid_b._world.check_open()
-            self._check_ranks()
-            self._check_devices()
-            a, b = grid_a._decomposition, grid_b._decomposition
-            order = normalise_axes(axes, a.ndim)
-            check_same_grid(a, b, order)
-            wished_path(path)
-            return order
+        def check() -> tuple[Domain, tuple[int, ...]]:
+            b = _domain_of("grid_b", grid_b)
+            b.world.check_open()
+            _check_ranks(a, b)
+            _check_devices(a, b)
+            order = normalise_axes(axes, a.decomposition.ndim)
+            check_same_grid(a.decomposition, b.decomposition, order)
+            requested_path(path)
+            return b, order
 
         with self._world.guard:
             self._world.begin("making a Transpose")
-            self.axes: tuple[int, ...] = self._world.guarded(check, f"{_MAKING} from grid_a")
-            of_b = grid_b._decomposition
+            self.domain_b, self.axes = self._world.guarded(check, f"{_MAKING} from grid_a")
+            of_b = self.domain_b.decomposition
             self._world.compare(
                 {
                     "axes": self.axes,
@@ -115,7 +116,7 @@ class Transpose(Closing):
                 },
                 _MAKING,
             )
-        layouts_a, layouts_b = grid_a._layouts, grid_b._layouts
+        layouts_a, layouts_b = self.domain_a.layouts, self.domain_b.layouts
         self._plans = PlanCache(
             lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))
         )
@@ -200,7 +201,7 @@ class Transpose(Closing):
 
     def __repr__(self) -> str:
         """Return both divisions."""
-        a, b = self.grid_a, self.grid_b
+        a, b = self.domain_a.decomposition, self.domain_b.decomposition
         return (
             f"<halox.Transpose {a.grid_shape} on {a.proc_shape} ranks to {b.grid_shape} on {b.proc_shape} ranks, "
             f"axes {self.axes}{', closed' if self._closed else ''}>"
@@ -210,8 +211,14 @@ class Transpose(Closing):
         """Return a table for a notebook."""
         head = ("", "grid shape", "process grid", "halo", "of this rank")
         rows = [
-            (name, grid.grid_shape, grid.proc_shape, grid.halo, grid.rank_shape)
-            for name, grid in (("grid_a", self.grid_a), ("grid_b", self.grid_b))
+            (
+                name,
+                one.grid_shape,
+                one.decomposition.proc_shape,
+                one.plain.spec.halo,
+                one.rank_shape,
+            )
+            for name, one in (("grid_a", self.domain_a), ("grid_b", self.domain_b))
         ]
         title = f"halox.Transpose, axes {self.axes}{' (closed)' if self._closed else ''}"
         return html_table(title, head, rows)
@@ -246,21 +253,20 @@ class Transpose(Closing):
             _MAKING,
         )
         back, natural = inverse_axes(self.axes), range(len(self.axes))
-        a, b = self.grid_a._decomposition, self.grid_b._decomposition
+        a, b = self.domain_a.decomposition, self.domain_b.decomposition
         source = Side(u, overlaps(of_u, b, back), common_axes(of_u.spec, natural))
         target = Side(v, overlaps(of_v, a, self.axes), common_axes(of_v.spec, back))
         if direction == "backward":
             source, target = target, source
-        # Fields of grid_b are in the shared memory of grid_b. The plan is closed when either grid is closed.
-        with self.grid_a._context.borrowing(self.grid_b._context):
-            plan = self.grid_a._make_plan(
-                lambda: transpose_draft(source, target, orders[0]),
-                keep=keep,
-                path=self._path if path is None else path,
-                call="start of a plan" if keep else direction,
-            )
+        plan = make_domain_plan(
+            self.domain_a,
+            lambda: transpose_draft(source, target, orders[0]),
+            keep=keep,
+            path=self._path if path is None else path,
+            call="start of a plan" if keep else direction,
+            partner=self.domain_b,
+        )
         self._all_plans.add(plan)
-        self.grid_b._all_plans.add(plan)
         return plan
 
     def _read(
@@ -269,9 +275,9 @@ class Transpose(Closing):
         """Check this rank's arguments; return the layouts, and the memory order of ``u``."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
-        self.grid_b._world.check_open()
-        layout_u = _layout(self.grid_a, u, "u, of grid_a")
-        layout_v = _layout(self.grid_b, v, "v, of grid_b")
+        self.domain_b.world.check_open()
+        layout_u = _layout(self.domain_a, u, "u, of grid_a")
+        layout_v = _layout(self.domain_b, v, "v, of grid_b")
         check_same_field(layout_u, layout_v, self.axes)
         first, second = describe(u), describe(v)
         if first.dtype != second.dtype:
@@ -286,35 +292,39 @@ class Transpose(Closing):
         order = memory_order(first, common_axes(layout_u.spec, range(len(self.axes))))
         return (layout_u, layout_v), order
 
-    def _check_ranks(self) -> None:
-        MPI = self._world.mpi
-        a, b = self.grid_a.comm, self.grid_b.comm
-        found = MPI.Comm.Compare(a, b)
-        if found in (MPI.IDENT, MPI.CONGRUENT):
-            return
-        what = (
-            f"has the ranks of grid_a in another order (here rank {b.rank}, in grid_a {a.rank})"
-            if found == MPI.SIMILAR
-            else f"is over {b.size} rank(s), grid_a over {a.size}, not the same ones"
+
+def _check_ranks(a: Domain, b: Domain) -> None:
+    MPI, first, second = a.world.mpi, a.world, b.world
+    compared = MPI.Comm.Compare(first.comm, second.comm)
+    if compared in (MPI.IDENT, MPI.CONGRUENT):
+        return
+    what = (
+        f"has the ranks of grid_a in another order (here rank {second.rank}, in grid_a {first.rank})"
+        if compared == MPI.SIMILAR
+        else f"is over {second.size} rank(s), grid_a over {first.size}, not the same ones"
+    )
+    raise MismatchError(f"grid_b {what}; make both grids with the same comm=")
+
+
+def _check_devices(a: Domain, b: Domain) -> None:
+    if a.device_id != b.device_id:
+        where = ["the host" if g.device_id is None else f"GPU {g.device_id}" for g in (a, b)]
+        raise DeviceError(
+            f"grid_a is on {where[0]}, grid_b on {where[1]}; make both with the same device="
         )
-        raise MismatchError(f"grid_b {what}; make both grids with the same comm=")
-
-    def _check_devices(self) -> None:
-        a, b = self.grid_a, self.grid_b
-        if a.device_id != b.device_id:
-            where = ["the host" if g.device_id is None else f"GPU {g.device_id}" for g in (a, b)]
-            raise DeviceError(
-                f"grid_a is on {where[0]}, grid_b on {where[1]}; make both with the same device="
-            )
 
 
-def _check_grid(name: str, grid: object) -> None:
+def _domain_of(name: str, grid: object) -> Domain:
+    """Return a grid's domain, or the domain itself."""
+    if isinstance(grid, Domain):
+        return grid
     if not isinstance(grid, Grid):
         raise HaloxError(f"{name} must be a halox.Grid, got {type(grid).__name__}")
+    return grid.domain
 
 
-def _layout(grid: Grid, array: object, name: str) -> FieldLayout:
+def _layout(domain: Domain, array: object, name: str) -> FieldLayout:
     try:
-        return grid.layout(array)
+        return domain.layouts.find(array)
     except (FieldError, DeviceError) as error:
         raise type(error)(f"{name}: {error}") from error

@@ -5,24 +5,25 @@ Importing this module gives every `xarray.Dataset` the accessor ``halox``, see `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
+from halox.checkpoint.calls import save
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, axis_names, with_faces
+from halox.domain import Domain, FieldOptions
+from halox.domain.options import fixed_dtype
 from halox.errors import FieldError, HaloxError, MismatchError, MissingPackageError
-from halox.field_layouts import FieldLayouts
-from halox.field_options import fixed_dtype
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import as_device_array, to_host
-from halox.runtime.world import World
 from halox.values import check_bool, shown
 
 try:
@@ -49,15 +50,10 @@ class Fields(Protocol):
         """Low and high width per axis."""
 
     @property
-    def _world(self) -> World:
-        """The ranks."""
+    def domain(self) -> Domain:
+        """The ranks, and the layouts of the fields."""
 
-    @property
-    def _layouts(self) -> FieldLayouts:
-        """Layouts of the fields."""
-
-    @property
-    def _add(self) -> Callable[..., Any]:
+    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
         """Allocate a field; collective."""
 
     def layout(self, field: object) -> FieldLayout:
@@ -247,7 +243,7 @@ def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = 
         found = read(grid, array, dims)
         return found, found.offer
 
-    found, offers = grid._world.prepare(reading, _CALL)
+    found, offers = grid.domain.world.prepare(reading, _CALL)
     kinds = agreed(offers)
     if _is_open(kinds):
         raise FieldError(f"the array {found.choices}")
@@ -256,9 +252,15 @@ def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = 
 
 def make_field(grid: Fields, reading: Reading, kind: str) -> Any:
     """Make a field from a labelled array; collective."""
-    dtype = reading.offer.dtype
-    field = grid._add(lambda: (reading.layout, dtype), "zeros", None, dtype)
-    grid._world.guarded(lambda: reading.fill(field, kind), _CALL)
+    spec = reading.layout.spec
+    field = grid.zeros(
+        reading.offer.dtype,
+        components=spec.components_before,
+        components_after=spec.components_after,
+        staggered=[axis for axis, is_staggered in enumerate(spec.staggered) if is_staggered],
+        halo=spec.halo,
+    )
+    grid.domain.world.guarded(lambda: reading.fill(field, kind), _CALL)
     return field
 
 
@@ -369,7 +371,7 @@ def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
         tuple(name.endswith(FACE) for name in found),
     )
     dtype = fixed_dtype(array.dtype)
-    layout = grid._layouts.of(spec)
+    layout = grid.domain.layouts.of(spec)
     owned = tuple(cut.stop - cut.start for cut in layout.owned)
     shapes = {
         WHOLE: layout.global_shape,
@@ -380,7 +382,7 @@ def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
     halo = _halo_of_field(grid, turned, spec, any_array=not kinds)
     if halo is not None:
         spec, kinds = replace(spec, halo=halo), (HALO,)
-        layout = grid._layouts.of(spec)
+        layout = grid.domain.layouts.of(spec)
     if not kinds:
         raise FieldError(
             f"the array has the extents {turned.shape} along {_listed(turned.dims)}; expected "
@@ -401,10 +403,10 @@ def _halo_of_field(
     def is_like(one: FieldSpec) -> bool:
         return replace(spec, halo=one.halo, offsets=one.offsets) == one and any(map(any, one.halo))
 
-    specs = [one.spec for one in grid._layouts.of_shape(array.shape) if is_like(one.spec)]
+    specs = [one.spec for one in grid.domain.layouts.of_shape(array.shape) if is_like(one.spec)]
     if not specs:
         return None  # do not load lazy values
-    declared = grid._layouts.declared(array.data)
+    declared = grid.domain.layouts.declared(array.data)
     if declared is not None:
         return declared.spec.halo if is_like(declared.spec) else None
     halos = {one.halo for one in specs}
@@ -535,8 +537,8 @@ class DatasetFields:
         try:
             fields = self._fields(grid, names, dims)
         except FieldError as error:  # other ranks get the error in their exchange
-            grid._world.begin("exchange")
-            grid._world.agree(error, "exchange")
+            grid.domain.world.begin("exchange")
+            grid.domain.world.agree(error, "exchange")
         else:
             grid.exchange(*fields, corners=corners)
 
@@ -575,7 +577,7 @@ class DatasetFields:
         rank 0. Halos, coordinates of halo cells, and variables with fewer dimensions than the grid are not stored.
         """
         _check_grid(grid)
-        world: World = grid._world
+        world = grid.domain.world
         world.begin(_WRITING)
         (axes, readings), told = world.prepare(lambda: self._written(grid, dims), _WRITING)
         for rank, other in enumerate(told):
@@ -594,7 +596,8 @@ class DatasetFields:
         }
         parts = world.gather(found, _WRITING)
         coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in found}
-        grid._save(
+        save(
+            grid.domain,
             path,
             fields,
             attrs=_own_attrs(self._dataset.attrs),

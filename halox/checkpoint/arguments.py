@@ -16,9 +16,9 @@ from halox.checkpoint.fields import is_number
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout
 from halox.dimension_names import axis_names
+from halox.domain.layouts import FieldLayouts
+from halox.domain.options import OPTIONS
 from halox.errors import CheckpointError, FieldError
-from halox.field_layouts import FieldLayouts
-from halox.field_options import OPTIONS
 from halox.runtime.arrays import Array, Described, check_elements_apart
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown

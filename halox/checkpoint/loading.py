@@ -1,4 +1,4 @@
-"""`Grid.load`: reads fields of a checkpoint, with all ranks, in any division."""
+"""Loads of groups: reads fields of a checkpoint, with all ranks, in any division."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
 from halox.checkpoint.store import Contents, Store, open_field, read
 from halox.decomposition import FieldLayout
 from halox.errors import CheckpointError, FieldError
+from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
-from halox.staging import owned_cells
 from halox.values import shortened
 
 LOADING = "a load"
@@ -27,7 +27,7 @@ LOADING = "a load"
 Source = TypeVar("Source")
 Found = TypeVar("Found")
 
-Allocate = Callable[[DType, dict[str, Any]], tuple[Any, FieldLayout]]
+Allocate = Callable[[DType, Any], tuple[Any, FieldLayout]]
 """Allocates a field with a dtype and options of `Grid.zeros`; returns the field and its layout. Collective."""
 
 
@@ -49,7 +49,7 @@ class Loaded(dict[str, Any]):
         return f"<halox checkpoint: fields {', '.join(self) or 'none'}; attrs {self.attrs}>"
 
 
-def load(
+def load_group(
     world: World,
     path: Path | BucketPath,
     grid_shape: tuple[int, ...],

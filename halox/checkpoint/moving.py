@@ -24,11 +24,11 @@ from halox.checkpoint.failure import Failure
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.collectives.host.cell_sums import blocks
+from halox.gathering.staging import Index, Staging, staging
+from halox.gathering.window import Window, opaque
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.world import World
-from halox.staging import Index, Staging, staging
-from halox.window import Window, opaque
 
 DEVICE_PART_BYTES = 8 << 20
 """Bytes of a part of a field on a GPU: the copy takes much longer than its launch."""

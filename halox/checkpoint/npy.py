@@ -25,10 +25,10 @@ from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
 from halox.errors import CheckpointError, FieldError
+from halox.gathering.staging import Index, owned_cells, part_shape, staging
+from halox.gathering.window import as_bytes
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
-from halox.staging import Index, owned_cells, part_shape, staging
-from halox.window import as_bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""`Grid.save`: all ranks write a checkpoint under a temporary name, which is replaced at the end."""
+"""Saves of groups: all ranks write a checkpoint under a temporary name, which is replaced at the end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import Replacement
 from halox.checkpoint.store import Contents, Store, create, is_checkpoint
 from halox.errors import CheckpointError, HaloxError
+from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.world import World
-from halox.staging import owned_cells
 
 SAVING = "a save"
 
@@ -39,7 +39,7 @@ class Request:
     progress: Progress | None
 
 
-def save(world: World, request: Request) -> None:
+def save_group(world: World, request: Request) -> None:
     """Write a group; the caller has compared the arguments of the ranks. Collective; blocks."""
     path, given = request.path, request.fields
     stored = {

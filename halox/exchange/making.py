@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
 from halox.exchange.calibration import costs_of
 from halox.exchange.costs import Costs
@@ -14,7 +16,7 @@ from halox.exchange.draft import Borrowed, Draft, checked
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
-from halox.exchange.selection import choose_route, describe_end, wished_path
+from halox.exchange.selection import choose_route, describe_end
 from halox.paths import PATHS
 from halox.paths.base import (
     Build,
@@ -27,6 +29,7 @@ from halox.paths.base import (
     SelectionContext,
 )
 from halox.paths.messages import check_match
+from halox.paths.requested import requested_path
 from halox.runtime.context import Context
 from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import World, raise_together
@@ -113,6 +116,32 @@ def make_plan(
     return plan
 
 
+def make_domain_plan(
+    domain: Domain,
+    draft: Callable[[], Draft],
+    *,
+    keep: bool,
+    path: str | None,
+    call: str,
+    partner: Domain | None = None,
+) -> Plan:
+    """Make a plan between fields of a domain, with the domain's options; see `make_plan`.
+
+    ``partner`` is a second domain on the same ranks if fields of both take part. The plan is closed with each domain.
+    """
+    domain.world.check_open()
+    division, context = domain.division, domain.context
+    path = division.path if path is None else path
+    with nullcontext() if partner is None else context.borrowing(partner.context):
+        plan = make_plan(
+            context, draft, keep=keep, path=path, leave_sms=division.leave_sms, call=call
+        )
+    for one in (domain, partner):
+        if one is not None:
+            one.dependents.add(plan)
+    return plan
+
+
 def _prepared(
     context: Context, draft: Callable[[], Draft], path: str | None
 ) -> tuple[tuple[Draft, Borrowed], _Said]:
@@ -120,7 +149,7 @@ def _prepared(
 
     The GPU is idle on return.
     """
-    wish = wished_path(path)
+    wish = requested_path(path)
     drafted = draft()
     arrays = checked(drafted)
     if drafted.device is not None:

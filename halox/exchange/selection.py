@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from halox.decomposition import FieldLayout
 from halox.errors import PathError
 from halox.exchange.costs import Costs
-from halox.paths import PATHS, canonical
+from halox.paths import PATHS
 from halox.paths.base import Candidate, EndpointInfo, MessageEnds, Route, SelectionContext
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
-from halox.values import shown
-
-
-def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
-    """Whether a field should be in shared memory, so that neighbours can read it in place.
-
-    Depends only on values that all ranks know, so that all ranks get the same answer.
-    """
-    return any(path.wants_shared_fields(layout, itemsize) for path in PATHS.values())
-
-
-def wished_path(path: str | None) -> str | None:
-    """Return the requested path: the argument, or else HALOX_PATH; None for the fastest path.
-
-    Both ``path`` and HALOX_PATH are validated: raises `PathError` if a path or protocol does not exist, and
-    `HaloxError` if an environment variable of a path has an invalid value, even if no rank has a GPU.
-    """
-    paths = {name: one for name, one in PATHS.items() if not one.to_self}
-    for one in paths.values():
-        one.check_settings()
-    if path is not None and not isinstance(path, str):
-        raise PathError(
-            f"path: expected the name of a path, got {shown(path)}; paths are {', '.join(paths)}"
-        )
-    wishes = []
-    for name, wish in (("path", path), ("HALOX_PATH", os.environ.get("HALOX_PATH"))):
-        if not wish:
-            continue
-        found, separator, protocol = wish.partition("/")
-        if found not in paths:
-            raise PathError(
-                f"{name}: there is no path {shown(wish)} between ranks; paths are {', '.join(paths)}"
-            )
-        if separator and paths[found].protocol(protocol) is None:
-            known = ", ".join(f"{found}/{one.name}" for one in paths[found].protocols)
-            raise PathError(
-                f"{name}: there is no protocol {shown(wish)} of the path {found}; protocols are {known}"
-            )
-        wishes.append(canonical(wish))
-    return wishes[0] if wishes else None
 
 
 def describe_end(

@@ -64,7 +64,7 @@ class Fields:
         result = PHYSICAL[dtype] if self._real and not forward else dtype
         before, after = components(layout)
         if out is None:
-            target = grids[1]._layouts.of(FieldSpec(grids[1].halo, before, after))
+            target = grids[1].domain.layouts.of(FieldSpec(grids[1].halo, before, after))
             return Call(dtype, result, layout, target)
         given = describe(out, "out")
         target = self._layout(out, given, "out", not forward)
@@ -100,7 +100,7 @@ class Fields:
             ) from error
         if shape != call.target.spec.box((0,) * len(grid.halo), grid.rank_shape).subsizes:
             array[...] = 0
-        grid._layouts.note(array, call.target)
+        grid.domain.layouts.note(array, call.target)
         return array
 
     def cells(self, array: object, layout: FieldLayout) -> XArray:
@@ -115,7 +115,9 @@ class Fields:
     def _layout(self, array: object, found: Described, name: str, physical: bool) -> FieldLayout:
         """Return the layout of an array of the physical or the spectral grid."""
         sides = ("physical", "grid") if physical else ("grid", "physical")
-        mine, other = (grid._layouts for grid in (self._grids if physical else self._grids[::-1]))
+        mine, other = (
+            grid.domain.layouts for grid in (self._grids if physical else self._grids[::-1])
+        )
         wish = f"{name} must be a field of fft.{sides[0]}"
         if other.knows(array, found) and not mine.knows(array, found):
             raise FieldError(

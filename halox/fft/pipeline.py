@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from halox.domain import Domain
 from halox.exchange.plan import Plan
 from halox.fft.modes import factor, kept
-from halox.fft.route import GridStage, Route
-from halox.grid import Grid
+from halox.fft.route import DomainStage, Route
 from halox.runtime.dlpack import DType
 from halox.runtime.gpu.cufft import Run
 
@@ -173,10 +173,10 @@ class Pipeline:
                 steps.append((Op("move", plan=plan), end, self._after[number - 1]))
         return self._scaled(steps, False)
 
-    def _user_form(self, grid: Grid, dtype: DType) -> Form:
-        return (*self._components, *grid.rank_shape), dtype
+    def _user_form(self, domain: Domain, dtype: DType) -> Form:
+        return (*self._components, *domain.rank_shape), dtype
 
-    def _ops(self, stage: GridStage, forward: bool) -> list[Op]:
+    def _ops(self, stage: DomainStage, forward: bool) -> list[Op]:
         """Return the steps of a stage between transposes, without arrays."""
         route, first = self._route, len(self._components)
 
@@ -256,10 +256,10 @@ class Pipeline:
 
     # Arrays
 
-    def _field(self, grid: Grid, is_complex: bool) -> int:
+    def _field(self, domain: Domain, is_complex: bool) -> int:
         """Allocate a work array that a transpose reads or writes; collective."""
         dtype = self._complex if is_complex or self._real is None else self._real
-        self._work.append(grid.empty(dtype, components=self._components))
+        self._work.append(domain.allocation.new(dtype, {"components": self._components}, "empty"))
         return len(self._work) - 1
 
     def _temporary(self, form: Form) -> int:

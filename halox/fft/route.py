@@ -1,4 +1,4 @@
-"""Grids and transposes of the stages of a transform."""
+"""Domains and transposes of the stages of a transform."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halox.decomposition import Placement
+from halox.domain import Domain, GridOptions
 from halox.fft.modes import factor, padded
 from halox.fft.stages import Stage, moved_placement, turned_placement
 from halox.grid import Grid
@@ -15,22 +16,22 @@ from halox.transpose import Transpose
 
 
 @dataclass(frozen=True)
-class GridStage:
-    """A stage on its grids.
+class DomainStage:
+    """A stage on its domains.
 
     Attributes
     ----------
-    before, after : Grid
-        Grids of the cells before and after the transforms of this stage, possibly the same grid. Their axes are in
+    before, after : Domain
+        Domains of the cells before and after the transforms of this stage, possibly the same domain. Their axes are in
         ``order``.
     order : tuple of int
-        For each axis of these grids, the axis of the user's grid.
+        For each axis of these domains, the axis of the user's grid.
     axes : tuple of int
         Transformed axes of the user's grid, the halved axis last.
     """
 
-    before: Grid
-    after: Grid
+    before: Domain
+    after: Domain
     order: tuple[int, ...]
     axes: tuple[int, ...]
 
@@ -41,7 +42,9 @@ class Route:
 
     Attributes
     ----------
-    stages : list of GridStage
+    physical, spectral : Grid
+        Grids of the fields on both sides.
+    stages : list of DomainStage
     transposes : list of Transpose
         Transposes from the cells after each stage to the cells before the next stage.
     half : int or None
@@ -51,7 +54,9 @@ class Route:
         Points per axis of the spectral and of the physical resolution.
     """
 
-    stages: list[GridStage]
+    physical: Grid
+    spectral: Grid
+    stages: list[DomainStage]
     transposes: list[Transpose]
     half: int | None
     norm: str
@@ -73,17 +78,17 @@ class Route:
 
 
 class RouteMaker:
-    """Makes the grids and the transposes of a transform of ``base``; collective.
+    """Makes the domains and the transposes of a transform of ``base``; collective.
 
     Attributes
     ----------
-    made : list of Grid and Transpose
-        All grids and transposes in the order of their creation; also after an error.
+    made : list of Domain, Grid and Transpose
+        Everything that was made, in the order of creation; also after an error.
     """
 
     def __init__(self, base: Grid) -> None:
         self._base = base
-        self.made: list[Grid | Transpose] = []
+        self.made: list[Domain | Grid | Transpose] = []
 
     def make(
         self,
@@ -102,11 +107,12 @@ class RouteMaker:
         natural = tuple(range(len(shape)))
         fine = tuple(padded(n) if dealias and k in axes else n for k, n in enumerate(shape))
         modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
-        current = base if fine == shape else self._physical(fine)
-        placement = base._decomposition.placement
-        sizes: list[Sequence[int]] = [axis.sizes for axis in current._decomposition.axes]
+        physical = base if fine == shape else self._fine_grid(fine)
+        current = physical.domain
+        placement = base.domain.decomposition.placement
+        sizes: list[Sequence[int]] = [axis.sizes for axis in current.decomposition.axes]
         cells, order = list(fine), natural
-        found: list[GridStage] = []
+        on_domains: list[DomainStage] = []
         transposes: list[Transpose] = []
         for number, stage in enumerate(stages):
             if number:
@@ -117,7 +123,7 @@ class RouteMaker:
                 inner = stage.axes if turns and number < len(stages) - 1 else ()
                 order = _turned(natural, inner)
                 current = self._whole(cells, sizes, order, placement)
-                last = found[-1]
+                last = on_domains[-1]
                 turn = tuple(last.order.index(axis) for axis in order)
                 transpose = Transpose(last.after, current, axes=turn, path=path)
                 self.made.append(transpose)
@@ -131,21 +137,23 @@ class RouteMaker:
             done = tuple(axis for axis in stage.axes if axis != half)
             if half in stage.axes:
                 done = (*done, half)
-            found.append(GridStage(before, current, order, done))
-        return Route(found, transposes, half, norm, shape, fine)
+            on_domains.append(DomainStage(before, current, order, done))
+        spectral = self._grid_of(current)
+        return Route(physical, spectral, on_domains, transposes, half, norm, shape, fine)
 
-    def _physical(self, shape: Sequence[int]) -> Grid:
+    def _fine_grid(self, shape: Sequence[int]) -> Grid:
         """Make the grid of the padded fields."""
         base = self._base
-        return self._grid(
+        domain = self._domain(
             shape,
             halo=base.halo,
             periodic=base.periodic,
             corners=base.corners,
-            path=base._path,
+            path=base.domain.division.path,
             proc_shape=base.proc_shape,
-            placement=base._decomposition.placement,
+            placement=base.domain.decomposition.placement,
         )
+        return self._grid_of(domain)
 
     def _whole(
         self,
@@ -153,10 +161,10 @@ class RouteMaker:
         sizes: Sequence[Sequence[int]],
         order: tuple[int, ...],
         placement: Placement,
-    ) -> Grid:
-        """Make a grid of a stage, without halo."""
+    ) -> Domain:
+        """Make a domain of a stage, without halo."""
         turned = turned_placement(placement, order)
-        return self._grid(
+        return self._domain(
             [cells[axis] for axis in order],
             halo=0,
             proc_shape=turned.proc_shape,
@@ -164,11 +172,17 @@ class RouteMaker:
             placement=turned,
         )
 
-    def _grid(self, shape: Sequence[int], **options: Any) -> Grid:
+    def _domain(self, shape: Sequence[int], **options: Any) -> Domain:
         base = self._base
         with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
-            options |= {"device": base.device, "leave_sms": base._division.leave_sms}
-            grid = Grid(shape, comm=base.comm, **options)
+            leave_sms = base.domain.division.leave_sms
+            found = GridOptions(device=base.device, leave_sms=leave_sms, **options)
+            domain = Domain(base.comm, shape, found)
+        self.made.append(domain)
+        return domain
+
+    def _grid_of(self, domain: Domain) -> Grid:
+        grid = Grid.of_domain(domain)
         self.made.append(grid)
         return grid
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from halox.domain import Domain
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
-from halox.exchange.selection import wished_path
 from halox.fft.fields import PHYSICAL, Call, Fields, KnownCalls
 from halox.fft.modes import NORMS, wavenumbers
 from halox.fft.pipeline import Pipeline
 from halox.fft.route import RouteMaker
 from halox.fft.stages import Stage, find_stages
 from halox.grid import Grid
+from halox.paths.requested import requested_path
 from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
@@ -112,9 +113,9 @@ class FFT(Closing):
     ) -> None:
         if not isinstance(grid, Grid):
             raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
-        self._base, self._world = grid, grid._world
+        self._base, self._world = grid, grid.domain.world
         self._closed = False
-        self._made: list[Grid | Transpose] = []
+        self._made: list[Domain | Grid | Transpose] = []
         self._pipelines: dict[object, Pipeline] = {}
         self._engine: HostTransforms | CuFFT = (
             HostTransforms() if grid.device_id is None else CuFFT()
@@ -126,7 +127,7 @@ class FFT(Closing):
             if not isinstance(norm, str) or norm not in NORMS:
                 raise DecompositionError(f"norm must be one of {NORMS}, got {shown(norm)}")
             numbers = _axes(axes, len(grid.grid_shape))
-            wished_path(path)
+            requested_path(path)
             half = numbers[-1] if is_real else None
             shape = grid.grid_shape
             modes = [n // 2 + 1 if axis == half else n for axis, n in enumerate(shape)]
@@ -160,18 +161,18 @@ class FFT(Closing):
                     half=self.axes[-1] if self.real else None,
                     norm=norm,
                     dealias=self.dealias,
-                    path=grid._path if path is None else path,
+                    path=grid.domain.division.path if path is None else path,
                     turns=self._engine.turns,
                 )
             except HaloxError:
                 self._release()  # raised on all ranks
                 raise
-        self.physical: Grid = self._route.stages[0].before
-        self.grid: Grid = self._route.stages[-1].after
+        self.physical: Grid = self._route.physical
+        self.grid: Grid = self._route.spectral
         self._fields = Fields(self.physical, self.grid, real=self.real)
         self._calls: KnownCalls[tuple[Call, Pipeline]] = KnownCalls()
         for side in (self.physical, self.grid):
-            side._layouts.watch(self._calls)
+            side.domain.layouts.watch(self._calls)
 
     def forward(self, u: object, out: object | None = None) -> Any:
         """Transform a physical field to its spectrum.
@@ -300,7 +301,7 @@ class FFT(Closing):
         self._made.clear()
 
     def _check_open(self) -> None:
-        self._base._world.check_open()
+        self._world.check_open()
         if self._closed:
             raise ClosedError(
                 "the FFT is closed; make a new one, or call close() only after the last use"
@@ -344,7 +345,7 @@ class FFT(Closing):
             # Use the world of the first transpose, where ranks with cached arrays wait: so both sides find that the
             # calls differ.
             moves = self._route.transposes[:: 1 if forward else -1]
-            world = moves[0].grid_a._world if moves else self._world
+            world = moves[0].domain_a.world if moves else self._world
             world.begin(direction)
             call, _ = world.prepare(
                 lambda: (self._fields.read(forward, source, out), None), direction

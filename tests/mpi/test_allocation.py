@@ -107,7 +107,7 @@ def test_without_memory_on_one_rank(grid: halox.Grid, monkeypatch: pytest.Monkey
 
     u = grid.zeros(components=LARGE)
     if grid.rank == 0:
-        monkeypatch.setattr("halox.allocation.allocate", full)
+        monkeypatch.setattr("halox.domain.allocation.allocate", full)
     with pytest.raises(HaloxError, match="no memory for a field of shape"):
         grid.zeros_like(u)
     monkeypatch.undo()

@@ -119,10 +119,10 @@ def test_no_memory_on_one_rank(
     def allocate(*arguments: Any) -> Any:
         raise MemoryError("no room for this")
 
-    monkeypatch.setattr("halox.allocation.reads_in_place", lambda *_: False)
+    monkeypatch.setattr("halox.domain.allocation.reads_in_place", lambda *_: False)
     with monkeypatch.context() as patched:
         if grid.rank == grid.size - 1:
-            patched.setattr("halox.allocation.allocate", allocate)
+            patched.setattr("halox.domain.allocation.allocate", allocate)
         text = r"no memory for a field of shape \(.*\) and dtype float64 \(no room for this\)"
         start = time.monotonic()
         with pytest.raises(HaloxError, match=text):

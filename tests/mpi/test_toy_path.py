@@ -18,7 +18,7 @@ from halox.cli import paths as matrix
 from halox.errors import PathError
 from halox.exchange.calibration import Fingerprint, load, tuning_file
 from halox.exchange.costs import Costs
-from halox.exchange.selection import wished_path
+from halox.paths.requested import requested_path
 from tests.mpi.conftest import agree
 from tests.mpi.toy_path import ToyChannel, ToyPath
 
@@ -82,11 +82,11 @@ def test_it_says_why_it_cannot(comm: MPI.Intracomm) -> None:
 
 
 def test_it_has_a_name(comm: MPI.Intracomm) -> None:
-    assert wished_path("toy/bytes") == "toy/bytes"
+    assert requested_path("toy/bytes") == "toy/bytes"
     with pytest.raises(PathError, match=r"no protocol 'toy/bricks' of the path toy; .* toy/bytes"):
-        wished_path("toy/bricks")
+        requested_path("toy/bricks")
     with pytest.raises(PathError, match=r"paths are .*, toy"):
-        wished_path("pigeon")
+        requested_path("pigeon")
 
 
 def test_it_is_listed(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import PathError
 from halox.exchange.costs import Costs
 from halox.exchange.report import Report, Row
-from halox.exchange.selection import candidates, choose_route, reads_in_place, wished_path
+from halox.exchange.selection import candidates, choose_route
 from halox.paths import PATHS
 from halox.paths.base import EndpointInfo, MessageEnds, Route, SelectionContext
 from halox.paths.costs import RUN_BYTES, ProtocolCost
@@ -23,6 +23,7 @@ from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import Window
 from halox.paths.messages import Message, Part
 from halox.paths.peer import PeerInfo
+from halox.paths.requested import reads_in_place, requested_path
 from halox.runtime.arena import SegmentKey
 from halox.runtime.place import Place
 from halox.runtime.topology import Topology
@@ -511,28 +512,28 @@ def test_which_path_is_asked_for(
     monkeypatch.delenv("HALOX_PATH", raising=False)
     if variable is not None:
         monkeypatch.setenv("HALOX_PATH", variable)
-    assert wished_path(argument) == wish
+    assert requested_path(argument) == wish
 
 
 @pytest.mark.parametrize("name", ["pigeon", "local", "Peer", "peerless/ll", "/ll", " ipc"])
 def test_there_is_no_such_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HALOX_PATH", raising=False)
     with pytest.raises(PathError) as caught:
-        wished_path(name)
+        requested_path(name)
     assert str(caught.value) == f"path: {NO_PATH.format(name)}"
     monkeypatch.setenv("HALOX_PATH", name)
     with pytest.raises(PathError) as caught:
-        wished_path(None)
+        requested_path(None)
     assert str(caught.value) == f"HALOX_PATH: {NO_PATH.format(name)}"
     with pytest.raises(PathError, match=r"^HALOX_PATH: "):
-        wished_path("host")
+        requested_path("host")
 
 
 @pytest.mark.parametrize("name", ["host/ll", "peer/", "ipc/into/it", "cuda_aware/shared"])
 def test_there_is_no_such_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOX_PATH", name)
     with pytest.raises(PathError) as caught:
-        wished_path(None)
+        requested_path(None)
     path = name.partition("/")[0]
     known = ", ".join(f"{path}/{protocol.name}" for protocol in PATHS[path].protocols)
     said = f"HALOX_PATH: there is no protocol {name!r} of the path {path}; protocols are {known}"
@@ -542,7 +543,7 @@ def test_there_is_no_such_way(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_no_name_of_a_path() -> None:
     odd: Any = 5
     with pytest.raises(PathError, match="path: expected the name of a path, got 5; paths are peer"):
-        wished_path(odd)
+        requested_path(odd)
 
 
 def test_every_way_that_is_chosen_has_a_name() -> None:

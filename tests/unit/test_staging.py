@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from halox.collectives.host.cell_sums import blocks
+from halox.gathering.staging import HostStaging, part_shape
 from halox.runtime.gpu import pools, staging
-from halox.staging import HostStaging, part_shape
 
 
 class Stream:

@@ -1,18 +1,38 @@
-"""Options of allocated or declared fields."""
+"""Options of a grid, and of its fields."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from halox.decomposition import PARITIES, FieldSpec, Parity, normalise_halo
+from halox.decomposition import PARITIES, FieldSpec, Parity, Placement, normalise_halo
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_entries, as_int, shown
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """Options of `halox.Grid`, which documents them, before any check.
+
+    ``placement`` may also be the placement of another grid with the same process grid.
+    """
+
+    halo: HaloLike = 1
+    periodic: bool | Sequence[bool] = False
+    proc_shape: int | Sequence[int | None] | None = None
+    blocks: Sequence[Sequence[int] | None] | None = None
+    corners: bool = True
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    placement: bool | Placement = True
+    checkerboard: bool = False
+    path: str | None = None
+    leave_sms: bool = False
 
 
 class FieldOptions(TypedDict, total=False):

@@ -11,22 +11,23 @@ receives one part of each rank in turn, so that no rank waits long for its next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
+from halox.domain import Domain
 from halox.errors import FieldError, MismatchError
+from halox.gathering.staging import Index, owned_cells
+from halox.gathering.window import Window, opaque
 from halox.runtime.arrays import Array, DType, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate
 from halox.runtime.gpu.staging import as_words
 from halox.runtime.world import World
-from halox.staging import Index, owned_cells
 from halox.values import as_int, shown
-from halox.window import Window, opaque
 
 PART_BYTES = 8 << 20
 """Maximum bytes of a part; a single element may be larger."""
@@ -57,11 +58,10 @@ _Ready = tuple[FieldLayout, Array | None, Array | None]
 """Layout, the rank's cells, and on the root the whole array. The cells are None if they are already in that array."""
 
 
-def gather(
-    world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
-) -> Array | None:
-    """Return the whole field on rank ``root``, None on other ranks; see `Grid.gather`. Collective; blocks."""
-    ready, offers = world.prepare(lambda: _prepare(world, field, layout_of, root), _GATHER)
+def gather(domain: Domain, field: object, root: int) -> Array | None:
+    """Return the whole field on rank ``root``, None on other ranks; see `halox.Grid.gather`. Collective; blocks."""
+    world = domain.world
+    ready, offers = world.prepare(lambda: _prepare(domain, field, root), _GATHER)
     layout, cells, whole = ready
     chosen, dtype, _ = offers[world.rank]
     if any(offer != offers[0] for offer in offers):
@@ -81,14 +81,13 @@ def gather(
     return whole
 
 
-def _prepare(
-    world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
-) -> tuple[_Ready, tuple[int, DType, str]]:
+def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Ready, tuple[int, DType, str]]:
     """Check this rank's arguments, and allocate its memory.
 
     The other ranks get the root, the dtype, and a digest of the spec, since a spec is long.
     """
-    chosen, layout = root_of(world, root), layout_of(field)
+    world = domain.world
+    chosen, layout = root_of(world, root), domain.layouts.find(field)
     dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
     whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
     if is_device_array(cells):

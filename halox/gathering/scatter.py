@@ -1,4 +1,4 @@
-"""Scatter: distributes a whole array of one rank over the blocks of all ranks; the inverse of `halox.gathering`.
+"""Scatter: distributes a whole array of one rank over the blocks of all ranks; the inverse of `halox.gathering.gather`.
 
 The ranks first exchange their arguments, so that all ranks raise an error before any cell moves. The root sends one
 part to each rank in turn, as in a gather. A block on a GPU receives its parts through page-locked memory.
@@ -6,31 +6,35 @@ part to each rank in turn, as in a gather. A block on a GPU receives its parts t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from halox.decomposition import FieldLayout, FieldSpec
+from halox.domain import Domain, FieldOptions
+from halox.domain.options import dtype_text
 from halox.errors import FieldError, MismatchError
-from halox.field_options import FieldOptions, dtype_text
-from halox.gathering import UNDER_WAY, blocks_of, parts_of, root_of, rounds
-from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe
+from halox.gathering.gather import UNDER_WAY, blocks_of, parts_of, root_of, rounds
+from halox.gathering.staging import owned_cells, part_shape, staging
+from halox.gathering.window import Window, opaque
+from halox.runtime.arrays import (
+    Array,
+    Described,
+    DType,
+    as_ndarray,
+    check_elements_apart,
+    describe,
+)
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import to_host
 from halox.runtime.world import World
-from halox.staging import owned_cells, part_shape, staging
 from halox.values import shown
-from halox.window import Window, opaque
 
 _SCATTER = "a scatter"
 
-Allocate = Callable[[DType | None, FieldOptions], object]
-"""Allocates a field with a dtype and the options of `Grid.zeros`; collective."""
-
 
 @dataclass(frozen=True)
-class Target:
+class _Target:
     """The field to fill: an existing field, or the options of a new field."""
 
     field: object
@@ -51,48 +55,59 @@ class _Offer:
 
 
 def scatter(
-    world: World,
-    whole: object,
-    root: object,
-    target_of: Callable[[], Target],
-    layout_of: Callable[[object], FieldLayout],
-    allocate: Allocate,
+    domain: Domain, whole: object, root: object, out: object, options: FieldOptions
 ) -> object:
     """Return the field with this rank's cells of the root's array; see `halox.Grid.scatter`. Collective; blocks."""
+    world = domain.world
 
-    def prepare() -> tuple[tuple[Target, Array | None], _Offer]:
-        chosen, target = root_of(world, root), target_of()
-        out = None if target.found is None else target.found.dtype
+    def prepare() -> tuple[tuple[_Target, Array | None], _Offer]:
+        chosen, target = root_of(world, root), _target_of(domain, out, options)
+        out_dtype = None if target.found is None else target.found.dtype
         spec = None if target.layout is None else target.layout.spec
         if world.rank != chosen:
-            return (target, None), _Offer(chosen, out, spec, None, {})
+            return (target, None), _Offer(chosen, out_dtype, spec, None, {})
         array = _checked(whole, chosen)
         components: FieldOptions = {}
         if target.layout is None:
             call = f"grid.scatter(whole, {chosen}, {{}})"
-            components = components_of(
-                tuple(array.shape), layout_of(None).global_shape, "whole", call
-            )
+            components = components_of(tuple(array.shape), domain.plain.global_shape, "whole", call)
         elif array.shape != target.layout.global_shape:
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {shown(target.layout.global_shape)} of "
                 "the whole field; give all cells of the grid, without halo, as grid.gather returns them"
             )
-        return (target, array), _Offer(chosen, out, spec, array.dtype, components)
+        return (target, array), _Offer(chosen, out_dtype, spec, array.dtype, components)
 
     (target, array), offers = world.prepare(prepare, _SCATTER)
     _compare(offers)
     told = offers[offers[0].root]
     field = target.field
     if field is None:
-        field = allocate(told.dtype, target.options | told.components)
-    layout = layout_of(field)
+        assert told.dtype is not None  # the root's
+        field = domain.allocation.new(told.dtype, target.options | told.components)
+    layout = domain.layouts.find(field)
     with Window(world, UNDER_WAY, _SCATTER) as window:
         if array is None:
             _receive(world, told.root, owned_cells(field, layout), window)
         else:
             _send(world, layout, array, field, window)
     return field
+
+
+def _target_of(domain: Domain, out: object, options: FieldOptions) -> _Target:
+    """Check ``out``, or the options of a new field."""
+    if out is None:
+        layout = domain.layouts.of_options(options) if options else None
+        return _Target(None, None, layout, options)
+    if options:
+        raise FieldError(
+            f"out and {', '.join(options)} were given: the field has its layout; leave out one of the two"
+        )
+    found, layout = domain.layouts.read(out)
+    if not found.writable:
+        raise FieldError("out: the array is read-only; give one that can be written")
+    check_elements_apart(found, "out")
+    return _Target(out, found, layout, {})
 
 
 def _checked(whole: object, root: int) -> Array:

@@ -14,8 +14,9 @@ from halox.decomposition import (
     decompose,
     normalise_halo,
 )
+from halox.domain.options import GridOptions
 from halox.errors import DecompositionError
-from halox.exchange.selection import wished_path
+from halox.paths.requested import requested_path
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.values import check_bool
@@ -72,63 +73,46 @@ class Division:
         )
 
 
-def divide(
-    world: World,
-    grid_shape: int | Sequence[int],
-    *,
-    halo: object,
-    periodic: bool | Sequence[bool],
-    proc_shape: int | Sequence[int | None] | None,
-    blocks: Sequence[Sequence[int] | None] | None,
-    corners: bool,
-    device: str,
-    placement: bool | Placement,
-    path: str | None,
-    checkerboard: bool,
-    leave_sms: bool,
-) -> Division:
-    """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective.
-
-    ``placement`` may also be a `Placement`, for a grid that the library derives from another grid.
-    """
+def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) -> Division:
+    """Divide a grid among the ranks of a world, with the errors of `halox.Grid`; collective."""
 
     def build() -> Division:
-        fill_corners = check_bool("corners", corners, DecompositionError)
-        placed = placement if isinstance(placement, Placement) else None
-        by_node = placed is None and check_bool("placement", placement, DecompositionError)
+        corners = check_bool("corners", options.corners, DecompositionError)
+        placed = options.placement if isinstance(options.placement, Placement) else None
+        by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
         decomposition = decompose(
             grid_shape,
             world.size,
-            halo=halo,
-            periodic=periodic,
-            proc_shape=proc_shape,
-            blocks=blocks,
+            halo=options.halo,
+            periodic=options.periodic,
+            proc_shape=options.proc_shape,
+            blocks=options.blocks,
             nodes=world.nodes if by_node else None,
             placement=placed,
-            checkerboard=check_bool("checkerboard", checkerboard, DecompositionError),
+            checkerboard=check_bool("checkerboard", options.checkerboard, DecompositionError),
         )
         layout = FieldLayout(
-            decomposition, world.rank, FieldSpec(normalise_halo(halo, decomposition.ndim))
+            decomposition, world.rank, FieldSpec(normalise_halo(options.halo, decomposition.ndim))
         )
         layout.check_widths()
-        wished_path(path)
-        gpu = choose_device(device, world.turn)
-        leaves_sms = check_bool("leave_sms", leave_sms, DecompositionError)
-        return Division(decomposition, layout, gpu, fill_corners, path, leaves_sms)
+        requested_path(options.path)
+        gpu = choose_device(options.device, world.turn)
+        leave_sms = check_bool("leave_sms", options.leave_sms, DecompositionError)
+        return Division(decomposition, layout, gpu, corners, options.path, leave_sms)
 
-    found: Division = world.guarded(build, _MAKING)
-    decomposition = found.decomposition
+    division: Division = world.guarded(build, _MAKING)
+    decomposition = division.decomposition
     mine = {
         "grid_shape": decomposition.grid_shape,
-        "halo": found.layout.spec.halo,
+        "halo": division.layout.spec.halo,
         "periodic": decomposition.periodic,
         "proc_shape": decomposition.proc_shape,
         "blocks": tuple(axis.bounds for axis in decomposition.axes),
-        "corners": found.corners,
-        "device": found.device,
+        "corners": division.corners,
+        "device": division.device,
         "placement": decomposition.placement.coords,
-        "path": path,
-        "leave_sms": found.leave_sms,
+        "path": division.path,
+        "leave_sms": division.leave_sms,
     }
     world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
-    return found
+    return division

@@ -26,6 +26,7 @@ from halox.decomposition import (
     ways_to_declare,
 )
 from halox.decomposition.normalise import Halo
+from halox.domain.options import FieldOptions, field_spec
 from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import Described, describe, owner
 from halox.values import shown
@@ -76,6 +77,12 @@ class FieldLayouts:
         if found is None:
             found = self._by_spec[spec] = FieldLayout(self._decomposition, self._rank, spec)
         return found
+
+    def of_options(self, options: FieldOptions) -> FieldLayout:
+        """Return the layout that a field's options describe; raises the errors of `halox.Grid.zeros`."""
+        layout = self.of(field_spec(options, FieldSpec(self._halo)))
+        layout.check_widths()
+        return layout
 
     def watch(self, cache: Forgetful) -> None:
         """Register a cache of plans or calls, which is cleared whenever a declaration changes."""

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from halox.decomposition import FieldLayout
+from halox.gathering.window import opaque
 from halox.runtime.arrays import Array, as_ndarray
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import as_device_array
 from halox.runtime.gpu.staging import DeviceStaging
-from halox.window import opaque
 
 Index: TypeAlias = tuple[slice | int, ...]
 

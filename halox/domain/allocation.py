@@ -1,0 +1,155 @@
+"""Allocation of fields, in memory that neighbours can read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy.typing as npt
+
+from halox.decomposition import FieldLayout
+from halox.domain.layouts import FieldLayouts
+from halox.domain.options import FieldOptions, fixed_dtype
+from halox.errors import HaloxError
+from halox.paths.requested import reads_in_place
+from halox.runtime.arena import Room, Wishes
+from halox.runtime.arrays import Array, DType, check_extents, describe
+from halox.runtime.call_guard import one_thread
+from halox.runtime.context import Context
+from halox.runtime.gpu.devices import allocate, check_dtype, fill, fill_value
+from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import Field
+
+Contents = Literal["zeros", "ones", "full", "empty"]
+
+_ALLOCATION = "an allocation"
+
+Form = Callable[[], tuple[FieldLayout, DType]]
+"""Returns the layout and dtype of a field; raises an error if their description is invalid."""
+
+
+class _Description(NamedTuple):
+    """Field to allocate; ``filling`` is an array of its values, or None for zero bytes."""
+
+    layout: FieldLayout
+    dtype: DType
+    is_read_in_place: bool
+    is_filled: bool
+    filling: Array | None
+
+    def filled(self, array: Field) -> Field:
+        """Fill a new array, unless it may have any contents, and return it."""
+        if self.is_filled:
+            fill(array, self.filling)
+        return array
+
+
+class Allocation:
+    """Allocates fields of a domain; its methods are collective and raise the errors of `halox.Grid.zeros`.
+
+    ``device`` is this rank's GPU, None for the host.
+    """
+
+    def __init__(
+        self, world: World, context: Context, layouts: FieldLayouts, device: int | None
+    ) -> None:
+        self._world, self._context, self._layouts = world, context, layouts
+        self._device = device
+        self._number_of_fields = 0
+        self._read_in_place: dict[tuple[int, DType], bool] = {}
+
+    def new(
+        self,
+        dtype: npt.DTypeLike,
+        options: FieldOptions,
+        contents: Contents = "zeros",
+        value: object = None,
+    ) -> Field:
+        """Allocate a field with the layout that options describe."""
+        return self._allocate_on_all(
+            lambda: (self._layouts.of_options(options), fixed_dtype(dtype)), contents, value, dtype
+        )
+
+    def new_like(
+        self, field: object, dtype: npt.DTypeLike | None, contents: Contents, value: object = None
+    ) -> Field:
+        """Allocate a field with the layout of another field, and by default its dtype."""
+
+        def form() -> tuple[FieldLayout, DType]:
+            layout = self._layouts.find(field)
+            return layout, fixed_dtype(describe(field).dtype if dtype is None else dtype)
+
+        return self._allocate_on_all(form, contents, value, dtype)
+
+    @one_thread
+    def _allocate_on_all(
+        self, form: Form, contents: Contents, value: object, dtype: object
+    ) -> Field:
+        """Allocate a field on each rank; collective. The ranks synchronize only once if all have host memory for it."""
+        world, arena = self._world, self._context.arena
+        on_host, room = self._device is None, Room()
+        world.begin(contents, dtype)
+
+        def prepare() -> tuple[tuple[_Description, Field | None], Wishes | None]:
+            nonlocal room
+            described = self._describe(form, contents, value)
+            if on_host and arena.shares_memory and described.is_read_in_place:
+                room = arena.reserve(prod(described.layout.padded_shape) * described.dtype.itemsize)
+            elif on_host:
+                return (described, self._allocate(described)), None
+            return (described, None), room.wishes
+
+        try:
+            (described, array), said = world.prepare(prepare, _ALLOCATION)
+        except BaseException:
+            arena.cancel(room)
+            raise
+        wishes = any(said)
+        if on_host and (wishes or array is None):
+            block = arena.take(room, [said[rank] for rank in world.node_ranks], is_field=True)
+            if block is not None:
+                array = described.filled(
+                    arena.array(block, described.layout.padded_shape, described.dtype)
+                )
+        if wishes or not on_host:  # memory can run out on one rank alone
+            make = partial(self._allocate, described)
+            array = world.guarded(lambda: make() if array is None else array, _ALLOCATION)
+        assert array is not None
+        self._number_of_fields += 1
+        self._layouts.add(array, described.layout, self._number_of_fields)
+        return array
+
+    def _describe(self, form: Form, contents: Contents, value: object) -> _Description:
+        """Check the description and the fill value of a field."""
+        layout, dtype = form()
+        shape, known = layout.padded_shape, self._read_in_place.get((id(layout), dtype))
+        if known is None:
+            remedy = "give fewer components, a smaller dtype, or more ranks"
+            check_extents(shape, dtype.itemsize, "a field of shape", remedy)
+            if self._device is not None:
+                check_dtype(dtype, self._device)
+            known = reads_in_place(layout, dtype.itemsize)
+            self._read_in_place[id(layout), dtype] = known
+        has_value = contents not in ("zeros", "empty")
+        filling = fill_value(value, dtype, shape) if has_value else None
+        return _Description(layout, dtype, known, contents != "empty", filling)
+
+    def _allocate(self, described: _Description) -> Field:
+        """Allocate a field in this rank's private memory; local."""
+        shape, dtype = described.layout.padded_shape, described.dtype
+        try:
+            if self._device is not None and self._world.size > 1:
+                # Neighbours can map this memory to write into the halo, and network adapters register all of it.
+                array: Field = self._context.use_device(self._device).array(shape, dtype)
+            else:
+                array = allocate(shape, dtype, self._device)
+        except MemoryError as error:
+            raise HaloxError(
+                f"no memory for a field of shape {shape} and dtype {dtype} ({error}); use more ranks, or a smaller "
+                "dtype"
+            ) from error
+        return described.filled(array)

@@ -1,0 +1,92 @@
+"""`Domain`: a grid divided among ranks, with the memory and layouts of its fields, but without communication plans."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
+
+from halox.decomposition import Decomposition, FieldLayout
+from halox.domain.allocation import Allocation
+from halox.domain.division import Division, divide
+from halox.domain.layouts import FieldLayouts
+from halox.domain.options import GridOptions
+from halox.runtime.context import Context
+from halox.runtime.gpu.devices import array_module
+from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Dependent(Protocol):
+    """Object that uses memory of a domain, such as a plan."""
+
+    def close(self) -> None:
+        """Stop using the memory; local."""
+
+
+class Domain:
+    """A grid divided among the ranks of a communicator: the base of grids, and of the stages of an FFT.
+
+    Collective over ``comm``; raises the errors of `halox.Grid`.
+
+    Attributes
+    ----------
+    world : World
+        The ranks.
+    context : Context
+        Shared memory and GPUs of the ranks.
+    division : Division
+        Results of the division, the same on all ranks except for this rank's layout.
+    decomposition : Decomposition
+        Cuts of the grid.
+    plain : FieldLayout
+        Layout of a field without options.
+    layouts : FieldLayouts
+        Layouts of all known fields.
+    allocation : Allocation
+        Allocates fields.
+    grid_shape, rank_shape : tuple of int
+        Cells of the whole grid and of this rank, per axis.
+    device_id : int or None
+        Number of this rank's GPU; None on the host.
+    xp : module
+        ``numpy`` or ``cupy``.
+    dependents : WeakSet
+        Objects that are closed before the memory of the domain is freed.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm | None, grid_shape: int | Sequence[int], options: GridOptions
+    ) -> None:
+        self.world = World(comm, "making a grid")
+        self.context = Context(self.world)
+        try:
+            self.division: Division = divide(self.world, grid_shape, options)
+        except BaseException as error:
+            self.context.close_after(error)
+            raise
+        self.decomposition: Decomposition = self.division.decomposition
+        self.plain: FieldLayout = self.division.layout
+        self.device_id = self.division.device_id
+        self.xp: ModuleType = array_module(self.device_id)
+        self.grid_shape: tuple[int, ...] = self.decomposition.grid_shape
+        self.rank_shape: tuple[int, ...] = self.decomposition.rank_shape(self.world.rank)
+        self.layouts = FieldLayouts(
+            self.decomposition, self.world.rank, self.plain.spec.halo, self.device_id
+        )
+        self.allocation = Allocation(self.world, self.context, self.layouts, self.device_id)
+        self.dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()
+
+    def close_dependents(self) -> None:
+        """Close the objects that use the domain's memory; local."""
+        for one in list(self.dependents):
+            one.close()
+
+    def close(self) -> None:
+        """Close the dependents, and free memory and communicators; collective, and harmless when repeated."""
+        with self.world.guard:
+            self.close_dependents()
+            self.context.close()
