@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from halox.checkpoint import npy
-from halox.checkpoint.arguments import (
-    Given,
-    Progress,
-    array_attrs_of,
-    attrs_of,
-    coords_of,
-    dims_of,
-    fields_of,
-    names_of,
-    path_of,
-    progress_of,
-)
-from halox.checkpoint.bucket import BucketPath
-from halox.checkpoint.fields import spec_text
-from halox.checkpoint.loading import LOADING, Loaded, load
-from halox.checkpoint.saving import SAVING, Request, guarded, save
-from halox.checkpoint.store import codecs_of, load_tensorstore
-from halox.decomposition import Decomposition, FieldLayout
-from halox.dimension_names import FACE
-from halox.errors import FieldError, MismatchError
+from halox.checkpoint import calls
+from halox.checkpoint.arguments import Progress
+from halox.checkpoint.calls import LoadOptions, SaveOptions
+from halox.checkpoint.loading import Loaded
+from halox.decomposition import FieldLayout
+from halox.errors import FieldError
 from halox.field_layouts import FieldLayouts
-from halox.field_options import FieldOptions, dtype_text
+from halox.field_options import FieldOptions
 from halox.gathering import gather
 from halox.runtime.arrays import Array, DType, check_elements_apart
 from halox.runtime.call_guard import one_thread
 from halox.runtime.world import World
-from halox.scattering import Target, components_of, scatter
-from halox.values import shown
+from halox.scattering import Target, scatter
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import Field
@@ -46,7 +29,6 @@ class GridData:
 
     grid_shape: tuple[int, ...]
     _world: World
-    _decomposition: Decomposition
     _layout: FieldLayout
     _layouts: FieldLayouts
     _layout_of: Callable[[FieldOptions], FieldLayout]
@@ -177,10 +159,10 @@ class GridData:
         Parameters
         ----------
         path : str or path
-            A path on a file system that all ranks share. Missing parent folders are made. A checkpoint of the same name
-            is replaced, but only after the new checkpoint is complete. A name that ends in ``.npy`` is a file of one
-            field, without checksums, attributes and coordinates. Names of netCDF and HDF5 (``.nc``, ``.h5``, ...) are
-            errors.
+            A path on a file system that all ranks share, or ``s3://bucket/name``. Missing parent folders are made. A
+            checkpoint of the same name is replaced, but only after the new checkpoint is complete. A name that ends in
+            ``.npy`` is a file of one field, without checksums, attributes and coordinates. Names of netCDF and HDF5
+            (``.nc``, ``.h5``, ...) are errors.
         fields : mapping of str to array, optional
             Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
@@ -191,10 +173,11 @@ class GridData:
         coords : mapping of str to array, optional
             Coordinates of the whole grid by dimension. The coordinates of rank 0 are stored; labelled arrays keep their
             attributes.
-        compressors : str, codec or sequence, optional
-            Codecs of `zarr.codecs`, or their names, such as "zstd". By default chunks are not compressed.
+        compressors : str, dict, codec or sequence, optional
+            Zarr codecs: their names, such as "zstd", their JSON, such as ``{"name": "zstd", "configuration": {"level":
+            3}}``, or codecs of `zarr.codecs`. By default chunks are not compressed.
         progress : callable, optional
-            Called on each rank as ``progress(done_bytes, total_bytes)`` after each chunk, with the bytes of this rank.
+            Called on each rank as ``progress(done_bytes, total_bytes)`` after each shard, with the bytes of this rank.
         **named
             Further fields.
 
@@ -209,7 +192,7 @@ class GridData:
             that is not a checkpoint has this name, or it is a name of netCDF or HDF5. An existing checkpoint then stays
             unchanged.
         MissingPackageError
-            If zarr is not installed.
+            If tensorstore is not installed.
 
         Notes
         -----
@@ -226,69 +209,15 @@ class GridData:
         ...     grid.sum(found["u"]), found.attrs
         (np.float64(48.0), {'step': 7})
         """
-        self._save(
-            path,
-            fields,
-            attrs=attrs,
-            dims=dims,
-            coords=coords,
-            compressors=compressors,
-            progress=progress,
-            named=named,
-        )
+        options = SaveOptions(attrs, dims, coords, compressors, progress)
+        self._save(path, fields, named, options)
 
     @one_thread
     def _save(
-        self,
-        path: object,
-        fields: object,
-        *,
-        attrs: object = None,
-        dims: Sequence[str] | None = None,
-        coords: object = None,
-        compressors: object = None,
-        progress: object = None,
-        named: Mapping[str, object] | None = None,
-        array_attrs: Mapping[str, object] | None = None,
+        self, path: object, fields: object, named: Mapping[str, object], options: SaveOptions
     ) -> None:
-        """Save as in `save`; ``array_attrs`` has the attributes of fields and coordinates."""
         self._world.begin("save")
-
-        def check() -> tuple[Request, dict[str, object]]:
-            where = path_of(path, written=True)
-            given = fields_of(self._layouts, fields, named or {}, written=False)
-            if not given:
-                raise FieldError("no field given; write grid.save(path, u=u)")
-            names = dims_of(dims, len(self.grid_shape))
-            lengths = self._lengths(names)
-            codecs = codecs_of(compressors)
-            if where.suffix != npy.SUFFIX:
-                load_tensorstore()
-            elif len(given) > 1 or attrs or coords or codecs:
-                raise FieldError(
-                    f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
-                    "instead, under a name without .npy"
-                )
-            request = Request(
-                where,
-                given,
-                self.grid_shape,
-                names,
-                coords_of(coords, names, lengths, given),
-                attrs_of(attrs),
-                array_attrs_of(coords, array_attrs or {}),
-                codecs,
-                progress_of(progress),
-            )
-            return request, _said(where, given, dims=names, compressors=codecs)
-
-        request, said = self._world.prepare(check, SAVING)
-        compare(said, "save")
-        if isinstance(request.path, Path) and request.path.suffix == npy.SUFFIX:
-            (given,) = request.fields.values()
-            npy.save(self._world, request.path, given, request.progress)
-        else:
-            save(self._world, request)
+        calls.save(self._world, self._layouts, path, fields, named, options)
 
     @one_thread
     def load(
@@ -331,94 +260,18 @@ class GridData:
         MismatchError
             If paths or fields differ between ranks.
         MissingPackageError
-            If zarr is not installed.
+            If tensorstore is not installed.
 
         Notes
         -----
         Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
-        reads its own cells. A compressed chunk is read by one rank, which sends other ranks their cells. Needs at most
-        256 MiB of memory per rank.
+        reads its own cells. Needs at most 256 MiB of memory per rank.
         """
         self._world.begin("load")
-
-        def check() -> tuple[
-            tuple[Path | BucketPath, dict[str, Given], tuple[str, ...] | None, Progress | None],
-            dict[str, object],
-        ]:
-            where = path_of(path, written=False)
-            given = fields_of(self._layouts, into, named, written=True)
-            wanted = names_of(names)
-            if where.suffix != npy.SUFFIX:
-                load_tensorstore()
-            elif len(given) + len(wanted or ()) > 1:
-                raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
-            found = where, given, wanted, progress_of(progress)
-            return found, _said(where, given, names=wanted)
-
-        (where, given, wanted, tell), said = self._world.prepare(check, LOADING)
-        compare(said, "load")
 
         def new(dtype: DType, options: dict[str, Any]) -> tuple[Field, FieldLayout]:
             field = self._new(dtype, options)
             return field, self._layouts.find(field)
 
-        if isinstance(where, Path) and where.suffix == npy.SUFFIX:
-            return self._load_npy(where, given, wanted, tell)
-        return load(self._world, where, self.grid_shape, wanted, given, new, tell)
-
-    def _load_npy(
-        self,
-        path: Path,
-        into: dict[str, Given],
-        names: tuple[str, ...] | None,
-        progress: Progress | None,
-    ) -> Loaded:
-        """Return the field of a ``.npy`` file, under the requested name or the file's name."""
-        with npy.opened_file(self._world, path) as found:
-            shape, dtype = found[1].shape, found[1].dtype
-
-            def options() -> FieldOptions:
-                for name, given in into.items():
-                    if given.found.dtype != dtype:
-                        raise FieldError(
-                            f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like "
-                            "the one saved, or let load make it"
-                        )
-                if into:
-                    return {}
-                call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(dtype)}, {{}}))"
-                return components_of(shape, self.grid_shape, str(path), call)
-
-            layout = guarded(self._world, options, f"reading {path}", LOADING)
-            if into:
-                ((name, given),) = into.items()
-                field = given.array
-            else:
-                (name,) = names or (path.stem,)
-                field = self._new(dtype, layout)
-            npy.load(self._world, path, found, field, self._layouts.find(field), progress)
-        return Loaded({name: field}, {})
-
-    def _lengths(self, dims: Sequence[str]) -> dict[str, int]:
-        """Return the length of each dimension that may have coordinates."""
-        axes = self._decomposition.axes
-        faces = {f"{name}{FACE}": axis.points(True) for name, axis in zip(dims, axes, strict=True)}
-        return dict(zip(dims, self.grid_shape, strict=True)) | faces
-
-
-def _said(path: Path | BucketPath, fields: dict[str, Given], **more: object) -> dict[str, object]:
-    """Return the arguments that must be the same on all ranks."""
-    kinds = {name: f"{f.found.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
-    return {"path": str(path), "fields": sorted(fields), **kinds, **more}
-
-
-def compare(said: Sequence[Mapping[str, object]], call: str) -> None:
-    """Raise `MismatchError` if the arguments of the ranks differ; local, with the same result on all ranks."""
-    first = said[0]
-    for rank, other in enumerate(said):
-        for name in first:
-            if other.get(name) != first[name]:
-                raise MismatchError(
-                    f"{call}: {name} differs between ranks: rank 0 has {shown(first[name])}, rank {rank} has "
-                    f"{shown(other.get(name))}; give the same on all ranks"
-                )
+        options = LoadOptions(into, named, names, progress)
+        return calls.load(self._world, self._layouts, self.grid_shape, new, path, options)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from halox.checkpoint.calls import SaveOptions
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
@@ -594,15 +595,14 @@ class DatasetFields:
         }
         parts = world.gather(found, _WRITING)
         coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in found}
-        grid._save(
-            path,
-            fields,
+        chosen = SaveOptions(
             attrs=_own_attrs(self._dataset.attrs),
             dims=axes,
             coords=coords,
             array_attrs={one: _own_attrs(self._dataset[one].attrs) for one in (*fields, *coords)},
             **options,
         )
+        grid._save(path, fields, {}, chosen)
 
     def _written(
         self, grid: Fields, dims: Sequence[str] | None

@@ -62,8 +62,8 @@ def load_tensorstore() -> Any:
         import tensorstore
     except ImportError as error:
         raise MissingPackageError(
-            f"checkpoints need tensorstore ({error}); install it with `pip install tensorstore`, or save one field as "
-            ".npy"
+            f"checkpoints need tensorstore 0.1.71 or newer ({error}); install it with `pip install tensorstore`, or "
+            "save one field as .npy"
         ) from error
     return tensorstore
 
@@ -128,7 +128,7 @@ class Store:
                 f"TIMEOUT: {self.name} did not answer within {self.limit_s:g} s (HALOX_TIMEOUT)"
             ) from error
         except Exception as error:  # mostly ValueError
-            text = re.split(r" \[[\w-]+='", str(error))[0]  # without a specification or response
+            text = re.split(r" \[[\w -]+='", str(error))[0]  # without a specification or response
             raise StoreError(text.replace(self.path, f"{self.name}/")) from error
 
     def read_json(self, key: str = METADATA) -> Any:

@@ -1,0 +1,146 @@
+"""`Grid.save` and `Grid.load`: check and compare the arguments of all ranks, then write or read the path's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halox.checkpoint import arguments, npy
+from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.bucket import BucketPath
+from halox.checkpoint.fields import spec_text
+from halox.checkpoint.loading import LOADING, Allocate, Loaded
+from halox.checkpoint.loading import load as load_group
+from halox.checkpoint.saving import SAVING, Request
+from halox.checkpoint.saving import save as save_group
+from halox.checkpoint.store import codecs_of, load_tensorstore
+from halox.errors import FieldError, MismatchError
+from halox.field_layouts import FieldLayouts
+from halox.runtime.world import World
+from halox.values import shown
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """Options of `Grid.save`, not yet checked; ``array_attrs`` has the attributes of fields and coordinates."""
+
+    attrs: object = None
+    dims: Sequence[str] | None = None
+    coords: object = None
+    compressors: object = None
+    progress: object = None
+    array_attrs: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of `Grid.load`, not yet checked; ``into`` and ``named`` have the fields to fill."""
+
+    into: object = None
+    named: Mapping[str, object] | None = None
+    names: object = None
+    progress: object = None
+
+
+def save(
+    world: World,
+    layouts: FieldLayouts,
+    path: object,
+    fields: object,
+    named: Mapping[str, object],
+    options: SaveOptions,
+) -> None:
+    """Write fields; see `Grid.save`. Collective; blocks."""
+
+    def check() -> tuple[Request, dict[str, object]]:
+        where = arguments.path_of(path, written=True)
+        given = arguments.fields_of(layouts, fields, named, written=False)
+        if not given:
+            raise FieldError("no field given; write grid.save(path, u=u)")
+        grid = next(iter(given.values())).layout.decomposition
+        dims = arguments.dims_of(options.dims, grid.ndim)
+        codecs = codecs_of(options.compressors)
+        if not _is_npy(where):
+            load_tensorstore()
+        elif len(given) > 1 or options.attrs or options.coords or codecs:
+            raise FieldError(
+                f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
+                "instead, under a name without .npy"
+            )
+        request = Request(
+            where,
+            given,
+            grid.grid_shape,
+            dims,
+            arguments.coords_of(options.coords, dims, grid, given),
+            arguments.attrs_of(options.attrs),
+            arguments.array_attrs_of(options.coords, options.array_attrs or {}),
+            codecs,
+            arguments.progress_of(options.progress),
+        )
+        return request, _compared(where, given, dims=dims, compressors=codecs)
+
+    request, of_all = world.prepare(check, SAVING)
+    _check_equal(of_all, "save")
+    if isinstance(request.path, Path) and _is_npy(request.path):
+        (given,) = request.fields.values()
+        npy.save(world, request.path, given, request.progress)
+    else:
+        save_group(world, request)
+
+
+_Read = tuple[Path | BucketPath, dict[str, Given], tuple[str, ...] | None, Progress | None]
+
+
+def load(
+    world: World,
+    layouts: FieldLayouts,
+    grid_shape: tuple[int, ...],
+    allocate: Allocate,
+    path: object,
+    options: LoadOptions,
+) -> Loaded:
+    """Read fields; see `Grid.load`. Collective; blocks."""
+
+    def check() -> tuple[_Read, dict[str, object]]:
+        where = arguments.path_of(path, written=False)
+        given = arguments.fields_of(layouts, options.into, options.named or {}, written=True)
+        names = arguments.names_of(options.names)
+        if not _is_npy(where):
+            load_tensorstore()
+        elif len(given) + len(names or ()) > 1:
+            raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
+        progress = arguments.progress_of(options.progress)
+        return (where, given, names, progress), _compared(where, given, names=names)
+
+    (where, given, names, progress), of_all = world.prepare(check, LOADING)
+    _check_equal(of_all, "load")
+    if isinstance(where, Path) and _is_npy(where):
+        return npy.load(world, where, grid_shape, names, given, allocate, progress)
+    return load_group(world, where, grid_shape, names, given, allocate, progress)
+
+
+def _is_npy(path: Path | BucketPath) -> bool:
+    return path.suffix == npy.SUFFIX
+
+
+def _compared(
+    path: Path | BucketPath, fields: dict[str, Given], **more: object
+) -> dict[str, object]:
+    """Return the arguments that must be the same on all ranks."""
+    kinds = {name: f"{f.found.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
+    return {"path": str(path), "fields": sorted(fields), **kinds, **more}
+
+
+def _check_equal(of_all: Sequence[Mapping[str, Any]], call: str) -> None:
+    """Raise `MismatchError` if the arguments of the ranks differ; local, with the same result on all ranks."""
+    first = of_all[0]
+    for rank, other in enumerate(of_all):
+        for name in first:
+            if other.get(name) != first[name]:
+                raise MismatchError(
+                    f"{call}: {name} differs between ranks: rank 0 has {shown(first[name])}, rank {rank} has "
+                    f"{shown(other.get(name))}; give the same on all ranks"
+                )
