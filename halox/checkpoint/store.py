@@ -238,14 +238,11 @@ def is_checkpoint(metadata: object) -> bool:
 
 def read(store: Store) -> Contents:
     """Return the description of a checkpoint; raises `CheckpointError`."""
-    name = store.name
+    name, why = store.name, f"it has no {METADATA} of a group"
     try:
         metadata = store.read_json()
     except ValueError as error:
-        raise CheckpointError(
-            f"{name} is no Zarr group, or its metadata is damaged ({type(error).__name__}: {error}); give the path of "
-            "a checkpoint that grid.save has written"
-        ) from error
+        metadata, why = None, f"{type(error).__name__}: {error}"
     kind = metadata.get("node_type") if isinstance(metadata, dict) else None
     if kind == "array":
         parent, _, field = name.rpartition("/")
@@ -254,8 +251,8 @@ def read(store: Store) -> Contents:
         )
     if kind != "group":
         raise CheckpointError(
-            f"{name} is no Zarr group: it has no {METADATA} of one; give the path of a checkpoint that grid.save has "
-            "written"
+            f"{name} is no Zarr group, or its metadata is damaged ({why}); give the path of a checkpoint that "
+            "grid.save has written"
         )
     attributes = metadata.get("attributes", {})
     check_version(attributes.get(FORMAT_KEY), name)
