@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 import numpy.typing as npt
 
 from halox.checkpoint.arguments import Progress
-from halox.checkpoint.calls import load, save
+from halox.checkpoint.calls import LoadOptions, SaveOptions, load, save
 from halox.checkpoint.loading import Loaded
 from halox.collectives.device.device_fields import DeviceReductions
 from halox.collectives.host.host_fields import HostReductions
@@ -760,10 +760,10 @@ class Grid(Closing):
         Parameters
         ----------
         path : str or path
-            A path on a file system that all ranks share. Missing parent folders are made. A checkpoint of the same name
-            is replaced, but only after the new checkpoint is complete. A name that ends in ``.npy`` is a file of one
-            field, without checksums, attributes and coordinates. Names of netCDF and HDF5 (``.nc``, ``.h5``, ...) are
-            errors.
+            A path on a file system that all ranks share, or ``s3://bucket/name``. Missing parent folders are made. A
+            checkpoint of the same name is replaced, but only after the new checkpoint is complete. A name that ends in
+            ``.npy`` is a file of one field, without checksums, attributes and coordinates. Names of netCDF and HDF5
+            (``.nc``, ``.h5``, ...) are errors.
         fields : mapping of str to array, optional
             Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
@@ -774,10 +774,11 @@ class Grid(Closing):
         coords : mapping of str to array, optional
             Coordinates of the whole grid by dimension. The coordinates of rank 0 are stored; labelled arrays keep their
             attributes.
-        compressors : str, codec or sequence, optional
-            Codecs of `zarr.codecs`, or their names, such as "zstd". By default chunks are not compressed.
+        compressors : str, dict, codec or sequence, optional
+            Zarr codecs: their names, such as "zstd", their JSON, such as ``{"name": "zstd", "configuration": {"level":
+            3}}``, or codecs of `zarr.codecs`. By default chunks are not compressed.
         progress : callable, optional
-            Called on each rank as ``progress(done_bytes, total_bytes)`` after each chunk, with the bytes of this rank.
+            Called on each rank as ``progress(done_bytes, total_bytes)`` after each shard, with the bytes of this rank.
         **named
             Further fields.
 
@@ -792,7 +793,7 @@ class Grid(Closing):
             that is not a checkpoint has this name, or it is a name of netCDF or HDF5. An existing checkpoint then stays
             unchanged.
         MissingPackageError
-            If zarr is not installed.
+            If tensorstore is not installed.
 
         Notes
         -----
@@ -809,17 +810,8 @@ class Grid(Closing):
         ...     grid.sum(found["u"]), found.attrs
         (np.float64(48.0), {'step': 7})
         """
-        save(
-            self.domain,
-            path,
-            fields,
-            attrs=attrs,
-            dims=dims,
-            coords=coords,
-            compressors=compressors,
-            progress=progress,
-            named=named,
-        )
+        options = SaveOptions(attrs, dims, coords, compressors, progress)
+        save(self.domain, path, fields, named, options)
 
     def load(
         self,
@@ -861,15 +853,14 @@ class Grid(Closing):
         MismatchError
             If paths or fields differ between ranks.
         MissingPackageError
-            If zarr is not installed.
+            If tensorstore is not installed.
 
         Notes
         -----
         Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
-        reads its own cells. A compressed chunk is read by one rank, which sends other ranks their cells. Needs at most
-        256 MiB of memory per rank.
+        reads its own cells. Needs at most 256 MiB of memory per rank.
         """
-        return load(self.domain, path, into, names=names, progress=progress, named=named)
+        return load(self.domain, path, LoadOptions(into, named, names, progress))
 
     # Life
 

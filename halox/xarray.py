@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from halox.checkpoint.calls import save
+from halox.checkpoint.calls import SaveOptions, save
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
@@ -596,16 +596,14 @@ class DatasetFields:
         }
         parts = world.gather(found, _WRITING)
         coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in found}
-        save(
-            grid.domain,
-            path,
-            fields,
+        chosen = SaveOptions(
             attrs=_own_attrs(self._dataset.attrs),
             dims=axes,
             coords=coords,
             array_attrs={one: _own_attrs(self._dataset[one].attrs) for one in (*fields, *coords)},
             **options,
         )
+        save(grid.domain, path, fields, {}, chosen)
 
     def _written(
         self, grid: Fields, dims: Sequence[str] | None

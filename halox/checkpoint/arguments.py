@@ -14,8 +14,8 @@ import numpy as np
 from halox.checkpoint.bucket import SCHEME, BucketPath
 from halox.checkpoint.fields import is_number
 from halox.checkpoint.store import PREFIX
-from halox.decomposition import FieldLayout
-from halox.dimension_names import axis_names
+from halox.decomposition import Decomposition, FieldLayout
+from halox.dimension_names import FACE, axis_names
 from halox.domain.layouts import FieldLayouts
 from halox.domain.options import OPTIONS
 from halox.errors import CheckpointError, FieldError
@@ -128,12 +128,11 @@ def dims_of(dims: object, ndim: int) -> tuple[str, ...]:
 
 
 def coords_of(
-    coords: object, dims: Sequence[str], lengths: Mapping[str, int], fields: Iterable[str]
+    coords: object, dims: Sequence[str], grid: Decomposition, fields: Iterable[str]
 ) -> dict[str, Array]:
-    """Return the coordinates along dimensions; raises `FieldError`.
-
-    ``lengths`` has the length of each dimension that may have coordinates.
-    """
+    """Return the coordinates along the dimensions of cells and of staggered points; raises `FieldError`."""
+    faces = {f"{name}{FACE}": axis.points(True) for name, axis in zip(dims, grid.axes, strict=True)}
+    lengths = dict(zip(dims, grid.grid_shape, strict=True)) | faces
     if coords is None:
         coords = {}
     if not isinstance(coords, Mapping):

@@ -16,6 +16,7 @@ from halox.checkpoint.folder import opened, replaced
 from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
 from halox.checkpoint.store import Contents, Store, open_field, read
 from halox.decomposition import FieldLayout
+from halox.domain import Domain
 from halox.errors import CheckpointError, FieldError
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import DType
@@ -26,9 +27,6 @@ LOADING = "a load"
 
 Source = TypeVar("Source")
 Found = TypeVar("Found")
-
-Allocate = Callable[[DType, Any], tuple[Any, FieldLayout]]
-"""Allocates a field with a dtype and options of `Grid.zeros`; returns the field and its layout. Collective."""
 
 
 class Loaded(dict[str, Any]):
@@ -50,18 +48,18 @@ class Loaded(dict[str, Any]):
 
 
 def load_group(
-    world: World,
+    domain: Domain,
     path: Path | BucketPath,
-    grid_shape: tuple[int, ...],
     names: tuple[str, ...] | None,
     into: dict[str, Given],
-    allocate: Allocate,
     progress: Progress | None,
 ) -> Loaded:
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
-    doing = f"reading {path}"
+    world, doing = domain.world, f"reading {path}"
     with one_opened(world, path, opened_store(path, world.limit_s), read) as (store, contents):
-        guarded(world, lambda: _check(contents, path, grid_shape, names, into), doing, LOADING)
+        guarded(
+            world, lambda: _check(contents, path, domain.grid_shape, names, into), doing, LOADING
+        )
         if names is None:
             names = () if into else tuple(contents.fields)
         wanted = sorted({*into, *names})
@@ -71,7 +69,7 @@ def load_group(
                 fields[name] = into[name].array, into[name].layout
             else:
                 stored = contents.fields[name]
-                fields[name] = allocate(stored.dtype, stored.options)
+                fields[name] = new_field(domain, stored.dtype, stored.options)
         _check_shapes(world, contents, path, fields)
         shards = {n: ShardGrid(fields[n][1], contents.fields[n].shard) for n in wanted}
         meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
@@ -81,6 +79,12 @@ def load_group(
             error = moving.load(shards[name], cells, stored, store, array, meter)
             world.agree(as_checkpoint_error(error, doing), LOADING)
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
+
+
+def new_field(domain: Domain, dtype: DType, options: Any) -> tuple[Any, FieldLayout]:
+    """Allocate a field with options of `Grid.zeros`; return it and its layout. Collective."""
+    field = domain.allocation.new(dtype, options)
+    return field, domain.layouts.find(field)
 
 
 @contextmanager

@@ -166,7 +166,9 @@ def _stored(values: Array) -> Array:
 
 def _host_dtype(field: StoredField) -> Any:
     """Return the dtype of host buffers; structured dtypes are bytes, since NumPy does not copy their padding."""
-    return field.dtype.newbyteorder("=") if is_number(field.dtype) else f"V{field.dtype.itemsize}"
+    if field.dtype.names is not None:
+        return f"V{field.dtype.itemsize}"
+    return field.dtype.newbyteorder("=") if is_number(field.dtype) else field.dtype
 
 
 def _part_cells(field: StoredField) -> int:

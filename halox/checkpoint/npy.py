@@ -1,15 +1,13 @@
-"""One field as a ``.npy`` file, written and read by all ranks through MPI-IO.
+"""One field as a ``.npy`` file, written and read by all ranks through MPI-IO, without checksums.
 
-The file has NumPy's format: a header, and all cells in C order. Each rank accesses the cells of its block through a
-subarray type, and writes or reads them part by part. There are no checksums.
+Each rank opens the file by itself, since MPI's collective calls have no timeout if another rank has failed.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,12 +18,15 @@ from numpy.lib import format as npy
 from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.folder import Replacement, identity_of, opened, replaced
-from halox.checkpoint.loading import LOADING, one_opened
+from halox.checkpoint.loading import LOADING, Loaded, new_field, one_opened
 from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
+from halox.domain import Domain
+from halox.domain.options import dtype_text
 from halox.errors import CheckpointError, FieldError
-from halox.gathering.staging import Index, owned_cells, part_shape, staging
+from halox.gathering.scatter import components_of
+from halox.gathering.staging import owned_cells, part_shape, staging
 from halox.gathering.window import as_bytes
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
@@ -41,57 +42,85 @@ PART_BYTES = 16 << 20
 def save(world: World, path: Path, given: Given, progress: Progress | None) -> None:
     """Write a field. Collective; blocks."""
     layout, dtype, doing = given.layout, given.found.dtype, f"writing {path}"
+    header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), doing, SAVING)
 
-    def header() -> bytes:
-        try:
-            if npy.descr_to_dtype(npy.dtype_to_descr(dtype)) != dtype:
-                raise ValueError("it would come back as another one")
-        except ValueError as error:
-            raise FieldError(
-                f"a .npy file cannot hold dtype {dtype} ({error}); save a group instead, under a name without .npy"
-            ) from error
-        found = BytesIO()
-        described = {
-            "shape": layout.global_shape,
-            "fortran_order": False,
-            "descr": npy.dtype_to_descr(dtype),
-        }
-        npy.write_array_header_2_0(found, described)
-        return found.getvalue()
-
-    begin = guarded(world, header, doing, SAVING)
-
-    def create() -> Replacement:
+    def begin() -> Replacement:
         found = Replacement(path, Path.is_file, is_folder=False)
         try:
-            found.partial.write_bytes(begin)
+            found.partial.write_bytes(header)
         except BaseException:
             found.discard()
             raise
         return found
 
-    with replacing(world, path, create) as name, ExitStack() as stack:
-        partial = Path(name)
+    with replacing(world, path, begin) as name, ExitStack() as stack:
 
-        def enter() -> _Parts:
-            open(partial, "r+b").close()  # its errors give the reason
+        def enter() -> MPI.File:
+            open(name, "r+b").close()  # its errors give the reason
             mode = world.mpi.MODE_WRONLY
-            return stack.enter_context(_parts(world, partial, mode, len(begin), layout, dtype))
+            return stack.enter_context(_view(world, name, mode, len(header), layout, dtype))
 
         # All ranks open the file before any rank writes: if rank 0 ends, another run may take the name.
-        parts: _Parts = guarded(world, enter, doing, SAVING)
+        file: MPI.File = guarded(world, enter, doing, SAVING)
 
         def write() -> None:
             # Close the file before waiting for other ranks: if a write fails, MPICH's ROMIO keeps its lock of the file,
             # and the other ranks would wait for the lock.
             with stack:
                 try:
-                    parts.write(given.array, progress)
+                    _move(file, given.array, layout, progress, is_writing=True)
                 except world.mpi.Exception as error:  # MPI seldom gives the reason
-                    free = shutil.disk_usage(partial.parent).free
+                    free = shutil.disk_usage(path.parent).free
                     raise OSError(f"{error}; its file system has {free} bytes left") from error
 
         guarded(world, write, doing, SAVING)
+
+
+def load(
+    domain: Domain,
+    path: Path,
+    names: tuple[str, ...] | None,
+    into: dict[str, Given],
+    progress: Progress | None,
+) -> Loaded:
+    """Read the field, under the requested name or the file's name. Collective; blocks."""
+    world = domain.world
+    doing, opening = f"reading {path}", opened(path, is_folder=False)
+    (name,) = into or names or (path.stem,)
+    with one_opened(world, path, opening, lambda link: header_of(link, path)) as (link, header):
+
+        def options() -> dict[str, Any]:
+            if not into:
+                call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(header.dtype)}, {{}}))"
+                return dict(components_of(header.shape, domain.grid_shape, str(path), call))
+            if into[name].found.dtype != header.dtype:
+                raise FieldError(
+                    f"{name}: dtype {header.dtype} in {path}, {into[name].found.dtype} in the field; give a field like "
+                    "the one saved, or let load make it"
+                )
+            return {}
+
+        found = guarded(world, options, doing, LOADING)
+        field, layout = (
+            (into[name].array, into[name].layout)
+            if into
+            else new_field(domain, header.dtype, found)
+        )
+
+        def read() -> None:
+            if header.shape != layout.global_shape:
+                raise CheckpointError(
+                    f"{path} has an array of shape {header.shape}, and the whole field has {layout.global_shape}; make "
+                    "a grid of its shape, or give a field with its components or staggering"
+                )
+            mode = world.mpi.MODE_RDONLY
+            with _view(world, link, mode, header.nbytes, layout, header.dtype) as file:
+                _move(file, field, layout, progress, is_writing=False)
+            if identity_of(link) != header.identity:  # another program has written to it
+                raise replaced(path)
+
+        guarded(world, read, doing, LOADING)
+    return Loaded({name: field}, {})
 
 
 class Header(NamedTuple):
@@ -101,6 +130,22 @@ class Header(NamedTuple):
     dtype: DType
     nbytes: int
     identity: str
+
+
+def _header(shape: tuple[int, ...], dtype: DType) -> bytes:
+    """Return the header of a file; raises `FieldError` if its format does not support the dtype."""
+    found = BytesIO()
+    try:
+        descr = npy.dtype_to_descr(dtype)
+        if npy.descr_to_dtype(descr) != dtype:
+            raise ValueError("it would come back as another one")
+    except ValueError as error:
+        raise FieldError(
+            f"a .npy file cannot hold dtype {dtype} ({error}); save a group instead, under a name without .npy"
+        ) from error
+    described = {"shape": shape, "fortran_order": False, "descr": descr}
+    npy.write_array_header_2_0(found, described)
+    return found.getvalue()
 
 
 def header_of(name: Path, path: Path) -> Header:
@@ -132,91 +177,43 @@ def header_of(name: Path, path: Path) -> Header:
     return Header(shape, dtype, begin, identity_of(name))
 
 
-def opened_file(world: World, path: Path) -> AbstractContextManager[tuple[Path, Header]]:
-    """Open one file on all ranks; see `one_opened`."""
-    opening = opened(path, is_folder=False)
-    return one_opened(world, path, opening, lambda name: header_of(name, path))
-
-
-def load(
-    world: World,
-    path: Path,
-    found: tuple[Path, Header],
-    field: Any,
-    layout: FieldLayout,
-    progress: Progress | None,
-) -> None:
-    """Read an opened file (see `opened_file`) into a field of the same dtype. Collective; blocks."""
-    name, (shape, dtype, begin, identity) = found
-
-    def read() -> None:
-        if shape != layout.global_shape:
-            raise CheckpointError(
-                f"{path} has an array of shape {shape}, and the whole field has {layout.global_shape}; make a grid of "
-                "its shape, or give a field with its components or staggering"
-            )
-        with _parts(world, name, world.mpi.MODE_RDONLY, begin, layout, dtype) as parts:
-            parts.read(field, progress)
-        if identity_of(name) != identity:  # another program has written to it
-            raise replaced(path)
-
-    guarded(world, read, f"reading {path}", LOADING)
-
-
 @contextmanager
-def _parts(
-    world: World, path: Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
-) -> Iterator[_Parts]:
-    """Open a file on ``COMM_SELF``: MPI's collective calls have no timeout if another rank has failed."""
-    file = world.mpi.File.Open(world.mpi.COMM_SELF, str(path), mode)
+def _view(
+    world: World, name: str | Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
+) -> Iterator[MPI.File]:
+    """Open a file, and let it show this rank's cells only."""
+    byte, own = world.mpi.BYTE, ShardGrid(layout, layout.global_shape).own
+    file = world.mpi.File.Open(world.mpi.COMM_SELF, str(name), mode)
     try:
-        yield _Parts(world, file, begin, layout, dtype)
-    finally:
-        file.Close()
-
-
-class _Parts:
-    """A rank's cells in a file, accessed part by part; local."""
-
-    def __init__(
-        self, world: World, file: MPI.File, begin: int, layout: FieldLayout, dtype: DType
-    ) -> None:
-        self._file, self._layout, self._dtype = file, layout, dtype
-        grid = ShardGrid(layout, layout.global_shape)
-        self._shape = extents(grid.own)
-        self._meter_of = partial(Meter, fields=[(grid, dtype.itemsize)])
-        starts = [cut.start for cut in grid.own]
-        byte = world.mpi.BYTE
         element = byte.Create_contiguous(dtype.itemsize)
-        box = element.Create_subarray(layout.global_shape, self._shape, starts).Commit()
+        starts = [cut.start for cut in own]
+        box = element.Create_subarray(layout.global_shape, extents(own), starts).Commit()
         try:
             file.Set_view(begin, byte, box)
         finally:
             box.Free()
             element.Free()
+        yield file
+    finally:
+        file.Close()
 
-    def write(self, field: Any, progress: Progress | None) -> None:
-        """Write all parts, in the order of the file view, through to the disk."""
-        meter = self._meter_of(progress)
-        with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
-            for part in staged.read(self._indices()):
-                self._file.Write(as_bytes(part))
+
+def _move(
+    file: MPI.File, field: Any, layout: FieldLayout, progress: Progress | None, *, is_writing: bool
+) -> None:
+    """Write this rank's cells, through to the disk, or read them; part by part."""
+    cells = owned_cells(field, layout)
+    meter = Meter(progress, [(ShardGrid(layout, layout.global_shape), cells.itemsize)])
+    indices = list(blocks(cells.shape, max(1, PART_BYTES // cells.itemsize)))
+    with staging(cells, max(PART_BYTES, cells.itemsize)) as staged:
+        if is_writing:
+            for part in staged.read(indices):
+                file.Write(as_bytes(part))
                 meter(part.nbytes)
-        self._file.Sync()
-
-    def read(self, field: Any, progress: Progress | None) -> None:
-        """Read all parts."""
-        meter = self._meter_of(progress)
-        with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
-            for index in self._indices():
-                part = staged.take(part_shape(self._shape, index))
-                self._file.Read(as_bytes(part))
-                staged.put(index)
-                meter(part.nbytes)
-
-    @property
-    def _part_bytes(self) -> int:
-        return max(PART_BYTES, self._dtype.itemsize)
-
-    def _indices(self) -> Iterator[Index]:
-        return blocks(self._shape, max(1, PART_BYTES // self._dtype.itemsize))
+            file.Sync()
+            return
+        for index in indices:
+            part = staged.take(part_shape(cells.shape, index))
+            file.Read(as_bytes(part))
+            staged.put(index)
+            meter(part.nbytes)

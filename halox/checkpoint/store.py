@@ -62,8 +62,8 @@ def load_tensorstore() -> Any:
         import tensorstore
     except ImportError as error:
         raise MissingPackageError(
-            f"checkpoints need tensorstore ({error}); install it with `pip install tensorstore`, or save one field as "
-            ".npy"
+            f"checkpoints need tensorstore 0.1.71 or newer ({error}); install it with `pip install tensorstore`, or "
+            "save one field as .npy"
         ) from error
     return tensorstore
 
@@ -128,7 +128,7 @@ class Store:
                 f"TIMEOUT: {self.name} did not answer within {self.limit_s:g} s (HALOX_TIMEOUT)"
             ) from error
         except Exception as error:  # mostly ValueError
-            text = re.split(r" \[[\w-]+='", str(error))[0]  # without a specification or response
+            text = re.split(r" \[[\w -]+='", str(error))[0]  # without a specification or response
             raise StoreError(text.replace(self.path, f"{self.name}/")) from error
 
     def read_json(self, key: str = METADATA) -> Any:
@@ -238,14 +238,11 @@ def is_checkpoint(metadata: object) -> bool:
 
 def read(store: Store) -> Contents:
     """Return the description of a checkpoint; raises `CheckpointError`."""
-    name = store.name
+    name, why = store.name, f"it has no {METADATA} of a group"
     try:
         metadata = store.read_json()
     except ValueError as error:
-        raise CheckpointError(
-            f"{name} is no Zarr group, or its metadata is damaged ({type(error).__name__}: {error}); give the path of "
-            "a checkpoint that grid.save has written"
-        ) from error
+        metadata, why = None, f"{type(error).__name__}: {error}"
     kind = metadata.get("node_type") if isinstance(metadata, dict) else None
     if kind == "array":
         parent, _, field = name.rpartition("/")
@@ -254,8 +251,8 @@ def read(store: Store) -> Contents:
         )
     if kind != "group":
         raise CheckpointError(
-            f"{name} is no Zarr group: it has no {METADATA} of one; give the path of a checkpoint that grid.save has "
-            "written"
+            f"{name} is no Zarr group, or its metadata is damaged ({why}); give the path of a checkpoint that "
+            "grid.save has written"
         )
     attributes = metadata.get("attributes", {})
     check_version(attributes.get(FORMAT_KEY), name)

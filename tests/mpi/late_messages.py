@@ -80,7 +80,6 @@ class Story:
         return True
 
     def load(self, step: int) -> bool:
-        """Of compressed chunks, which one rank reads for others."""
         self.grid.load(self.folder / f"known {step}.zarr", u=self.target)
         return self._target_is(step)
 
@@ -251,7 +250,7 @@ def _outcome(act: Callable[..., object], *arguments: object) -> str:
 
 def _prepare(folder: Path) -> None:
     """Write the checkpoints that are loaded, once."""
-    pytest.importorskip("zarr")
+    pytest.importorskip("tensorstore")
     with halox.Grid(_SHAPE, proc_shape=(0, 1, 1), device="cpu") as grid:
         u = grid.zeros()
         for step in range(5):

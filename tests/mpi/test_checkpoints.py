@@ -22,7 +22,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import chunks, folder, loading, npy, saving, store
+from halox.checkpoint import chunks, folder, loading, moving, npy, saving, store
 from halox.errors import (
     CheckpointError,
     FieldError,
@@ -127,6 +127,20 @@ def test_the_same_bits_on_other_ranks_and_divisions(
         assert all(found[name] is u for name, u in mine.items())
         check(g, found, ("holes", "rho", "u"))
     few.Free()
+
+
+@pytest.mark.parametrize("part_bytes", [24, 1 << 20])
+def test_parts_in_buffers(
+    part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies of fields on GPUs, made of host arrays."""
+    monkeypatch.setattr(moving, "is_device_array", lambda _: True)
+    monkeypatch.setattr(moving, "DEVICE_PART_BYTES", part_bytes)
+    monkeypatch.setattr(chunks, "SHARD_BYTES", 300)
+    with grid(comm) as g:
+        g.save(path / "a", filled(g))
+    with grid(comm, proc_shape=(1, 0)) as g:
+        check(g, g.load(path / "a"))
 
 
 def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any) -> None:
@@ -612,7 +626,7 @@ def test_a_failed_write_leaves_no_lock(
     """MPICH keeps its lock of the file if a write fails; the others' writes wait for it."""
     descriptors = []
 
-    def write(*_: Any) -> None:
+    def write(*_: Any, **__: Any) -> None:
         (partial,) = path.glob(".*.partial")
         descriptors.append(os.open(partial, os.O_RDWR))
         if comm.rank == comm.size - 1:
@@ -629,7 +643,7 @@ def test_a_failed_write_leaves_no_lock(
                 assert time.monotonic() < end, "the lock is never released"
                 time.sleep(0.01)
 
-    monkeypatch.setattr(npy._Parts, "write", write)
+    monkeypatch.setattr(npy, "_move", write)
     with grid(comm) as g, pytest.raises(CheckpointError, match="bytes left") as caught:
         try:
             g.save(path / "one.npy", u=g.ones())

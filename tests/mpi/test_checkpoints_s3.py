@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.request import urlopen
@@ -198,3 +199,18 @@ def test_zarr_reads_the_last_save(server: str, comm: MPI.Intracomm) -> None:
         whole = zarr.open_group(zarr.storage.MemoryStore(objects), mode="r")
         found = whole[whole.attrs["halox_current"]]["rho"][...]
         assert expected is not None and np.array_equal(found, expected, equal_nan=True)
+
+
+@pytest.mark.ranks(1)
+def test_a_server_that_does_not_answer(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("HALOX_TIMEOUT", "1")
+        with grid(MPI.COMM_SELF) as g:
+            u = g.ones()
+            text = rf"{RUN} did not answer within 1 s \(HALOX_TIMEOUT\)"
+            for call in (lambda: g.save(RUN, u=u), lambda: g.load(RUN)):
+                with pytest.raises(CheckpointError, match=text):
+                    call()

