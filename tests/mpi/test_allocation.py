@@ -32,7 +32,7 @@ def grid(
 
 
 def free_bytes(grid: halox.Grid) -> int:
-    arena = grid._context.arena
+    arena = grid.domain.context.arena
     arena._sweep()
     return sum(length for own in arena._own.values() for _, length in own.free._ranges)
 
@@ -76,7 +76,7 @@ def test_ranks_may_differ_in_where_fields_are(grid: halox.Grid) -> None:
 
 def test_room_is_free_again_after_an_error_of_another_rank(grid: halox.Grid) -> None:
     u = grid.zeros()
-    before, arena = free_bytes(grid), grid._context.arena
+    before, arena = free_bytes(grid), grid.domain.context.arena
     assert (before > 0) == arena.shares_memory
     for _ in range(20):
         with pytest.raises(FieldError, match="dtype"):
@@ -98,7 +98,7 @@ def test_without_shared_memory_for_one_rank(
     u = grid.full(grid.rank + 1.0)
     grid.exchange(u)
     assert (u[:, 1:-1] == grid.rank + 1).all() and (u[:, 0] == (grid.rank or grid.size)).all()
-    assert grid._context.arena.segments == 0
+    assert grid.domain.context.arena.segments == 0
 
 
 def test_without_memory_on_one_rank(grid: halox.Grid, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox import gathering
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
+from halox.gathering import gather as gathering
 from halox.runtime.communicator import CELLS, UNFINISHED
 from tests.mpi.conftest import agree
 from tests.mpi.limits import SHORT_S, short_waits

@@ -282,7 +282,7 @@ def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
     assert len(grid._plans) == 1, "that of the layout, which outlives its arrays"
     assert len(grid._layouts) == 0
     grid._plans.sweep()
-    assert grid._context.arena.segments < 12, "blocks are used again"
+    assert grid.domain.context.arena.segments < 12, "blocks are used again"
 
 
 def test_a_plan_keeps_its_arrays(grid: halox.Grid) -> None:

@@ -242,7 +242,7 @@ def test_shared_memory_is_not_handed_out_while_the_other_reads(
 def test_many_times(node: str, comm: MPI.Intracomm) -> None:
     """Leftovers and memory do not grow if both ranks leave many plans, at once or one after the other."""
     with box(comm) as grid:
-        left = grid._context.leftovers
+        left = grid.domain.context.leftovers
         u = own_array(grid, 300)
 
         def leave_some(count: int) -> None:
@@ -258,7 +258,7 @@ def test_many_times(node: str, comm: MPI.Intracomm) -> None:
         def count() -> tuple[int, int]:
             progress(comm)
             left.reclaim(grid._world.gather(left.closed, "a test"))
-            return len(left._active) + len(left._shared), grid._context.arena.segments
+            return len(left._active) + len(left._shared), grid.domain.context.arena.segments
 
         leave_some(4)
         before = count()

@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox import gathering
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
+from halox.gathering import gather as gathering
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES, grid

@@ -421,7 +421,7 @@ def test_plans_release_their_memory(comm: World) -> None:
                 kept = t.plan(u, v, backward=bool(number % 2))
             with pytest.raises(ClosedError, match="closed"):
                 kept()
-        assert a._context.arena.segments <= 4
+        assert a.domain.context.arena.segments <= 4
 
 
 def test_a_grid_exchanges_while_a_transpose_is_under_way(comm: World) -> None:

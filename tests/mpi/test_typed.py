@@ -254,4 +254,4 @@ def test_plans_release_their_memory(comm: MPI.Intracomm) -> None:
             plan = grid.plan(u)
             if number % 2:
                 plan.close()
-        assert grid._context.arena.segments <= 4
+        assert grid.domain.context.arena.segments <= 4

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox import gathering
+from halox.gathering import gather as gathering
 from tests.mpi.conftest import agree
 from tests.mpi.reference import Case, Field, expected, random_case, same_bytes
 from tests.mpi.test_exchange import SEED, make_fields, make_grid

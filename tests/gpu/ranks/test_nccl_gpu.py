@@ -43,7 +43,7 @@ def apart(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _why(grid: halox.Grid) -> str | None:
-    context: Any = grid._context
+    context: Any = grid.domain.context
     context.use_device(grid.device_id)
     return why_no_nccl(context)
 
