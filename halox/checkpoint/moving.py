@@ -67,9 +67,7 @@ def load(
 ) -> Exception | None:
     """Read this rank's cells of a field, on the host or a GPU; return this rank's error. Local."""
     failure = Failure()
-    is_direct = not is_device_array(cells) and not (
-        is_number(field.dtype) and not field.dtype.isnative
-    )
+    is_direct = _is_readable_in_place(cells, field)
     with (
         staging(cells, _part_cells(field) * field.dtype.itemsize) as staged,
         _Transfers(store, failure, field) as reads,
@@ -162,6 +160,13 @@ def _stored(values: Array) -> Array:
     if is_number(values.dtype):
         return as_native(values)
     return values.view(f"V{values.itemsize}")[..., None].view(np.uint8)
+
+
+def _is_readable_in_place(cells: Any, field: StoredField) -> bool:
+    """Whether TensorStore reads into cells; of an array that is not aligned it makes a copy instead."""
+    if is_device_array(cells) or not cells.flags.aligned:
+        return False
+    return field.dtype.isnative or not is_number(field.dtype)
 
 
 def _host_dtype(field: StoredField) -> Any:
