@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from halox.checkpoint.chunks import Cut, Shard, ShardGrid, extents, relative
-from halox.checkpoint.failure import Failure
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.collectives.host.cell_sums import blocks
@@ -96,6 +95,25 @@ def read_now(array: Any, cut: Cut, field: StoredField, store: Store) -> Array:
     if failure.error is not None:
         raise failure.error
     return found
+
+
+class Failure:
+    """The first error of a rank, which continues its messages until all ranks raise the error together."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def attempt(self, action: Callable[[], Any]) -> Any:
+        """Return ``action()``, or None if it fails; the action is not called after a failure."""
+        return self.attempt_always(action) if self.error is None else None
+
+    def attempt_always(self, action: Callable[[], Any]) -> Any:
+        """Return ``action()``, or None if it fails; the action is collective, and is also called after a failure."""
+        try:
+            return action()
+        except Exception as error:
+            self.error = self.error or error
+        return None
 
 
 class _Transfers:
