@@ -1,15 +1,16 @@
-"""Fields on disk, written and read by all ranks: a Zarr v3 group of many fields, or a ``.npy`` file of one field.
+"""Fields on disk or in S3, written and read by all ranks: a Zarr v3 group of many fields, or a ``.npy`` file of one.
 
-Whole fields are stored without halos, in chunks that follow the blocks of the writing ranks. One rank writes a chunk,
-and other ranks send this rank their cells of the chunk. Equal blocks need no such messages; unequal blocks need
-messages of a few cells at their borders. Every rank that owns cells of a chunk reads these cells, in any division::
+Whole fields are stored without halos, in shards that follow the blocks of the writing ranks. One rank writes a shard,
+and other ranks send this rank their cells of the shard. Equal blocks need no such messages; unequal blocks need
+messages of a few cells at their borders. Every rank that owns cells of a shard reads these cells, in any division.
+TensorStore stores the cells: chunks, compression, checksums, threads, files and objects::
 
-    chunks.py    chunks of a field: the rank that moves each chunk, and the cells of other ranks in it
-    moving.py    cells between fields and chunks, and messages between the ranks
-    fields.py    description of a field: shape, dtype, components, staggering, parity; names of dimensions
-    store.py     the Zarr group: metadata, chunk files with checksums
-    checksum.py  checksum of a chunk from the checksums of its parts
-    threads.py   checksums and waits for the disk, concurrent with reads and writes
-    folder.py    atomic replacement of a checkpoint by the next one
-    saving.py    loading.py    npy.py    the calls
+    chunks.py    shards of a field: the rank that writes each shard, and the cells of other ranks in it
+    fields.py    description of a field: shape, dtype, components, staggering, parity; Zarr metadata
+    folder.py    atomic replacement of a checkpoint by the next one, in a file system
+    store.py     the Zarr group: metadata, arrays of TensorStore, its errors
+    bucket.py    replacement of a checkpoint by the next one, in S3
+    moving.py    cells between fields and arrays, and messages between the ranks
+    saving.py    loading.py    npy.py    the formats
+    arguments.py    calls.py    checks of arguments, and the calls
 """

@@ -88,9 +88,10 @@ def opened(path: BucketPath, limit_s: float) -> Iterator[Store]:
     try:
         yield root.below(current, shown_as=str(path))
     except CheckpointError as error:
-        if _current(root) == current:
-            raise
-        raise replaced(path) from error
+        with suppress(StoreError):
+            if _current(root) != current:
+                raise replaced(path) from error
+        raise
 
 
 class BucketReplacement:

@@ -16,19 +16,6 @@ from halox.runtime.arrays import DType
 _NUMBERS = "?bhilqBHILQefdFD"
 """Characters of the dtypes that Zarr supports like NumPy; other dtypes are stored as bytes, along one more axis."""
 
-MEMBERS = (
-    "zarr_format",
-    "node_type",
-    "shape",
-    "data_type",
-    "chunk_grid",
-    "chunk_key_encoding",
-    "fill_value",
-    "codecs",
-    "dimension_names",
-)
-"""Members of Zarr metadata that an array must have as the group says."""
-
 _FILL_VALUES: dict[str, Any] = {"b": False, "c": [0, 0]}
 
 COMPONENTS, STAGGERED, PARITY, DTYPE = (
@@ -40,7 +27,7 @@ COMPONENTS, STAGGERED, PARITY, DTYPE = (
 class StoredField:
     """A field in a checkpoint.
 
-    ``metadata`` has the members of its array's Zarr metadata that determine how cells are stored.
+    ``metadata`` has the Zarr metadata of its array, without attributes.
     """
 
     name: str
@@ -98,7 +85,7 @@ class StoredField:
         if not is_number(dtype):
             shape, shard = shape[:-1], shard[:-1]
         staggered, parity = tuple(map(int, attributes[STAGGERED])), str(attributes[PARITY])
-        kept = {key: metadata[key] for key in MEMBERS}
+        kept = {key: value for key, value in metadata.items() if key != "attributes"}
         return cls(name, tuple(shape), tuple(shard), dtype, before, after, staggered, parity, kept)
 
     @property

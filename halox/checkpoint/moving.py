@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from halox.checkpoint.chunks import Cut, Shard, ShardGrid, extents, relative
-from halox.checkpoint.failure import Failure
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.collectives.host.cell_sums import blocks
@@ -67,9 +66,7 @@ def load(
 ) -> Exception | None:
     """Read this rank's cells of a field, on the host or a GPU; return this rank's error. Local."""
     failure = Failure()
-    is_direct = not is_device_array(cells) and not (
-        is_number(field.dtype) and not field.dtype.isnative
-    )
+    is_direct = _is_readable_in_place(cells, field)
     with (
         staging(cells, _part_cells(field) * field.dtype.itemsize) as staged,
         _Transfers(store, failure, field) as reads,
@@ -98,6 +95,25 @@ def read_now(array: Any, cut: Cut, field: StoredField, store: Store) -> Array:
     if failure.error is not None:
         raise failure.error
     return found
+
+
+class Failure:
+    """The first error of a rank, which continues its messages until all ranks raise the error together."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def attempt(self, action: Callable[[], Any]) -> Any:
+        """Return ``action()``, or None if it fails; the action is not called after a failure."""
+        return self.attempt_always(action) if self.error is None else None
+
+    def attempt_always(self, action: Callable[[], Any]) -> Any:
+        """Return ``action()``, or None if it fails; the action is collective, and is also called after a failure."""
+        try:
+            return action()
+        except Exception as error:
+            self.error = self.error or error
+        return None
 
 
 class _Transfers:
@@ -162,6 +178,13 @@ def _stored(values: Array) -> Array:
     if is_number(values.dtype):
         return as_native(values)
     return values.view(f"V{values.itemsize}")[..., None].view(np.uint8)
+
+
+def _is_readable_in_place(cells: Any, field: StoredField) -> bool:
+    """Whether TensorStore reads into cells; of an array that is not aligned it makes a copy instead."""
+    if is_device_array(cells) or not cells.flags.aligned:
+        return False
+    return field.dtype.isnative or not is_number(field.dtype)
 
 
 def _host_dtype(field: StoredField) -> Any:

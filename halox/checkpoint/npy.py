@@ -45,15 +45,12 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
     header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), doing, SAVING)
 
     def begin() -> Replacement:
-        found = Replacement(path, Path.is_file, is_folder=False)
-        try:
-            found.partial.write_bytes(header)
-        except BaseException:
-            found.discard()
-            raise
-        return found
+        return Replacement(path, Path.is_file, is_folder=False)
 
-    with replacing(world, path, begin) as name, ExitStack() as stack:
+    def make(partial: str) -> None:
+        Path(partial).write_bytes(header)
+
+    with replacing(world, path, begin, make) as name, ExitStack() as stack:
 
         def enter() -> MPI.File:
             open(name, "r+b").close()  # its errors give the reason

@@ -56,20 +56,14 @@ def save_group(world: World, request: Request) -> None:
         return Store.of_folder(partial, path, world.limit_s)
 
     def begin() -> Replacement | BucketReplacement:
-        found = (
-            BucketReplacement(path, world.limit_s)
-            if isinstance(path, BucketPath)
-            else Replacement(path, _may_replace, is_folder=True)
-        )
-        try:
-            store = store_of(str(found.partial))
-            create(store, contents, request.dims, request.coords, request.array_attrs)
-        except BaseException:
-            found.discard()
-            raise
-        return found
+        if isinstance(path, BucketPath):
+            return BucketReplacement(path, world.limit_s)
+        return Replacement(path, _may_replace, is_folder=True)
 
-    with replacing(world, path, begin) as partial:
+    def make(partial: str) -> None:
+        create(store_of(partial), contents, request.dims, request.coords, request.array_attrs)
+
+    with replacing(world, path, begin, make) as partial:
         store = store_of(partial)
         shards = {name: ShardGrid(one.layout, stored[name].shard) for name, one in given.items()}
         meter = Meter(request.progress, [(shards[n], stored[n].dtype.itemsize) for n in shards])
@@ -89,11 +83,15 @@ def _may_replace(path: Path) -> bool:
 
 @contextmanager
 def replacing(
-    world: World, path: object, begin: Callable[[], Replacement | BucketReplacement]
+    world: World,
+    path: object,
+    begin: Callable[[], Replacement | BucketReplacement],
+    make: Callable[[str], object],
 ) -> Iterator[str]:
     """Yield the temporary name of a new file, folder or prefix, which replaces the old one at the end.
 
-    Rank 0 calls ``begin``. After an error the old contents stay unchanged. Collective.
+    Rank 0 calls ``begin``, and ``make`` with the temporary name, to write what all ranks need. After an error the old
+    contents stay unchanged. Collective.
     """
     doing = f"writing {path}"
     replacement: Replacement | BucketReplacement | None = None
@@ -102,6 +100,7 @@ def replacing(
         nonlocal replacement
         if world.rank == 0:
             replacement = begin()
+            make(str(replacement.partial))
 
     try:
         guarded(world, begin_here, doing, SAVING)

@@ -143,6 +143,20 @@ def test_parts_in_buffers(
         check(g, g.load(path / "a"))
 
 
+@pytest.mark.ranks(1, 3)
+def test_fields_in_memory_of_any_alignment_and_stride(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        expected = whole_array(CELLS, "f8")
+        packed = np.dtype([("a", "i4"), ("b", "f8")])
+        for make in (
+            lambda: np.zeros(g.padded_shape, packed)["b"],
+            lambda: np.zeros(g.padded_shape)[::-1, ::-1],
+            lambda: np.zeros(g.padded_shape, order="F"),
+        ):
+            g.save(path / "a", rho=g.scatter(expected, out=make()))
+            check(g, g.load(path / "a", rho=make()), ("rho",))
+
+
 def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any) -> None:
     """zarr-python's reading is the oracle of the files."""
     monkeypatch.setattr(chunks, "SHARD_BYTES", 300)
