@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halox.cli import catalogue, drawing, launcher, report, runner, script
+from halox.cli import catalogue, drawing, launcher, report, script
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.runtime.world import load_mpi
@@ -19,6 +20,10 @@ from halox.tables import text_table
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+EXIT_ERROR = 2
+"""Exit status if all ranks raise the same error of halox."""
+
+_ALL_FAIL_S = 2.0
 _CMAP = "viridis"
 
 
@@ -46,12 +51,12 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> M
     and the errors of `launcher.fitting`.
     """
     present = launcher.running_ranks()
-    started = launcher.started_ranks()
+    started = os.environ.get(launcher.STARTED_BY_HALOX)
     if present is None and started is None and asked is not None and asked > 1:
-        launcher.start(asked, words)
+        launcher.start(asked, ["-m", "halox", *words], safe_path=True)
     os.environ.update(launcher.mpi_defaults())
     comm: MPI.Intracomm = load_mpi().COMM_WORLD
-    if started is not None and started != comm.size:
+    if started is not None and started != str(comm.size):
         raise HaloxError(_wrong_library(started, comm.size))
     if started is None and asked is not None and asked != comm.size:
         raise HaloxError(launcher.wrong_size(asked, comm.size, name))
@@ -68,20 +73,31 @@ def together(comm: MPI.Intracomm, work: Callable[[], int], name: str = "halox ru
     except Exception as error:
         if comm.size == 1:
             raise
-        if isinstance(error, HaloxError) and runner.all_arrive(comm):
-            if comm.rank == 0:
-                print(f"{name}: {error}", file=sys.stderr, flush=True)
-            load_mpi().Finalize()
-            return 2
-        runner.abort(comm, runner.ending_of(error), name)
-        raise
+        if not (isinstance(error, HaloxError) and _all_arrive(comm)):
+            # A surrounding launcher may run halox without mpi4py's runner, which does the same.
+            from mpi4py.run import set_abort_status
+
+            set_abort_status(1)
+            raise
+        if comm.rank == 0:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+        status = EXIT_ERROR
     if status and comm.size > 1:
         # Finalize MPI, else the launcher reports the nonzero status as a crash.
         load_mpi().Finalize()
     return status
 
 
-def _wrong_library(wanted: int, size: int) -> str:
+def _all_arrive(comm: MPI.Intracomm) -> bool:
+    """Whether all ranks call this within `_ALL_FAIL_S`; errors of halox are designed to be raised on all ranks."""
+    arrived = comm.Ibarrier()
+    end = time.monotonic() + _ALL_FAIL_S
+    while not (is_complete := bool(arrived.Test())) and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_complete
+
+
+def _wrong_library(wanted: str, size: int) -> str:
     return (
         f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
         "belongs to another MPI library than the one that mpi4py loads; `halox info` shows "
