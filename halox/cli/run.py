@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halox.cli import catalogue, drawing, launcher, report, script
+from halox.cli import catalogue, launcher, report, script, view
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.runtime.world import load_mpi
@@ -24,7 +24,6 @@ EXIT_ERROR = 2
 """Exit status if all ranks raise the same error of halox."""
 
 _ALL_FAIL_S = 2.0
-_CMAP = "viridis"
 
 
 def show_list(*, as_json: bool) -> None:
@@ -132,8 +131,9 @@ def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
 
 def _check_picture(path: Path) -> None:
     """Raise HaloxError before the run if its picture cannot be drawn; the same on all ranks of a node."""
-    drawing.check_name(path, ".png")
-    drawing.check(_CMAP, "--png")
+    view.check_packages("--png", "matplotlib")
+    if path.suffix != ".png":
+        raise HaloxError(f"--png: expected the name of a file that ends in .png, got {path}")
     if not path.absolute().parent.is_dir():
         raise HaloxError(f"--png {path}: there is no such folder")
 
@@ -145,20 +145,16 @@ def draw(picture: Mapping[str, Any], path: Path) -> None:
     ``blocks``, the sizes of the blocks along each axis; ``ranks``, the rank of each block by its coordinates; ``what``
     and ``where``, the names of the values and of the run; and ``log``, if colours are logarithmic.
     """
-    values, blocks = picture["values"], picture["blocks"]
-    starts = [[0, *accumulate(sizes[:-1])] for sizes in blocks]
-    steps = drawing.steps_of(values.shape)
-    frame = drawing.Frame(
-        values[tuple(slice(None, None, step) for step in steps)],
-        picture["what"],
-        picture["where"],
+    starts = [[0, *accumulate(sizes[:-1])] for sizes in picture["blocks"]]
+    frame = view.Frame(
+        picture["values"],
+        f"{picture['what']}\n{picture['where']}",
         picture["dims"],
-        steps,
-        tuple(tuple(first[1:]) for first in starts),
-        tuple((starts[0][i], starts[1][j], f"rank {r}") for (i, j), r in picture["ranks"].items()),
+        picture["values"].shape,
+        picture["blocks"],
+        [(starts[0][i], starts[1][j], f"rank {r}") for (i, j), r in picture["ranks"].items()],
     )
-    log = bool(picture.get("log"))
-    drawing.draw([frame], path, _CMAP, drawing.limits_of([frame], log=log), log=log)
+    view.draw([frame], path, bool(picture.get("log")))
 
 
 def _show(figures: Mapping[str, object], *, as_json: bool) -> bool:

@@ -287,7 +287,7 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         assert main(["run", "stencil2d", "--device", "cpu", "--png", "a.png"]) == 2
         said = capsys.readouterr()
-        assert "--png needs Matplotlib" in said.err and "pip install matplotlib" in said.err
+        assert "--png needs matplotlib" in said.err and "pip install matplotlib" in said.err
         assert not said.out  # noticed before the run
 
     def test_a_wrong_result_gives_status_1(

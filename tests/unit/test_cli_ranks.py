@@ -91,7 +91,10 @@ def test_rank_0_cannot_write_the_picture(tmp_path: Path) -> None:
     )
     assert ended.returncode == 2
     assert "verified: yes" in ended.stdout
-    assert ended.stderr.count("a.png failed: [Errno 21]") == 1 and "Traceback" not in ended.stderr
+    assert (
+        ended.stderr.count("a.png cannot be drawn: [Errno 21]") == 1
+        and "Traceback" not in ended.stderr
+    )
 
 
 @pytest.mark.parametrize("error", ["ZeroDivisionError", "halox.errors.HaloxError"])
