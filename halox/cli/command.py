@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from halox._version import __version__
-from halox.cli import catalogue, info, paths, probe, progress, run, script, tune, view
+from halox.cli import catalogue, info, paths, progress, report, run, script, tune, view
 from halox.errors import HaloxError
+from halox.paths.scatter_gather import mlx5_probe
 
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
@@ -143,7 +144,7 @@ def _run(words: Sequence[str]) -> int:
     if args.command == "info":
         return _info(args, words)
     if args.command == "probe":
-        return probe.show(as_json=args.json)
+        return _probe(as_json=args.json)
     if args.command == "tune":
         return tune.tune(args, words)
     if args.list:
@@ -156,6 +157,15 @@ def _run(words: Sequence[str]) -> int:
         )
         return EXIT_USAGE
     return run.run(args, words)
+
+
+def _probe(*, as_json: bool) -> int:
+    try:
+        found = mlx5_probe.collect()
+    except HaloxError as error:
+        found = {"works": False, "why_not": str(error)}
+    print(report.as_json(found) if as_json else report.as_text(found))
+    return 0 if found["works"] else 1
 
 
 def _info(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from halox.cli import main, probe
+from halox.cli import main
+from halox.paths.scatter_gather import mlx5_probe as probe
 from tests import support
 from tests.unit import fake_verbs
 from tests.unit.fake_driver import fake_driver
