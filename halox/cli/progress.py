@@ -25,7 +25,7 @@ class TerminalProgress:
         self._width = 0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show the title ``what`` with ``done`` of ``total``; skip calls that follow too soon."""
+        """Show a title with ``done`` of ``total``; skip calls that follow too soon."""
         now = time.monotonic()
         if not self._shown or now - self._last < _MIN_INTERVAL_S:
             return

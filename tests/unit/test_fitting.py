@@ -1,4 +1,4 @@
-"""Fits find the constants from which times were computed, and no times give invalid constants."""
+"""Fits of cost constants: to exact times, to times with noise, and to arbitrary times."""
 
 from __future__ import annotations
 

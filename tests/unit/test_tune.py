@@ -230,13 +230,6 @@ def test_without_a_gpu_there_is_nothing_to_tune(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tune_inside_a_launcher(tmp_path: Path) -> None:
-    words = ("tune", "--device", "cpu", "--json")
-    ended = support.halox_under_launcher(2, *words, XDG_CACHE_HOME=str(tmp_path))
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["ranks"] == 2
-
-
 def test_tune_needs_two_ranks(tmp_path: Path) -> None:
     ended = halox("tune", "-n", "1", cache=tmp_path, status=2)
     assert "needs 2 or more, got 1; add -n 2" in ended.stderr
