@@ -280,16 +280,6 @@ class TestCommand:
         assert [row["bytes_exchanged"] for row in figures["rows"]] == [0, 0]
         assert picture.read_bytes().startswith(b"\x89PNG")
 
-    def test_no_picture_without_matplotlib(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        support.require("mpi")
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        assert main(["run", "stencil2d", "--device", "cpu", "--png", "a.png"]) == 2
-        said = capsys.readouterr()
-        assert "--png needs matplotlib" in said.err and "pip install matplotlib" in said.err
-        assert not said.out  # noticed before the run
-
     def test_a_wrong_result_gives_status_1(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from halox.cli import launcher, paths, tune
-from halox.cli.probing import POINTS, Point, campaign, fitted, partners, tuned
+from halox.cli.probing import POINTS, Point, campaign, fitted, tuned
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
 from halox.exchange.costs import Costs, protocol_name
@@ -68,42 +67,12 @@ def test_a_campaign_ends_in_time_and_keeps_its_samples() -> None:
     assert costs["peer/ll"].latency_us == pytest.approx(MACHINE["peer/ll"].latency_us)
 
 
-def test_a_protocol_that_fails_at_some_points_is_fitted_to_the_other_points() -> None:
-    def probe(path: str, protocol: str, point: Point) -> Sample:
-        if point.nbytes > 4 << 20:
-            raise HaloxError("too large")
-        return synthetic(path, protocol, point)
-
-    found = campaign(probe, [("peer", "ll")], POINTS, quiet, lambda: False)
-    assert not found.refused and len(found.samples["peer/ll"]) == len(POINTS) - 1
-
-
 def test_a_lost_rank_ends_the_campaign() -> None:
     def probe(path: str, protocol: str, point: Point) -> Sample:
         raise ExchangeTimeoutError("rank 0 has waited for rank 1")
 
     with pytest.raises(ExchangeTimeoutError):
         campaign(probe, ON_GPUS, POINTS, quiet, lambda: False)
-
-
-def test_shared_gpus_have_separate_constants() -> None:
-    found = campaign(
-        synthetic, [("ipc", "staging"), ("staged", "shared")], POINTS, quiet, lambda: False
-    )
-    costs = fitted(found, Costs.default(), shared_gpu=True)
-    assert set(costs) == {"ipc/staging, shared GPU", "staged/shared, shared GPU"}
-
-
-@pytest.mark.parametrize(
-    "nodes", [(0, 0), (0, 0, 0), (0, 1), (0, 0, 1, 1), (0, 1, 2), (0, 0, 0, 1)]
-)
-def test_partners_are_mutual(nodes: Sequence[int]) -> None:
-    for rank in range(len(nodes)):
-        near, far = partners(rank, nodes)
-        assert near is None or (partners(near, nodes)[0] == rank and nodes[near] == nodes[rank])
-        assert far is None or partners(far, nodes)[1] == rank
-        if len(set(nodes)) > 1:
-            assert far is None or nodes[far] != nodes[rank]
 
 
 @dataclass
@@ -207,12 +176,6 @@ def test_matrix_of_paths() -> None:
         "  cuda_aware: MPI cannot (0 to 1, 1 to 0)",
         "  host: GPU (0 to 1)",
     ]
-
-
-def test_matrix_of_many_ranks_stays_short() -> None:
-    hops = [(a, b, Route("peer", "ll", "why")) for a in range(8) for b in range(8)]
-    text = paths.as_text(paths.figures_of(8, hops))
-    assert "and 58 more)" in text and len(text.splitlines()) == 15
 
 
 def halox(*words: str, cache: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
