@@ -111,6 +111,18 @@ class TestLauncher:
         (adapters / "mlx5_0").mkdir()
         assert launcher.mpi_defaults() == {"OMPI_MCA_osc": "^ucx"}
 
+    def test_ranks_end_with_their_launcher_where_setpriv_is_installed(
+        self, elsewhere: Path
+    ) -> None:
+        found = launcher.Launcher("/mpi/mpiexec", "MPICH", "5")
+        start, rank = ["/mpi/mpiexec", "-n", "3"], [sys.executable, "-m", "mpi4py", "heat.py"]
+        assert launcher.command(found, 3, ["heat.py"]) == [*start, *rank]
+        program(elsewhere / "setpriv", "exit 0")
+        line = launcher.command(found, 3, ["heat.py"])
+        assert line == [*start, "setpriv", "--pdeathsig", "KILL", *rank]
+        program(elsewhere / "setpriv", "exit 1")  # without this option
+        assert launcher.command(found, 3, ["heat.py"]) == [*start, *rank]
+
 
 def test_report() -> None:
     rows = [
