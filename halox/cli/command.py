@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO, cast
+from typing import Any
 
 from halox._version import __version__
-from halox.cli import catalogue, info, paths, probe, progress, run, script, tune, view
+from halox.cli import catalogue, info, paths, progress, report, run, script, tune, view
 from halox.errors import HaloxError
+from halox.paths.scatter_gather import mlx5_probe
 
-EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
 """Exit status of a program that SIGPIPE ended."""
@@ -113,91 +112,22 @@ def benchmarks() -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with the words after ``halox``, by default from the command line; return the exit status.
 
-    The status is 0 for success. It is 1 if an app's result is not verified, a benchmark or a probe failed, or standard
-    output cannot be written. It is 2 for a wrong command line, input or installation, and 141 if the reader of the
-    output has ended. A script replaces this process, so its exit status is the script's status. Collective inside an
-    MPI launcher.
+    The status is 0 for success, 1 if an app's result is not verified or a benchmark or a probe failed, 2 for a wrong
+    command line, input or installation, and 141 if the reader of the output has ended. A script or a launcher replaces
+    this process. Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    open_streams()
     try:
-        with _telling_output():
-            return _run(words)
-    except _OutputError as error:
-        print(f"halox: {error}", file=sys.stderr)
-        _leave_output()
-        return EXIT_FAILED
+        status = _run(words)
+        print(end="", flush=True)
+        return status
     except HaloxError as error:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        # The reader of the output has ended, as `head` does.
-        _leave_output()
+        # The reader of the output has ended, as `head` does. Without this line Python's last flush would fail, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-
-
-class _OutputError(HaloxError):
-    """Standard output cannot be written."""
-
-
-class _Output:
-    """Standard output that raises `_OutputError`, which differs from file errors and which no parser catches."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> object:
-        """Write text."""
-        return self._do(self._stream.write, text)
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        self._do(self._stream.flush)
-
-    def _do(self, method: Callable[..., object], *text: str) -> object:
-        try:
-            return method(*text)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _OutputError(f"standard output cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _telling_output() -> Iterator[None]:
-    """Raise `_OutputError` if standard output cannot be written, at the latest in the last flush."""
-    stream = sys.stdout
-    sys.stdout = cast("TextIO", _Output(stream))
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    finally:
-        sys.stdout = stream
-
-
-def _leave_output() -> None:
-    """Redirect standard output to the null device, so that the interpreter's final flush does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def open_streams() -> None:
-    """Open closed standard streams on the null device.
-
-    Otherwise files of this process, MPI or the launcher would get the file descriptors 0 to 2, and receive printed
-    text.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            with suppress(OSError):
-                # Usually the new descriptor already has this number, as the lowest free number.
-                os.dup2(os.open(os.devnull, os.O_RDWR), number)
-                os.set_inheritable(number, True)
-                setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _run(words: Sequence[str]) -> int:
@@ -214,7 +144,7 @@ def _run(words: Sequence[str]) -> int:
     if args.command == "info":
         return _info(args, words)
     if args.command == "probe":
-        return probe.show(as_json=args.json)
+        return _probe(as_json=args.json)
     if args.command == "tune":
         return tune.tune(args, words)
     if args.list:
@@ -227,6 +157,15 @@ def _run(words: Sequence[str]) -> int:
         )
         return EXIT_USAGE
     return run.run(args, words)
+
+
+def _probe(*, as_json: bool) -> int:
+    try:
+        found = mlx5_probe.collect()
+    except HaloxError as error:
+        found = {"works": False, "why_not": str(error)}
+    print(report.as_json(found) if as_json else report.as_text(found))
+    return 0 if found["works"] else 1
 
 
 def _info(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,16 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from halox.cli import guard
 from halox.cli.catalogue import checkout
 from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.world import load_mpi
 
 STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
 """Variable that is set for the ranks of `start`, so that these ranks do not start ranks themselves."""
-
-STANDARD_INPUT = "HALOX_STANDARD_INPUT"
-"""Variable with offset and path of rank 0's standard input, separated by a blank; the launcher does not forward it."""
 
 FABRICS = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
 """Linux folders that list the adapters of fast networks: InfiniBand, RoCE, EFA and Omni-Path, and Slingshot."""
@@ -155,17 +150,6 @@ def python_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def started_ranks() -> int | None:
-    """Return the number of ranks that `start` started, or None; raise `HaloxError` for an invalid number."""
-    text = os.environ.get(STARTED_BY_HALOX, "")
-    if text and not (text.isdecimal() and int(text[:9])):
-        raise HaloxError(
-            f"{STARTED_BY_HALOX}={text!r}: expected a number of ranks; halox sets it itself, for ranks that it starts: "
-            "unset it"
-        )
-    return int(text) if text else None
-
-
 def wrong_size(wanted: int, size: int, name: str) -> str:
     """Return the error text for ``-n`` inside a launcher that has started another number of ranks."""
     return (
@@ -193,55 +177,43 @@ def fitting() -> Launcher:
     return found
 
 
-def command(launcher: Launcher, ranks: int, python_arguments: Sequence[str]) -> list[str]:
+def python(arguments: Sequence[str], *, safe_path: bool = False) -> list[str]:
+    """Return the command line of one rank, with mpi4py's runner, which ends all ranks if an exception ends one rank.
+
+    ``safe_path`` keeps the current folder out of ``sys.path``; not for scripts, since the runner replaces this entry by
+    the folder of the script.
+    """
+    return [sys.executable, *(["-P"] if safe_path else []), "-m", "mpi4py", *arguments]
+
+
+def command(
+    launcher: Launcher, ranks: int, arguments: Sequence[str], *, safe_path: bool | None = None
+) -> list[str]:
     """Return the command line that runs Python with these arguments on each of ``ranks`` ranks.
 
-    mpi4py's runner ends all ranks after an exception on one rank.
+    ``safe_path`` is that of `python`, by default true for a module.
     """
-    # -P prevents imports from the current directory. A script does not need -P: mpi4py's runner replaces the entry of
-    # the current directory by the script's folder, and with -P it would overwrite another entry.
-    safe_path = ["-P"] if python_arguments[0] == "-m" else []
-    python = [sys.executable, *safe_path, "-m", "mpi4py"]
-    return [launcher.path, "-n", str(ranks), *python, *python_arguments]
+    is_safe = arguments[0] == "-m" if safe_path is None else safe_path
+    return [launcher.path, "-n", str(ranks), *_with_parent(), *python(arguments, safe_path=is_safe)]
 
 
-def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
-    """Become the launcher that runs ``halox ARGUMENTS`` on ``ranks`` ranks of this machine; raises errors of `fitting`.
+def _with_parent() -> list[str]:
+    """Return the words before a command that make the kernel kill it when its parent ends; empty without ``setpriv``.
 
-    The launcher replaces this process, including its output, signals and exit status.
+    If the launcher of Open MPI is killed by SIGKILL, its ranks would continue otherwise.
     """
-    launch(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
-
-
-def keep_input() -> dict[str, str]:
-    """Keep standard input open for rank 0, and return the environment variable with its offset and path.
-
-    This process becomes the launcher next. Rank 0 reads the input itself, since Open MPI 5 does not forward the end of
-    the input, and MPICH fails if a rank reads slowly. Terminals are an exception: ranks may not read from a terminal,
-    so the launcher forwards its input.
-    """
+    words = ["setpriv", "--pdeathsig", "KILL"]
     try:
-        kind = os.fstat(0).st_mode
-        if os.isatty(0) or stat.S_ISSOCK(kind) or not os.path.exists("/proc/self/fd"):
-            return {}
-        offset = os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(kind) else 0
-        kept = os.dup(0)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-    except OSError:  # closed
-        return {}
-    os.set_inheritable(kept, True)
-    os.dup2(nothing, 0)
-    return {STANDARD_INPUT: f"{offset} /proc/{os.getpid()}/fd/{kept}"}
+        subprocess.run([*words, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return words
 
 
-def launch(line: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a launcher; its ranks end soon after the launcher, even if it is killed."""
-    guard.start()
-    become(line, environ)
+def start(ranks: int, arguments: Sequence[str], *, safe_path: bool = False) -> NoReturn:
+    """Become the launcher that runs Python on ``ranks`` ranks of this machine; raises the errors of `fitting`.
 
-
-def become(line: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a command."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(line[0], list(line), environ)
+    The launcher replaces this process. So standard streams, signals and the exit status are those of the launcher.
+    """
+    line = command(fitting(), ranks, arguments, safe_path=safe_path)
+    os.execve(line[0], line, environment(ranks))

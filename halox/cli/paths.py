@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import halox
 from halox import datatypes
@@ -18,31 +19,8 @@ if TYPE_CHECKING:
 MESSAGE_BYTES = 64 << 10
 _PAIRS_SHOWN = 6
 
-
 Hop = tuple[int, int, Route]
 """Sender, receiver, and the route between them."""
-
-
-class Reason(TypedDict):
-    """Reason for or against a path, with the pairs of ranks."""
-
-    path: str
-    why: str
-    pairs: list[tuple[int, int]]
-
-
-class Figures(TypedDict):
-    """Matrix and reasons as plain values.
-
-    ``matrix[sender][receiver]`` is "path/protocol", None for pairs without a hop.
-    """
-
-    ranks: int
-    message: str
-    matrix: list[list[str | None]]
-    predicted_us: list[list[float | None]]
-    why: list[Reason]
-    not_possible: list[Reason]
 
 
 def show(comm: MPI.Intracomm, *, as_json: bool) -> int:
@@ -79,35 +57,31 @@ def collect(comm: MPI.Intracomm) -> list[Hop] | None:
     return None if gathered is None else [hop for hops in gathered for hop in hops]
 
 
-def figures_of(ranks: int, hops: Iterable[Hop]) -> Figures:
-    """Return the matrix and the reasons."""
+def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
+    """Return the matrix, and the reasons for and against paths, each with its pairs of ranks.
+
+    ``matrix[sender][receiver]`` is "path/protocol", None for pairs without a hop.
+    """
     matrix: list[list[str | None]] = [[None] * ranks for _ in range(ranks)]
     predicted: list[list[float | None]] = [[None] * ranks for _ in range(ranks)]
-    why: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    refused: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    why: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    refused: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for sender, receiver, route in sorted(hops, key=lambda hop: hop[:2]):
         name, pair = f"{route.path}/{route.protocol}", (sender, receiver)
         matrix[sender][receiver], predicted[sender][receiver] = name, route.predicted_us
-        why.setdefault((name, route.reason), []).append(pair)
-        for path, reason in route.why_not.items():
-            refused.setdefault((path, reason), []).append(pair)
-
-    def listed(found: Mapping[tuple[str, str], list[tuple[int, int]]]) -> list[Reason]:
-        return [
+        why[name, route.reason].append(pair)
+        for refusal in route.why_not.items():
+            refused[refusal].append(pair)
+    message = f"{MESSAGE_BYTES} bytes in one run, of an array that halox has not allocated"
+    figures = {"ranks": ranks, "message": message, "matrix": matrix, "predicted_us": predicted}
+    for title, found in (("why", why), ("not_possible", refused)):
+        figures[title] = [
             {"path": path, "why": reason, "pairs": pairs} for (path, reason), pairs in found.items()
         ]
-
-    return {
-        "ranks": ranks,
-        "message": f"{MESSAGE_BYTES} bytes in one run, of an array that halox has not allocated",
-        "matrix": matrix,
-        "predicted_us": predicted,
-        "why": listed(why),
-        "not_possible": listed(refused),
-    }
+    return figures
 
 
-def as_text(figures: Figures) -> str:
+def as_text(figures: dict[str, Any]) -> str:
     """Return the figures as text: the matrix with one row per sender, and the reasons below."""
     rows = [
         {"from \\ to": str(sender)} | {str(to): cell or "-" for to, cell in enumerate(row)}
@@ -115,10 +89,10 @@ def as_text(figures: Figures) -> str:
     ]
     lines = [f"ranks: {figures['ranks']}", f"message: {figures['message']}", ""]
     lines += report.table(rows)
-    for title, entries in (("why", figures["why"]), ("not possible", figures["not_possible"])):
-        if entries:
-            lines += ["", f"{title}:"]
-            lines += [f"  {e['path']}: {e['why']} ({_pairs(e['pairs'])})" for e in entries]
+    for title in ("why", "not_possible"):
+        if figures[title]:
+            lines += ["", f"{title.replace('_', ' ')}:"]
+            lines += [f"  {e['path']}: {e['why']} ({_pairs(e['pairs'])})" for e in figures[title]]
     return "\n".join(lines)
 
 

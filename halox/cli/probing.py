@@ -121,23 +121,13 @@ def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, Pro
 
 
 def tuned(memory: str) -> list[tuple[str, str]]:
-    """Return paths and protocols that ``halox tune`` measures, for memory "gpu" (and within a rank) or "host"."""
+    """Return the measured paths and protocols, for memory "gpu" (and within a rank) or "host"."""
     return [
         (path.name, protocol.name)
         for path in PATHS.values()
         for protocol in path.protocols
         if path.is_tuned and protocol.is_tuned
         if memory == ("gpu" if path.to_self else protocol.memory or path.memory)
-    ]
-
-
-def on_hosts() -> list[tuple[str, str]]:
-    """Return the paths and protocols of NumPy arrays within a node, which have no cost constants."""
-    return [
-        (path.name, protocol.name)
-        for path in PATHS.values()
-        for protocol in path.protocols
-        if (protocol.memory or path.memory) == "host" and protocol.reach == "node"
     ]
 
 
@@ -163,27 +153,25 @@ class Prober:
 
     def __call__(self, path: str, protocol: str, point: Point) -> Sample:
         """Measure a protocol at a point; collective."""
-        wanted = f"{path}/{protocol}"
-        if _protocol(wanted).in_field:
-            return self.in_fields(wanted, point)[0]
-        return self.typed(wanted, point)[0]
+        measure = self._in_fields if _protocol(f"{path}/{protocol}").in_field else self._typed
+        return measure(f"{path}/{protocol}", point)
 
-    def typed(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
-        """Measure typed messages between partners; also return the path and protocol of the messages."""
-        reach = "node" if wanted is None else _protocol(wanted).reach
+    def _typed(self, wanted: str, point: Point) -> Sample:
+        """Measure typed messages between partners."""
+        reach = _protocol(wanted).reach
         partner = {"self": self.comm.rank, "node": self.near, "nodes": self.far}[reach]
-        if reach == "self":
-            wanted = None  # messages of a rank to itself have no selectable path
         sends, receives = self.world.guarded(
             lambda: self._messages(point, partner), "the allocation of arrays"
         )
-        with halox.Exchange(sends, receives, comm=self.comm, path=wanted) as exchange:
-            taken = self._taken(exchange.explain(), wanted)
+        # Messages of a rank to itself have no selectable path.
+        path = None if reach == "self" else wanted
+        with halox.Exchange(sends, receives, comm=self.comm, path=path) as exchange:
+            self._check(exchange.explain(), path)
             us = self._time(exchange)
-        return Sample(point.nbytes, point.run_bytes, point.messages, us), taken
+        return Sample(point.nbytes, point.run_bytes, point.messages, us)
 
-    def in_fields(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
-        """Measure the halos of a grid's field, with ranks in a row; also return the path and protocol of the messages.
+    def _in_fields(self, wanted: str, point: Point) -> Sample:
+        """Measure the halos of a grid's field, with ranks in a row.
 
         The row is not periodic, so that two ranks send one message each. With more ranks, inner ranks send two.
         """
@@ -202,12 +190,12 @@ class Prober:
             path=wanted,
         ) as grid:
             plan = grid.plan(grid.zeros("f8"))
-            taken = self._taken(plan.explain(), wanted)
+            self._check(plan.explain(), wanted)
             most = self.world.mpi.MAX
             nbytes = self.world.comm.allreduce(plan.bytes_sent, op=most)
             messages = self.world.comm.allreduce(plan.messages_sent, op=most)
             us = self._time(plan)
-        return Sample(nbytes, point.run_bytes, messages, us), taken
+        return Sample(nbytes, point.run_bytes, messages, us)
 
     def _messages(
         self, point: Point, partner: int | None
@@ -227,13 +215,12 @@ class Prober:
                 receives.append(halox.Recv(xp.zeros(count * stride), datatype, partner, tag=tag))
         return sends, receives
 
-    def _taken(self, report: halox.Report, wanted: str | None) -> str:
-        """Return the path and protocol of the messages; raise on all ranks if these are not ``wanted``."""
+    def _check(self, report: halox.Report, wanted: str | None) -> None:
+        """Raise on all ranks if messages take another path and protocol than ``wanted``."""
         mine = {f"{row.path}/{row.protocol}" for row in report.rows}
         taken = sorted(set().union(*self.world.comm.allgather(mine)))
         if wanted is not None and taken != [wanted]:
             raise HaloxError(f"messages went by {', '.join(taken)} instead")
-        return ", ".join(taken)
 
     def _time(self, call: Callable[[], None]) -> float:
         once = exchange_us(self.world, call, _FEWEST_REPEATS, self.device, rows=1)

@@ -12,7 +12,7 @@ _MIN_INTERVAL_S = 0.2
 
 def announce_terminal() -> None:
     """Tell ranks started by this process that stderr is a terminal; for the ranks stderr is a pipe."""
-    if sys.stderr.isatty():
+    if os.isatty(2):
         os.environ[_TERMINAL] = "1"
 
 
@@ -20,12 +20,12 @@ class TerminalProgress:
     """Progress line on rank 0's stderr; silent unless stderr is a terminal."""
 
     def __init__(self, rank: int) -> None:
-        self._shown = rank == 0 and (sys.stderr.isatty() or os.environ.get(_TERMINAL) == "1")
+        self._shown = rank == 0 and (os.isatty(2) or os.environ.get(_TERMINAL) == "1")
         self._last = 0.0
         self._width = 0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show the title ``what`` with ``done`` of ``total``; skip calls that follow too soon."""
+        """Show a title with ``done`` of ``total``; skip calls that follow too soon."""
         now = time.monotonic()
         if not self._shown or now - self._last < _MIN_INTERVAL_S:
             return

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halox.cli import catalogue, drawing, launcher, report, runner, script
+from halox.cli import catalogue, launcher, report, script, view
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.runtime.world import load_mpi
@@ -19,7 +20,10 @@ from halox.tables import text_table
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_CMAP = "viridis"
+EXIT_ERROR = 2
+"""Exit status if all ranks raise the same error of halox."""
+
+_ALL_FAIL_S = 2.0
 
 
 def show_list(*, as_json: bool) -> None:
@@ -46,12 +50,12 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> M
     and the errors of `launcher.fitting`.
     """
     present = launcher.running_ranks()
-    started = launcher.started_ranks()
+    started = os.environ.get(launcher.STARTED_BY_HALOX)
     if present is None and started is None and asked is not None and asked > 1:
-        launcher.start(asked, words)
+        launcher.start(asked, ["-m", "halox", *words], safe_path=True)
     os.environ.update(launcher.mpi_defaults())
     comm: MPI.Intracomm = load_mpi().COMM_WORLD
-    if started is not None and started != comm.size:
+    if started is not None and started != str(comm.size):
         raise HaloxError(_wrong_library(started, comm.size))
     if started is None and asked is not None and asked != comm.size:
         raise HaloxError(launcher.wrong_size(asked, comm.size, name))
@@ -68,20 +72,31 @@ def together(comm: MPI.Intracomm, work: Callable[[], int], name: str = "halox ru
     except Exception as error:
         if comm.size == 1:
             raise
-        if isinstance(error, HaloxError) and runner.all_arrive(comm):
-            if comm.rank == 0:
-                print(f"{name}: {error}", file=sys.stderr, flush=True)
-            load_mpi().Finalize()
-            return 2
-        runner.abort(comm, runner.ending_of(error), name)
-        raise
+        if not (isinstance(error, HaloxError) and _all_arrive(comm)):
+            # A surrounding launcher may run halox without mpi4py's runner, which does the same.
+            from mpi4py.run import set_abort_status
+
+            set_abort_status(1)
+            raise
+        if comm.rank == 0:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+        status = EXIT_ERROR
     if status and comm.size > 1:
         # Finalize MPI, else the launcher reports the nonzero status as a crash.
         load_mpi().Finalize()
     return status
 
 
-def _wrong_library(wanted: int, size: int) -> str:
+def _all_arrive(comm: MPI.Intracomm) -> bool:
+    """Whether all ranks call this within `_ALL_FAIL_S`; errors of halox are designed to be raised on all ranks."""
+    arrived = comm.Ibarrier()
+    end = time.monotonic() + _ALL_FAIL_S
+    while not (is_complete := bool(arrived.Test())) and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_complete
+
+
+def _wrong_library(wanted: str, size: int) -> str:
     return (
         f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
         "belongs to another MPI library than the one that mpi4py loads; `halox info` shows "
@@ -116,8 +131,9 @@ def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
 
 def _check_picture(path: Path) -> None:
     """Raise HaloxError before the run if its picture cannot be drawn; the same on all ranks of a node."""
-    drawing.check_name(path, ".png")
-    drawing.check(_CMAP, "--png")
+    view.check_packages("--png", "matplotlib")
+    if path.suffix != ".png":
+        raise HaloxError(f"--png: expected the name of a file that ends in .png, got {path}")
     if not path.absolute().parent.is_dir():
         raise HaloxError(f"--png {path}: there is no such folder")
 
@@ -129,20 +145,16 @@ def draw(picture: Mapping[str, Any], path: Path) -> None:
     ``blocks``, the sizes of the blocks along each axis; ``ranks``, the rank of each block by its coordinates; ``what``
     and ``where``, the names of the values and of the run; and ``log``, if colours are logarithmic.
     """
-    values, blocks = picture["values"], picture["blocks"]
-    starts = [[0, *accumulate(sizes[:-1])] for sizes in blocks]
-    steps = drawing.steps_of(values.shape)
-    frame = drawing.Frame(
-        values[tuple(slice(None, None, step) for step in steps)],
-        picture["what"],
-        picture["where"],
+    starts = [[0, *accumulate(sizes[:-1])] for sizes in picture["blocks"]]
+    frame = view.Frame(
+        picture["values"],
+        f"{picture['what']}\n{picture['where']}",
         picture["dims"],
-        steps,
-        tuple(tuple(first[1:]) for first in starts),
-        tuple((starts[0][i], starts[1][j], f"rank {r}") for (i, j), r in picture["ranks"].items()),
+        picture["values"].shape,
+        picture["blocks"],
+        [(starts[0][i], starts[1][j], f"rank {r}") for (i, j), r in picture["ranks"].items()],
     )
-    log = bool(picture.get("log"))
-    drawing.draw([frame], path, _CMAP, drawing.limits_of([frame], log=log), log=log)
+    view.draw([frame], path, bool(picture.get("log")))
 
 
 def _show(figures: Mapping[str, object], *, as_json: bool) -> bool:

@@ -30,10 +30,7 @@ NAME = "halox tune"
 LIMIT_S = 45.0
 """Limit for measuring, in seconds; the last exchange and the fit take additional time."""
 
-_MOST_HOST_BYTES = 1 << 20
-_LEAST_NAMED_RUN = 128
-"""Minimum bytes of a run for comparing protocols of NumPy arrays; shorter runs are always packed."""
-_HOST_NOTE = (
+_NO_GPU = (
     "nothing to tune and nothing written: these ranks have no GPU, and NumPy arrays follow fixed rules "
     "(docs: Choosing and tuning paths)"
 )
@@ -87,10 +84,9 @@ def _tune(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
         prober = probing.Prober(world, comm, device, near, far)
         begin = time.monotonic()
         protocols = probing.tuned("host" if device is None else "gpu")
+        figures: dict[str, Any] = {"ranks": world.size, "file": None, "note": _NO_GPU}
         if protocols:
             figures = _tuned_figures(prober, progress, protocols, write=not args.dry_run)
-        else:
-            figures = _host_figures(prober, progress)
         progress.clear()
         if comm.rank == 0:
             figures["seconds"] = round(time.monotonic() - begin, 1)
@@ -181,48 +177,6 @@ def rows_of(
                 }
             )
     return rows
-
-
-def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[str, object]:
-    """Measure NumPy arrays by the protocols that halox chooses, and by every possible protocol; collective."""
-    points = [point for point in probing.POINTS if point.nbytes <= _MOST_HOST_BYTES]
-    rows = []
-    for number, point in enumerate(points):
-        progress("measuring NumPy arrays", number, len(points))
-        found = [("own arrays", *prober.typed(None, point))]
-        if point.messages == 1:
-            found.append(("a grid's field", *prober.in_fields(None, point)))
-        rows += [_host_row(arrays, taken, sample) for arrays, sample, taken in found]
-    longer = [point for point in points if point.run_bytes >= _LEAST_NAMED_RUN]
-    named = probing.campaign(
-        prober, probing.on_hosts(), longer, progress, probing.until(prober.world, LIMIT_S)
-    )
-    rows += [
-        _host_row("asked for by name", name, sample)
-        for name, samples in named.samples.items()
-        for sample in samples
-    ]
-    rows.sort(key=lambda r: (r["arrays"], r["protocol"], r["run_bytes"], r["bytes"]))
-    return {
-        "ranks": prober.world.size,
-        "gpu": None,
-        "file": None,
-        "cut_short": named.cut_short,
-        "rows": rows,
-        "not_measured": named.refused,
-        "note": _HOST_NOTE,
-    }
-
-
-def _host_row(arrays: str, protocol: str, sample: Sample) -> dict[str, Any]:
-    return {
-        "arrays": arrays,
-        "protocol": protocol,
-        "bytes": sample.nbytes,
-        "run_bytes": sample.run_bytes,
-        "messages": sample.messages,
-        "us": round(sample.us, 2),
-    }
 
 
 def _for_people(figures: Mapping[str, object]) -> dict[str, object]:

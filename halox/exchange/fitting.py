@@ -1,4 +1,4 @@
-"""Cost constants of a protocol from measured times: non-negative least squares, robust against outliers."""
+"""Cost constants of a protocol from measured times, by least squares of relative errors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Sample:
 def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
     """Return the constants with the best fit; None if the samples leave a constant undetermined.
 
-    Not collective. Minimises the sum of relative errors, by least squares with weights that each round computes
-    from the errors. So an error of 5 us in 50 weighs as much as an error of 0.5 us in 5, and an outlier has little
+    Not collective. Minimises the sum of relative errors, by least squares with weights that each round computes from
+    the errors. So an error of 5 us in 50 weighs as much as an error of 0.5 us in 5, and an outlier has little
     influence. Constants are never negative, and longer runs are never slower: the unknowns are the latency, the time
     per message, the time per byte of the longest runs, and for each shorter length the additional time per byte.
     """
@@ -43,24 +43,34 @@ def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
     if not used:
         return None
     matrix = np.array([_row(sample) for sample in used])
-    # Scale the unknowns to similar size: bytes are many, messages few.
-    scale = np.abs(matrix).max(axis=0)
-    measured = np.array([sample.us for sample in used])
-    present = scale > 0
     # If all exchanges have equally many messages, the time per message cannot be told from the latency.
-    present[1] = np.ptp(matrix[:, 1]) > 0
-    if not present[[0, *range(2, len(scale))]].all():
+    tells_messages = np.ptp(matrix[:, 1]) > 0
+    matrix[:, 1] *= tells_messages
+    # Bytes are many, messages few: scale the unknowns to similar size. Divide by the times for relative errors.
+    scale = np.maximum(matrix.max(axis=0), 1)
+    matrix = matrix / scale / np.array([[sample.us] for sample in used])
+    if np.linalg.matrix_rank(matrix) < matrix.shape[1] - (not tells_messages):
         return None
-    columns = matrix[:, present] / scale[present] / measured[:, None]
-    if np.linalg.matrix_rank(columns) < columns.shape[1]:
-        return None
-    found = np.zeros(len(scale))
-    found[present] = _least_absolute(columns, np.ones(len(used))) / scale[present]
+    weights = np.ones(len(used))
+    for _ in range(_ROUNDS):
+        found = _non_negative(matrix * weights[:, None], weights)
+        weights = 1 / np.sqrt(np.maximum(np.abs(matrix @ found - 1), 1e-6))
+    found /= scale
     per_byte = np.cumsum(found[:1:-1])[::-1]  # from the longest runs to the shortest
-    speeds = [
-        min(FASTEST_GB_PER_S, 1e-3 / cost) if cost > 0 else FASTEST_GB_PER_S for cost in per_byte
-    ]
+    speeds = [1e-3 / max(cost, 1e-3 / FASTEST_GB_PER_S) for cost in per_byte]
     return ProtocolCost(float(found[0]), float(found[1]), tuple(float(speed) for speed in speeds))
+
+
+def _non_negative(matrix: Floats, target: Floats) -> Floats:
+    """Solve a least squares problem; unknowns that would be negative are 0."""
+    found = np.zeros(matrix.shape[1])
+    free = np.arange(len(found))
+    while True:
+        found[free] = np.linalg.lstsq(matrix[:, free], target)[0]
+        if (found >= 0).all():
+            return found
+        free = np.flatnonzero(found > 0)
+        found[:] = 0
 
 
 def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:
@@ -120,40 +130,3 @@ def _row(sample: Sample) -> list[float]:
     # The additional time of a run length applies to that length and to all shorter lengths.
     paid = [sample.nbytes * sum(weights[: i + 1]) for i in range(len(RUN_BYTES))]
     return [1.0, float(max(sample.messages - 1, 0)), *paid]
-
-
-def _least_absolute(matrix: Floats, target: Floats) -> Floats:
-    """Minimise the sum of ``|matrix @ x - target|`` over x >= 0, by least squares with renewed weights."""
-    weights = np.ones(len(target))
-    found = np.zeros(matrix.shape[1])
-    for _ in range(_ROUNDS):
-        root = np.sqrt(weights)
-        found = _non_negative(matrix * root[:, None], target * root)
-        weights = 1.0 / np.maximum(np.abs(matrix @ found - target), 1e-6)
-    return found
-
-
-def _non_negative(matrix: Floats, target: Floats) -> Floats:
-    """Solve the least squares problem with x >= 0 (Lawson and Hanson 1974, algorithm NNLS)."""
-    size = matrix.shape[1]
-    free = np.zeros(size, bool)
-    x = np.zeros(size)
-    tolerance = 1e-12 * max(float(np.abs(matrix.T @ target).max()), 1e-300)
-    for _ in range(10 * size):
-        gradient = matrix.T @ (target - matrix @ x)
-        if free.all() or (gradient[~free] <= tolerance).all():
-            break
-        free[np.argmax(np.where(free, -np.inf, gradient))] = True
-        while free.any():
-            trial = np.zeros(size)
-            trial[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-            negative = free & (trial <= 0)
-            if not negative.any():
-                break
-            # Go towards the trial point, only so far that all unknowns stay non-negative.
-            step = float(np.min(x[negative] / np.maximum(x[negative] - trial[negative], 1e-300)))
-            x = x + step * (trial - x)
-            free &= x > 1e-15
-            x[~free] = 0.0
-        x = np.where(free, trial, 0.0)
-    return x

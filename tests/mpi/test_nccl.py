@@ -429,7 +429,7 @@ def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI
 def test_a_communicator_is_of_the_same_gpus(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
 ) -> None:
-    """If one rank returns to its first GPU, all ranks make a new communicator, although this rank has an old one."""
+    """All ranks make a new communicator after one rank has returned to its first GPU, although this rank has an old one."""
     _, nccl = gpu
     world = World(comm)
     for second in (0, 1, 0):
@@ -443,7 +443,7 @@ def test_a_communicator_is_of_the_same_gpus(
 
 @apart
 def test_ranks_with_arrays_on_the_host(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
-    """If one message is between a GPU and the host, no message of the plan takes NCCL."""
+    """A single message between a GPU and the host excludes NCCL for all messages of the plan."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     made: Any = [np.full(8, comm.rank, "f8"), np.zeros(8)]
     if comm.rank == 0:

@@ -200,7 +200,7 @@ def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 def test_without_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If /dev/shm is full, the requested path is taken with another protocol."""
+    """With a full /dev/shm, the requested path is taken with another protocol."""
     monkeypatch.setattr(shared_memory, "create", no_shared_memory)
     with grid_of(comm.Dup(), path="host") as grid:  # a new communicator, without shared memory yet
         rows = [r for r in grid.plan(grid.zeros()).explain().rows if r.peer != comm.rank]

@@ -141,7 +141,7 @@ def test_order_and_results(rig: Rig, in_place: bool, comm: MPI.Intracomm) -> Non
 
 
 def test_every_wait_is_needed(rig: Rig, comm: MPI.Intracomm) -> None:
-    """If any single wait is omitted, the check detects a race."""
+    """The check detects a race after the omission of any single wait."""
     for epoch in range(EPOCHS):
         rig.step(epoch)
     logs = rig.logs()

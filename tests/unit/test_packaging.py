@@ -48,7 +48,7 @@ def test_the_oldest_versions_are_those_that_are_tested() -> None:
     tests = [line for line in PROJECT["dependency-groups"]["test"] if isinstance(line, str)]
     asked = {line for line in tests if line.startswith("pytest")}
     asked.update(PROJECT["project"]["dependencies"])
-    for extra in ("xarray", "io", "fft", "plot"):
+    for extra in ("xarray", "io", "fft", "plot", "view"):
         lines = PROJECT["project"]["optional-dependencies"][extra]
         assert set(lines) <= set(tests)
         asked.update(lines)

@@ -1,4 +1,4 @@
-"""``halox probe mlx5`` with a stand-in for an adapter, without an adapter, and with a faulty one."""
+"""``halox probe mlx5``: with a simulated adapter, without an adapter, and with an adapter that writes wrong bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from halox.cli import main, probe
+from halox.cli import main
+from halox.paths.scatter_gather import mlx5_probe as probe
 from tests import support
 from tests.unit import fake_verbs
 from tests.unit.fake_driver import fake_driver
@@ -40,7 +41,7 @@ def test_an_adapter_that_works(
 
 
 class Memory:
-    """A CuPy array in memory that the stand-in driver exports."""
+    """A CuPy array, in memory that the simulated driver exports."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.size, self.nbytes = values, values.size, values.nbytes
@@ -60,8 +61,8 @@ def test_memory_of_a_gpu(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """The adapter writes and reads memory that starts within a page; if it cannot, the probe prints the reason."""
-    support.require("nvrtc")  # the bindings belong to the same package
+    """The adapter writes and reads it, not from the begin of a page; otherwise the output has the reason."""
+    support.require("nvrtc")  # comes with the bindings of the driver
     support.require("cxx")
     fake_verbs.install(monkeypatch)
     with fake_driver() as driver:
@@ -71,7 +72,7 @@ def test_memory_of_a_gpu(
             path.write_bytes(bytes([value]) * nbytes)
             with path.open("r+b") as file:
                 found = np.frombuffer(mmap.mmap(file.fileno(), 0), dtype)
-            if broken == "bytes":  # export another file than the memory
+            if broken == "bytes":  # not the exported bytes
                 path = tmp_path / "other"
                 path.write_bytes(bytes(nbytes))
             driver.files.append((found.ctypes.data, nbytes, str(path)))
@@ -98,7 +99,7 @@ def test_memory_of_a_gpu(
     )
 
 
-def test_a_machine_without_one(
+def test_a_machine_without_an_adapter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyverbs", None)
@@ -113,7 +114,7 @@ def test_a_machine_without_one(
     }
 
 
-def test_an_adapter_that_writes_other_bytes(
+def test_an_adapter_that_writes_wrong_bytes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_verbs.install(monkeypatch)

@@ -1,6 +1,6 @@
-"""``halox probe mlx5``: whether a network adapter can carry ``scatter_gather/mlx5_umr``, and how fast.
+"""Trial of a network adapter for ``scatter_gather/mlx5_umr``, and its times; ``halox probe mlx5`` prints them.
 
-The probe writes between two connections of this process, with the same keys as the path, and checks the bytes.
+The trial writes between two connections of this process, with the same keys as the path, and checks the bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from statistics import median
 import numpy as np
 
 from halox import datatypes as dt
-from halox.cli import report
-from halox.errors import HaloxError, PathError
+from halox.errors import PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.keys import KeyPool
 from halox.paths.scatter_gather.mlx5_umr import ENTRIES, MOST_STRIDE, MappedKey, Mlx5Umr
@@ -38,16 +37,6 @@ _CASES = (
     ("contiguous", 1, 4 << 20, 4 << 20),
 )
 """Kind of key; blocks, bytes of each, and bytes from one to the next."""
-
-
-def show(*, as_json: bool) -> int:
-    """Print the result of `collect`, and return the exit status: 0 if everything works, else 1."""
-    try:
-        found = collect()
-    except HaloxError as error:
-        found = {"works": False, "why_not": str(error)}
-    print(report.as_json(found) if as_json else report.as_text(found))
-    return 0 if found["works"] else 1
 
 
 def collect() -> dict[str, object]:
