@@ -92,8 +92,9 @@ def check_packages(name: str, *packages: str) -> None:
         try:
             import_module(package)
         except ImportError as error:
-            why = f"{name} needs {package} ({error}): pip install {package}"
-            raise MissingPackageError(why) from error
+            raise MissingPackageError(
+                f"{name} needs {package} ({error}): pip install matplotlib xarray zarr"
+            ) from error
 
 
 def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:

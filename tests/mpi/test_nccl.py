@@ -429,7 +429,7 @@ def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI
 def test_a_communicator_is_of_the_same_gpus(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
 ) -> None:
-    """All ranks make a new communicator after one rank has returned to its first GPU, although this rank has an old one."""
+    """All ranks make a new communicator after one rank has returned to its first GPU, with its old one still there."""
     _, nccl = gpu
     world = World(comm)
     for second in (0, 1, 0):
