@@ -169,7 +169,7 @@ class Exchange(Closing):
 
     def __repr__(self) -> str:
         """Return the arrays, message counts and state of the exchange."""
-        return f"<halox.Exchange of {self._plan._summary()}>"
+        return repr(self._plan).replace("halox.Plan", "halox.Exchange", 1)
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""

@@ -186,6 +186,46 @@ def test_nothing_imports_the_benchmarks(folder: str) -> None:
     assert named == ({"halox/cli/catalogue.py"} if folder == "halox" else set())
 
 
+OUTSIDE = {"_replace", "_SubParsersAction"}
+"""Documented names of the standard library that begin with an underscore."""
+
+
+def private_names(tree: ast.AST) -> list[str]:
+    """Return the private attributes, and private names of other modules, that a module reaches for.
+
+    The attributes of the module's own classes do not count.
+    """
+    own = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
+    }
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, definitions)}
+    own |= {ast.unparse(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
+    reached = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr not in own | OUTSIDE:
+            reached += [ast.unparse(node)] if is_private(node.attr) else []
+        elif isinstance(node, ast.ImportFrom) and in_package(node.module or "", "halox"):
+            reached += [alias.name for alias in node.names if is_private(alias.name)]
+    return reached
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@pytest.mark.parametrize("path", files_under("halox"), ids=module_name)
+def test_no_module_reaches_into_objects_of_others(path: Path) -> None:
+    assert private_names(ast.parse(path.read_text(encoding="utf-8"))) in ([], ["_version"])
+
+
+def test_private_names_are_found() -> None:
+    source = "from halox.grid import _Kept\nclass A:\n    def f(self, b):\n        return b._x + self._y + b._y\n"
+    assert private_names(ast.parse(source)) == ["_Kept", "b._x"]
+
+
 def test_datatypes_and_decomposition_need_no_mpi_to_import() -> None:
     for path in files_under("halox/datatypes") + files_under("halox/decomposition"):
         eager = [name for name in runs_at_import(path) if in_package(name, "mpi4py")]
