@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from halox import datatypes, errors
 from halox._version import __version__
-from halox.collectives.allreduce import Allreduce
 from halox.errors import HaloxError
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
-from halox.exchange.typed import Exchange, Recv, Send
-from halox.fft import FFT
 from halox.grid import Grid
-from halox.packing.pack import BOTTOM, Choice, pack, packing_method, unpack
-from halox.transpose import Transpose
+
+if TYPE_CHECKING:
+    from halox.collectives.allreduce import Allreduce
+    from halox.exchange.typed import Exchange, Recv, Send
+    from halox.fft import FFT
+    from halox.packing.pack import BOTTOM, Choice, pack, packing_method, unpack
+    from halox.transpose import Transpose
 
 __all__ = [
     "BOTTOM",
@@ -34,3 +39,25 @@ __all__ = [
     "packing_method",
     "unpack",
 ]
+
+_MODULES = {
+    "Allreduce": "halox.collectives.allreduce",
+    "FFT": "halox.fft",
+    "Transpose": "halox.transpose",
+    **dict.fromkeys(("Exchange", "Recv", "Send"), "halox.exchange.typed"),
+    **dict.fromkeys(("BOTTOM", "Choice", "pack", "packing_method", "unpack"), "halox.packing.pack"),
+}
+"""Modules of the names that are imported at their first use."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a name at its first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the names of the package, with those that are not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import numpy.typing as npt
 
-from halox.checkpoint.arguments import Progress
-from halox.checkpoint.calls import LoadOptions, SaveOptions, load, save
-from halox.checkpoint.loading import Loaded
-from halox.collectives.device.device_fields import DeviceReductions
 from halox.collectives.host.host_fields import HostReductions
 from halox.decomposition import PARITIES, FieldLayout
 from halox.domain import Domain, FieldOptions, GridOptions
@@ -30,8 +26,6 @@ from halox.exchange.halo import halo_draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
-from halox.gathering.gather import gather
-from halox.gathering.scatter import scatter
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, one_thread
@@ -41,6 +35,9 @@ from halox.values import as_bool, check_bool
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from halox.checkpoint.arguments import Progress
+    from halox.checkpoint.loading import Loaded
+    from halox.collectives.device.device_fields import DeviceReductions
     from halox.decomposition.normalise import HaloLike
 
 Declared = TypeVar("Declared")
@@ -214,6 +211,8 @@ class Grid(Closing):
         if domain.device_id is None:
             self._reductions = HostReductions(domain.context, None, self._layouts.find)
         else:
+            from halox.collectives.device.device_fields import DeviceReductions
+
             self._reductions = DeviceReductions(
                 domain.context, domain.device_id, self._layouts.find
             )
@@ -689,6 +688,8 @@ class Grid(Closing):
         Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Other ranks need 64 MiB if their
         cells are not contiguous, and memory for all of their cells if the field is on a GPU.
         """
+        from halox.gathering.gather import gather
+
         self._world.begin("gather")
         return gather(self.domain, field, root)
 
@@ -739,6 +740,8 @@ class Grid(Closing):
         ...     grid.sum(u)
         np.float64(276.0)
         """
+        from halox.gathering.scatter import scatter
+
         self._world.begin("scatter")
         return scatter(self.domain, whole, root, out, layout)
 
@@ -810,6 +813,8 @@ class Grid(Closing):
         ...     grid.sum(found["u"]), found.attrs
         (np.float64(48.0), {'step': 7})
         """
+        from halox.checkpoint.calls import SaveOptions, save
+
         options = SaveOptions(attrs, dims, coords, compressors, progress)
         save(self.domain, path, fields, named, options)
 
@@ -860,6 +865,8 @@ class Grid(Closing):
         Collective; blocks. Loaded cells have exactly the saved bits. Halos are not filled: call `exchange`. Each rank
         reads its own cells. Needs at most 256 MiB of memory per rank.
         """
+        from halox.checkpoint.calls import LoadOptions, load
+
         return load(self.domain, path, LoadOptions(into, named, names, progress))
 
     # Life
