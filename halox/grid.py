@@ -929,7 +929,7 @@ class Grid(Closing):
                 operation=operation,
                 corners=with_corners,
                 numbers=tuple([self._layouts.number(found) for found, _ in read]),
-                floats=not keep and not any(map(self._layouts.is_own, fields)),
+                relocatable=not keep and not any(map(self._layouts.is_own, fields)),
             )
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"

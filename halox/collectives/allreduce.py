@@ -133,14 +133,14 @@ class Allreduce(Closing):
             return found_shape, found_dtype, chosen, None
 
         try:
-            self.shape, self.dtype, wish, self.device_id = world.guarded(check, _MAKING)
+            self.shape, self.dtype, requested, self.device_id = world.guarded(check, _MAKING)
             self.op = op
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
             mine = {
                 "shape": self.shape,
                 "dtype": str(self.dtype),
                 "op": op,
-                "algorithm": wish,
+                "algorithm": requested,
                 "device": self.device,
             }
             world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
@@ -149,10 +149,10 @@ class Allreduce(Closing):
             # On the host a call with a plain array costs no more than a prepared call.
             self._bind: Callable[..., Launch | None] | None = None
             if self.device_id is None:
-                assert wish is not None
-                self._reduction = HostAllreduce(self._context, *what, wish)
+                assert requested is not None
+                self._reduction = HostAllreduce(self._context, *what, requested)
             else:
-                on_gpu = DeviceAllreduce(self._context, self.device_id, *what, wish)
+                on_gpu = DeviceAllreduce(self._context, self.device_id, *what, requested)
                 self._reduction, self._bind = on_gpu, on_gpu.bind
         except BaseException as error:
             self._context.close_after(error)

@@ -190,7 +190,7 @@ class PlanCache:
                 break
             self._drop(oldest)
         shared = self._shared_key_of(arrays)
-        if shared is not None and plan.floats:
+        if shared is not None and plan.relocatable:
             # `find` makes views of these arrays, too.
             self._has_shared = True
             self._drop((kind, shared[0]))

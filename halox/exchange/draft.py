@@ -32,7 +32,7 @@ class Draft:
     # For each field the meaning of its axes; empty for arrays that are not fields.
     specs: tuple[str, ...] = ()
     # Whether the plan may serve other arrays of the same layouts: then no array belongs to the grid.
-    floats: bool = False
+    relocatable: bool = False
 
     @property
     def device(self) -> int | None:
@@ -61,7 +61,7 @@ def checked(draft: Draft) -> Borrowed:
         for part in parts:
             check_bounds(draft.arrays[part.array], part.datatype, part.count)
         return draft.described
-    if draft.floats:  # every other array of the layouts has this much memory, too
+    if draft.relocatable:  # every other array of the layouts has this much memory, too
         borrowed = [found.borrowed() for found in draft.described]
     else:
         borrowed = [borrow(array) for array in draft.arrays]

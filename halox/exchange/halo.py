@@ -22,11 +22,11 @@ def halo_draft(
     operation: Operation,
     corners: bool,
     numbers: tuple[int, ...] = (),
-    floats: bool = False,
+    relocatable: bool = False,
 ) -> Draft:
     """Make the messages of a halo exchange of some fields: one per peer and direction, with all fields in it.
 
-    ``read`` has the descriptions of the arrays, each with its layout; `Draft` explains ``numbers`` and ``floats``.
+    ``read`` has the descriptions of the arrays, each with its layout; `Draft` explains ``numbers`` and ``relocatable``.
     "copy" sends owned cells into the neighbours' halos. "add" is the adjoint operation: it sends halos, adds them to
     the owners' cells and sets the sent halos to zero. With ``corners`` the regions include edges and corners, otherwise
     only faces.
@@ -65,7 +65,7 @@ def halo_draft(
         operation,
         numbers=numbers,
         specs=tuple([str(layout.spec) for _, layout in read]),
-        floats=floats,
+        relocatable=relocatable,
     )
 
 

@@ -20,7 +20,7 @@ from halox.exchange.selection import choose_route, describe_end
 from halox.paths import PATHS
 from halox.paths.base import (
     Build,
-    Carried,
+    ChannelMessages,
     EndpointInfo,
     Job,
     Key,
@@ -41,10 +41,10 @@ Routes = dict[Key, tuple[Route, EndpointInfo]]
 
 
 @dataclass(frozen=True)
-class _Said:
+class PlanRecord:
     """A rank's input to the agreement on a plan, except for its single messages; `Draft` explains the other fields."""
 
-    wish: str | None  # requested path
+    requested: str | None  # path
     on_gpu: bool
     sends: Counter[int]  # messages to each rank
     receives: Counter[int]
@@ -53,7 +53,7 @@ class _Said:
     specs: tuple[str, ...]
     closed: tuple[int, ...]  # plans that this rank has closed, and other ranks perhaps not
     plans: int  # number of the last plan that this rank has made on these ranks
-    floats: bool
+    relocatable: bool
 
 
 def make_plan(
@@ -77,23 +77,27 @@ def make_plan(
     its part or the two ends of a message do not match.
     """
     world = context.world
-    (drafted, arrays), said = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
+    (drafted, arrays), records = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
     # Above every rank's number: ranks whose calls differed may have begun different plans.
-    number = world.ranks.plans = 1 + max(one.plans for one in said)
-    _check_alike(said)
-    _check_counts(said)
+    number = world.ranks.plans = 1 + max(one.plans for one in records)
+    _check_alike(records)
+    _check_counts(records)
     if context.device_arena is not None:
         # The GPUs of all ranks were idle before the first rank returned from `prepare`.
         context.device_arena.reclaim()
-    context.leftovers.reclaim([one.closed for one in said])
+    context.leftovers.reclaim([one.closed for one in records])
     # A plan for any arrays of the layouts must not depend on the addresses of these arrays.
-    floats = all(one.floats for one in said)
+    relocatable = all(one.relocatable for one in records)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
-    choose = _chooser(context, said, leave_sms=leave_sms)
+    choose = _chooser(context, records, leave_sms=leave_sms)
     ends = {
         m.key: describe_end(
-            m, drafted.described, context, floats=floats, is_one_way=m.peer not in both_ways
+            m,
+            drafted.described,
+            context,
+            relocatable=relocatable,
+            is_one_way=m.peer not in both_ways,
         )
         for m in whole.messages
     }
@@ -111,7 +115,7 @@ def make_plan(
         world.ticker(call, number) if needs_host else None,
         guard=world.guard,
     )
-    plan.floats = floats and is_movable
+    plan.relocatable = relocatable and is_movable
     plan.hold(drafted.arrays, alive=keep)
     return plan
 
@@ -144,12 +148,12 @@ def make_domain_plan(
 
 def _prepared(
     context: Context, draft: Callable[[], Draft], path: str | None
-) -> tuple[tuple[Draft, Borrowed], _Said]:
+) -> tuple[tuple[Draft, Borrowed], PlanRecord]:
     """Return this rank's draft, its arrays in the form that paths use, and its input to the agreement.
 
     The GPU is idle on return.
     """
-    wish = requested_path(path)
+    requested = requested_path(path)
     drafted = draft()
     arrays = checked(drafted)
     if drafted.device is not None:
@@ -162,8 +166,8 @@ def _prepared(
 
         context.use_device(drafted.device)
         cupy().cuda.Device(drafted.device).synchronize()
-    said = _Said(
-        wish,
+    record = PlanRecord(
+        requested,
         drafted.device is not None,
         Counter([m.peer for m in drafted.sends]),
         Counter([m.peer for m in drafted.receives]),
@@ -172,24 +176,26 @@ def _prepared(
         drafted.specs,
         context.leftovers.closed,
         context.world.ranks.plans,
-        drafted.floats,
+        drafted.relocatable,
     )
-    return (drafted, arrays), said
+    return (drafted, arrays), record
 
 
-def _chooser(context: Context, said: Sequence[_Said], *, leave_sms: bool) -> Callable[..., Route]:
+def _chooser(
+    context: Context, records: Sequence[PlanRecord], *, leave_sms: bool
+) -> Callable[..., Route]:
     """Return `choose_route` with the inputs common to all messages; collective if any rank's arrays are on a GPU."""
-    on_gpu = any(one.on_gpu for one in said)
+    on_gpu = any(one.on_gpu for one in records)
     topology = context.find_gpus() if on_gpu else None
     costs = context.once(costs_of) if on_gpu else Costs.default()
-    named = (said[0].wish or "").partition("/")[0]
+    named = (records[0].requested or "").partition("/")[0]
     surveys = {
         name: path.survey(context, is_named=name == named)
         for name, path in PATHS.items()
         if on_gpu or path.moves("host")
     }
-    selection = SelectionContext(said[0].operation, topology, surveys, leave_sms)
-    return partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
+    selection = SelectionContext(records[0].operation, topology, surveys, leave_sms)
+    return partial(choose_route, selection=selection, costs=costs, requested=records[0].requested)
 
 
 def _report(rank: int, drafted: Draft, build: Build) -> Report:
@@ -199,15 +205,15 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
     return Report(rank, operation, names, tuple(rows))
 
 
-def _check_alike(said: Sequence[_Said]) -> None:
+def _check_alike(records: Sequence[PlanRecord]) -> None:
     """Compare the inputs that concern no single message; raises the same error on all ranks."""
-    wishes = [one.wish for one in said]
-    if len(set(wishes)) > 1:
+    requests = [one.requested for one in records]
+    if len(set(requests)) > 1:
         raise MismatchError(
-            f"the ranks ask for different paths: {wishes}; give path= and HALOX_PATH alike on all ranks"
+            f"the ranks ask for different paths: {requests}; give path= and HALOX_PATH alike on all ranks"
         )
-    first = said[0]
-    for rank, one in enumerate(said):
+    first = records[0]
+    for rank, one in enumerate(records):
         if one.operation != first.operation:
             raise MismatchError(
                 f"the ranks make different calls: rank 0 makes a plan to {first.operation} halos, rank {rank} one to "
@@ -227,11 +233,11 @@ def _check_alike(said: Sequence[_Said]) -> None:
                 )
 
 
-def _check_counts(said: Sequence[_Said]) -> None:
+def _check_counts(records: Sequence[PlanRecord]) -> None:
     """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
     errors: list[tuple[int, type[Exception], str]] = []
-    for rank, one in enumerate(said):
-        for peer, other in enumerate(said):
+    for rank, one in enumerate(records):
+        for peer, other in enumerate(records):
             if other.sends[rank] != one.receives[peer]:
                 text = (
                     f"rank {peer} sends {other.sends[rank]} message(s) to rank {rank}, which receives "
@@ -240,7 +246,7 @@ def _check_counts(said: Sequence[_Said]) -> None:
                 errors.append((rank, MismatchError, text))
                 break
     if errors:
-        raise_together(errors, len(said), None)
+        raise_together(errors, len(records), None)
 
 
 def _choose_routes(
@@ -275,7 +281,9 @@ def _choose_routes(
     return routes, None
 
 
-def _build_channels(build: Build, error: HaloxError | None) -> tuple[list[Carried], bool, bool]:
+def _build_channels(
+    build: Build, error: HaloxError | None
+) -> tuple[list[ChannelMessages], bool, bool]:
     """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
 
     Returns also whether any channel of any rank needs the host, and whether all channels can move to other arrays.
@@ -284,13 +292,13 @@ def _build_channels(build: Build, error: HaloxError | None) -> tuple[list[Carrie
     routes = [route for route, _ in build.routes.values()] if error is None else []
     used = {(route.path, route.protocol) for route in routes}
     near = {path for path, _ in used if build.messages_near(PATHS[path])}
-    said = world.gather((used, near), _MAKING, error)
-    build.near = [near for _, near in said]
-    build.protocols_used = set().union(*(used for used, _ in said))
+    records = world.gather((used, near), _MAKING, error)
+    build.near = [near for _, near in records]
+    build.protocols_used = set().union(*(used for used, _ in records))
     anywhere = {path for path, _ in build.protocols_used}
     agreed = {name: path.negotiate(build) for name, path in PATHS.items() if name in anywhere}
 
-    def build_all() -> tuple[list[Carried], tuple[bool, bool]]:
+    def build_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
         made = [
             one for name, path in PATHS.items() for one in path.channels(build, agreed.get(name))
         ]

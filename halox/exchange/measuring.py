@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from halox.errors import HaloxError
-from halox.paths.base import Carried, Channel, Key
+from halox.paths.base import Channel, ChannelMessages, Key
 from halox.runtime.world import World
 from halox.values import as_int, shown
 
@@ -24,7 +24,9 @@ _MEASURING = "the measuring of a plan"
 class Timer:
     """Measures each channel of a plan separately."""
 
-    def __init__(self, world: World, device: int | None, carried: Sequence[Carried]) -> None:
+    def __init__(
+        self, world: World, device: int | None, carried: Sequence[ChannelMessages]
+    ) -> None:
         self._world, self._device = world, device
         # Without the channels themselves: the plan drops them when it is closed.
         self._messages = [(one.name, one.messages) for one in carried]

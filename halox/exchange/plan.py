@@ -118,7 +118,7 @@ class Plan(Unique):
         # Views by the addresses of the arrays: of memory in use, and of memory that may be used again.
         self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
-        self.floats = False
+        self.relocatable = False
         self._report = report
         self._timer = timer
         self._check_open = check_open

@@ -18,10 +18,10 @@ def describe_end(
     arrays: Sequence[Described],
     context: Context,
     *,
-    floats: bool = False,
+    relocatable: bool = False,
     is_one_way: bool = False,
 ) -> EndpointInfo:
-    """Return this rank's description of its end of a message; `Path.describe` explains ``floats``."""
+    """Return this rank's description of its end of a message; `Path.describe` explains ``relocatable``."""
     world = context.world
     paths: dict[str, object] = {}
     on_host = arrays[message.parts[0].array].device is None
@@ -29,7 +29,7 @@ def describe_end(
         for name, path in PATHS.items():
             if on_host and path.memory == "gpu":
                 continue
-            found = path.describe(message, arrays, context, floats=floats)
+            found = path.describe(message, arrays, context, relocatable=relocatable)
             if found is not None:
                 paths[name] = found
     return EndpointInfo(
@@ -51,22 +51,24 @@ def choose_route(
     to_self: bool,
     selection: SelectionContext,
     costs: Costs | None = None,
-    wish: str | None = None,
+    requested: str | None = None,
 ) -> Route:
     """Choose the path of one message; both ends call this with the same arguments.
 
-    ``wish`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the reason.
+    ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the reason.
     """
     ends = MessageEnds(sender, receiver, selection)
     possible, impossible = candidates(ends, to_self=to_self)
     if to_self:
         chosen = possible[0]
         return Route(chosen.path, chosen.protocol, chosen.reason)
-    if wish is not None:
+    if requested is not None:
         there_are = ", ".join(f"{one.path}/{one.protocol}" for one in possible)
-        name, _, protocol = wish.partition("/")
+        name, _, protocol = requested.partition("/")
         others = ", ".join(f"{one.protocol} ({one.reason})" for one in possible if one.path == name)
-        possible = [one for one in possible if wish in (one.path, f"{one.path}/{one.protocol}")]
+        possible = [
+            one for one in possible if requested in (one.path, f"{one.path}/{one.protocol}")
+        ]
         if not possible:
             why = (
                 impossible.get(name)
@@ -74,7 +76,7 @@ def choose_route(
                 or f"it has no such protocol for this message, but {others}"
             )
             raise PathError(
-                f"path {wish!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "
+                f"path {requested!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {there_are}"
             )
     costs = Costs.default() if costs is None else costs

@@ -118,23 +118,23 @@ class Fields:
         mine, other = (
             grid.domain.layouts for grid in (self._grids if physical else self._grids[::-1])
         )
-        wish = f"{name} must be a field of fft.{sides[0]}"
+        expected = f"{name} must be a field of fft.{sides[0]}"
         if other.knows(array, found) and not mine.knows(array, found):
             raise FieldError(
-                f"{wish}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of fft.grid, "
+                f"{expected}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of fft.grid, "
                 f"backward the other way; make one with fft.{sides[0]}.zeros"
             )
         try:
             layout = mine.find(array)
         except (FieldError, DeviceError) as error:
-            raise type(error)(f"{wish}: {error}") from error
+            raise type(error)(f"{expected}: {error}") from error
         if any(layout.spec.staggered):
             raise FieldError(
-                f"{wish}, and is staggered: its points are not those of the cells; give a field that is not"
+                f"{expected}, and is staggered: its points are not those of the cells; give a field that is not"
             )
         if layout.spec.parity is not None:
             raise FieldError(
-                f"{wish}, and has {layout.spec.parity} cells only; give a field of all cells"
+                f"{expected}, and has {layout.spec.parity} cells only; give a field of all cells"
             )
         return layout
 

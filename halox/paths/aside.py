@@ -10,7 +10,7 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.streams import Stream, StreamOrder
 
 
-class AsideChannel(Channel):
+class StreamChannel(Channel):
     """Base of GPU channels that only launch on the host; `_enter` puts an exchange on a stream."""
 
     needs_host = False

@@ -141,7 +141,7 @@ class Channel(ABC):
         """Release resources that other ranks accessed, after all ranks have closed the channel; local."""
 
 
-class Carried(NamedTuple):
+class ChannelMessages(NamedTuple):
     """A channel with the messages that it carries; on every rank its name belongs to this channel of the plan alone."""
 
     name: str
@@ -354,11 +354,11 @@ class Path(ABC):
         return None
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+        self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> object | None:
         """Return this path's share of an `EndpointInfo`, which must be picklable; None for nothing. Local.
 
-        If the plan may serve other arrays of the same layouts (``floats``), the result must not depend on the addresses
+        If the plan may serve other arrays of the same layouts (``relocatable``), the result must not depend on the addresses
         of these arrays.
         """
         return None
@@ -386,7 +386,7 @@ class Path(ABC):
         return build.link(self)
 
     @abstractmethod
-    def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: Any) -> Sequence[ChannelMessages]:
         """Make the channels of this rank's messages, from the result of `negotiate`; an empty result if it has none.
 
         Local; an error raised here is raised on all ranks.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
 from halox.paths.buffers import Buffer, RequestBuffers
 from halox.paths.costs import ProtocolCost
 from halox.runtime.context import Context
@@ -42,7 +42,7 @@ class CudaAwarePath(Path):
         why = ends.on_host or ends.selection.surveys.get(self.name, "no MPI library was asked")
         return why or [self.offer("mpi", "MPI takes device pointers")]
 
-    def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make the channel; its messages are not cut into fragments."""
         job, device = build.job(self), build.device
         if device is None or not job.messages:
@@ -56,7 +56,7 @@ class CudaAwarePath(Path):
                 build.world, job.sends, job.receives, build.mpi_tag, device_buffer, leftovers=left
             )
         channel = staged_channel(build.world, job, buffers, device, self.name)
-        return [Carried(self.name, channel, job.messages)]
+        return [ChannelMessages(self.name, channel, job.messages)]
 
 
 def _why_no_device_pointers(context: Context) -> str | None:

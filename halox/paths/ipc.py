@@ -44,7 +44,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from halox.paths.base import Build, Candidate, Carried, Job, Key, MessageEnds, Path, Protocol
+from halox.paths.base import (
+    Build,
+    Candidate,
+    ChannelMessages,
+    Job,
+    Key,
+    MessageEnds,
+    Path,
+    Protocol,
+)
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_stage, whole
 from halox.paths.launches import (
@@ -114,10 +123,10 @@ class IpcPath(Path):
     summary = "between ranks that map one another's memory, also of one GPU; see `halox info --paths -n N`"
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+        self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> bool | None:
         """Return True if the message is contiguous in memory that peers can map, else None."""
-        if context.device_arena is None or floats:
+        if context.device_arena is None or relocatable:
             return None
         return contiguous_places(message, arrays, context.device_arena) is not None or None
 
@@ -146,9 +155,9 @@ class IpcPath(Path):
         cut = one_way_cutter(job, sharers)
         return make_ipc_channel(build.world, job, build.protocols(job), memory, link, cut)
 
-    def channels(self, build: Build, agreed: IpcChannel | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: IpcChannel | None) -> Sequence[ChannelMessages]:
         """Return the channel that `negotiate` made."""
-        return [Carried(self.name, agreed, agreed.messages)] if agreed else []
+        return [ChannelMessages(self.name, agreed, agreed.messages)] if agreed else []
 
 
 def _packed(fragment: int) -> SignalKey:

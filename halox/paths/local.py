@@ -9,7 +9,16 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from halox.packing.blocking import Move, blocked, copy_all
-from halox.paths.base import Build, Candidate, Carried, Channel, Job, MessageEnds, Path, Protocol
+from halox.paths.base import (
+    Build,
+    Candidate,
+    Channel,
+    ChannelMessages,
+    Job,
+    MessageEnds,
+    Path,
+    Protocol,
+)
 from halox.paths.costs import ProtocolCost
 from halox.paths.host.indexed import Indices, PartView, Words, at_once, index_all, pays, words_of
 from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
@@ -35,13 +44,13 @@ class LocalPath(Path):
         """Offer the copy."""
         return [self.offer("copy", "the neighbour is this rank")]
 
-    def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make the channel, unless a kernel of another path carries the messages along."""
         job, device = build.job(self), build.device
         if not job.sends or build.taken:
             return ()
         channel = LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
-        return [Carried(self.name, channel, job.messages)]
+        return [ChannelMessages(self.name, channel, job.messages)]
 
 
 _Moves: TypeAlias = tuple[list[Move], list[Callable[[], object]]]

@@ -19,7 +19,7 @@ from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint, agreed_costs
 from halox.exchange.costs import Costs
 from halox.exchange.measuring import Timer, exchange_us
-from halox.paths.base import Carried, Channel
+from halox.paths.base import Channel, ChannelMessages
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part
 from halox.runtime.world import World
@@ -132,7 +132,7 @@ def test_channels_that_only_some_ranks_have(comm: MPI.Intracomm) -> None:
     to_all = Message(0, "send", (part,), 1)
     to_half = Message(0, "send", (part,), 2)
     name = f"half {comm.rank % 2}"
-    carried = [Carried(name, mine, (to_half,)), Carried("all", everyone, (to_all,))]
+    carried = [ChannelMessages(name, mine, (to_half,)), ChannelMessages("all", everyone, (to_all,))]
     if comm.rank % 2:  # in another order
         carried = carried[::-1]
     found = Timer(world, None, carried).measure([one.channel for one in carried], 4)

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from halox.packing.host import HostPacker
-from halox.paths.base import Build, Candidate, Carried, Channel, Job, MessageEnds, Path, Protocol
+from halox.paths.base import (
+    Build,
+    Candidate,
+    Channel,
+    ChannelMessages,
+    Job,
+    MessageEnds,
+    Path,
+    Protocol,
+)
 from halox.paths.messages import Message
 
 
@@ -51,7 +60,7 @@ class ToyPath(Path):
     summary = "possible: in tests"
     memory = "host"
 
-    def describe(self, message: Message, arrays: Any, context: Any, *, floats: bool) -> str:
+    def describe(self, message: Message, arrays: Any, context: Any, *, relocatable: bool) -> str:
         return f"toy of rank {context.world.rank}"
 
     def candidates(self, ends: MessageEnds) -> list[Candidate] | str:
@@ -60,6 +69,10 @@ class ToyPath(Path):
         sender, receiver = ends.described(self)
         return [self.offer("bytes", f"somebody wants to play, {sender} to {receiver}")]
 
-    def channels(self, build: Build, agreed: Any) -> list[Carried]:
+    def channels(self, build: Build, agreed: Any) -> list[ChannelMessages]:
         job = build.job(self)
-        return [Carried(self.name, ToyChannel(job, build), job.messages)] if job.messages else []
+        return (
+            [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]
+            if job.messages
+            else []
+        )

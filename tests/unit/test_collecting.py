@@ -116,7 +116,7 @@ def test_plans_whose_arrays_go_while_another_is_added(monkeypatch: pytest.Monkey
     def make() -> tuple[list[Any], Any]:
         cache = cache_module.PlanCache(lambda arrays: tuple(map(id, arrays)))
         arrays = [np.zeros(3) for _ in range(4)]
-        plans = [SimpleNamespace(close=lambda: None, floats=False) for _ in arrays]
+        plans = [SimpleNamespace(close=lambda: None, relocatable=False) for _ in arrays]
         for array, plan in zip(arrays[:3], plans, strict=False):
             cache.add("exchange", (array,), plan)  # type: ignore[arg-type]
         doomed, last = [arrays.pop(0)], arrays[-1]

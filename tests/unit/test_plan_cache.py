@@ -29,7 +29,7 @@ def key_of(arrays: tuple[Any, ...]) -> Any:
 
 class Plan(SimpleNamespace):
     is_closed = False
-    floats, bound = False, None
+    relocatable, bound = False, None
 
     def close(self) -> None:
         self.is_closed = True

@@ -337,20 +337,20 @@ def test_what_is_possible(name: str) -> None:
 def test_both_ends_choose_alike(name: str) -> None:
     """Each end has its own description, and a pickled copy of the other's."""
     sender, receiver, selection = situation(name)
-    for wish in (None, "staged"):
+    for requested in (None, "staged"):
         at_sender = choose_route(
             sender,
             pickle.loads(pickle.dumps(receiver)),
             to_self=False,
             selection=selection,
-            wish=wish,
+            requested=requested,
         )
         at_receiver = choose_route(
             pickle.loads(pickle.dumps(sender)),
             receiver,
             to_self=False,
             selection=pickle.loads(pickle.dumps(selection)),
-            wish=wish,
+            requested=requested,
         )
         assert at_sender == at_receiver
         assert f"{at_sender.path}/{at_sender.protocol}" in POSSIBLE[name][1]
@@ -358,22 +358,25 @@ def test_both_ends_choose_alike(name: str) -> None:
 
 @pytest.mark.parametrize("name", POSSIBLE)
 @pytest.mark.parametrize(
-    "wish", ["peer", *sorted(PEER), "ipc", "ipc/put", "ipc/get", "staged", "cuda_aware", "host"]
+    "requested",
+    ["peer", *sorted(PEER), "ipc", "ipc/put", "ipc/get", "staged", "cuda_aware", "host"],
 )
-def test_wishes(name: str, wish: str) -> None:
+def test_wishes(name: str, requested: str) -> None:
     """The requested path is chosen, or the error gives the reason against it and the possible paths."""
     sender, receiver, selection = situation(name)
     _, possible, why_not = POSSIBLE[name]
-    fitting = {way for way in possible if wish in (way, way.partition("/")[0])}
+    fitting = {way for way in possible if requested in (way, way.partition("/")[0])}
     if fitting:
-        route = choose_route(sender, receiver, to_self=False, selection=selection, wish=wish)
+        route = choose_route(
+            sender, receiver, to_self=False, selection=selection, requested=requested
+        )
         assert f"{route.path}/{route.protocol}" in fitting
         return
     with pytest.raises(PathError) as caught:
-        choose_route(sender, receiver, to_self=False, selection=selection, wish=wish)
+        choose_route(sender, receiver, to_self=False, selection=selection, requested=requested)
     text = str(caught.value)
-    assert text.startswith(f"path {wish!r} cannot be taken from rank 0 to rank 1: ")
-    reason = (why_not | {"host": IN_HOST}).get(wish.partition("/")[0], "no such protocol")
+    assert text.startswith(f"path {requested!r} cannot be taken from rank 0 to rank 1: ")
+    reason = (why_not | {"host": IN_HOST}).get(requested.partition("/")[0], "no such protocol")
     assert reason in text
     offered = re.search("or take one of (.*)$", text)
     assert offered is not None and set(offered[1].split(", ")) == possible
@@ -381,7 +384,7 @@ def test_wishes(name: str, wish: str) -> None:
 
 def test_messages_to_self_take_no_wish() -> None:
     sender, _, selection = situation("all is well")
-    route = choose_route(sender, sender, to_self=True, selection=selection, wish="cuda_aware")
+    route = choose_route(sender, sender, to_self=True, selection=selection, requested="cuda_aware")
     assert route.path == "local"
 
 
@@ -422,7 +425,7 @@ def test_the_cheapest_is_taken(cheapest: str) -> None:
     assert f"{route.path}/{route.protocol}" == cheapest
     assert route.predicted_us == pytest.approx(3.0 + 2048 / 100e3)
     if not cheapest.startswith("peer"):
-        assert chosen("all is well", costs, wish="peer").path == "peer"
+        assert chosen("all is well", costs, requested="peer").path == "peer"
 
 
 def chosen(name: str, costs: Costs | None = None, **more: Any) -> Route:
@@ -446,7 +449,7 @@ def test_size_and_runs_decide_between_the_ways_of_peer() -> None:
     def way(nbytes: int, runs: tuple[int, int]) -> str:
         ends = [on_gpu(r, nbytes=nbytes, block_bytes=runs[r]) for r in range(2)]
         return choose_route(
-            *ends, to_self=False, selection=selection, costs=costs, wish="peer"
+            *ends, to_self=False, selection=selection, costs=costs, requested="peer"
         ).protocol
 
     assert way(64, (8, 8)) == way(64, (4096, 4096)) == "ll"
@@ -490,7 +493,7 @@ NO_PATH = "there is no path {!r} between ranks; paths are peer, nccl, ipc, stage
 
 
 @pytest.mark.parametrize(
-    ("argument", "variable", "wish"),
+    ("argument", "variable", "requested"),
     [
         (None, None, None),
         (None, "", None),
@@ -506,13 +509,13 @@ NO_PATH = "there is no path {!r} between ranks; paths are peer, nccl, ipc, stage
 def test_which_path_is_asked_for(
     argument: str | None,
     variable: str | None,
-    wish: str | None,
+    requested: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HALOX_PATH", raising=False)
     if variable is not None:
         monkeypatch.setenv("HALOX_PATH", variable)
-    assert requested_path(argument) == wish
+    assert requested_path(argument) == requested
 
 
 @pytest.mark.parametrize("name", ["pigeon", "local", "Peer", "peerless/ll", "/ll", " ipc"])

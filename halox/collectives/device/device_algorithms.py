@@ -266,7 +266,7 @@ def make_algorithm(
     context: Context,
     device: int,
     what: tuple[str, DType, int],
-    wish: str | None = None,
+    requested: str | None = None,
     without: Collection[str] = (),
 ) -> tuple[DeviceAlgorithm, str, dict[str, str]]:
     """Make the requested algorithm, or else the algorithm with the shortest predicted time.
@@ -284,26 +284,26 @@ def make_algorithm(
     reasons = why_not(world, topology, op, dtype, max(elements, 1))
     nbytes = elements * dtype.itemsize
     possible = [n for n in DEVICE_ALGORITHMS if n not in reasons and n not in without]
-    if wish is not None and wish in reasons:
+    if requested is not None and requested in reasons:
         names = ", ".join(map(repr, possible))
         raise FieldError(
-            f"algorithm {wish!r} is not available: {reasons[wish]}; here are {names}, or None for the fastest"
+            f"algorithm {requested!r} is not available: {reasons[requested]}; here are {names}, or None for the fastest"
         )
     if not elements:
-        return Nothing(), wish or "oneshot", reasons
+        return Nothing(), requested or "oneshot", reasons
     sharers = 1 + max(len(topology.sharers(rank)) for rank in range(world.size))
     nodes = len(set(world.nodes))
     ranked = rank_algorithms(
         possible, nbytes, world.size, nodes, sharers=sharers, by_nccl=_can_use_nccl(context)
     )
-    for name in [wish] if wish is not None else ranked:
+    for name in [requested] if requested is not None else ranked:
         try:
             return _made(context, device, name, what), name, reasons
         except ExchangeTimeoutError:
             raise
         except HaloxError as error:  # on all ranks
             reasons[name] = str(error)
-            if name == wish or name == ranked[-1]:
+            if name == requested or name == ranked[-1]:
                 raise FieldError(f"algorithm {name!r} is not available: {error}") from error
     raise AssertionError("there is always a way through the host")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from halox.decomposition import FieldLayout
-from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
 from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes
 from halox.paths.host.packed import packed_channels
 from halox.paths.messages import Message, located
@@ -41,10 +41,10 @@ class HostPath(Path):
     is_tuned = False
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+        self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> Window | None:
         """Return the layouts of the message's parts, and the places of the parts if all are in shared memory."""
-        if floats or arrays[message.parts[0].array].device is not None:
+        if relocatable or arrays[message.parts[0].array].device is not None:
             return None
         if any(part.count != 1 for part in message.parts):
             return None
@@ -91,12 +91,12 @@ class HostPath(Path):
             return [self.offer("direct", why, preferred=True)]
         return [self.offer("shared", why)]
 
-    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[ChannelMessages]:
         """Make a channel for each protocol."""
         made = []
         job = build.job(self, "direct")
         if agreed is not None and job.messages:
             windows = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
             channel = DirectChannel(job, build.context, agreed, windows)
-            made.append(Carried("host/direct", channel, job.messages))
+            made.append(ChannelMessages("host/direct", channel, job.messages))
         return [*made, *packed_channels(build, self, agreed)]

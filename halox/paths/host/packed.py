@@ -9,7 +9,7 @@ import numpy as np
 
 from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
 from halox.packing.host import HostPacker, View, block_view, common_views, element_view
-from halox.paths.base import Build, Carried, Channel, Job, Path
+from halox.paths.base import Build, Channel, ChannelMessages, Job, Path
 from halox.paths.buffers import (
     RequestBuffers,
     SharedBuffers,
@@ -246,7 +246,7 @@ class HostChannel(Channel):
 
 def packed_channels(
     build: Build, path: Path, link: NodeLink | None, cut: Cutter = whole
-) -> list[Carried]:
+) -> list[ChannelMessages]:
     """Make the channels of a path's packed messages: through the node's shared memory, and through MPI.
 
     The peers' arrays may be in a different kind of memory from this rank's arrays.
@@ -276,7 +276,7 @@ def packed_channels(
             from halox.paths.staged.channel import staged_channel
 
             channel = staged_channel(build.world, job, buffers, build.device)
-        made.append(Carried(f"{path.name}/{protocol}", channel, job.messages))
+        made.append(ChannelMessages(f"{path.name}/{protocol}", channel, job.messages))
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from halox.paths.base import Build, Candidate, Carried, Job, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.launches import is_movable_copy
 from halox.paths.messages import Message, Part
@@ -52,7 +52,7 @@ class NcclPath(Path):
         return context.once(why_no_nccl)
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+        self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> _Runs:
         """Return for each part of the message whether it is one run."""
         return tuple(run_of(part) is not None for part in message.parts)
@@ -90,7 +90,7 @@ class NcclPath(Path):
         peers = ({m.peer for m in some} for some in (job.sends, job.receives))
         return Agreed(ranks, ranks.connect(build.world, *peers), copies)
 
-    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[ChannelMessages]:
         """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
         if agreed is None or arena is None or not job.messages:
@@ -98,7 +98,7 @@ class NcclPath(Path):
         from halox.paths.nccl.channel import NcclChannel
 
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
-        return [Carried(self.name, channel, (*job.messages, *agreed.copies.messages))]
+        return [ChannelMessages(self.name, channel, (*job.messages, *agreed.copies.messages))]
 
 
 def run_of(part: Part) -> int | None:

@@ -25,7 +25,7 @@ from functools import partial
 
 import numpy as np
 
-from halox.paths.aside import AsideChannel
+from halox.paths.aside import StreamChannel
 from halox.paths.base import Job, Key
 from halox.paths.launches import (
     Call,
@@ -56,7 +56,7 @@ _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these arrays."""
 
 
-class NcclChannel(AsideChannel, MovableChannel):
+class NcclChannel(StreamChannel, MovableChannel):
     """All messages of a plan that NCCL carries, and copies within the rank; see the module. Local."""
 
     def __init__(

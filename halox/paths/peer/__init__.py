@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, PeerInfo, peer_info
@@ -39,10 +39,10 @@ class PeerPath(Path):
     )
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+        self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> PeerInfo | None:
         """Describe the message on this rank's GPU."""
-        return peer_info(message, arrays, None if floats else context.device_arena)
+        return peer_info(message, arrays, None if relocatable else context.device_arena)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer staging memory, packets, and stores into the receiver's array."""
@@ -91,12 +91,12 @@ class PeerPath(Path):
         )
         return channel
 
-    def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[ChannelMessages]:
         """Return the channel that `negotiate` made."""
         if agreed is None:
             return ()
         taken = tuple(m for m in build.whole.messages if m.key in build.taken)
-        return [Carried(self.name, agreed, (*build.job(self).messages, *taken))]
+        return [ChannelMessages(self.name, agreed, (*build.job(self).messages, *taken))]
 
 
 def _is_straight(sender: PeerInfo, receiver: PeerInfo) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halox.paths.aside import AsideChannel
+from halox.paths.aside import StreamChannel
 from halox.paths.launches import WORD, check_no_capture, clearing_of
 from halox.paths.launches import View as LaunchView
 from halox.paths.peer.negotiation import LaunchSet, Negotiation
@@ -31,7 +31,7 @@ View = tuple[LaunchSet, Sequence[int], Sequence[LaunchView]]
 """Launches, the shifts of the arrays in the kernel's table, and the views of the launches around the kernel."""
 
 
-class PeerChannel(AsideChannel):
+class PeerChannel(StreamChannel):
     """All messages that one launch moves, from a completed negotiation.
 
     For other arrays, the launch's parameters hold the distances of these arrays from the arrays of its table. The

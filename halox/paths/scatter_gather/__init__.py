@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from halox.paths.base import Build, Candidate, Carried, Job, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
@@ -137,14 +137,14 @@ class ScatterGatherPath(Path):
         return _surveyed(context)
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+        self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> GpuMemory | None:
         """Return whether peers can map the message's arrays, and whether the adapter can register them."""
         arena = context.device_arena
         if arena is None:
             return None
         return GpuMemory(
-            not floats and self._is_mapped(message, arrays, arena),
+            not relocatable and self._is_mapped(message, arrays, arena),
             context.once(_why_not_registered),
         )
 
@@ -259,14 +259,14 @@ class ScatterGatherPath(Path):
         receiver: GpuMemory | None = (
             build.peer_info(self, message)
             if message.direction == "send"
-            else self.describe(message, build.whole.arrays, build.context, floats=False)
+            else self.describe(message, build.whole.arrays, build.context, relocatable=False)
         )
         return "put" if receiver is not None and receiver.is_mapped else "get"
 
-    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[ChannelMessages]:
         """Return the channels that `negotiate` made."""
         return [
-            Carried(f"{self.name}/{name}", channel, channel.messages)
+            ChannelMessages(f"{self.name}/{name}", channel, channel.messages)
             for name, channel in (agreed or {}).items()
             if channel is not None
         ]

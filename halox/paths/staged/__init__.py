@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import cutter
 from halox.paths.host.packed import packed_channels
@@ -46,6 +46,6 @@ class StagedPath(Path):
             why = "other node, through pinned host memory"
         return [self.offer("shared" if is_near else "mpi", why)]
 
-    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[ChannelMessages]:
         """Make a channel for each protocol; also called on ranks with NumPy arrays."""
         return packed_channels(build, self, agreed, cutter())
