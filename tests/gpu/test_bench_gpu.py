@@ -12,12 +12,14 @@ import pytest
 from halox.cli import main
 from halox_bench.common import reference
 from halox_bench.common.rig import Rig
+from halox_bench.common.rows import Row
 from halox_bench.pack import baselines, contention, on_device
 from halox_bench.pack.cases import select
-from halox_bench.pack.options import Options
+from halox_bench.pack.on_device import DeviceBench
+from halox_bench.pack.options import PackOptions
 from halox_bench.pack.placed import Placed
 from halox_bench.transpose.baselines import COPY
-from halox_bench.transpose.baselines_gpu import CUPY, TILE
+from halox_bench.transpose.baselines_gpu import CUPY
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -40,15 +42,20 @@ def rig() -> Rig:
     return Rig(repeats=3)
 
 
+def measured(rig: Rig, name: str, options: PackOptions) -> list[Row]:
+    (case,) = select([name])
+    return DeviceBench(options, rig).measure(case)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_way_gives_the_right_bytes(rig: Rig, name: str) -> None:
-    options = Options(directions=("pack", "unpack"), methods=("auto", "strided"), repeats=3)
-    rows = list(on_device.run(rig, select([name]), options, str.strip))
+    options = PackOptions(directions=("pack", "unpack"), methods=("auto", "strided"), repeats=3)
+    rows = measured(rig, name, options)
     assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
-    timed = {(row.method, row.direction) for row in rows if row.us}
+    timed = {(row.name, row.direction) for row in rows if row.us}
     assert {(baselines.BY_HAND, "pack"), (baselines.BY_HAND, "unpack")} <= timed
     assert {row.destination for row in rows} >= {"device", "host"}
-    assert all(row.graph_us for row in rows if row.method == "auto" and row.destination == "device")
+    assert all(row.graph_us for row in rows if row.name == "auto" and row.destination == "device")
 
 
 def test_times_are_plausible(rig: Rig) -> None:
@@ -67,9 +74,9 @@ def test_filling(rig: Rig) -> None:
 
 
 def test_cold_is_not_faster_than_warm(rig: Rig) -> None:
-    options = Options(methods=("strided",), destinations=("device",), baselines=False)
-    rows = list(on_device.run(rig, select(["face_x/256"]), options, str.strip))
-    times = {row.cache: row.graph_us for row in rows if row.method == "strided"}
+    options = PackOptions(methods=("strided",), destinations=("device",), baselines=False)
+    rows = measured(rig, "face_x/256", options)
+    times = {row.cache: row.graph_us for row in rows if row.name == "strided"}
     assert times["cold"] > 0.95 * times["warm"]
 
 
@@ -116,7 +123,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     result = json.loads(file.read_text())
     assert result["machine"]["device"] == "gpu" and result["machine"]["gpus"]
     assert "large copies: device" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.glob("*.png")} >= {"bandwidth.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} >= {"bandwidth-pack-device.png"}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_transposes(words: str, tmp_path: Path) -> None:
     rows = json.loads(file.read_text())["rows"]
     assert not [row["error"] for row in rows if row["failed"]]
     timed = {(row["name"], row["mode"]) for row in rows if row["us"]}
-    for name in ("selected", COPY, CUPY, TILE):
+    for name in ("selected", COPY, CUPY):
         assert {(name, "stream"), (name, "graph")} <= timed
     assert {row["error"] for row in rows if row["name"] == "selected"} == {""}
 

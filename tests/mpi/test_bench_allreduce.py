@@ -25,6 +25,7 @@ from halox_bench.allreduce.run import AllreduceBench, make_reduction
 from halox_bench.common.kernels import source
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import RanksClock, Timing
+from tests.mpi.bench_nccl import Nccl
 from tests.mpi.capturing import Capturing
 from tests.support import require
 from tests.unit import bench_gpu
@@ -42,6 +43,7 @@ CASES = [
     AllreduceCase(33, "b1", "logical_xor"),
     AllreduceCase(5, "b1", "min"),
     AllreduceCase(17, "c16", "prod"),
+    AllreduceCase(7, "c16", "sum"),
     AllreduceCase(9, "u1", "bitwise_or"),
     AllreduceCase(12, "i8", "logical_and"),
     AllreduceCase(2000, "i2", "max"),
@@ -78,7 +80,7 @@ def test_every_method_is_right(case: AllreduceCase, comm: MPI.Intracomm) -> None
         if row.kind == "algorithm":
             assert row.path == row.name and set(row.pays_after) == {BY_MPI}
     assert rows[0].path in NAMES
-    figures = [(row.us, row.setup_us, row.first_setup_us) for row in rows]
+    figures = [(row.us, *map(row.details.get, ("setup_us", "first_setup_us"))) for row in rows]
     assert comm.allgather(figures) == [figures] * comm.size, "one figure for all ranks"
 
 
@@ -160,21 +162,8 @@ def test_set_up_is_that_of_the_slowest_rank_with_the_first_call(
     monkeypatch.setattr(allreduce_run, "make_reduction", make)
     rows = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(1, "f8", "sum"))
     assert rows[0].first_setup_us is not None and rows[0].first_setup_us >= 30e3 * 0.99
-    assert all(row.setup_us is None or row.setup_us >= 10e3 for row in rows)
+    assert all(row.details.get("setup_us", 10e3) >= 10e3 for row in rows)
     assert len(made) == 2 * (len(NAMES) - 1)
-
-
-def test_what_there_is_no_memory_for_is_left_out(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(self: Any, case: AllreduceCase) -> Any:
-        if comm.rank == 0:
-            raise MemoryError("too much")
-        return np.zeros(1), np.zeros(1)
-
-    monkeypatch.setattr(AllreduceBench, "_arrays", none)
-    (row,) = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(1, "f8", "sum"))
-    assert row.us is None and not row.failed and "left out: no memory" in row.error
 
 
 @pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])
@@ -222,34 +211,6 @@ def test_a_wrong_value_on_the_host_is_seen(
     assert failed.mode == "value" and "wrong value on the host by selected" in failed.error
 
 
-class Nccl:
-    """NCCL's allreduce on host memory, by MPI."""
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._mpi = comm
-        kinds = {"INT": "i", "UINT": "u", "FLOAT": "f"}
-        self._dtypes = {
-            f"{name}{bits}": f"{kind}{bits // 8}"
-            for name, kind in kinds.items()
-            for bits in (8, 32, 64)
-        }
-        self._ops = {"SUM": MPI.SUM, "PROD": MPI.PROD, "MIN": MPI.MIN, "MAX": MPI.MAX}
-        for name in (*self._dtypes, *self._ops):
-            setattr(self, f"NCCL_{name}", name)
-        self.nccl = self.comm = self
-
-    def allReduce(
-        self, source: int, target: int, count: int, kind: str, op: str, stream: int
-    ) -> None:
-        assert stream
-        dtype = np.dtype(self._dtypes[kind])
-        arrays = [
-            bench_gpu.memory_at(address, count * dtype.itemsize).view(dtype)
-            for address in (source, target)
-        ]
-        self._mpi.Allreduce(*arrays, self._ops[op])
-
-
 @pytest.fixture
 def host_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GPU made of host memory."""
@@ -265,13 +226,18 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", ["HostStaged", "GpuAware", "ByNccl"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.usefixtures("host_memory")
-def test_what_users_write_for_gpus(case: AllreduceCase, name: str, comm: MPI.Intracomm) -> None:
+def test_hand_written_allreduces_of_gpus(
+    case: AllreduceCase, name: str, comm: MPI.Intracomm
+) -> None:
     arrays = [bench_gpu.empty(case.elements, case.dtype) for _ in range(2)]
     wire = (Nccl(comm),) if name == "ByNccl" else ()
     try:
         rival = getattr(baselines, name)(*wire, comm, case, *arrays)
     except PathError as error:
-        unknown = case.op.startswith(("logical", "bitwise")) or case.dtype in ("i2", "c16")
+        unknown = case.op.startswith(("logical", "bitwise")) or (case.dtype, case.op) in (
+            ("i2", "max"),
+            ("c16", "prod"),
+        )
         assert name == "ByNccl" and unknown and f"no {case.op} of" in str(error)
         return
     oracle = AllreduceOracle(case, comm.rank, comm.size)
@@ -281,17 +247,6 @@ def test_what_users_write_for_gpus(case: AllreduceCase, name: str, comm: MPI.Int
         assert oracle.wrong(arrays[1], step) == 0
         if case.elements == 1:
             assert rival.value() == arrays[1][0]
-
-
-@pytest.mark.usefixtures("host_memory")
-def test_nccl_adds_complex_numbers_by_their_parts(comm: MPI.Intracomm) -> None:
-    case = AllreduceCase(7, "c16", "sum")
-    arrays = [bench_gpu.empty(7, "c16") for _ in range(2)]
-    oracle = AllreduceOracle(case, comm.rank, comm.size)
-    rival = baselines.ByNccl(Nccl(comm), comm, case, *arrays)
-    oracle.fill(*arrays, 1)
-    rival()
-    assert oracle.wrong(arrays[1], 1) == 0
 
 
 class HostGrid(Grid):
@@ -427,23 +382,3 @@ def test_grid_over_persistent(
     for one in (in_place, new):
         assert one["value"] == pytest.approx(one["us"] / one["baseline"], rel=0.1)
     assert set(calls) == {True, False}
-
-
-def test_one_value_over_a_launch(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    launches: list[Any] = []
-
-    def on_cpu(comm: Any, case: AllreduceCase, algorithm: Any, device: str) -> Any:
-        return make_reduction(comm, case, algorithm, "cpu")
-
-    stage = Capturing()
-    stage.xp = SimpleNamespace(
-        zeros=np.zeros,
-        int32=np.int32,
-        int64=np.int64,
-        RawKernel=lambda code, name: lambda *given: launches.append(given),
-    )
-    monkeypatch.setattr(targets, "make_reduction", on_cpu)
-    (found,) = targets_on(stage, comm, monkeypatch).over_launch()
-    assert found["baseline"] > 0
-    assert found["value"] == pytest.approx(found["us"] / found["baseline"], rel=0.1)
-    assert launches and set(launches) == {((1,), (1,), (0,) * 5)}

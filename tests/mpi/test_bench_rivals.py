@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from halox.errors import PathError
 from halox.runtime.gpu import cuda, memory
 from halox_bench.common import byhand
-from halox_bench.ddtbench import baselines as ddt_baselines
-from halox_bench.ddtbench.cases import select as select_ddt
-from halox_bench.ddtbench.run import DdtOracle
 from halox_bench.exchange import baselines_gpu
 from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
 from halox_bench.exchange.oracle import Oracle
-from halox_bench.pingpong import baselines as pingpong_baselines
-from halox_bench.pingpong.cases import PATTERNS, PingPongOracle, select
+from halox_bench.pack.cases import select
+from halox_bench.trips import baselines, cases
+from halox_bench.trips.oracle import TripOracle
+from tests.mpi.bench_nccl import Nccl
 from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.cpu_kernels import SHIM, shared_library
@@ -50,42 +50,13 @@ class RawModule:
         return launch
 
 
-class Nccl:
-    """Groups of sends and receives, by MPI when the group ends; alone at once."""
-
-    NCCL_UINT8 = 1
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._mpi, self._group, self._open = comm, [], False
-        self.nccl = self.comm = self
-
-    def groupStart(self) -> None:
-        self._open = True
-
-    def groupEnd(self) -> None:
-        self._open = False
-        MPI.Request.Waitall([post() for post in self._group])
-        self._group = []
-
-    def send(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
-        self._post(self._mpi.Isend, address, n, peer)
-
-    def recv(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
-        self._post(self._mpi.Irecv, address, n, peer)
-
-    def _post(self, post: Any, address: int, n: int, peer: int) -> None:
-        self._group.append(lambda: post(bench_gpu.memory_at(address, n), peer, 5))
-        if not self._open:
-            self.groupEnd()
-
-
 @pytest.fixture(autouse=True)
 def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_gpu.install(monkeypatch)
     cp = bench_gpu.fake_cupy(1 << 18)
     cp.RawModule = RawModule
     cp.cuda.get_current_stream = lambda: bench_gpu.Stream()
-    for module in (baselines_gpu, ddt_baselines, pingpong_baselines, byhand, cuda):
+    for module in (baselines_gpu, baselines, byhand, cuda):
         monkeypatch.setattr(module, "cupy", lambda: cp)
     for module in (byhand, memory):
         monkeypatch.setattr(module, "pinned", bench_gpu.pinned)
@@ -124,50 +95,38 @@ def test_exchanges(case: ExchangeCase, name: str, comm: MPI.Intracomm) -> None:
     baseline.close()
 
 
-@pytest.mark.parametrize("way", ["host", "device", "nccl"])
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.ranks(2)
-def test_pingpongs(pattern: str, way: str, comm: MPI.Intracomm) -> None:
-    (case,) = select([pattern], [24])
-    array = bench_gpu.empty(case.sides[comm.rank].elements, "f8")
-    oracle = PingPongOracle(case, comm.rank)
-    party: Any = (
-        pingpong_baselines.KernelsAndNccl(Nccl(comm), comm, case, array, 0)
-        if way == "nccl"
-        else pingpong_baselines.KernelsAndMpi(comm, case, array, 0, host=way == "host")
-    )
-    first = comm.rank == 0
-    for step in range(3):
-        oracle.fill(array, step, full=first)
-        party.there()
-        wrong = oracle.wrong(array, step)
-        if first:
-            oracle.fill(array, step, full=False)
-        party.back()
-        assert comm.allreduce(wrong + oracle.wrong(array, step)) == 0
-
-
-DDT_CASES = [
-    *("WRF_x_vec/8x8", "NAS_LU_y/12", "NAS_MG_x/34x18x18", "LAMMPS_atomic/1217-114"),
-    *("SPECFEM3D_mt/c3", "FFT2/256"),
+TRIPS = [
+    *(cases.pingpong(pattern, 24) for pattern in cases.PINGPONGS),
+    cases.stencil("y", 8),
+    *(
+        cases.of_ddtbench(select([name])[0])
+        for name in (
+            *("WRF_x_vec/8x8", "NAS_LU_y/12", "NAS_MG_x/34x18x18", "LAMMPS_atomic/1217-114"),
+            *("SPECFEM3D_mt/c3", "FFT2/256"),
+        )
+    ),
 ]
 
 
-@pytest.mark.parametrize("way", ["host", "device"])
-@pytest.mark.parametrize("pattern", DDT_CASES)
+@pytest.mark.parametrize("way", ["host", "device", "nccl"])
+@pytest.mark.parametrize("case", TRIPS, ids=lambda case: case.name)
 @pytest.mark.ranks(2)
-def test_ddtbench(pattern: str, way: str, comm: MPI.Intracomm) -> None:
-    (case,) = select_ddt([pattern])
-    slab = bench_gpu.empty(-(-case.slab_bytes // 4) * 4, "u1")
-    oracle = DdtOracle(case, comm.rank)
-    kernels = ddt_baselines.Kernels(comm, case, slab, 0, host=way == "host")
-    assert set(kernels.phases()) == {"pack", "communicate", "unpack"}
+def test_trips(case: cases.TripCase, way: str, comm: MPI.Intracomm) -> None:
+    slab = bench_gpu.empty(case.slab_bytes, "u1")
+    oracle = TripOracle(case, comm.rank)
+    if way == "nccl":
+        if case.pattern == "FFT2":
+            with pytest.raises(PathError, match="one message at a time"):
+                baselines.KernelsAndNccl(Nccl(comm), comm, case, slab, 0)  # type: ignore[arg-type]
+            return
+        trip: Any = baselines.KernelsAndNccl(Nccl(comm), comm, case, slab, 0)  # type: ignore[arg-type]
+    else:
+        trip = baselines.Kernels(comm, case, slab, 0, host=way == "host")
     for step in range(2):
-        for direction, go in enumerate((kernels.there, kernels.back)):
+        for direction in range(2):
             oracle.fill(slab, step)
-            missing = oracle.wrong(slab, step, (direction,))
-            assert comm.allreduce(missing) > 0
-            go()
+            assert comm.allreduce(oracle.wrong(slab, step, (direction,))) > 0
+            trip.go(direction)
             assert comm.allreduce(oracle.wrong(slab, step, (direction,))) == 0
 
 

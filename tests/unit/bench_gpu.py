@@ -50,17 +50,6 @@ extern "C" void run_triangle(unsigned grid, unsigned block, u64 array, u64 packe
 }
 
 
-TILE = """
-extern "C" void run_tile(unsigned grid, unsigned block, u64 from, u64 to, unsigned rows, unsigned columns,
-                         u64 from_pitch, u64 to_pitch, u64 from_batch, u64 to_batch)
-{
-    char shared[1];
-    launch_with_barriers(grid, block, true, shared, sizeof shared, tile, (const element*)from, (element*)to, rows,
-                         columns, from_pitch, to_pitch, from_batch, to_batch);
-}
-"""
-
-
 @cache
 def library(name: str, settings: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
     """Compile a kernel file of the benchmarks for the CPU."""

@@ -154,15 +154,15 @@ def test_apps_and_examples_use_public_names(path: Path) -> None:
         assert not name.startswith("cupy"), f"{path.relative_to(ROOT)}:{line}: use grid.xp"
 
 
-# The benchmarks stand outside, in floors of their own: each kind knows only what all have in common. DDTBench, with the
-# layouts of packing, and scatter_gather use the ranks of the ping-pong.
+# The benchmarks stand outside, in floors of their own: each kind knows only what all have in common. Messages between
+# two ranks have the layouts of packing.
 BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
     "ranks": 1,
-    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose"), 2),
+    **dict.fromkeys(("pack", "exchange", "allreduce", "transpose"), 2),
     **dict.fromkeys(("checkpoint", "milc"), 2),
-    **dict.fromkeys(("ddtbench", "scatter_gather"), 3),
+    "trips": 3,
     "command": 4,
 }
 

@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from halox.errors import HaloxError
+
 _MODULI = {1: 113, 2: 2039}
 """By the bytes of a real number; larger ones have `_MODULUS`."""
 
 _MODULUS = 1_000_003
+
+
+def need_numbers(dtype: str) -> None:
+    """Raise `HaloxError` unless a dtype is one of numbers."""
+    try:
+        is_number = np.dtype(dtype).kind in "iufc"
+    except TypeError:
+        is_number = False
+    if not is_number:
+        raise HaloxError(f"dtype {dtype!r} is not one of numbers, such as f4, f8, c16, i4")
 
 
 def modulus_of(dtype: Any) -> int:

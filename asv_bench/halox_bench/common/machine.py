@@ -42,7 +42,9 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def machines(comm: Any, device: str) -> dict[str, Any]:
-    """Return the first rank's `machine`, and the hosts of all ranks; collective."""
+    """Return the first rank's `machine`, and with a communicator the hosts of all ranks; collective."""
+    if comm is None:
+        return machine(device)
     import mpi4py
 
     mpi = load_mpi()

@@ -12,8 +12,8 @@ import numpy as np
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import pinned
 from halox_bench.common.kernels import defines, kernel
+from halox_bench.common.options import MIB
 from halox_bench.common.rig import Rig, copy
-from halox_bench.common.sizes import MIB
 
 LIMIT_NS = 2_000_000_000
 """The longest that a neighbour holds multiprocessors, whatever becomes of this process."""

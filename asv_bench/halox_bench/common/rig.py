@@ -15,8 +15,8 @@ from halox.runtime.gpu.cuda import cupy, gpu_count, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import pinned
 from halox_bench.common.kernels import defines, kernel
+from halox_bench.common.options import MIB
 from halox_bench.common.reference import Bytes
-from halox_bench.common.sizes import MIB
 from halox_bench.common.timing import Clock
 
 DESTINATIONS = ("device", "host", "peer")

@@ -6,15 +6,18 @@ checked against what is said here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from halox.errors import HaloxError
+from halox_bench.common.exact import need_numbers
 from halox_bench.common.layouts import Box
 
 AXES = "xyzt"
@@ -61,14 +64,7 @@ class ExchangeCase:
     outer: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no exchange.
-
-        Raises
-        ------
-        HaloxError
-            If the faces are not among those of the shape, the halo is wider than a block, or the dtype is not of
-            numbers, which alone can be checked.
-        """
+        """Raise `HaloxError` unless shape, faces, halo and dtype describe an exchange that can be checked."""
         names = (*AXES[: self.ndim], "faces", "all")
         if self.faces not in names:
             raise HaloxError(
@@ -76,8 +72,7 @@ class ExchangeCase:
             )
         if min(self.shape[axis] for axis in self.along) < self.halo:
             raise HaloxError(f"a halo of {self.halo} is wider than a block of {self.shape} cells")
-        if not _is_number(self.dtype):
-            raise HaloxError(f"dtype {self.dtype!r} is not one of numbers, such as f4, f8, c16, i4")
+        need_numbers(self.dtype)
 
     @property
     def ndim(self) -> int:
@@ -102,6 +97,11 @@ class ExchangeCase:
         if self.outer:
             parts.append("outer")
         return " ".join(parts)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Details of its rows."""
+        return {"axes": f"{self.ndim}d", **vars(self)}
 
     @property
     def along(self) -> tuple[int, ...]:
@@ -239,13 +239,6 @@ class Neighbourhood:
         return sum(piece.box.nbytes for piece in self.sends if piece.peer != self.rank)
 
 
-def _is_number(dtype: str) -> bool:
-    try:
-        return np.dtype(dtype).kind in "iufc"
-    except TypeError:
-        return False
-
-
 def _prime_factors(n: int) -> list[int]:
     """Return the prime factors, the largest first."""
     found, factor = [], 2
@@ -257,66 +250,35 @@ def _prime_factors(n: int) -> list[int]:
     return found[::-1]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Cases requested on the command line; an empty tuple leaves the choice to the benchmark.
+def cases(args: argparse.Namespace) -> list[ExchangeCase]:
+    """Return the cases of a command line.
 
-    Attributes
-    ----------
-    sizes : tuple of tuple of int
-        One number stands for a cube.
-    outer : bool
-        The same as in `ExchangeCase`.
-    """
-
-    sizes: tuple[tuple[int, ...], ...] = ()
-    faces: tuple[str, ...] = ()
-    halos: tuple[int, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    fields: tuple[int, ...] = ()
-    outer: bool = False
-
-    def __bool__(self) -> bool:
-        """Whether anything is asked for."""
-        return any((self.sizes, self.faces, self.halos, self.dtypes, self.fields, self.outer))
-
-
-def cases(wanted: Wanted, *, quick: bool = False) -> list[ExchangeCase]:
-    """Return the cases to measure.
-
-    Parameters
-    ----------
-    wanted : Wanted
-        If it asks for anything, the cases are all combinations of that, with what it leaves open at x-faces, all
-        faces, or all neighbours of float64 cubes with a halo of 1. If not, a grid of cases that covers everything.
-    quick : bool
-        Fewer.
+    All combinations of its sizes, faces, halos, dtypes and numbers of fields; what it leaves open is x-faces, all faces
+    and all neighbours of float64 cubes with a halo of 1. Without any of these options, a grid of cases.
 
     Raises
     ------
     HaloxError
-        If a combination is no exchange.
+        If a combination is not an exchange.
     """
-    if not wanted:
-        return list(_quick() if quick else _everything())
-    sizes = wanted.sizes or tuple((n,) for n in (QUICK_SIZES if quick else SIZES))
+    asked = args.sizes, args.faces, args.halo, args.dtype, args.fields
+    if not (any(asked) or args.outer):
+        return _quick() if args.quick else _everything()
     found = []
+    sizes = args.sizes or tuple((n,) for n in (QUICK_SIZES if args.quick else SIZES))
     for size, halo, dtype, fields in product(
-        sizes, wanted.halos or (1,), wanted.dtypes or ("f8",), wanted.fields or (1,)
+        sizes, args.halo or (1,), args.dtype or ("f8",), args.fields or (1,)
     ):
         shape = size if len(size) > 1 else size * 3
-        for faces in wanted.faces or ("x", "faces", "all"):
-            found.append(ExchangeCase(shape, faces, halo, dtype, fields, outer=wanted.outer))
+        for faces in args.faces or ("x", "faces", "all"):
+            found.append(ExchangeCase(shape, faces, halo, dtype, fields, outer=args.outer))
     return found
 
 
-def _quick() -> Iterator[ExchangeCase]:
-    for n in QUICK_SIZES:
-        for faces in ("x", "z", "all"):
-            yield ExchangeCase((n,) * 3, faces)
-    yield ExchangeCase((64,) * 3, "all", fields=4)
-    yield ExchangeCase((256, 256), "all")
-    yield milc(MILC[0])
+def _quick() -> list[ExchangeCase]:
+    cubes = [ExchangeCase((n,) * 3, faces) for n in QUICK_SIZES for faces in ("x", "z", "all")]
+    others = [ExchangeCase((64,) * 3, "all", fields=4), ExchangeCase((256, 256), "all")]
+    return [*cubes, *others, milc(MILC[0])]
 
 
 def milc(shape: tuple[int, ...]) -> ExchangeCase:
@@ -324,7 +286,7 @@ def milc(shape: tuple[int, ...]) -> ExchangeCase:
     return ExchangeCase(shape, "faces", dtype="c8", components=(3,))
 
 
-def _everything() -> Iterable[ExchangeCase]:
+def _everything() -> list[ExchangeCase]:
     found = [
         ExchangeCase((n,) * 3, faces) for n in SIZES for faces in ("x", "y", "z", "faces", "all")
     ]
@@ -334,7 +296,5 @@ def _everything() -> Iterable[ExchangeCase]:
     found += [replace(case, fields=fields) for case in plain for fields in (2, 4, 8)]
     found += [ExchangeCase((n,), "x", halo) for n in (1 << 12, 1 << 24) for halo in (1, 1024)]
     found += [ExchangeCase((n, n), faces) for n in (256, 2048, 8192) for faces in ("x", "y", "all")]
-    found += [ExchangeCase((n, n), "all") for n in (64, 512)]
     found += [ExchangeCase((n,) * 4, faces) for n in (16, 32, 64) for faces in ("faces", "all")]
-    found += [milc(shape) for shape in MILC]
-    return found
+    return found + [milc(shape) for shape in MILC]

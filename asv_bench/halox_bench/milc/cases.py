@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import prod
+from typing import Any
 
 from halox.errors import HaloxError
 
@@ -54,6 +56,11 @@ class MilcCase:
     scaling: str = ""
 
     @property
+    def details(self) -> dict[str, Any]:
+        """Details of its rows."""
+        return dict(vars(self))
+
+    @property
     def size(self) -> str:
         """Lattice by name."""
         return "x".join(map(str, self.lattice))
@@ -79,26 +86,18 @@ class MilcCase:
         return PRECISIONS[self.precision]
 
 
-def cases(
-    lattices: Sequence[tuple[int, ...]],
-    operators: Sequence[str] = (),
-    precisions: Sequence[str] = (),
-) -> list[MilcCase]:
-    """Return all combinations; without operators or precisions, of all.
+def cases(args: argparse.Namespace) -> list[MilcCase]:
+    """Return all combinations of a command line's lattices, operators and precisions.
 
     Raises
     ------
     HaloxError
         If a lattice has not four axes of even numbers of sites.
-
-    Examples
-    --------
-    >>> [case.name for case in cases([(8, 8, 8, 16)], ["naive"])]
-    ['8x8x8x16 naive double', '8x8x8x16 naive single']
     """
+    usual = QUICK_LATTICES if args.quick else tuple(chain(*LATTICES.values()))
     found = []
     for lattice, operator, precision in product(
-        lattices, operators or OPERATORS, precisions or PRECISIONS
+        args.lattices or usual, args.operators or OPERATORS, args.precisions or PRECISIONS
     ):
         if len(lattice) != 4 or any(n % 2 for n in lattice):
             raise HaloxError(

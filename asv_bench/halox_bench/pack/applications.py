@@ -13,7 +13,7 @@ import numpy as np
 
 from halox import datatypes as dt
 from halox_bench.common.layouts import Box, Boxes, Gather, Gathers, Int64Array
-from halox_bench.common.sizes import KIB
+from halox_bench.common.options import KIB
 from halox_bench.pack.patterns import Case, Pattern
 
 Range = tuple[int, int]
@@ -102,9 +102,13 @@ class _WrfType:
         }
 
 
-def milc() -> Iterator[Case]:
+MILC = ((16, 16, 16, 16), (8, 16, 16, 16), (8, 8, 8, 16), (8, 8, 8, 8))
+NAS_MG = ((34, 18, 18), (130, 66, 66), (258, 130, 130), (514, 258, 258))
+
+
+def milc(lattices: Sequence[tuple[int, int, int, int]] = MILC) -> Iterator[Case]:
     """Yield the z-down face of a checkerboarded lattice of su3 vectors in single precision."""
-    for x, y, z, t in ((16, 16, 16, 16), (8, 16, 16, 16), (8, 8, 8, 16), (8, 8, 8, 8)):
+    for x, y, z, t in lattices:
 
         def build(_: Sequence[int], x: int = x, y: int = y, z: int = z, t: int = t) -> dt.Datatype:
             su3 = dt.contiguous(6, "f4")
@@ -149,9 +153,9 @@ def nas_lu(axis: str) -> Iterator[Case]:
         )
 
 
-def nas_mg(axis: str) -> Iterator[Case]:
+def nas_mg(axis: str, shapes: Sequence[tuple[int, int, int]] = NAS_MG) -> Iterator[Case]:
     """Yield a face of a grid of doubles with one layer of halo; the first index runs fastest."""
-    for d1, d2, d3 in ((34, 18, 18), (130, 66, 66), (258, 130, 130), (514, 258, 258)):
+    for d1, d2, d3 in shapes:
         row, plane = 8 * d1, 8 * d1 * d2
         n1, n2, n3 = d1 - 2, d2 - 2, d3 - 2
         corner = {"x": (n1, 1, 1), "y": (1, n2, 1), "z": (1, 1, 1)}[axis]

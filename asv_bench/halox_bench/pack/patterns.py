@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from halox.datatypes import Datatype
 from halox_bench.common.layouts import ByHand
@@ -54,6 +55,12 @@ class Case:
     def name(self) -> str:
         """Pattern and size in one word."""
         return f"{self.pattern}/{self.size}"
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Details of its rows."""
+        what = {"pattern": self.pattern, "size": self.size}
+        return {**what, "payload_bytes": self.payload, "block_bytes": self.block_bytes}
 
     @property
     def offsets(self) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ from halox.datatypes import BlockList
 from halox.errors import DeviceError, HaloxError
 from halox_bench.common import reference
 from halox_bench.common.byhand import Move
+from halox_bench.common.options import MIB
 from halox_bench.common.reference import Bytes
 from halox_bench.common.rig import Buffer, Rig
-from halox_bench.common.sizes import MIB
 from halox_bench.common.timing import MOST_GRAPH_CALLS, Call, Timed
 from halox_bench.pack.patterns import Case
 from halox_bench.pack.sectors import SECTOR, sectors

@@ -8,7 +8,7 @@ import numpy as np
 
 from halox import datatypes as dt
 from halox_bench.common.layouts import Box, Boxes, Gather, Gathers, Records, Triangle
-from halox_bench.common.sizes import KIB, MIB, size_label
+from halox_bench.common.options import KIB, MIB, size_label
 from halox_bench.pack.patterns import Case, Pattern
 
 PAYLOADS = (64 * KIB, MIB, 64 * MIB)

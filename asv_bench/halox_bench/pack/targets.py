@@ -1,15 +1,17 @@
-"""Figures of the GPU datatype engine with their targets, in one run."""
+"""Figures of the GPU datatype engine with their targets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import halox
 from halox.errors import HaloxError
+from halox_bench.common.options import KIB, MIB
 from halox_bench.common.rig import Rig, copy
-from halox_bench.common.sizes import KIB, MIB
-from halox_bench.common.targets import Figure, Progress, figure, measured
+from halox_bench.common.targets import Figure, Groups, figure
 from halox_bench.common.timing import Timed
 from halox_bench.pack import baselines, contention, synthetic
 from halox_bench.pack.cases import select
@@ -17,20 +19,44 @@ from halox_bench.pack.on_device import make_packer
 from halox_bench.pack.patterns import Case
 from halox_bench.pack.placed import Placed
 
-BUDGET_S = 60.0
 REPEATS = 9
+
+OF_COPY = (
+    *((block, size, least) for block, least in ((KIB, 0.97), (128, 0.90)) for size in (64, 256)),
+)
+"""Block, MiB, and least share of a device copy's speed."""
+
+TRIANGLE, TRIANGLE_OF_COPY = "lower_triangle/8192", 0.92
+X_FACE, X_FACE_OF_BOUND = "face_x/512", 0.80
+
+OF_MEMCPY_2D = (
+    *((8, 5.0, "device"), (128, 1.2, "device"), (4 * KIB, 1.0, "device"), (8, 10.0, "host")),
+)
+"""Block, least speed over cudaMemcpy2D, and memory of the packed bytes."""
+
+OF_STRIDED = ((64 * KIB, 1.10), (MIB, 1.02))
+"""Payload, and most time of the better generic packer over ``strided``."""
+
+LISTS, LISTS_OF_BOUND = ("dense-64MiB", "sparse-64MiB"), 0.70
+
+OF_LINK = (
+    ("vector/128B-64MiB", "vector, blocks of 128 B", 0.93),
+    ("lower_triangle/4096", "indexed (lower triangle, N = 4096)", 0.88),
+    ("random_indexed/dense-64MiB", "indexed (lists of random elements)", 0.88),
+)
+"""Case, its description, and least share of the host link's speed."""
+
+HACC, OF_FIELD_COPIES = ("HACC_vblock/4Ki", "HACC_vblock/32Ki", "HACC_particles/32Ki"), 1.5
+
+CACHED_PACK_US = 7.0
+HALF_BUSY = 0.05
 
 _SECTORS = "us for 32-byte sectors and payload at the speed of a large copy"
 
 
-def measure(
-    device: int = 0,
-    *,
-    budget_s: float = BUDGET_S,
-    progress: Progress = lambda what, done, total: None,
-) -> list[Figure]:
-    """Measure all of them on a GPU; see `measured`."""
-    return measured(Targets(Rig(device, REPEATS)).groups(), budget_s, progress)
+def groups() -> Groups:
+    """Return the groups of figures on the first GPU."""
+    return Targets(Rig(0, REPEATS)).groups()
 
 
 class Targets:
@@ -39,9 +65,9 @@ class Targets:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
 
-    def groups(self) -> dict[str, Callable[[], Iterator[Figure]]]:
-        """Return the groups by name, in the order to be measured."""
-        return {
+    def groups(self) -> Groups:
+        """Return the groups by name, in the order of their measurement."""
+        found: dict[str, Callable[[], Iterator[Figure]]] = {
             "vector": self.vectors,
             "lower triangle": self.triangle,
             "x-face": self.x_face,
@@ -53,20 +79,22 @@ class Targets:
             "host time": self.host_time,
             "half the GPU busy": self.half_busy,
         }
+        return found
 
     def vectors(self) -> Iterator[Figure]:
-        for block, target in ((KIB, 0.97), (128, 0.90)):
-            for payload in (64 * MIB, 256 * MIB):
-                case = synthetic.runs("vector", block, 2 * block, payload)
-                yield self._of_copy(case, f"blocks of {block} B, {payload // MIB} MiB", target)
+        """Measure vectors beside a device copy."""
+        for block, size, least in OF_COPY:
+            case = synthetic.runs("vector", block, 2 * block, size * MIB)
+            yield self._of_copy(case, f"blocks of {block} B, {size} MiB", least)
 
     def triangle(self) -> Iterator[Figure]:
-        yield self._of_copy(_case("lower_triangle/8192"), "N = 8192 float64", 0.92)
+        """Measure a triangle beside a device copy."""
+        yield self._of_copy(_case(TRIANGLE), "N = 8192 float64", TRIANGLE_OF_COPY)
 
     def x_face(self) -> Iterator[Figure]:
-        case = _case("face_x/512")
+        """Measure an x-face beside the least time for its sectors."""
         empty = self._rig.clock.empty()
-        placed = Placed(self._rig, case)
+        placed = Placed(self._rig, _case(X_FACE))
         times = self._packed(placed, "auto", "device")
         bound = placed.bound_us("device")
         for cache, timed in times.items():
@@ -80,7 +108,7 @@ class Targets:
                     f"x-face of 512^3 float64, {cache}, {kind}: share of the bound in sectors",
                     bound / us,
                     "share",
-                    0.80,
+                    X_FACE_OF_BOUND,
                     bound,
                     _SECTORS,
                     us=round(us, 3),
@@ -90,13 +118,8 @@ class Targets:
         placed.close()
 
     def against_memcpy_2d(self) -> Iterator[Figure]:
-        wanted = (
-            (8, 5.0, "device"),
-            (128, 1.2, "device"),
-            (4 * KIB, 1.0, "device"),
-            (8, 10.0, "host"),
-        )
-        for block, target, destination in wanted:
+        """Measure vectors beside cudaMemcpy2D."""
+        for block, least, destination in OF_MEMCPY_2D:
             for payload in (MIB, 64 * MIB):
                 placed = Placed(self._rig, synthetic.runs("vector", block, 2 * block, payload))
                 ours = _last(self._packed(placed, "auto", destination))
@@ -104,29 +127,23 @@ class Targets:
                 placed.close()
                 what = f"vector, blocks of {block} B, {payload // MIB} MiB to {destination}"
                 name = f"{what}: times as fast as cudaMemcpy2D"
-                yield _faster(name, "x", target, ours, theirs.us, "us of cudaMemcpy2D")
+                yield _faster(name, "x", least, ours, theirs.us, "us of cudaMemcpy2D")
 
     def generic(self) -> Iterator[Figure]:
-        for payload, target in ((64 * KIB, 1.10), (MIB, 1.02)):
+        """Measure the better of the packers for any datatype over the packer for strides."""
+        for payload, most in OF_STRIDED:
             for block in (8, 128):
                 placed = Placed(self._rig, synthetic.runs("vector", block, 2 * block, payload))
-                times: dict[str, Timed] = {}
-                for method in ("strided", "workunits", "traversal"):
-                    try:
-                        times[method] = _first(self._packed(placed, method, "device"))
-                    except HaloxError as error:
-                        if method == "strided":
-                            raise
-                        times[method] = Timed(math.inf, note=str(error))
+                strided = _first(self._packed(placed, "strided", "device"))
+                times = {one: self._or_refused(placed, one) for one in ("workunits", "traversal")}
                 placed.close()
-                strided = times.pop("strided")
                 better = min(times, key=lambda method: times[method].us)
                 yield figure(
                     f"vector, blocks of {block} B, {payload // KIB} KiB: the better generic packer "
                     "over strided",
                     times[better].us / strided.us,
                     "x its time",
-                    target,
+                    most,
                     strided.us,
                     "us of strided",
                     at_most=True,
@@ -134,63 +151,69 @@ class Targets:
                     in_a_graph=_ratio(times[better].graph_us, strided.graph_us),
                 )
 
+    def _or_refused(self, placed: Placed, method: str) -> Timed:
+        try:
+            return _first(self._packed(placed, method, "device"))
+        except HaloxError as error:
+            return Timed(math.inf, note=str(error))
+
     def random_lists(self) -> Iterator[Figure]:
-        for name in ("dense-64MiB", "sparse-64MiB"):
+        """Measure lists of random elements beside the least time for their sectors."""
+        for name in LISTS:
             placed = Placed(self._rig, _case(f"random_indexed/{name}"))
             timed = _last(self._packed(placed, "auto", "device"))
             bound = placed.bound_us("device")
             placed.close()
             what = f"lists of 1024 random 8-byte elements, {name}: share of the bound in sectors"
-            yield _faster(what, "share", 0.70, timed, bound, _SECTORS, method=timed.note)
+            note = {"method": timed.note}
+            yield _faster(what, "share", LISTS_OF_BOUND, timed, bound, _SECTORS, **note)
 
     def zero_copy(self) -> Iterator[Figure]:
-        wanted = (
-            (synthetic.runs("vector", 128, 256, 64 * MIB), "vector, blocks of 128 B", 0.93),
-            (_case("lower_triangle/4096"), "indexed (lower triangle, N = 4096)", 0.88),
-            (_case("random_indexed/dense-64MiB"), "indexed (lists of random elements)", 0.88),
-        )
-        for case, what, target in wanted:
-            placed = Placed(self._rig, case)
+        """Measure packing to the host beside the speed of the link."""
+        for pattern, what, least in OF_LINK:
+            placed = Placed(self._rig, _case(pattern))
             timed = _last(self._packed(placed, "auto", "host"))
-            link_us = case.payload / self._rig.link_bytes_per_us("host")
+            link_us = placed.case.payload / self._rig.link_bytes_per_us("host")
             placed.close()
             name = f"zero-copy pack to the host, {what}: share of the host link"
             beside = "us at the speed of a large copy to pinned memory"
-            yield _faster(name, "share", target, timed, link_us, beside)
+            yield _faster(name, "share", least, timed, link_us, beside)
 
     def hacc(self) -> Iterator[Figure]:
-        for name in ("HACC_vblock/4Ki", "HACC_vblock/32Ki", "HACC_particles/32Ki"):
+        """Measure structs of arrays beside one copy a field."""
+        for name in HACC:
             placed = Placed(self._rig, _case(name))
             ours = _first(self._packed(placed, "auto", "device"))
             theirs = self._by_hand(placed, baselines.BLOCK_COPIES, "device")
             placed.close()
             what = f"{name}, struct of 10 arrays: times as fast as one copy a field"
-            in_a_graph = _ratio(theirs.graph_us, ours.graph_us)
-            beside = "us of ten cudaMemcpyAsync"
-            yield _faster(what, "x", 1.5, ours, theirs.us, beside, in_a_graph=in_a_graph)
+            graph = {"in_a_graph": _ratio(theirs.graph_us, ours.graph_us)}
+            label = "us of ten cudaMemcpyAsync"
+            yield _faster(what, "x", OF_FIELD_COPIES, ours, theirs.us, label, **graph)
 
     def host_time(self) -> Iterator[Figure]:
-        import halox
-
+        """Measure the host time of a cached call."""
         rig = self._rig
         placed = Placed(rig, synthetic.runs("vector", 128, 256, 64 * KIB))
         out = rig.cp.empty(placed.case.payload, "u1")
         rig.cp.cuda.Device(rig.device).synchronize()
         with rig.stream:
-            host_us = rig.clock.host_us(lambda: halox.pack(placed.array, placed.datatype, 1, out))
+            pack = partial(halox.pack, placed.array, placed.datatype, 1, out)
+            host_us = rig.clock.host_us(pack)
         launch = rig.clock.empty().host_us
         placed.close()
         yield figure(
             "host time of one cached pack call, launch included",
             host_us,
             "us",
-            7.0,
+            CACHED_PACK_US,
             launch,
             "us of a prepared launch of an empty kernel",
             at_most=True,
         )
 
     def half_busy(self) -> Iterator[Figure]:
+        """Measure packing while a kernel holds half of the multiprocessors."""
         sms = self._rig.sms
         for block, limit in ((128, sms), (KIB, sms), (128, None), (KIB, None)):
             busy, alone, note = contention.half_busy_slowdown(self._rig, block, max_blocks=limit)
@@ -199,7 +222,7 @@ class Targets:
                 f"packing 64 MiB, blocks of {block} B, {how}, with half of the SMs held: slow-down",
                 busy / alone - 1,
                 "share",
-                0.05,
+                HALF_BUSY,
                 alone,
                 "us alone",
                 at_most=True,
@@ -207,7 +230,7 @@ class Targets:
                 note=note,
             )
 
-    def _of_copy(self, case: Case, what: str, target: float) -> Figure:
+    def _of_copy(self, case: Case, what: str, least: float) -> Figure:
         placed = Placed(self._rig, case)
         timed = _last(self._packed(placed, "auto", "device"))
         nbytes = placed.case.payload
@@ -217,12 +240,10 @@ class Targets:
         )
         bound = placed.bound_us("device")
         placed.close()
-        name, beside = (
-            f"{case.pattern}, {what}: share of a device copy",
-            "us of a device copy of the payload",
-        )
+        name, beside = f"{case.pattern}, {what}: share of a device copy", "us of a device copy"
         of_bound = {"of_sector_bound": round(bound / timed.us, 4), "method": timed.note}
-        return _faster(name, "share", target, timed, copied.us, beside, **of_bound)
+        label = f"{beside} of the payload"
+        return _faster(name, "share", least, timed, copied.us, label, **of_bound)
 
     def _packed(self, placed: Placed, method: str, destination: str) -> dict[str, Timed]:
         """Check and time a packer, by the state of the cache."""
@@ -235,7 +256,7 @@ class Targets:
         return placed.timed(call, note=packer.method)
 
     def _by_hand(self, placed: Placed, name: str, destination: str) -> Timed:
-        """Check and time a baseline, with the cache as the packer's figure beside it has it."""
+        """Check and time a baseline, in the state of the cache of the packer's figure."""
         rig, case = self._rig, placed.case
         move = baselines.moves(case, placed.blocks, "pack", rig.device)[name]()
         turns = placed.turns if destination == "device" else 1
@@ -243,16 +264,14 @@ class Targets:
         call = placed.moving(move, buffer)
         placed.check(call, buffer)
         cold = name == baselines.MEMCPY_2D
-        (timed,) = placed.timed(
-            call, caches=placed.caches[-1:] if cold else placed.caches[:1]
-        ).values()
-        return timed
+        caches = placed.caches[-1:] if cold else placed.caches[:1]
+        return _first(placed.timed(call, caches=caches))
 
 
 def _faster(
     name: str,
     unit: str,
-    target: float,
+    least: float,
     timed: Timed,
     baseline_us: float,
     baseline_name: str,
@@ -260,8 +279,7 @@ def _faster(
 ) -> Figure:
     """Return the figure of a baseline's time over ours."""
     others = {"us": round(timed.us, 3), **others}
-    value = baseline_us / timed.us
-    return figure(name, value, unit, target, baseline_us, baseline_name, **others)
+    return figure(name, baseline_us / timed.us, unit, least, baseline_us, baseline_name, **others)
 
 
 def _case(name: str) -> Case:
@@ -269,12 +287,12 @@ def _case(name: str) -> Case:
 
 
 def _first(times: dict[str, Timed]) -> Timed:
-    """Return the times with a warm cache, if the data fit."""
+    """Return the times with a warm cache, if the array fits into it."""
     return next(iter(times.values()))
 
 
 def _last(times: dict[str, Timed]) -> Timed:
-    """Return the times with a cold cache, if they could be taken."""
+    """Return the times with a cold cache, if they could be measured."""
     return list(times.values())[-1]
 
 

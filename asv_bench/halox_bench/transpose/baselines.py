@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from halox.errors import PathError
 from halox_bench.ranks.methods import Baseline
 from halox_bench.transpose.cases import TransposeCase
 from halox_bench.transpose.pieces import Piece, Pieces
 
 COPY = "copy of the same bytes"
 COPYTO = "np.copyto"
-CONTIGUOUS = "np.ascontiguousarray"
 ALLTOALLW = "mpi4py Alltoallw"
 ALLTOALLW_COPYTO = "mpi4py Alltoallw + np.copyto"
 
@@ -34,7 +32,7 @@ class Turning(Baseline):
     Attributes
     ----------
     arrays : list of array
-        Source, and where the result is.
+        Source and result.
     """
 
     def __init__(self, arrays: Arrays) -> None:
@@ -64,27 +62,6 @@ class CopyTo(Turning):
 
     def __call__(self) -> None:
         np.copyto(self.arrays[1], self._view)
-
-
-class Contiguous(Turning):
-    """``np.ascontiguousarray`` of the transposed view, in memory that NumPy allocates.
-
-    Raises
-    ------
-    PathError
-        If that view is contiguous as it is.
-    """
-
-    name = CONTIGUOUS
-
-    def __init__(self, case: TransposeCase, arrays: Arrays) -> None:
-        super().__init__(arrays)
-        self._view = turned(arrays[0], case)
-        if self._view.flags.c_contiguous:
-            raise PathError("the transposed view is contiguous: NumPy copies nothing")
-
-    def __call__(self) -> None:
-        self.arrays[1] = np.ascontiguousarray(self._view)
 
 
 class Alltoallw(Turning):

@@ -21,7 +21,7 @@ _WAVE = (3, 5, 2)
 _TOLERANCE = 1e-9
 
 
-def times_us(bench: RanksBench[Any], n: int = CELLS) -> dict[str, float]:
+def times_us(bench: RanksBench, n: int = CELLS) -> dict[str, float]:
     """Time the complex transform of n^3 cells on one rank, forward and backward, and one plan over three axes.
 
     Raises
@@ -50,7 +50,7 @@ def times_us(bench: RanksBench[Any], n: int = CELLS) -> dict[str, float]:
     return found
 
 
-def _measured(bench: RanksBench[Any], grid: Grid, fft: Any, n: int) -> dict[str, float]:
+def _measured(bench: RanksBench, grid: Grid, fft: Any, n: int) -> dict[str, float]:
     """Check the transform, and time it."""
     stage = bench.stage
     u, again, spectrum = grid.zeros("c16"), grid.zeros("c16"), fft.grid.zeros("c16")
@@ -79,7 +79,7 @@ def _wave(grid: Grid, n: int) -> Any:
     return grid.xp.exp(2j * np.pi / n * (phase % n))
 
 
-def _expect(bench: RanksBench[Any], right: Any, what: str) -> None:
+def _expect(bench: RanksBench, right: Any, what: str) -> None:
     if bench.comm.allreduce(int(not bool(right))):
         raise WrongResult(f"the FFT is wrong: {what}")
 
