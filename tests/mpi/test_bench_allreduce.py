@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -16,20 +15,15 @@ from halox.errors import FieldError, PathError
 from halox.grid import Grid
 from halox.runtime.gpu import memory
 from halox_bench.allreduce import baselines, targets
-from halox_bench.allreduce import jacobi as allreduce_jacobi
 from halox_bench.allreduce import run as allreduce_run
 from halox_bench.allreduce.baselines import MPI as BY_MPI
 from halox_bench.allreduce.cases import AllreduceCase, AllreduceOracle
-from halox_bench.allreduce.jacobi import Jacobi, steps_us
 from halox_bench.allreduce.run import AllreduceBench, make_reduction
-from halox_bench.common.kernels import source
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import RanksClock, Timing
 from tests.mpi.bench_nccl import Nccl
 from tests.mpi.capturing import Capturing
-from tests.support import require
 from tests.unit import bench_gpu
-from tests.unit.cpu_kernels import SHIM, shared_library
 
 pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
@@ -254,62 +248,6 @@ class HostGrid(Grid):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **{**named, "device": "cpu"})
-
-
-class RawModule:
-    """The Jacobi kernel on the CPU."""
-
-    def __init__(self, code: str, options: Any) -> None:
-        text = f'#include "{SHIM}"\n{source("jacobi", "halox_bench.allreduce")}\n' + (
-            'extern "C" void run(unsigned grid, unsigned block, double* before, double* after, double* change,\n'
-            "                    int nz, int ny, int nx)\n"
-            "{ launch_on_cpu(grid, block, false, jacobi, before, after, change, nz, ny, nx); }\n"
-        )
-        self._run = shared_library(text, "-O1").run
-
-    def get_function(self, name: str) -> Any:
-        def launch(grid: Any, block: Any, arguments: Any) -> None:
-            fields, extents = arguments[:3], map(int, arguments[3:])
-            self._run(
-                *grid, *block, *(ctypes.c_void_p(field.ctypes.data) for field in fields), *extents
-            )
-
-        return launch
-
-
-def on_host() -> Any:
-    return SimpleNamespace(
-        zeros=np.zeros, cos=np.cos, RawModule=lambda code, options: RawModule(code, options)
-    )
-
-
-def test_jacobi_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    require("cxx")
-    monkeypatch.setattr(allreduce_jacobi, "Grid", HostGrid)
-    stage = Capturing()
-    stage.xp = on_host()
-    found = steps_us(comm, stage, 8, BRIEF)
-    assert set(found) == {
-        allreduce_jacobi.ONE_BY_ONE,
-        allreduce_jacobi.READ_EACH,
-        allreduce_jacobi.AS_GRAPH,
-    }
-    assert all(us > 0 for us in found.values())
-
-
-def test_jacobi_without_its_exchange_is_seen(comm: MPI.Intracomm) -> None:
-    require("cxx")
-    with HostGrid((8, 8, 8), halo=1, periodic=True, comm=comm, corners=False) as grid:
-        jacobi = Jacobi(grid, on_host())
-        jacobi.pair()
-        jacobi.check()
-        jacobi.pair(read=True)
-        jacobi.check()
-        jacobi.start()
-        grid.exchange = lambda field: None  # type: ignore[method-assign]
-        jacobi.pair()
-        with pytest.raises(RuntimeError, match="residual after 2 steps"):
-            jacobi.check()
 
 
 def targets_on(stage: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Any:

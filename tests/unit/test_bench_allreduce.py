@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
 import operator
 from collections.abc import Callable
@@ -16,12 +15,9 @@ from halox_bench.allreduce.baselines import HOST_STAGED, NCCL
 from halox_bench.allreduce.cases import AllreduceCase, AllreduceOracle, cases
 from halox_bench.allreduce.kind import pays_after
 from halox_bench.allreduce.run import calls_to_pay, paid
-from halox_bench.common.kernels import source
 from halox_bench.common.options import MIB, nbytes_of, size_label
 from halox_bench.common.rows import Row
 from tests.gpu.check import multigrid_figures
-from tests.support import require
-from tests.unit.cpu_kernels import SHIM, shared_library
 
 # Of Python's own numbers: the integers of a dtype wrap around afterwards.
 BY_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
@@ -171,29 +167,3 @@ def test_multigrid_figures() -> None:
     assert [one["speed_up"] for one in found] == [1.0, 1.8, None]
     assert found[1]["exchange_share"] == 0.1 and found[1]["baseline"] == 100.0
     assert multigrid_figures([bad]) == []
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 4, 5), (2, 7, 300)])
-@pytest.mark.parametrize("blocks", [1, 3, 40])
-def test_jacobi_kernel(shape: tuple[int, int, int], blocks: int) -> None:
-    require("cxx")
-    text = f"""
-#include "{SHIM}"
-{source("jacobi", "halox_bench.allreduce")}
-extern "C" void run(unsigned grid, unsigned block, u64 before, u64 after, u64 change, int nz, int ny, int nx)
-{{
-    launch_on_cpu(grid, block, true, jacobi, (const double*)before, (double*)after, (double*)change, nz, ny, nx);
-}}
-""".replace("u64", "unsigned long long")
-    padded = tuple(n + 2 for n in shape)
-    before = np.random.default_rng(1).integers(-50, 50, padded).astype(float)
-    after, change = np.full(padded, 0.5), np.full(padded, 0.25)
-    addresses = [ctypes.c_uint64(array.ctypes.data) for array in (before, after, change)]
-    shared_library(text).run(ctypes.c_uint(blocks), ctypes.c_uint(32), *addresses, *shape)
-    inner = (slice(1, -1),) * 3
-    mean = sum(np.roll(before, shift, axis)[inner] for axis in range(3) for shift in (-1, 1)) / 6
-    wanted = {0.5: mean, 0.25: mean - before[inner]}
-    for array, (halo, right) in zip((after, change), wanted.items(), strict=True):
-        assert np.array_equal(array[inner], right)
-        array[inner] = halo
-        assert (array == halo).all(), "the halo is left as it was"

@@ -438,8 +438,6 @@ def test_kernels_mix_as_the_reference_does(rig: Rig) -> None:
     ("name", "settings"),
     [
         ("bench", kernels.defines("bench")),
-        ("jacobi", ()),
-        ("seven_point", ()),
         *(
             ("byhand", kernels.defines("byhand", WORD_BYTES=word, UNPACK=unpack))
             for word in (1, 2, 4, 8, 16)
@@ -449,9 +447,7 @@ def test_kernels_mix_as_the_reference_does(rig: Rig) -> None:
     ids=str,
 )
 def test_kernels_compile(name: str, settings: Any, architecture: int) -> None:
-    rooms = {"jacobi": "allreduce", "seven_point": "exchange"}
-    room = rooms.get(name, "common")
-    text = preamble(settings) + kernels.source(name, f"halox_bench.{room}")
+    text = preamble(settings) + kernels.source(name)
     options = [*OPTIONS, f"-arch=compute_{architecture}"]
     made = by_nvrtc(text, f"{name}.cu", options)
     assert not made.log

@@ -85,8 +85,8 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
         return iter(())
 
     for kind, names in (
-        (exchange, ("half_busy", "host_time", "transpose", "weak_scaling")),
-        (allreduce, ("over_launch", "over_persistent", "norm", "jacobi", "choice")),
+        (exchange, ("half_busy", "host_time")),
+        (allreduce, ("over_persistent", "norm")),
     ):
         for name in names:
             monkeypatch.setattr(kind.Targets, name, none)

@@ -11,17 +11,14 @@ from typing import Any
 from halox.grid import Grid
 from halox_bench.allreduce.baselines import HOST_STAGED, NCCL
 from halox_bench.allreduce.cases import AllreduceCase
-from halox_bench.allreduce.jacobi import AS_GRAPH, ONE_BY_ONE, READ_EACH, steps_us
 from halox_bench.allreduce.run import VALUE, AllreduceBench, make_reduction
 from halox_bench.common.options import KIB, MIB, size_label
-from halox_bench.common.rows import GRAPH, STREAM, Row, chosen_over_best, others, right
+from halox_bench.common.rows import GRAPH, STREAM, Row, right
 from halox_bench.common.targets import (
-    BARE_LAUNCH,
     OVER,
     Figure,
     Groups,
     Target,
-    bare_launch,
     limited,
     over,
 )
@@ -38,7 +35,6 @@ ONE_VALUE_US = {2: (5.0, 2.0), 8: (6.0, 2.5)}
 MEDIUM = (8 * KIB, 64 * KIB, 256 * KIB, MIB)
 LARGE = (16 * MIB, 64 * MIB, 128 * MIB)
 OVER_HOST = (8, 64, KIB, *MEDIUM, 4 * MIB, *LARGE)
-CHOICES = (8, 8 * KIB, 128 * KIB, MIB, 16 * MIB)
 
 OF_NCCL = dict.fromkeys(MEDIUM, 0.67) | dict.fromkeys(LARGE, 1.1)
 OF_HOST, OF_HOST_SHARED, SHARED_BYTES = 0.5, 1.0, 64 * KIB
@@ -49,8 +45,6 @@ OF_PERSISTENT = 1.3
 
 NORM_CELLS = 512
 OF_READING = 1.15
-JACOBI_CELLS = 256
-OF_ONE_BY_ONE = 0.8
 
 
 def groups(args: argparse.Namespace | None, comm: Any, device: str) -> Groups | None:
@@ -71,15 +65,12 @@ class Targets:
         """Return the groups by name, in the order of their measurement."""
         found: dict[str, Callable[[], Iterator[Figure]]] = {"one float64": self.one_value}
         if not self._bench.shared_gpu:
-            found["one float64 over a launch"] = self.over_launch
             found["Grid.allreduce over halox.Allreduce"] = self.over_persistent
             found["medium arrays over NCCL"] = partial(self.beside, NCCL, MEDIUM)
-            found["Jacobi step"] = self.jacobi
         found["norm of a field"] = self.norm
         if not self._bench.shared_gpu:
             found["large arrays over NCCL"] = partial(self.beside, NCCL, LARGE)
         found["over the host"] = partial(self.beside, HOST_STAGED, OVER_HOST)
-        found["choice of algorithms"] = self.choice
         return found
 
     def one_value(self) -> Iterator[Figure]:
@@ -93,17 +84,6 @@ class Targets:
         in_modes = dict(zip(modes, limits, strict=False))
         yield from Target(f"{what}, in a {{mode}}", in_modes, theirs).figures(rows)
         yield from Target(f"{what}, each read by the host", {VALUE: None}, theirs).figures(rows)
-
-    def over_launch(self) -> Iterator[Figure]:
-        """Measure one float64 beside an empty kernel, in turns: the host takes longer than the GPU."""
-        stage = self._bench.stage
-        with make_reduction(self._comm, _case(8), None, "gpu") as reduce, stage.current():
-            value, total = (stage.xp.zeros(1, "f8") for _ in range(2))
-            calls = {"reduce": lambda: reduce(value, out=total), "launch": bare_launch(stage.xp)}
-            times = self._bench.clock.measure(calls)
-            stage.settle()
-        what = f"allreduce of one float64, {self._ranks}, in a stream: over a launch alone"
-        yield over(what, times["reduce"], times["launch"], None, f"us of a {BARE_LAUNCH}")
 
     def over_persistent(self) -> Iterator[Figure]:
         """Measure `Grid.allreduce` beside `halox.Allreduce`, each in place and with new results, in turns."""
@@ -197,34 +177,6 @@ class Targets:
             cupy_sum_us=round(times["CuPy sum"], 2),
         )
         self._bench.free()
-
-    def jacobi(self) -> Iterator[Figure]:
-        """Measure a solver's step as a graph over the same steps launched one by one."""
-        times = steps_us(self._comm, self._bench.stage, JACOBI_CELLS)
-        what = f"Jacobi step of {JACOBI_CELLS}^3, {self._ranks}, with exchange and residual, as a graph"
-        rounded = {name: round(us, 2) for name, us in times.items()}
-        for other, most in ((ONE_BY_ONE, OF_ONE_BY_ONE), (READ_EACH, None)):
-            name, limit = f"{what}: over the same {other}", most if self._comm.size > 1 else None
-            us, theirs = times[AS_GRAPH], times[other]
-            yield over(name, us, theirs, limit, f"us {other}", others=rounded)
-        self._bench.free()
-
-    def choice(self) -> Iterator[Figure]:
-        """Compare the chosen algorithm with the best one."""
-        bench = AllreduceBench(self._comm, Options("gpu", None, (), timing=TIMING))
-        rows = [row for nbytes in CHOICES for row in right(bench.measure(_case(nbytes)))]
-        for one in chosen_over_best(rows):
-            timed = [row for row in rows if (row.case, row.mode) == (one["case"], one["mode"])]
-            yield limited(
-                f"allreduce of {one['case']}, {self._ranks}, in a {one['mode']}: chosen over best algorithm",
-                one["ratio"],
-                "x its time",
-                None,
-                one["best_us"],
-                f"us of {one['best']}",
-                chosen=one["chosen"],
-                others=others(timed, one["mode"]),
-            )
 
     def _measured(self, nbytes: int) -> list[Row]:
         if nbytes not in self._rows:
