@@ -1,4 +1,4 @@
-"""Benchmarks for asv, and the base of those that run ``halox bench`` and track figures of its rows.
+"""Benchmarks for asv; the base of benchmarks that run ``halox bench`` and track figures of its rows.
 
 ``tests/unit/test_asv.py`` runs each of them once, small: a class may have a method ``small()`` that returns an instance
 with little to do.
@@ -28,8 +28,8 @@ class Commanded:
 
     Notes
     -----
-    asv keeps the result of ``setup_cache`` by the line that defines it: each class defines one of its own, which
-    returns `measured`.
+    asv keeps the result of ``setup_cache`` by the line that defines it: each class defines its own, which returns
+    `measured`.
     """
 
     kind: ClassVar[str]

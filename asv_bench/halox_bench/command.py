@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     Raises
     ------
     HaloxError
-        If an option fits nothing, or a GPU is asked for and there is none.
+        If an option has an invalid value, or this machine has no GPU and the command asks for one.
 
     Notes
     -----

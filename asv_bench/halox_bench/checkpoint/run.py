@@ -44,7 +44,7 @@ class CheckpointCase:
     Attributes
     ----------
     onto : tuple of tuple of int
-        Process grids on which the field is loaded as well.
+        Process grids for further loads of the field.
     """
 
     shape: tuple[int, ...]
@@ -111,10 +111,10 @@ class CheckpointBench(Bench):
 def measure(comm: Any, case: CheckpointCase, folder: Path, device: Any, rounds: int) -> list[Row]:
     """Measure a field of random numbers with 24 bits of mantissa, which codecs can compress.
 
-    Reads are of files whose pages have been dropped. Collective; raises `HaloxError` if a load gives other bits.
+    Files are read after their pages have been dropped. Collective; raises `HaloxError` if a load gives other bits.
     """
     shape, codecs = case.shape, case.codecs
-    load_zarr()  # the first save shall not take the time of the import
+    load_zarr()  # keeps the import out of the first save's time
     with ExitStack() as stack:
         grid = stack.enter_context(Grid(shape, comm=comm, device=device))
         values = np.random.default_rng(comm.rank).random(grid.rank_shape)
@@ -197,7 +197,7 @@ def row_of(
 
 
 def _signature(grid: Grid, field: Any) -> int:
-    """Return a sum of the bits of all cells, each times a number that tells its place; collective."""
+    """Return a sum of the bits of all cells, each weighted by its place; collective."""
     first, *others = [np.arange(cut.start, cut.stop, dtype=np.uint64) for cut in grid.owned]
     found, plane = np.uint64(0), np.uint64(prod(grid.grid_shape[1:]))
     weights: Any = np.zeros((), np.uint64)
@@ -282,7 +282,7 @@ def _drop(comm: Any, folder: Path) -> None:
 
 
 def _resident_mib(*, reset: bool = False) -> float | None:
-    """Return the most resident memory since the last reset, or after a reset what is resident now; None if unknown."""
+    """Return the most resident memory since the last reset, or after a reset the present one; None if unknown."""
     if reset:
         try:
             Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""Numbers that every dtype of the benchmarks holds exactly, so that results are compared for equality."""
+"""Numbers that every dtype of the benchmarks holds exactly, for comparison by equality."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from halox.errors import HaloxError
 
 _MODULI = {1: 113, 2: 2039}
-"""By the bytes of a real number; larger ones have `_MODULUS`."""
+"""By the bytes of a real number; larger types have `_MODULUS`."""
 
 _MODULUS = 1_000_003
 
@@ -25,7 +25,7 @@ def need_numbers(dtype: str) -> None:
 
 
 def modulus_of(dtype: Any) -> int:
-    """Return the number below which a dtype, or the parts of a complex one, hold whole numbers exactly.
+    """Return a bound of whole numbers that a dtype, or the parts of a complex one, hold exactly.
 
     Examples
     --------

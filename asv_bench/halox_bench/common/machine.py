@@ -1,4 +1,4 @@
-"""The machine: its description for the JSON files, its GPUs, and what its MPI takes."""
+"""The machine: its description for the JSON files, its GPUs, and its MPI's support of device memory."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def device_of(asked: str, comm: Any = None) -> str:
     Raises
     ------
     DeviceError
-        On all ranks, if GPUs are asked for and any rank has none.
+        On all ranks, if GPUs are required and any rank has none.
     """
     why = None if asked == "cpu" else why_no_gpu()
     if comm is not None:
@@ -94,7 +94,7 @@ def why_not_gpu_aware(comm: Any, device: str) -> str:
 
     Notes
     -----
-    Collective. Tried in a process of its own, since a wrong yes would end this one.
+    Collective. A separate process tries it, since an MPI without support may crash.
     """
     if device == "cpu":
         return "the arrays are not on a GPU"

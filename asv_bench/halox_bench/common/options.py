@@ -129,5 +129,5 @@ class Option(NamedTuple):
 
 
 def option_of(name: str, known: tuple[str, ...], what: str) -> Option:
-    """Return an option whose values are some of the known words, by default all."""
+    """Return an option that selects among known words, by default all."""
     return Option(name, f"{what}, out of {', '.join(known)}; default: all", words_of(*known))

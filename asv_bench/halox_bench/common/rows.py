@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
-    """Return items by a key, in the order in which the keys first appear."""
+    """Return items by a key, in the order of the keys' first appearance."""
     groups: dict[Any, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -28,14 +28,14 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list
 
 @dataclass(frozen=True)
 class Row:
-    """One method on one case. Entries of ``details`` are attributes too, such as ``row.nbytes``.
+    """One method on one case. Entries of ``details`` are attributes too: ``row.nbytes``.
 
     Attributes
     ----------
     case : str
         Name of the case.
     kind : str
-        `SELECTED`: halox's own choice; `BASELINE`: hand-written code; else the kind of ``name``, such as `PATH`.
+        `SELECTED`: halox's own choice; `BASELINE`: hand-written code; else the kind of ``name``: `PATH`.
     name : str
         Name of the path, the algorithm or the baseline; ``"selected"``.
     path : str
@@ -253,7 +253,7 @@ class Table:
     Parameters
     ----------
     columns : sequence of Column
-        Those before the first time are shown also for a row without a time, followed by its error.
+        A row without a time has the columns before the first time, and its error.
     first_time : str
         Head of the first column with a time.
 

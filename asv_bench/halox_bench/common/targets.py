@@ -109,11 +109,11 @@ class Target(NamedTuple):
     Attributes
     ----------
     what : str
-        Name of the figure; ``{mode}`` stands for the mode.
+        Name of the figure, with ``{mode}`` for the mode.
     limits : mapping
         Target by mode, None for information only.
     theirs : tuple of str
-        Baselines, of which the first that was measured counts.
+        Baselines; the first measured one counts.
     form : {"us", "over", "faster"}
         The time, at most the target; over the baseline's time, at most the target; the baseline's time over it, at
         least the target. For the first, a baseline that cannot be captured counts in a stream.
@@ -184,8 +184,7 @@ def measured(groups: Groups, budget_s: float, progress: Progress, comm: Any = No
     Returns
     -------
     list of dict
-        Results of `figure`; of one that could not be measured, ``value`` and ``met`` are None and ``failed`` is the
-        reason.
+        Results of `figure`; without a measurement, ``value`` and ``met`` are None and ``failed`` is the reason.
     """
 
     def agreed(value: Any) -> Any:

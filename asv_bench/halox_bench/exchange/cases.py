@@ -1,7 +1,7 @@
-"""Cases of the halo benchmark: which cells go where, from shapes alone.
+"""Cases of the halo benchmark, and the cells that ranks exchange, from shapes alone.
 
-Nothing of :mod:`halox.decomposition` is used: the hand-written exchanges move what is said here, and every result is
-checked against what is said here.
+The module is independent of :mod:`halox.decomposition`: the hand-written exchanges and the check of every result follow
+it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ MILC = ((16, 16, 16, 16), (16, 16, 16, 8), (16, 8, 8, 8), (8, 8, 8, 8))
 
 @dataclass(frozen=True)
 class ExchangeCase:
-    """A halo exchange of blocks that are alike on all ranks.
+    """A halo exchange of equal blocks on all ranks.
 
     Attributes
     ----------
     shape : tuple of int
         Cells that a rank owns, the innermost axis last.
     faces : str
-        One of `FACES`. One axis: the ranks stand in a row along it, and only it is periodic. Else they are spread
-        over all axes, innermost first, and all are periodic.
+        One of `FACES`. With one axis the ranks form a row along it, and only this axis is periodic; else they are
+        spread over all axes, innermost first, and all axes are periodic.
     halo : int
         Width.
     fields : int
@@ -51,8 +51,8 @@ class ExchangeCase:
     components : tuple of int
         Extents of axes behind the grid axes.
     outer : bool
-        Whether ranks are spread over the outermost axes first, whose faces have the longest runs, as `halox.Grid` and
-        ``MPI_Dims_create`` do.
+        Whether ranks are spread over the outermost axes first, as by `halox.Grid` and ``MPI_Dims_create``; their faces
+        have the longest runs.
     """
 
     shape: tuple[int, ...]
@@ -131,7 +131,7 @@ class ExchangeCase:
         return self.fields * prod(self.padded_shape) * np.dtype(self.dtype).itemsize
 
     def proc_shape(self, ranks: int) -> tuple[int, ...]:
-        """Ranks along each axis: the innermost is divided first, which makes the shortest runs, or the outermost.
+        """Ranks along each axis; the innermost axis, with the shortest runs, is divided first, or the outermost.
 
         Examples
         --------
@@ -146,7 +146,7 @@ class ExchangeCase:
 
     @property
     def directions(self) -> tuple[tuple[int, ...], ...]:
-        """Neighbours' places relative to a rank, in one order on all ranks."""
+        """Neighbours' places relative to a rank, in the same order on all ranks."""
         reach = [(-1, 0, 1) if axis in self.along else (0,) for axis in range(self.ndim)]
         found = (d for d in product(*reach) if any(d))
         return tuple(d for d in found if self.corners or sum(map(abs, d)) == 1)
@@ -154,7 +154,7 @@ class ExchangeCase:
     def region(
         self, direction: Sequence[int], *, received: bool
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """First cell and extents, in a rank's array, of what goes to a neighbour or comes from it."""
+        """First cell and extents, in a rank's array, of the cells for a neighbour or from it."""
         halo = self.halo
         starts, extents = [], []
         for n, d in zip(self.shape, direction, strict=True):
@@ -174,12 +174,12 @@ class ExchangeCase:
 
 @dataclass(frozen=True)
 class Piece:
-    """One region of one field that goes to, or comes from, one rank.
+    """One region of one field, sent to or received from one rank.
 
     Attributes
     ----------
     tag : int
-        Number of the direction in which the sender sees the receiver.
+        Number of the direction from sender to receiver.
     starts, extents : tuple of int
         Cells, in the array of one rank.
     box : Box
@@ -205,7 +205,7 @@ class Neighbourhood:
     Attributes
     ----------
     sends, receives : tuple of Piece
-        By peer; those between two ranks come in the same order on both.
+        By peer; two ranks list the pieces between them in the same order.
     """
 
     def __init__(
@@ -253,8 +253,8 @@ def _prime_factors(n: int) -> list[int]:
 def cases(args: argparse.Namespace) -> list[ExchangeCase]:
     """Return the cases of a command line.
 
-    All combinations of its sizes, faces, halos, dtypes and numbers of fields; what it leaves open is x-faces, all faces
-    and all neighbours of float64 cubes with a halo of 1. Without any of these options, a grid of cases.
+    All combinations of its sizes, faces, halos, dtypes and numbers of fields; by default x-faces, all faces and all
+    neighbours of float64 cubes with a halo of 1. Without any of these options, a grid of cases.
 
     Raises
     ------

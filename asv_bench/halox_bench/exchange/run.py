@@ -85,7 +85,7 @@ class PreparedExchange(Prepared):
         return Method(kind, name, plan, plan.close, True, self.own_arrays, {"path": taken})
 
     def exchange(self) -> None:
-        """Exchange by `Grid.exchange`, which finds its plan by itself."""
+        """Exchange by `Grid.exchange`, which finds its plan."""
         self._grid.exchange(*self.own_arrays, corners=self.case.corners)
 
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:

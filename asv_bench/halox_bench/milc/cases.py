@@ -22,7 +22,7 @@ LATTICES = {
     "gpu": ((32, 32, 32, 32), (36, 36, 36, 72), (18, 18, 18, 36)),
     "cpu": ((16, 16, 16, 16),),
 }
-"""Usual ones: sites along x, y, z and t."""
+"""Usual lattices: sites along x, y, z and t."""
 
 QUICK_LATTICES = ((8, 8, 8, 8),)
 
@@ -44,9 +44,9 @@ class MilcCase:
     operator : {"improved", "naive"}
     precision : {"double", "single"}
     ranks : int
-        0 for all that there are.
+        0 for all ranks.
     scaling : {"", "strong", "weak"}
-        The table it belongs to.
+        Table of the case.
     """
 
     lattice: tuple[int, int, int, int]
@@ -110,7 +110,7 @@ def cases(args: argparse.Namespace) -> list[MilcCase]:
 
 
 def scaled(case: MilcCase, size: int, scalings: Sequence[str] = SCALINGS) -> list[MilcCase]:
-    """Return a case on one rank, on all of ``size``, and on powers of two between, of one lattice and of growing ones.
+    """Return a case on one rank, on all of ``size`` and on powers of two between, of one lattice and of growing ones.
 
     Examples
     --------

@@ -43,9 +43,9 @@ class MilcBench(RanksBench):
     Parameters
     ----------
     scalings : sequence of str
-        Tables on several ranks, out of `SCALINGS`; without any, each case on all ranks only.
+        Tables on several ranks, out of `SCALINGS`; if empty, each case on all ranks only.
     usual : bool
-        Whether only the usual lattices of the device are suited.
+        Whether to take only the usual lattices of the device.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MilcBench(RanksBench):
         return [one for case in cases for one in scaled(case, size, self._scalings)]
 
     def measure(self, case: MilcCase) -> list[Row]:
-        """Measure one case; the ranks that it leaves out wait without using their processors."""
+        """Measure one case; idle ranks wait without using their processors."""
         ranks = case.ranks or self.comm.size
         takes_part = self.comm.rank < ranks
         part = self.comm.Split(0 if takes_part else load_mpi().UNDEFINED)
@@ -93,7 +93,7 @@ class MilcBench(RanksBench):
         return rows
 
     def heading(self) -> str:
-        """Return what stands above the table."""
+        """Return the lines above the table."""
         return (
             f"{self.comm.size} ranks, {self.options.device} arrays; microseconds of an iteration and of D, the slowest "
             "rank's\n/floor, share: beside the bytes of the kernels at the speed of a copy in the same run"
@@ -139,7 +139,7 @@ class MilcBench(RanksBench):
         runtime.memcpyAsync(*ends, source.nbytes, kind, self.stage.stream.ptr)
 
     def _captured(self, comm: Any, problem: Problem) -> Calls:
-        """Return an iteration as a graph, if all of its paths allow for it."""
+        """Return an iteration as a graph, if all of its paths can be captured."""
         if self.stage.device is None or not self.options.graph:
             return {}
         problem.rewind()
@@ -148,7 +148,7 @@ class MilcBench(RanksBench):
         return {} if replay is None else {GRAPH: problem.iterations(replay)}
 
     def _whole_arrays(self, comm: Any, case: MilcCase, problem: Problem) -> Calls:
-        """Return D and an iteration of users' own, on one rank's CPU."""
+        """Return D and an iteration by hand, on one rank's CPU."""
         wanted = self.options.baselines is None and self.stage.device is None and comm.size == 1
         found: Calls = {}
         for name, piece in ((by_users.WHOLE, 0), (by_users.PIECES, by_users.PIECE)):

@@ -37,7 +37,7 @@ _BESIDE = ("stream_us", "dslash_us", "exchange_us", "dslash_gflops", "cg_gflops"
 
 
 def groups(args: argparse.Namespace | None, comm: Any, device: str) -> Groups:
-    """Return the groups of figures: those with targets on one rank, tables of scaling on several."""
+    """Return the groups of figures: with targets on one rank, tables of scaling on several."""
     baselines = () if device == "gpu" else None
     bench = MilcBench(comm, Options(device, baselines=baselines, timing=TIMING[device]))
     return groups_on(bench, LATTICES[device][:2])

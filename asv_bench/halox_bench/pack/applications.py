@@ -1,8 +1,7 @@
 """Benchmark patterns taken from applications: DDTBench, HACC's Voronoi blocks, faces of cubes.
 
-The DDTBench patterns are those of its version 1.2 (Schneider, Gerstenberger, Hoefler), with its
-datatypes, element types and input sizes; random lists come from a fixed seed. The send side is
-what is described here.
+DDTBench is version 1.2 (Schneider, Gerstenberger, Hoefler), with its datatypes, element types and
+input sizes; random lists use a fixed seed. Only the send sides are described here.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ WRF_INPUTS: dict[str, dict[str, tuple[Range, Range, Range, Range, Range, Range]]
 """First and last index of the memory (i, k, j) and of the box that is exchanged (i, k, j)."""
 
 WRF_ARRAYS = (2,) * 4 + (3,) * 3 + (4,) * 2
-"""Dimensions of the fields; of the two with four, the second of two scalars is sent."""
+"""Dimensions of the fields; a field of four has two scalars, and the second is sent."""
 
 
 def wrf(axis: str, kind: str) -> Iterator[Case]:

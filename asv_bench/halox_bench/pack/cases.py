@@ -18,14 +18,14 @@ def catalogue() -> dict[str, Pattern]:
 def select(
     wanted: Sequence[str] = (), *, quick: bool = False, among: Iterable[Pattern] | None = None
 ) -> list[Case]:
-    """Return the cases whose pattern or whose ``pattern/size`` matches one of some shell patterns.
+    """Return the cases that match one of some shell patterns, by ``pattern`` or ``pattern/size``.
 
     Parameters
     ----------
     wanted : sequence of str
-        Such as ``"vector"``, ``"NAS_*"`` or ``"vector/128B-*"``; none means all.
+        ``"vector"``, ``"NAS_*"`` or ``"vector/128B-*"``; empty means all.
     quick : bool
-        Only the sizes of a quick run, where a pattern and not a size is named.
+        Whether a pattern without a size has only the sizes of a quick run.
     among : iterable of Pattern, optional
         By default all of the catalogue.
 

@@ -21,7 +21,7 @@ from halox_bench.pack.rows import COPY, PACKER, Measured, rows_of
 from halox_bench.ranks.bench import Bench
 
 Times = dict[str, Timed]
-"""By the state of the cache."""
+"""Times by the state of the cache."""
 
 
 class BrokenDeviceError(HaloxError):
@@ -37,12 +37,12 @@ def make_packer(
     *,
     to_host: bool = False,
 ) -> Any:
-    """Make a packer by name; ``"auto"`` chooses as ``halox.pack`` does.
+    """Make a packer by name; ``"auto"`` is the choice of ``halox.pack``.
 
     Raises
     ------
     DatatypeError
-        If that packer cannot take the datatype.
+        If the packer does not support the datatype.
     """
     from halox.packing.choosing import choose, device_packer
 
@@ -120,7 +120,7 @@ class _OneDirection:
         self._unpack = direction == "unpack"
 
     def rows(self) -> list[Row]:
-        """Measure with warm and with cold caches, as far as they differ."""
+        """Measure with warm and with cold caches, if they differ."""
         placed, case = self._placed, self._case
         placed.refill()
         turns = placed.turns if self._destination == "device" else 1
@@ -134,7 +134,7 @@ class _OneDirection:
             except DatatypeError as error:
                 results, failed = f"not for this type: {error}", False
             except Exception as error:
-                # The other methods are still measured.
+                # A failed method does not end the run.
                 results, failed = f"{type(error).__name__}: {error}", True
                 self._check_device(name, error)
             for cache, measured in found.items():

@@ -67,7 +67,7 @@ class HostBench(Bench):
             except MissingPackageError as error:
                 found.append((name, kind, f"left out: {error}", False))
             except Exception as error:
-                # The other methods are still measured.
+                # A failed method does not end the run.
                 found.append((name, kind, f"{type(error).__name__}: {error}", True))
         alike: dict[str, Any] = {"direction": direction, "destination": "memory", "cache": "warm"}
         alike["sector_bytes"] = SECTOR * sectors(datatype, case.count, start)
@@ -130,7 +130,7 @@ def _check(
         if wrong.size:
             raise HaloxError(f"wrong result: {wrong.size} wrong bytes, the first at {wrong[0]}")
         return
-    # Memory is filled with the complement of what unpacking gives, so that what was written shows.
+    # Memory holds the complement of the expected bytes, so that written bytes are visible.
     packed[:] = expected
     before = reference.filled(slab.size)
     slab[:] = ~before

@@ -15,7 +15,7 @@ REPEATS, QUICK_REPEATS = 11, 5
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Selection of what is measured.
+    """Selection of methods and places.
 
     Attributes
     ----------

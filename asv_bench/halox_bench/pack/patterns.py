@@ -9,7 +9,7 @@ from typing import Any
 from halox.datatypes import Datatype
 from halox_bench.common.layouts import ByHand
 
-# Arrays of a case lie apart as separate allocations do, and aligned as they are.
+# Arrays of a case are aligned, with gaps between, like separate allocations.
 _ALIGNMENT = 512
 _GAP = 4096
 
@@ -25,19 +25,19 @@ class Case:
     arrays : tuple of int
         Bytes of memory of each array, from its first element.
     build : callable
-        Returns the datatype; given the addresses of the arrays, which only an absolute one uses.
+        Given the addresses of the arrays, returns the datatype; only absolute ones use them.
     payload : int
         Bytes that are packed, by the pattern's own formula.
     count : int
         Items of the datatype.
     start : int
-        Bytes from the first array's beginning to the buffer address that goes with the datatype.
+        Bytes from the first array's beginning to the datatype's buffer address.
     absolute : bool
         Whether displacements are addresses, as with ``MPI_BOTTOM``.
     by_hand : ByHand or None
         The layout for hand-written baselines.
     block_bytes : int
-        Length of the contiguous runs where they are all alike, else 0; for plots.
+        Length of the contiguous runs if they are equal, else 0; for plots.
     """
 
     pattern: str
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Offset of each array in one slab of memory that holds them all."""
+        """Offset of each array in one slab of memory for all arrays."""
         found, at = [], 0
         for nbytes in self.arrays:
             found.append(at)
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of such a slab."""
+        """Bytes of the slab."""
         return self.offsets[-1] + -(-self.arrays[-1] // _ALIGNMENT) * _ALIGNMENT
 
     def place(self, base: int) -> tuple[Datatype, int]:
@@ -81,7 +81,7 @@ class Case:
 
         Notes
         -----
-        With a slab elsewhere the same datatype does, with the buffer address moved alike.
+        For another slab the same datatype is valid, with the buffer address moved likewise.
         """
         addresses = [base + offset for offset in self.offsets]
         return self.build(addresses), 0 if self.absolute else base + self.start
@@ -98,7 +98,7 @@ class Pattern:
     quick : tuple of str
         Sizes of a quick run.
     source : str
-        Where the sizes are published.
+        Publication of the sizes.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Number of 32-byte sectors of memory that a layout touches: the least that a GPU must move."""
+"""Number of 32-byte sectors of memory that a layout touches: a lower bound of a GPU's traffic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sectors(datatype: Datatype, count: int = 1, origin: int = 0) -> int:
 
     Notes
     -----
-    Outer levels of strides that keep every sector to one step are multiplied, not listed.
+    Outer levels with steps that share no sector are multiplied, not listed.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def sectors(datatype: Datatype, count: int = 1, origin: int = 0) -> int:
 
 
 def _of_strided(blocks: StridedBlocks) -> int:
-    """Peel off outer levels whose steps share no sector."""
+    """Remove outer levels with steps that share no sector."""
     counts, strides = list(blocks.counts), list(blocks.strides)
     times = 1
     while counts:

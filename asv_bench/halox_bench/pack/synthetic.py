@@ -1,4 +1,4 @@
-"""Benchmark patterns that are defined by their geometry: vectors, boxes, triangles, lists, structs."""
+"""Benchmark patterns defined by their geometry: vectors, boxes, triangles, lists, structs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def contiguous() -> Iterator[Case]:
 
 
 def runs(pattern: str, block: int, stride: int, payload: int) -> Case:
-    """Return equal runs at one stride, described by the constructor that the pattern is named after."""
+    """Return equal runs at one stride; the pattern's name selects the datatype's constructor."""
     n = payload // block
     built = {"indexed": _indexed, "indexed_block": _indexed_block}.get(pattern, _vector)
     return Case(

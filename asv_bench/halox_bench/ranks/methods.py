@@ -84,7 +84,7 @@ class Prepared(ABC):
     refused : list of Row
         Rows of methods that are impossible, or wrong.
     details : dict
-        Details of all rows, beside those of the case.
+        Further details of all rows.
 
     Notes
     -----
@@ -211,7 +211,7 @@ class Prepared(ABC):
             self.made.pop().close()
 
     def rows(self) -> list[Row]:
-        """Measure every method; return its rows, and those of refused methods."""
+        """Measure every method; return all rows, of refused methods too."""
         streamed = self.bench.clock.measure({method.name: method.call for method in self.made})
         found = [self.measured(method, STREAM, streamed[method.name]) for method in self.made]
         if self.stage.device is not None and self.bench.options.graph:
@@ -258,5 +258,5 @@ class Prepared(ABC):
 
 
 def paths_taken(rows: Iterable[Any], without: int | None = None) -> str:
-    """Return the paths and protocols in rows of ``explain()``, except those to one rank."""
+    """Return the paths and protocols in rows of ``explain()``, except to one rank."""
     return ", ".join(sorted({f"{row.path}/{row.protocol}" for row in rows if row.peer != without}))

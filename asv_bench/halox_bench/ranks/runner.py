@@ -47,8 +47,8 @@ class Kind:
     options : tuple of Option
     plots : tuple of Plot
     targets : callable or None
-        Given the command line, the communicator and the device or place, returns the groups of figures with targets;
-        None where there are none.
+        Given the command line, the communicator and the device or place, returns the groups of figures with targets,
+        or None.
     budget_s : float
         Seconds after which no further group of figures is begun.
     named : {"paths", "algorithms", ""}
@@ -73,7 +73,7 @@ class Kind:
     defaults: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options that all kinds have, and those of this kind."""
+        """Add the options of all kinds, and of this one."""
         flag: Any = {"action": "store_true"}
         if self.ranks != ALONE:
             text = "ranks to start on this machine (default: those of a surrounding mpiexec)"
@@ -105,7 +105,7 @@ class Kind:
         parser.add_argument("--plot", type=Path, metavar="DIR", help="draw figures as PNG files")
 
     def run(self, args: argparse.Namespace, command: Sequence[str]) -> int:
-        """Run what the command line asks for; the same as for `halox_bench.command.run`."""
+        """Run the cases or targets of the command line; the same as for `halox_bench.command.run`."""
         unknown = [place for place in getattr(args, "where", ()) if place not in PLACES]
         if unknown:
             raise HaloxError(f"--where {unknown[0]}: expected one of {', '.join(PLACES)}")

@@ -67,8 +67,8 @@ class CopyTo(Turning):
 class Alltoallw(Turning):
     """One ``Alltoallw`` among the ranks that exchange cells, with a type for each of them.
 
-    The sender's are subarrays. So are the receiver's where the axes are in the same order; else they are nested
-    vectors that run along the sender's axes.
+    The sender's types are subarrays. The receiver's are subarrays if the order of the axes stays, else nested vectors
+    along the sender's axes.
     """
 
     name = ALLTOALLW
@@ -86,7 +86,7 @@ class Alltoallw(Turning):
         receives: Sequence[Piece],
         axes: tuple[int, ...],
     ) -> None:
-        """Make types for a target whose axis ``k`` is axis ``axes[k]`` of the source."""
+        """Make types for a target; its axis ``k`` is axis ``axes[k]`` of the source."""
         ranks = pieces.together
         self._comm = comm.Split(ranks[0], comm.rank)
         self._element = _element(case)

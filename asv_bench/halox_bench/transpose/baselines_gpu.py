@@ -52,12 +52,12 @@ class StridedCopy(Turning):
 
 
 class Cutensor(Turning):
-    """cuTENSOR through CuPy: the target becomes 1 x the source with its axes turned + 0 x what it held.
+    """cuTENSOR through CuPy: target = 1 x the source with its axes turned + 0 x the target.
 
     Raises
     ------
     PathError
-        If CuPy has no cuTENSOR here, or it has no such dtype.
+        If CuPy finds no cuTENSOR, or cuTENSOR lacks the dtype.
     """
 
     name = CUTENSOR
@@ -89,7 +89,7 @@ class Cutensor(Turning):
 class ByNccl(Turning):
     """CuPy's strided copies of the peers' cells, turned, into buffers; one NCCL group; strided copies out of buffers.
 
-    The cells that stay on the rank are copied straight to their places.
+    Cells that stay on the rank are copied directly to their places.
     """
 
     name = NCCL

@@ -21,7 +21,7 @@ METHODS = (TRANSPOSE, VECTOR)
 
 WHOLE, SLABS, PENCILS = "whole", "slabs", "pencils"
 DIVISIONS = (WHOLE, SLABS, PENCILS)
-"""One rank; ranks in a row along one axis; ranks over two axes, one of which stays as it is."""
+"""One rank; ranks in a row along one axis; ranks over two axes, with the division of one unchanged."""
 
 FORWARD, BACKWARD = "forward", "backward"
 DIRECTIONS = (FORWARD, BACKWARD)
@@ -37,7 +37,7 @@ SMALL = {2: (1024, 1536), 3: (64, 96, 128), 4: (24, 32, 40, 48)}
 
 @dataclass(frozen=True)
 class TransposeCase:
-    """Cells of one grid carried into another, or the bytes of a transposed matrix.
+    """Cells of one grid copied into another, or the bytes of a transposed matrix.
 
     Attributes
     ----------
@@ -158,8 +158,8 @@ class TransposeCase:
     def proc_shapes(self, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ranks along each axis of the first and of the second grid.
 
-        The second grid is divided along the first of its axes that the first grid leaves whole; pencils keep their
-        division along the first grid's axis 0.
+        The second grid is divided along its first axis that is whole in the first grid; pencils keep their division
+        along the first grid's axis 0.
 
         Examples
         --------

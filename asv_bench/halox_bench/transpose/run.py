@@ -37,7 +37,7 @@ class TransposeBench(RanksBench):
     """Transposes of the ranks of a communicator."""
 
     def suited(self, cases: Sequence[TransposeCase]) -> list[TransposeCase]:
-        """Return the cases for this number of ranks; `HaloxError` if there are none."""
+        """Return the cases for this number of ranks; raise `HaloxError` if none fits."""
         alone = self.comm.size == 1
         found = [case for case in cases if (case.division == WHOLE) is alone]
         if not found:
@@ -114,7 +114,7 @@ class PreparedTranspose(Prepared):
         super().make()
 
     def by_hand(self, name: str, make: Callable[[], Baseline]) -> Method:
-        """Make a baseline, on the arrays of its own choice."""
+        """Make a baseline, which may have other arrays."""
         made: Any = make()
         return replace(super().by_hand(name, lambda: made), arrays=made.arrays)
 

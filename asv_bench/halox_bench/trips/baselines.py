@@ -125,7 +125,7 @@ class Packed(Trip):
             unpack()
 
     def _each(self, make: Callable[[ByHand, bool], Call | None]) -> None:
-        """Make the calls that pack and those that unpack, by layout and whether to unpack."""
+        """Make the calls that pack and unpack, given a layout and whether to unpack."""
         self.packs, self.unpacks = (
             [None if layout is None else make(layout, unpack) for layout in layouts]
             for layouts, unpack in (

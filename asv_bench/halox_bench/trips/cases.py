@@ -123,7 +123,7 @@ def at(datatype: dt.Datatype, start: int) -> dt.Datatype:
 
 
 def between(pattern: str, size: object, sides: Sequence[Side], **more: Any) -> TripCase:
-    """Return a case in which each rank sends and receives the same places of its only array."""
+    """Return a case where each rank sends and receives the same places of its only array."""
     nbytes = max(side.datatype.true_ub for side in sides)
     count = sides[0].datatype.size
     directions = there_and_back(sides, sides)
@@ -207,7 +207,7 @@ def _same(case: Case) -> tuple[Case, Side]:
 
 
 def _beside(case: Case) -> tuple[Case, Side]:
-    """Return the halo of NAS next to the send side, or at the other end."""
+    """Return NAS's halo next to the send side, or at the opposite end."""
     shape = [int(n) for n in case.size.split("x")]
     if case.pattern.startswith("NAS_LU"):
         (n,) = shape
@@ -227,14 +227,14 @@ def _tail(case: Case) -> tuple[Case, Side]:
 
 
 def _elsewhere(case: Case) -> tuple[Case, Side]:
-    """Return a contiguous array of its own for SPECFEM3D_mt."""
+    """Return a separate contiguous array for SPECFEM3D_mt."""
     larger = replace(case, arrays=(*case.arrays, case.payload))
     here = dt.contiguous(case.payload // 4, "f4")
     return larger, Side(at(here, larger.offsets[1]), Boxes((Box(case.payload, array=1),)))
 
 
 def _fft(case: Case) -> TripCase:
-    """Return the all-to-all of a rank's rows, and the one back, which restores the matrix."""
+    """Return the all-to-all of a rank's rows, and the all-to-all back, which restores the matrix."""
     n = int(case.size)
     rows, peers = n // RANKS, range(RANKS)
     matrix = 16 * n * rows
@@ -365,7 +365,7 @@ def scatter_gather(args: argparse.Namespace) -> list[TripCase]:
 
 
 def matching(cases: Sequence[TripCase], patterns: Iterable[str]) -> list[TripCase]:
-    """Return the cases whose pattern or ``pattern/size`` matches one of some shell patterns.
+    """Return the cases that match one of some shell patterns, by ``pattern`` or ``pattern/size``.
 
     Raises
     ------

@@ -14,7 +14,7 @@ _FACTOR = 2654435761
 
 
 def places(case: TripCase, layout: ByHand) -> Any:
-    """Return the numbers of a slab's words in the order in which hand-written code packs them."""
+    """Return the numbers of a slab's words in the packing order of hand-written code."""
     kind = f"u{case.word}"
     numbers = np.arange(case.slab_bytes // case.word, dtype=kind)
     packed = np.empty(case.nbytes, np.uint8)
@@ -63,7 +63,7 @@ class TripOracle:
         return self._known[id(layout)][first : first + each]
 
     def filled(self, rank: int, step: int) -> Any:
-        """Return the words of a rank's slab, different from its neighbours, the other rank's and the last step's."""
+        """Return the words of a rank's slab, which differ from each other, between ranks and between steps."""
         numbers = self._xp.arange(self._case.slab_bytes // self._case.word, dtype=self._kind)
         kind = numbers.dtype.type
         return (numbers * kind(2) + kind(rank)) * kind(_FACTOR) + kind(step + 1)

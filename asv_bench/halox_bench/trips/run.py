@@ -76,7 +76,7 @@ class TripBench(RanksBench):
     ----------
     place : {"host", "1gpu", "2gpus"}
     mapped : bool
-        Whether slabs on a GPU are in memory that the other rank can map, and key caches are measured.
+        Whether the other rank can map slabs on a GPU, and key caches are measured.
 
     Raises
     ------
@@ -153,7 +153,7 @@ class Exchanges(Trip):
 
 
 class Uncached(Exchanges):
-    """Two exchanges whose keys are mapped and sent anew before each transfer."""
+    """Two exchanges that map and send their keys anew before each transfer."""
 
     capturable = False
 
@@ -164,7 +164,7 @@ class Uncached(Exchanges):
 
 
 def mapping_us(channels: Sequence[AgreeingChannel], samples: int) -> float:
-    """Return microseconds in which this rank maps the keys of channels anew, without messages; collective.
+    """Return the microseconds of mapping the keys of channels anew, without messages; collective.
 
     The peers' replies are the same each time, and are received once.
     """
@@ -186,7 +186,7 @@ def mapping_us(channels: Sequence[AgreeingChannel], samples: int) -> float:
         for channel in channels:
             channel.remap(lambda _, said=words[channel]: next(said))  # type: ignore[misc]
         times.append(time.perf_counter() - begin)
-    for channel in channels:  # once more with the peers, whose keys are outdated
+    for channel in channels:  # once more with the peers, which have outdated keys
         channel.remap()
     return median(times) * 1e6
 
@@ -223,7 +223,7 @@ class PreparedTrip(Prepared):
         return rows + (self._with_busy_gpus() if is_busy else [])
 
     def measured(self, method: Method, mode: str, us: float) -> Row:
-        """Return the row of a method whose round trips were timed."""
+        """Return the row of a method, given the time of a round trip."""
         speed = self.case.nbytes / (us / 2) / 1e3
         return super().measured(method, mode, us / 2).with_(gb_per_s=speed)
 
