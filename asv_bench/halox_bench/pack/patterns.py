@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halox.datatypes import Datatype
-from halox_bench.common.layouts import ByHand
+from halox_bench.common.layouts import Box, Boxes, ByHand
 
 # Arrays of a case are aligned, with gaps between, like separate allocations.
 _ALIGNMENT = 512
@@ -85,6 +85,21 @@ class Case:
         """
         addresses = [base + offset for offset in self.offsets]
         return self.build(addresses), 0 if self.absolute else base + self.start
+
+
+def of_box(
+    pattern: str,
+    size: object,
+    nbytes: int,
+    build: Callable[[], Datatype],
+    box: Box,
+    *,
+    start: int = 0,
+    count: int = 1,
+) -> Case:
+    """Return a case of equal runs in one array of so many bytes."""
+    what = pattern, str(size), (nbytes,), lambda _: build(), box.nbytes, count, start
+    return Case(*what, by_hand=Boxes((box,)), block_bytes=box.block_bytes)
 
 
 @dataclass(frozen=True)
