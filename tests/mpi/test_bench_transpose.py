@@ -12,11 +12,9 @@ import pytest
 from mpi4py import MPI
 
 from halox.errors import PathError
-from halox.exchange.plan import Plan
 from halox_bench.ranks.bench import Options
-from halox_bench.ranks.clock import RanksClock, Timing
+from halox_bench.ranks.clock import Timing
 from halox_bench.transpose import baselines, baselines_gpu
-from halox_bench.transpose import run as transpose_run
 from halox_bench.transpose.baselines import (
     ALLTOALLW,
     ALLTOALLW_COPYTO,
@@ -28,9 +26,8 @@ from halox_bench.transpose.cases import TransposeCase
 from halox_bench.transpose.kind import of_copy
 from halox_bench.transpose.oracle import TransposeOracle
 from halox_bench.transpose.pieces import Pieces
-from halox_bench.transpose.run import ThroughGrids, TransposeBench
+from halox_bench.transpose.run import TransposeBench
 from tests.mpi.bench_nccl import Nccl
-from tests.mpi.capturing import Capturing
 from tests.unit import bench_gpu
 
 pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
@@ -102,58 +99,6 @@ def test_one_wrong_value_on_one_rank_leaves_no_figure(
     assert spoilt.name == spoilt_one.name and spoilt.us is None and not spoilt.checked
     assert "wrong result: 1 values, in transpose 1" in spoilt.error
     assert all(row.us and spoilt.name not in row.beside for row in rows if row is not spoilt)
-
-
-def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    transposes: Callable[..., Any] = Plan.__call__
-    done: list[Plan] = []
-
-    def only_once(self: Plan) -> None:
-        if self not in done:
-            transposes(self)
-        done.append(self)
-
-    monkeypatch.setattr(Plan, "__call__", only_once)
-    rows = TransposeBench(comm, OPTIONS).measure(fitting(comm))
-    failed = {row.name: row.error for row in rows if row.failed}
-    assert set(failed) == (
-        {"selected"} if comm.size == 1 else {"selected", "host", "scatter_gather"}
-    )
-    assert all("in transpose 2 of" in error for error in failed.values())
-
-
-def test_what_is_too_large_is_left_out(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transpose_run, "MOST_HOST_BYTES", 1000)
-    (row,) = TransposeBench(comm, OPTIONS).measure(fitting(comm))
-    assert row.us is None and not row.failed and "left out" in row.error
-
-
-@pytest.mark.parametrize("trouble", ["", "spoil"])
-def test_graphs(trouble: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = TransposeBench(comm, Options("cpu", ("host",), (), timing=OPTIONS.timing))
-    stage = Capturing()
-    bench.stage, bench.clock = stage, RanksClock(comm, stage, OPTIONS.timing)
-    monkeypatch.setattr(bench, "_why_not", lambda case: "")
-    monkeypatch.setattr(bench, "free", lambda: None)
-    make = ThroughGrids.make
-
-    def remember(self: Any) -> None:
-        if trouble and comm.rank == 0:
-            stage.spoil = self.own_arrays[1]
-        make(self)
-
-    monkeypatch.setattr(ThroughGrids, "make", remember)
-    rows = bench.measure(fitting(comm))
-    names = ["selected"] if comm.size == 1 else ["selected", "host"]
-    assert [(row.name, row.mode) for row in rows] == [
-        (name, mode) for mode in ("stream", "graph") for name in names
-    ]
-    for row in rows:
-        in_graph = row.mode == "graph"
-        assert bool(row.us) is not (in_graph and bool(trouble)), row.error
-        assert row.failed is (in_graph and bool(trouble))
 
 
 def elementwise_binary(

@@ -37,34 +37,10 @@ from tests.unit.nvrtc import by_nvrtc
 require("cxx")
 
 CASES = [
-    "vector_512/8B-64KiB",
-    "vector/16KiB-64KiB",
-    "hypercube/4",
-    "lower_triangle/1024",
-    "upper_triangle/1024",
-    "random_indexed/dense-64KiB",
-    "struct_24/4096",
-    "WRF_x_vec/8x8",
-    "WRF_y_sa/2x2",
-    "MILC_su3_zdown/8x8x8x8",
-    "NAS_LU_x/33",
-    "NAS_MG_x/34x18x18",
-    "LAMMPS_full/1907-1662",
-    "SPECFEM3D_cm/c1",
-    "SPECFEM3D_mt/c3",
-    "FFT2/256",
-    "HACC_vblock/4Ki",
-    "face_x/64",
-    "face_y/64",
-]
-
-
-# Another kind of layout each; the others are run in the whole matrix, and moved by hand in any case.
-KINDS = {
     *("vector_512/8B-64KiB", "hypercube/4", "lower_triangle/1024", "random_indexed/dense-64KiB"),
     *("struct_24/4096", "WRF_y_sa/2x2", "MILC_su3_zdown/8x8x8x8", "SPECFEM3D_cm/c1", "FFT2/256"),
-    "face_x/64",
-}
+    *("face_x/64", "upper_triangle/1024", "LAMMPS_full/1907-1662"),
+]
 
 
 @pytest.fixture
@@ -150,10 +126,7 @@ class TestCopies:
 
 
 class TestRun:
-    @pytest.mark.parametrize(
-        "name",
-        [pytest.param(name, marks=() if name in KINDS else pytest.mark.full) for name in CASES],
-    )
+    @pytest.mark.parametrize("name", CASES)
     def test_every_kind_of_case(self, rig: Rig, name: str) -> None:
         directions = ("pack",) if name.startswith("struct") else ("pack", "unpack")
         rows = rows_of(rig, [name], directions=directions, methods=("auto", "workunits"))
@@ -219,27 +192,6 @@ class TestRun:
         rows = rows_of(rig, ["face_y/64"], methods=("traversal", "strided"))
         assert {row.name for row in rows if row.failed} == {"traversal"}
         assert all(row.us for row in rows if row.name == "strided")
-
-    def test_a_baseline_that_does_not_compile_is_a_row(
-        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def broken(*_: Any) -> Any:
-            raise RuntimeError("no compiler")
-
-        monkeypatch.setattr(baselines, "prepare", broken)
-        rows = rows_of(rig, ["face_y/64"], methods=("strided",))
-        assert {row.name for row in rows if row.failed} == {baselines.BY_HAND}
-
-    def test_no_memory_for_packed_bytes(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(nbytes: int) -> Any:
-            raise DeviceError("cannot page-lock")
-
-        rig.link_bytes_per_us("host")
-        monkeypatch.setattr("halox_bench.common.rig.pinned", refuse)
-        rows = rows_of(rig, ["face_y/64"], methods=("strided",))
-        (left_out,) = [row for row in rows if row.destination == "host"]
-        assert "page-lock" in left_out.error and not left_out.failed
-        assert any(row.destination == "peer" and row.us for row in rows)
 
     def test_a_broken_device_ends_the_run(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         broken = []
