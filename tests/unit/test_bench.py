@@ -411,5 +411,5 @@ def test_the_catalogue_has_quick_sizes() -> None:
 def test_the_kernels_lie_beside_the_modules() -> None:
     folder = Path(str(files("halox_bench")))
     found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu"))
-    assert found == ["common/bench.cu", "common/byhand.cu"]
+    assert found == ["common/bench.cu", "common/byhand.cu", "common/seven_point.cu"]
     assert all('extern "C" __global__' in (folder / path).read_text() for path in found)

@@ -390,6 +390,7 @@ def test_kernels_mix_as_the_reference_does(rig: Rig) -> None:
     ("name", "settings"),
     [
         ("bench", kernels.defines("bench")),
+        ("seven_point", ()),
         *(
             ("byhand", kernels.defines("byhand", WORD_BYTES=word, UNPACK=unpack))
             for word in (1, 2, 4, 8, 16)

@@ -85,7 +85,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
         return iter(())
 
     for kind, names in (
-        (exchange, ("half_busy", "host_time")),
+        (exchange, ("half_busy", "host_time", "weak_scaling")),
         (allreduce, ("over_persistent", "norm")),
     ):
         for name in names:

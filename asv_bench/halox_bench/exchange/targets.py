@@ -38,6 +38,7 @@ from halox_bench.exchange.baselines import BY_HAND
 from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
 from halox_bench.exchange.cases import ExchangeCase
 from halox_bench.exchange.run import ExchangeBench, PreparedExchange
+from halox_bench.exchange.steps import STEP_CELLS, step_us
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.busy import times_us
 from halox_bench.ranks.clock import Timing
@@ -65,6 +66,7 @@ HOP_US, OF_WIRE = 1.5, 1.25
 FOUR_FIELDS = 2.0
 HALF_BUSY = 1.10
 WELL_CHOSEN = 0.95
+WEAK_SCALING = 0.95
 
 HOST_SHAPES = ((64, 64), (512, 512), (2048, 2048), (32, 32, 32), (128, 128, 128))
 OF_BY_HAND = {1: 1.0, 2: 1.5, 4: 1.0}
@@ -77,7 +79,7 @@ def groups(args: argparse.Namespace | None, comm: Any, device: str) -> Groups:
     """Return the groups of figures of GPUs or of NumPy arrays.
 
     Targets are for 2 ranks, on a GPU each or, for the ``ipc`` path, on one; times of six faces are for 8. Ratios to
-    NCCL by hand and to the wire have their target on any number.
+    NCCL by hand, the wire or one GPU have their target on any number.
     """
     if device == "cpu":
         bench = ExchangeBench(comm, Options("cpu", (), (BY_HAND,), timing=HOST_TIMING))
@@ -103,6 +105,7 @@ class Targets:
         several: dict[str, Callable[[], Iterator[Figure]]] = {
             **{f"six faces of {n}^3": partial(self.six_faces, n) for n in SIX_FACES_US},
             "z-faces": self.z_faces,
+            "weak scaling": self.weak_scaling,
         }
         if self._comm.size > 2:
             return several
@@ -180,6 +183,21 @@ class Targets:
                     what = f"both x-faces of {n}^3 with half of the SMs held, over the GPU alone"
                     busy, alone = times[0.5], times[0.0]
                     yield over(what, busy, alone, HALF_BUSY, "us alone", **method.found)
+
+    def weak_scaling(self) -> Iterator[Figure]:
+        """Measure a step on all ranks beside a step on one."""
+        stage = self._bench.stage
+        alone = self._comm.allreduce(step_us(load_mpi().COMM_SELF, stage), load_mpi().MAX)
+        together = step_us(self._comm, stage)
+        yield figure(
+            f"weak scaling of a 7-point step at {STEP_CELLS}^3 a GPU, 1 to {self._ranks}",
+            alone / together,
+            "of the speed of one",
+            WEAK_SCALING,
+            alone,
+            "us of a step on one",
+            us=round(together, 1),
+        )
 
     def choice(self) -> Iterator[Figure]:
         """Compare chosen and best paths of all cases so far."""
