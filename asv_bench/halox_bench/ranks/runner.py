@@ -21,7 +21,7 @@ from halox_bench.common.plots import Plot, draw
 from halox_bench.common.rows import PATH, SELECTED, Row, Table, choices
 from halox_bench.common.targets import Groups, measured, shown
 from halox_bench.ranks.bench import Bench, Options
-from halox_bench.ranks.clock import BATCHES, Timing
+from halox_bench.ranks.clock import Timing
 
 PLACES = ("host", "1gpu", "2gpus")
 """Memory of the arrays of two ranks."""
@@ -89,7 +89,10 @@ class Kind:
             ).add(parser)
         else:
             parser.add_argument(
-                "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: GPUs"
+                "--device",
+                choices=("auto", "cpu", "gpu"),
+                default="auto",
+                help="default: GPUs if usable",
             )
         if self.targets is not None:
             text = "only the figures that have a target; --headlines is the former name"
@@ -98,8 +101,7 @@ class Kind:
             option.add(parser)
         parser.add_argument("--list", **flag, help="list the cases and end")
         parser.add_argument("--quick", **flag, help="fewer cases, fewer samples")
-        text = f"batches a figure; default: {BATCHES}"
-        parser.add_argument("--repeats", type=positive, metavar="N", help=text)
+        parser.add_argument("--repeats", type=positive, metavar="N", help="samples of each figure")
         parser.add_argument("--no-baselines", **flag, help="leave out hand-written code")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
         parser.add_argument("--plot", type=Path, metavar="DIR", help="draw figures as PNG files")
@@ -193,8 +195,8 @@ class _Run:
             assert kind.targets is not None
             groups = kind.targets(self._args, comm, place)
             if groups is None:
-                why = why_no_gpu()
-                raise DeviceError(f"--targets needs a GPU on every rank{why and f': {why}'}")
+                why = why_no_gpu() or "not with --device cpu"
+                raise DeviceError(f"--targets needs a GPU on every rank: {why}")
             found += measured(groups, kind.budget_s, progress, comm)
         progress.clear()
         say(comm, shown(found))

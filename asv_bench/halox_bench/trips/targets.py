@@ -26,6 +26,7 @@ from halox_bench.common.targets import (
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.busy import beside_work
 from halox_bench.ranks.clock import Timing
+from halox_bench.ranks.runner import PLACES
 from halox_bench.trips.baselines import HaloxPacked, MpiPacked, host_buffers
 from halox_bench.trips.cases import TripCase, both_ways, ddtbench, vector
 from halox_bench.trips.run import NO_CACHE, PreparedTrip, TripBench
@@ -56,7 +57,9 @@ _MOST_CALLS = 300
 
 
 def of_host_packing(args: argparse.Namespace, comm: Any, place: str) -> Groups:
-    """Return a group for each case of DDTBench: packing and unpacking on the host."""
+    """Return a group for each case of DDTBench: packing and unpacking on the host, once for all places."""
+    if place != (args.where or PLACES)[0]:
+        return {}
     return {case.name: partial(over_mpi_pack, comm, case) for case in ddtbench(args)}
 
 
