@@ -73,7 +73,7 @@ PAPER = {
 
 
 def test_layouts_are_the_papers() -> None:
-    found = {case.name: case for case in cases.without_packing()}
+    found = {case.name: case for pattern in cases.WITHOUT_PACKING for case in pattern.make()}
     assert [*found] == [*PAPER]
     for name, (count, block, stride) in PAPER.items():
         case = found[name]

@@ -204,7 +204,10 @@ def test_lists(words: str, texts: list[str], capsys: pytest.CaptureFixture[str])
         ("pingpong --where moon", "host, 1gpu, 2gpus"),
         ("ddtbench --patterns vector", "no pattern is called 'vector'; known are WRF_x_vec"),
         ("ddtbench --patterns FFT2/100", "its sizes: 256, 512"),
-        ("scatter_gather --patterns vector", "matches nothing; known are vector-1KiB"),
+        (
+            "scatter_gather --patterns vector",
+            "no pattern is called 'vector'; known are vector-1KiB",
+        ),
         ("allreduce --sizes 0", "expected bytes"),
         ("allreduce --dtype floaty", "--dtype floaty"),
         ("allreduce --dtype f4 --op bitwise_and", "no meaning"),

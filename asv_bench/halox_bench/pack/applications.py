@@ -50,7 +50,7 @@ def wrf(axis: str, kind: str) -> Iterator[Case]:
             f"WRF_{axis}_{kind}",
             size,
             tuple(4 * {2: d1 * d3, 3: d1 * d2 * d3, 4: 2 * d1 * d2 * d3}[n] for n in WRF_ARRAYS),
-            _WrfType(kind, dims, sub, at, boxes),
+            partial(_wrf_type, kind, dims, sub, at, boxes),
             4 * (4 * s1 * s3 + 5 * s1 * s2 * s3),
             absolute=True,
             by_hand=Boxes(boxes),
@@ -67,39 +67,29 @@ def _wrf_box(n: int, dims: Sequence[int], sub: Sequence[int], at: Sequence[int],
     return Box(4 * s1, (s3, s2), (4 * d1 * d2, 4 * d1), offset, array)
 
 
-class _WrfType:
-    """Builds the struct of the nine fields."""
-
-    def __init__(
-        self,
-        kind: str,
-        dims: Sequence[int],
-        sub: Sequence[int],
-        at: Sequence[int],
-        boxes: Sequence[Box],
-    ) -> None:
-        self._kind, self._dims, self._sub, self._at, self._boxes = kind, dims, sub, at, boxes
-
-    def __call__(self, addresses: Sequence[int]) -> dt.Datatype:
-        made = self._vectors() if self._kind == "vec" else self._subarrays()
-        places = list(addresses)
-        if self._kind == "vec":
-            places = [place + box.offset for place, box in zip(places, self._boxes, strict=True)]
-        return dt.struct([1] * len(places), places, [made[n] for n in WRF_ARRAYS])
-
-    def _vectors(self) -> dict[int, dt.Datatype]:
-        (d1, d2, d3), (s1, s2, s3) = self._dims, self._sub
+def _wrf_type(
+    kind: str,
+    dims: Sequence[int],
+    sub: Sequence[int],
+    at: Sequence[int],
+    boxes: Sequence[Box],
+    addresses: Sequence[int],
+) -> dt.Datatype:
+    """Return the struct of the nine fields."""
+    (d1, d2, d3), (s1, s2, s3), (i, k, j) = dims, sub, at
+    if kind == "vec":
+        places = [place + box.offset for place, box in zip(addresses, boxes, strict=True)]
         three = dt.hvector(s3, 1, 4 * d1 * d2, dt.vector(s2, s1, d1, "f4"))
         four = dt.hvector(1, 1, 4 * d1 * d2 * d3, three)
-        return {2: dt.vector(s3, s1, d1, "f4"), 3: three, 4: four}
-
-    def _subarrays(self) -> dict[int, dt.Datatype]:
-        (d1, d2, d3), (s1, s2, s3), (i, k, j) = self._dims, self._sub, self._at
-        return {
+        made = {2: dt.vector(s3, s1, d1, "f4"), 3: three, 4: four}
+    else:
+        places = list(addresses)
+        made = {
             2: dt.subarray((d3, d1), (s3, s1), (j, i), "f4"),
             3: dt.subarray((d3, d2, d1), (s3, s2, s1), (j, k, i), "f4"),
             4: dt.subarray((2, d3, d2, d1), (1, s3, s2, s1), (1, j, k, i), "f4"),
         }
+    return dt.struct([1] * len(places), places, [made[n] for n in WRF_ARRAYS])
 
 
 MILC = ((16, 16, 16, 16), (8, 16, 16, 16), (8, 8, 8, 16), (8, 8, 8, 8))

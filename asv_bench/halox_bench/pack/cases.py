@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from halox.errors import HaloxError
 from halox_bench.pack import applications, synthetic
-from halox_bench.pack.patterns import Case, Pattern
+from halox_bench.pack.patterns import Pattern
 
 
 def catalogue() -> dict[str, Pattern]:
@@ -17,7 +18,7 @@ def catalogue() -> dict[str, Pattern]:
 
 def select(
     wanted: Sequence[str] = (), *, quick: bool = False, among: Iterable[Pattern] | None = None
-) -> list[Case]:
+) -> list[Any]:
     """Return the cases that match one of some shell patterns, by ``pattern`` or ``pattern/size``.
 
     Parameters
@@ -44,7 +45,7 @@ def select(
     return [*_selected(wanted, known, quick)]
 
 
-def _selected(wanted: Sequence[str], known: dict[str, Pattern], quick: bool) -> Iterator[Case]:
+def _selected(wanted: Sequence[str], known: dict[str, Pattern], quick: bool) -> Iterator[Any]:
     for pattern in known.values():
         whole = not wanted or any(fnmatchcase(pattern.name, name) for name in wanted)
         sizes = [

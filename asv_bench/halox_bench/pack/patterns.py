@@ -118,11 +118,11 @@ class Pattern:
 
     name: str
     summary: str
-    make: Callable[[], Iterable[Case]]
+    make: Callable[[], Iterable[Any]]
     quick: tuple[str, ...]
     source: str = ""
 
-    def cases(self, *, quick: bool = False) -> Iterator[Case]:
+    def cases(self, *, quick: bool = False) -> Iterator[Any]:
         """Yield the cases."""
         for case in self.make():
             if not quick or case.size in self.quick:

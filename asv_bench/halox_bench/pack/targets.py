@@ -283,7 +283,8 @@ def _faster(
 
 
 def _case(name: str) -> Case:
-    return select([name])[0]
+    case: Case = select([name])[0]
+    return case
 
 
 def _first(times: dict[str, Timed]) -> Timed:

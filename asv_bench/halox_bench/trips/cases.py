@@ -12,10 +12,10 @@ all-to-all that transposes, with two ranks::
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from itertools import product
+from functools import partial
+from itertools import product, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from halox_bench.common.layouts import Box, Boxes, ByHand, Bytes, Triangle
 from halox_bench.common.options import KIB, size_label
 from halox_bench.pack import applications
 from halox_bench.pack.cases import select as select_patterns
-from halox_bench.pack.patterns import Case
+from halox_bench.pack.patterns import Case, Pattern
 
 RANKS = 2
 WORD = 8
@@ -288,10 +288,6 @@ STENCIL = 128
 MILC = ((8, 8, 16, 32), (8, 16, 16, 32), (16, 16, 32, 32), (16, 32, 32, 32))
 NAS_MG = ((512, 66, 66), (1024, 66, 66), (2048, 66, 120))
 SPECFEM = ((1024, 2, 32), (1024, 2, 64), (1024, 2, 128))
-QUICK = (
-    *("vector-1KiB/16", "vector-1KiB/64", "vector-4KiB/64", "stencil-y/*"),
-    *("MILC_su3_zdown/16x16x32x32", "NAS_MG_y/512x66x66", "SPECFEM3D_mt/1024x2x64"),
-)
 
 
 def strided(block: int, count: int) -> Side:
@@ -348,37 +344,41 @@ def specfem3d_mt(n: int, stride: int, count: int) -> TripCase:
     return between("SPECFEM3D_mt", f"{n}x{stride}x{count}", (column, whole), **more)
 
 
-def without_packing() -> list[TripCase]:
-    """Return all cases of ``scatter_gather``."""
-    sizes = (*applications.milc(MILC), *applications.nas_mg("y", NAS_MG))
-    return [
-        *(vector(block, count) for block in BLOCKS for count in COUNTS),
-        *map(stencil, "xyz"),
-        *map(of_ddtbench, sizes),
-        *(specfem3d_mt(*extents) for extents in SPECFEM),
-    ]
+WITHOUT_PACKING = (
+    *(
+        Pattern(
+            f"vector-{size_label(block)}",
+            "blocks twice their length apart",
+            partial(map, partial(vector, block), COUNTS),
+            quick,
+        )
+        for block, quick in zip(BLOCKS, (("16", "64"), (), ("64",)), strict=True)
+    ),
+    *(
+        Pattern(f"stencil-{axis}", "a face of a cube", partial(map, stencil, axis), quick)
+        for axis, quick in (("x", ()), ("y", (f"{STENCIL}^3",)), ("z", ()))
+    ),
+    Pattern(
+        "MILC_su3_zdown",
+        "half planes of su3 vectors",
+        lambda: map(of_ddtbench, applications.milc(MILC)),
+        ("16x16x32x32",),
+    ),
+    Pattern(
+        "NAS_MG_y",
+        "a face of a grid of doubles",
+        lambda: map(of_ddtbench, applications.nas_mg("y", NAS_MG)),
+        ("512x66x66",),
+    ),
+    Pattern(
+        "SPECFEM3D_mt",
+        "columns of floats, into contiguous memory",
+        lambda: starmap(specfem3d_mt, SPECFEM),
+        ("1024x2x64",),
+    ),
+)
 
 
 def scatter_gather(args: argparse.Namespace) -> list[TripCase]:
     """Return the cases of ``scatter_gather`` that a command line names."""
-    return matching(without_packing(), args.patterns or (QUICK if args.quick else ("*",)))
-
-
-def matching(cases: Sequence[TripCase], patterns: Iterable[str]) -> list[TripCase]:
-    """Return the cases that match one of some shell patterns, by ``pattern`` or ``pattern/size``.
-
-    Raises
-    ------
-    HaloxError
-        If one of them matches nothing.
-    """
-    wanted = tuple(patterns)
-
-    def matches(case: TripCase, pattern: str) -> bool:
-        return fnmatchcase(case.name, pattern) or fnmatchcase(case.pattern, pattern)
-
-    for pattern in wanted:
-        if not any(matches(case, pattern) for case in cases):
-            known = dict.fromkeys(case.pattern for case in cases)
-            raise HaloxError(f"--patterns {pattern}: matches nothing; known are {', '.join(known)}")
-    return [case for case in cases if any(matches(case, pattern) for pattern in wanted)]
+    return select_patterns(args.patterns, quick=args.quick, among=WITHOUT_PACKING)
