@@ -1,4 +1,4 @@
-"""The benchmarks on a real GPU: hand-written kernels, timing, what holds multiprocessors."""
+"""The benchmarks on a real GPU: hand-written kernels, timing, kernels that hold multiprocessors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measured(rig: Rig, name: str, options: PackOptions) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_gives_the_right_bytes(rig: Rig, name: str) -> None:
+def test_every_method_gives_the_right_bytes(rig: Rig, name: str) -> None:
     options = PackOptions(directions=("pack", "unpack"), methods=("auto", "strided"), repeats=3)
     rows = measured(rig, name, options)
     assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]

@@ -207,7 +207,7 @@ def test_hand_written_allreduces_of_gpus(
 
 
 class HostGrid(Grid):
-    """A grid of NumPy arrays, whatever is asked for."""
+    """A grid of NumPy arrays on any device."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **{**named, "device": "cpu"})

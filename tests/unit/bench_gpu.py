@@ -87,7 +87,7 @@ class Launch:
             )
 
     def _fill(self) -> None:
-        """Do what the kernel does, where it would take long."""
+        """Fill by NumPy, which is faster than the kernel on a CPU."""
         address, n, flip, combine = (arg.value for arg in self.args)
         words = memory_at(address, 8 * n).view(np.uint64)
         value = mixed(np.arange(n)) ^ np.uint64(flip)
@@ -304,7 +304,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, l2_bytes: int = 1 << 18) -> None
     monkeypatch.setattr(rig, "DEVICE_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(rig, "LINK_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(baselines, "MOST_BLOCKS", 256)
-    # What is waited for with patience is there at once or never.
+    # Waits with a limit end at once or never.
     for module in (contention, neighbour):
         monkeypatch.setattr(module, "time", Ticks())
     for module in (baselines, byhand, contention, neighbour, targets, on_device, rig, timing):

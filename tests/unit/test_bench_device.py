@@ -73,7 +73,7 @@ class TestByHandKernels:
         wanted = np.empty(case.payload, np.uint8)
         case.by_hand.pack(arrays, wanted)
         move = byhand.prepare(case.by_hand, case.offsets, direction, 0)
-        # Guard bytes around what may be written.
+        # Guard bytes around the packed bytes.
         packed = rig.cp.empty(case.payload + 64, np.uint8)
         packed[:] = 0xA5
         if direction == "unpack":
@@ -90,7 +90,7 @@ class TestByHandKernels:
         assert np.array_equal(found, wanted)
 
     def test_a_wrong_table_is_noticed(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(byhand, "THREADS", 64)  # not what the table is made with
+        monkeypatch.setattr(byhand, "THREADS", 64)  # differs from the table
         (case,) = select(["face_x/64"])
         layout = Boxes((Box(8, (64, 64), (34848, 520), case.by_hand.boxes[0].offset),))
         changed = Case(

@@ -79,7 +79,7 @@ Figures = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> Figures:
-    """Measure all groups of a kind whose bench is replaced."""
+    """Measure all groups of a kind on a fake bench."""
 
     def none(self: Any) -> Iterator[Any]:
         return iter(())

@@ -130,7 +130,7 @@ def test_scatter_gather(case: cases.TripCase, place: str, comm: Any) -> None:
 def test_transfers_beside_a_kernel_that_fills_the_gpu(
     comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right values beside it, on one GPU or two; the figures are there, whatever they are."""
+    """The values stay right, on one GPU or two; every figure is measured."""
     monkeypatch.setattr(busy, "_SAMPLES", 1)
     monkeypatch.setattr(trip_targets, "MESSAGE_BYTES", 1 << 16)
     place = "2gpus" if cupy.cuda.runtime.getDeviceCount() > 1 else "1gpu"
