@@ -11,7 +11,7 @@ import pytest
 
 from halox.cli import main
 from halox_bench.common import reference
-from halox_bench.common.rig import Rig
+from halox_bench.common.rig import Buffer, Rig
 from halox_bench.common.rows import Row
 from halox_bench.pack import baselines, contention, on_device
 from halox_bench.pack.cases import select
@@ -96,8 +96,13 @@ def test_multiprocessors_are_held_and_given_back(rig: Rig, share: float) -> None
 def test_packing_starves_on_a_full_gpu_and_ends_with_its_neighbour(rig: Rig) -> None:
     neighbour = contention.Neighbour(rig)
     (case,) = select(["vector/128B-1MiB"])
-    placed = Placed(rig, case)
-    buffer = rig.buffer("device", case.payload)
+    with Placed(rig, case) as placed:
+        expect_starving(rig, placed, rig.buffer("device", case.payload), neighbour)
+
+
+def expect_starving(
+    rig: Rig, placed: Placed, buffer: Buffer, neighbour: contention.Neighbour
+) -> None:
     packer = on_device.make_packer("strided", placed.datatype, 1, rig.device)
 
     def call() -> None:
@@ -113,7 +118,6 @@ def test_packing_starves_on_a_full_gpu_and_ends_with_its_neighbour(rig: Rig) -> 
     with neighbour.taking_turns():
         assert contention._patient_us(rig, call, neighbour) is not None
     rig.stream.synchronize()
-    placed.close()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

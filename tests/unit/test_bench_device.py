@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -295,8 +296,9 @@ class TestContention:
 
 def small_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink the cases, so that host memory is fast enough."""
-    case, runs = targets._case, synthetic.runs
-    smaller = {"8192": "1024", "4096": "1024", "512": "64", "32Ki": "4Ki", "64MiB": "64KiB"}
+    case = targets._case
+    smaller = {"8192": "1024", "4096": "1024", "512": "64", "32Ki": "4Ki", "-64MiB": "-64KiB"}
+    smaller |= {"-256MiB": "-64KiB", "-1MiB": "-64KiB"}
 
     def small(name: str) -> Case:
         for large, little in smaller.items():
@@ -304,11 +306,8 @@ def small_targets(monkeypatch: pytest.MonkeyPatch) -> None:
         return case(name)
 
     monkeypatch.setattr(targets, "_case", small)
-    monkeypatch.setattr(
-        targets.synthetic,
-        "runs",
-        lambda pattern, block, stride, payload: runs(pattern, block, stride, 64 * KIB),
-    )
+    runs = SimpleNamespace(runs=lambda *given: synthetic.runs(*given[:-1], 64 * KIB))
+    monkeypatch.setattr(contention, "synthetic", runs)
     monkeypatch.setattr(neighbour, "_COPY_BYTES", 1 << 16)
     monkeypatch.setattr(neighbour, "PATIENCE_S", 0.05)
     monkeypatch.setattr(targets, "REPEATS", 3)

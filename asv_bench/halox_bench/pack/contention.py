@@ -57,20 +57,14 @@ class ContentionBench(Bench):
 
     def measure(self, case: Case) -> list[Row]:
         """Measure one vector, to device and host memory, by each packer, beside each neighbour."""
-        placed = Placed(self._rig, case)
         rows: list[Row] = []
-        for destination in ("device", "host"):
-            buffer = self._rig.buffer(destination, case.payload)
-            for method, limit in METHODS:
-                blank = self.blank(
-                    case,
-                    PACKER,
-                    method,
-                    **{"destination": destination, "max_blocks": limit, "neighbour": "none"},
-                    **{"alone_us": None, "slowdown": None, "note": ""},
-                )
-                rows += self._beside(placed, buffer, blank)
-        placed.close()
+        with Placed(self._rig, case) as placed:
+            for destination in ("device", "host"):
+                buffer = self._rig.buffer(destination, case.payload)
+                for method, limit in METHODS:
+                    what = {"destination": destination, "max_blocks": limit, "neighbour": "none"}
+                    blank = self.blank(case, PACKER, method, **what, slowdown=None, note="")
+                    rows += self._beside(placed, buffer, blank)
         return rows
 
     def _beside(self, placed: Placed, buffer: Buffer, blank: Row) -> list[Row]:
@@ -145,18 +139,17 @@ def half_busy_slowdown(
     note : str
     """
     neighbour = Neighbour(rig)
-    placed = Placed(rig, synthetic.runs("vector", block, 2 * block, payload))
-    buffer = rig.buffer("device", payload)
-    packer = make_packer("auto", placed.datatype, 1, rig.device, max_blocks)
+    with Placed(rig, synthetic.runs("vector", block, 2 * block, payload)) as placed:
+        buffer = rig.buffer("device", payload)
+        packer = make_packer("auto", placed.datatype, 1, rig.device, max_blocks)
 
-    def call() -> None:
-        packer.pack(placed.addresses[0], buffer.address(0), rig.stream.ptr)
+        def call() -> None:
+            packer.pack(placed.addresses[0], buffer.address(0), rig.stream.ptr)
 
-    call()
-    rig.stream.synchronize()
-    alone = _patient_us(rig, call, None) or float("inf")
-    with neighbour.holding(0.5) as note:
-        busy = _patient_us(rig, call, neighbour)
-    rig.stream.synchronize()
-    placed.close()
+        call()
+        rig.stream.synchronize()
+        alone = _patient_us(rig, call, None) or float("inf")
+        with neighbour.holding(0.5) as note:
+            busy = _patient_us(rig, call, neighbour)
+        rig.stream.synchronize()
     return busy or float("inf"), alone, note

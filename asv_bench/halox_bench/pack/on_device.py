@@ -90,13 +90,13 @@ class DeviceBench(Bench):
             placed = Placed(self._rig, case)
         except memory_errors as error:
             return self._left_out(case, options.directions[0], "-", error)
-        for destination in self._destinations:
-            for direction in options.directions:
-                try:
-                    rows += _OneDirection(placed, destination, direction, options).rows()
-                except memory_errors as error:
-                    rows += self._left_out(case, direction, destination, error)
-        placed.close()
+        with placed:
+            for destination in self._destinations:
+                for direction in options.directions:
+                    try:
+                        rows += _OneDirection(placed, destination, direction, options).rows()
+                    except memory_errors as error:
+                        rows += self._left_out(case, direction, destination, error)
         return rows
 
     def _left_out(

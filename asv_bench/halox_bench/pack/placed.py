@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -181,7 +181,11 @@ class Placed:
             return f"{missed} words not written, {spoilt} bytes written that should not be"
         return ""
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Release the memory."""
         self.memory = self.array = None
 

@@ -3,55 +3,131 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import halox
 from halox.errors import HaloxError
-from halox_bench.common.options import KIB, MIB
+from halox_bench.common.options import KIB
 from halox_bench.common.rig import Rig, copy
 from halox_bench.common.targets import Figure, Groups, figure
 from halox_bench.common.timing import Timed
-from halox_bench.pack import baselines, contention, synthetic
+from halox_bench.pack import contention
+from halox_bench.pack.baselines import BLOCK_COPIES, MEMCPY_2D, moves
 from halox_bench.pack.cases import select
 from halox_bench.pack.on_device import make_packer
 from halox_bench.pack.patterns import Case
 from halox_bench.pack.placed import Placed
+from halox_bench.pack.rows import COPY
 
 REPEATS = 9
 
-OF_COPY = (
-    *((block, size, least) for block, least in ((KIB, 0.97), (128, 0.90)) for size in (64, 256)),
-)
-"""Block, MiB, and least share of a device copy's speed."""
+BOUND, LINK = "bound", "link"
 
-TRIANGLE, TRIANGLE_OF_COPY = "lower_triangle/8192", 0.92
+BESIDE = {
+    COPY: ("share", "us of a device copy of the payload"),
+    BOUND: ("share", "us for 32-byte sectors and payload at the speed of a large copy"),
+    LINK: ("share", "us at the speed of a large copy to pinned memory"),
+    MEMCPY_2D: ("x", "us of cudaMemcpy2D"),
+    BLOCK_COPIES: ("x", "us of ten cudaMemcpyAsync"),
+}
+"""Unit of the ratio, and description of the baseline."""
+
+
+class Packed(NamedTuple):
+    """A figure: the time of a baseline over the time of packing.
+
+    Attributes
+    ----------
+    what : str
+        Name of the figure.
+    case : str
+    beside : str
+        A key of `BESIDE`.
+    least : float
+        The target.
+    to : {"device", "host"}
+        Memory of the packed bytes.
+    warm : bool
+        Whether the time with a warm cache counts, if the array fits into it; else with a cold one.
+    """
+
+    what: str
+    case: str
+    beside: str
+    least: float
+    to: str = "device"
+    warm: bool = False
+
+
+VECTORS = [
+    Packed(
+        f"vector, blocks of {nbytes} B, {size} MiB: share of a device copy",
+        f"vector/{block}-{size}MiB",
+        COPY,
+        least,
+    )
+    for nbytes, block, least in ((KIB, "1KiB", 0.97), (128, "128B", 0.90))
+    for size in (64, 256)
+]
+TRIANGLES = [
+    Packed(
+        "lower_triangle, N = 8192 float64: share of a device copy",
+        "lower_triangle/8192",
+        COPY,
+        0.92,
+    )
+]
+OVER_MEMCPY_2D = [
+    Packed(
+        f"vector, blocks of {nbytes} B, {size} MiB to {to}: times as fast as cudaMemcpy2D",
+        f"vector/{block}-{size}MiB",
+        MEMCPY_2D,
+        least,
+        to,
+    )
+    for nbytes, block, least, to in (
+        *((8, "8B", 5.0, "device"), (128, "128B", 1.2, "device")),
+        *((4 * KIB, "4KiB", 1.0, "device"), (8, "8B", 10.0, "host")),
+    )
+    for size in (1, 64)
+]
+LISTS = [
+    Packed(
+        f"lists of 1024 random 8-byte elements, {size}: share of the bound in sectors",
+        f"random_indexed/{size}",
+        BOUND,
+        0.70,
+    )
+    for size in ("dense-64MiB", "sparse-64MiB")
+]
+ZERO_COPY = [
+    Packed(f"zero-copy pack to the host, {what}: share of the host link", case, LINK, least, "host")
+    for case, what, least in (
+        ("vector/128B-64MiB", "vector, blocks of 128 B", 0.93),
+        ("lower_triangle/4096", "indexed (lower triangle, N = 4096)", 0.88),
+        ("random_indexed/dense-64MiB", "indexed (lists of random elements)", 0.88),
+    )
+]
+STRUCTS = [
+    Packed(
+        f"{case}, struct of 10 arrays: times as fast as one copy a field",
+        case,
+        BLOCK_COPIES,
+        1.5,
+        warm=True,
+    )
+    for case in ("HACC_vblock/4Ki", "HACC_vblock/32Ki", "HACC_particles/32Ki")
+]
+
 X_FACE, X_FACE_OF_BOUND = "face_x/512", 0.80
 
-OF_MEMCPY_2D = (
-    *((8, 5.0, "device"), (128, 1.2, "device"), (4 * KIB, 1.0, "device"), (8, 10.0, "host")),
-)
-"""Block, least speed over cudaMemcpy2D, and memory of the packed bytes."""
-
-OF_STRIDED = ((64 * KIB, 1.10), (MIB, 1.02))
+OF_STRIDED = (("64KiB", "64 KiB", 1.10), ("1MiB", "1024 KiB", 1.02))
 """Payload, and most time of the better generic packer over ``strided``."""
-
-LISTS, LISTS_OF_BOUND = ("dense-64MiB", "sparse-64MiB"), 0.70
-
-OF_LINK = (
-    ("vector/128B-64MiB", "vector, blocks of 128 B", 0.93),
-    ("lower_triangle/4096", "indexed (lower triangle, N = 4096)", 0.88),
-    ("random_indexed/dense-64MiB", "indexed (lists of random elements)", 0.88),
-)
-"""Case, its description, and least share of the host link's speed."""
-
-HACC, OF_FIELD_COPIES = ("HACC_vblock/4Ki", "HACC_vblock/32Ki", "HACC_particles/32Ki"), 1.5
 
 CACHED_PACK_US = 7.0
 HALF_BUSY = 0.05
-
-_SECTORS = "us for 32-byte sectors and payload at the speed of a large copy"
 
 
 def groups() -> Groups:
@@ -68,35 +144,68 @@ class Targets:
     def groups(self) -> Groups:
         """Return the groups by name, in the order of their measurement."""
         found: dict[str, Callable[[], Iterator[Figure]]] = {
-            "vector": self.vectors,
-            "lower triangle": self.triangle,
+            "vector": partial(self.packed, VECTORS),
+            "lower triangle": partial(self.packed, TRIANGLES),
             "x-face": self.x_face,
-            "cudaMemcpy2D": self.against_memcpy_2d,
+            "cudaMemcpy2D": partial(self.packed, OVER_MEMCPY_2D),
             "generic packers": self.generic,
-            "random lists": self.random_lists,
-            "zero-copy": self.zero_copy,
-            "HACC": self.hacc,
+            "random lists": partial(self.packed, LISTS),
+            "zero-copy": partial(self.packed, ZERO_COPY),
+            "HACC": partial(self.packed, STRUCTS),
             "host time": self.host_time,
             "half the GPU busy": self.half_busy,
         }
         return found
 
-    def vectors(self) -> Iterator[Figure]:
-        """Measure vectors beside a device copy."""
-        for block, size, least in OF_COPY:
-            case = synthetic.runs("vector", block, 2 * block, size * MIB)
-            yield self._of_copy(case, f"blocks of {block} B, {size} MiB", least)
+    def packed(self, targets: Sequence[Packed]) -> Iterator[Figure]:
+        """Measure packing beside baselines."""
+        for target in targets:
+            with Placed(self._rig, _case(target.case)) as placed:
+                times = list(self._packed(placed, "auto", target.to).values())
+                ours = times[0 if target.warm else -1]
+                theirs = self._baseline(placed, target)
+                bound = placed.bound_us(target.to)
+            unit, label = BESIDE[target.beside]
+            yield figure(
+                target.what,
+                theirs.us / ours.us,
+                unit,
+                target.least,
+                theirs.us,
+                label,
+                us=round(ours.us, 3),
+                method=ours.note,
+                of_bound=round(bound / ours.us, 4),
+                in_a_graph=_ratio(theirs.graph_us, ours.graph_us),
+            )
 
-    def triangle(self) -> Iterator[Figure]:
-        """Measure a triangle beside a device copy."""
-        yield self._of_copy(_case(TRIANGLE), "N = 8192 float64", TRIANGLE_OF_COPY)
+    def _baseline(self, placed: Placed, target: Packed) -> Timed:
+        """Return the times of a baseline, in the state of the cache of the packer's figure."""
+        rig, case = self._rig, placed.case
+        if target.beside == BOUND:
+            return Timed(placed.bound_us(target.to))
+        if target.beside == LINK:
+            return Timed(case.payload / rig.link_bytes_per_us(target.to))
+        if target.beside == COPY:
+            nbytes, buffer = case.payload, rig.buffer("device", case.payload)
+            return rig.clock.measure(
+                lambda stream, _: copy(placed.slabs[0], buffer.address(0), nbytes, stream),
+                graph=False,
+            )
+        move = moves(case, placed.blocks, "pack", rig.device)[target.beside]()
+        turns = placed.turns if target.to == "device" else 1
+        buffer = rig.buffer(target.to, case.payload, turns)
+        call = placed.moving(move, buffer)
+        placed.check(call, buffer)
+        caches = placed.caches[:1] if target.warm else placed.caches[-1:]
+        return _first(placed.timed(call, caches=caches))
 
     def x_face(self) -> Iterator[Figure]:
         """Measure an x-face beside the least time for its sectors."""
         empty = self._rig.clock.empty()
-        placed = Placed(self._rig, _case(X_FACE))
-        times = self._packed(placed, "auto", "device")
-        bound = placed.bound_us("device")
+        with Placed(self._rig, _case(X_FACE)) as placed:
+            times = self._packed(placed, "auto", "device")
+            bound = placed.bound_us("device")
         for cache, timed in times.items():
             for kind, us, launch in (
                 ("in a stream", timed.us, empty.us),
@@ -110,37 +219,23 @@ class Targets:
                     "share",
                     X_FACE_OF_BOUND,
                     bound,
-                    _SECTORS,
+                    BESIDE[BOUND][1],
                     us=round(us, 3),
                     of_bound_or_launch=round(max(bound, launch) / us, 4),
                     empty_kernel_us=round(launch, 3),
                 )
-        placed.close()
-
-    def against_memcpy_2d(self) -> Iterator[Figure]:
-        """Measure vectors beside cudaMemcpy2D."""
-        for block, least, destination in OF_MEMCPY_2D:
-            for payload in (MIB, 64 * MIB):
-                placed = Placed(self._rig, synthetic.runs("vector", block, 2 * block, payload))
-                ours = _last(self._packed(placed, "auto", destination))
-                theirs = self._by_hand(placed, baselines.MEMCPY_2D, destination)
-                placed.close()
-                what = f"vector, blocks of {block} B, {payload // MIB} MiB to {destination}"
-                name = f"{what}: times as fast as cudaMemcpy2D"
-                yield _faster(name, "x", least, ours, theirs.us, "us of cudaMemcpy2D")
 
     def generic(self) -> Iterator[Figure]:
         """Measure the better of the packers for any datatype over the packer for strides."""
-        for payload, most in OF_STRIDED:
+        for payload, size, most in OF_STRIDED:
             for block in (8, 128):
-                placed = Placed(self._rig, synthetic.runs("vector", block, 2 * block, payload))
-                strided = _first(self._packed(placed, "strided", "device"))
-                times = {one: self._or_refused(placed, one) for one in ("workunits", "traversal")}
-                placed.close()
+                with Placed(self._rig, _case(f"vector/{block}B-{payload}")) as placed:
+                    strided = _first(self._packed(placed, "strided", "device"))
+                    generic = ("workunits", "traversal")
+                    times = {one: self._or_refused(placed, one) for one in generic}
                 better = min(times, key=lambda method: times[method].us)
                 yield figure(
-                    f"vector, blocks of {block} B, {payload // KIB} KiB: the better generic packer "
-                    "over strided",
+                    f"vector, blocks of {block} B, {size}: the better generic packer over strided",
                     times[better].us / strided.us,
                     "x its time",
                     most,
@@ -157,51 +252,17 @@ class Targets:
         except HaloxError as error:
             return Timed(math.inf, note=str(error))
 
-    def random_lists(self) -> Iterator[Figure]:
-        """Measure lists of random elements beside the least time for their sectors."""
-        for name in LISTS:
-            placed = Placed(self._rig, _case(f"random_indexed/{name}"))
-            timed = _last(self._packed(placed, "auto", "device"))
-            bound = placed.bound_us("device")
-            placed.close()
-            what = f"lists of 1024 random 8-byte elements, {name}: share of the bound in sectors"
-            note = {"method": timed.note}
-            yield _faster(what, "share", LISTS_OF_BOUND, timed, bound, _SECTORS, **note)
-
-    def zero_copy(self) -> Iterator[Figure]:
-        """Measure packing to the host beside the speed of the link."""
-        for pattern, what, least in OF_LINK:
-            placed = Placed(self._rig, _case(pattern))
-            timed = _last(self._packed(placed, "auto", "host"))
-            link_us = placed.case.payload / self._rig.link_bytes_per_us("host")
-            placed.close()
-            name = f"zero-copy pack to the host, {what}: share of the host link"
-            beside = "us at the speed of a large copy to pinned memory"
-            yield _faster(name, "share", least, timed, link_us, beside)
-
-    def hacc(self) -> Iterator[Figure]:
-        """Measure structs of arrays beside one copy a field."""
-        for name in HACC:
-            placed = Placed(self._rig, _case(name))
-            ours = _first(self._packed(placed, "auto", "device"))
-            theirs = self._by_hand(placed, baselines.BLOCK_COPIES, "device")
-            placed.close()
-            what = f"{name}, struct of 10 arrays: times as fast as one copy a field"
-            graph = {"in_a_graph": _ratio(theirs.graph_us, ours.graph_us)}
-            label = "us of ten cudaMemcpyAsync"
-            yield _faster(what, "x", OF_FIELD_COPIES, ours, theirs.us, label, **graph)
-
     def host_time(self) -> Iterator[Figure]:
         """Measure the host time of a cached call."""
         rig = self._rig
-        placed = Placed(rig, synthetic.runs("vector", 128, 256, 64 * KIB))
-        out = rig.cp.empty(placed.case.payload, "u1")
-        rig.cp.cuda.Device(rig.device).synchronize()
-        with rig.stream:
-            pack = partial(halox.pack, placed.array, placed.datatype, 1, out)
-            host_us = rig.clock.host_us(pack)
+        with Placed(rig, _case("vector/128B-64KiB")) as placed:
+            out = rig.cp.empty(placed.case.payload, "u1")
+            rig.cp.cuda.Device(rig.device).synchronize()
+            with rig.stream:
+                pack = partial(halox.pack, placed.array, placed.datatype, 1, out)
+                host_us = rig.clock.host_us(pack)
+            del pack  # refers to the case's memory
         launch = rig.clock.empty().host_us
-        placed.close()
         yield figure(
             "host time of one cached pack call, launch included",
             host_us,
@@ -230,21 +291,6 @@ class Targets:
                 note=note,
             )
 
-    def _of_copy(self, case: Case, what: str, least: float) -> Figure:
-        placed = Placed(self._rig, case)
-        timed = _last(self._packed(placed, "auto", "device"))
-        nbytes = placed.case.payload
-        buffer = self._rig.buffer("device", nbytes)
-        copied = self._rig.clock.measure(
-            lambda stream, _: copy(placed.slabs[0], buffer.address(0), nbytes, stream), graph=False
-        )
-        bound = placed.bound_us("device")
-        placed.close()
-        name, beside = f"{case.pattern}, {what}: share of a device copy", "us of a device copy"
-        of_bound = {"of_sector_bound": round(bound / timed.us, 4), "method": timed.note}
-        label = f"{beside} of the payload"
-        return _faster(name, "share", least, timed, copied.us, label, **of_bound)
-
     def _packed(self, placed: Placed, method: str, destination: str) -> dict[str, Timed]:
         """Check and time a packer, by the state of the cache."""
         rig, case = self._rig, placed.case
@@ -255,32 +301,6 @@ class Targets:
         placed.check(call, buffer)
         return placed.timed(call, note=packer.method)
 
-    def _by_hand(self, placed: Placed, name: str, destination: str) -> Timed:
-        """Check and time a baseline, in the state of the cache of the packer's figure."""
-        rig, case = self._rig, placed.case
-        move = baselines.moves(case, placed.blocks, "pack", rig.device)[name]()
-        turns = placed.turns if destination == "device" else 1
-        buffer = rig.buffer(destination, case.payload, turns)
-        call = placed.moving(move, buffer)
-        placed.check(call, buffer)
-        cold = name == baselines.MEMCPY_2D
-        caches = placed.caches[-1:] if cold else placed.caches[:1]
-        return _first(placed.timed(call, caches=caches))
-
-
-def _faster(
-    name: str,
-    unit: str,
-    least: float,
-    timed: Timed,
-    baseline_us: float,
-    baseline_name: str,
-    **others: Any,
-) -> Figure:
-    """Return the figure of a baseline's time over ours."""
-    others = {"us": round(timed.us, 3), **others}
-    return figure(name, baseline_us / timed.us, unit, least, baseline_us, baseline_name, **others)
-
 
 def _case(name: str) -> Case:
     case: Case = select([name])[0]
@@ -290,11 +310,6 @@ def _case(name: str) -> Case:
 def _first(times: dict[str, Timed]) -> Timed:
     """Return the times with a warm cache, if the array fits into it."""
     return next(iter(times.values()))
-
-
-def _last(times: dict[str, Timed]) -> Timed:
-    """Return the times with a cold cache, if they could be measured."""
-    return list(times.values())[-1]
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
