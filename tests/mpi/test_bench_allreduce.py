@@ -98,7 +98,7 @@ def test_one_wrong_value_on_one_rank_leaves_no_figure(
     assert all(row.us for row in rows if row is not spoilt), "the others go on"
 
 
-def test_set_up_is_that_of_the_slowest_rank_with_the_first_call(
+def test_set_up_is_the_slowest_rank_s_with_the_first_call(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right, made = allreduce_run.make_reduction, []

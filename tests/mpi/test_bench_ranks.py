@@ -132,9 +132,7 @@ def test_values_of_the_exchange_before_are_wrong(
     assert spoilt.failed and "in exchange 2 of" in spoilt.error
 
 
-def test_what_is_too_large_is_left_out(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_cases_are_left_out(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_run, "MOST_HOST_BYTES", 1000)
     (row,) = ExchangeBench(comm, OPTIONS).measure(ExchangeCase((64, 64), "x"))
     assert row.us is None and not row.failed and "left out" in row.error
@@ -156,7 +154,7 @@ def test_the_slowest_rank_counts(comm: MPI.Intracomm, monkeypatch: pytest.Monkey
     assert comm.allgather(found["slow"]) == [found["slow"]] * comm.size
 
 
-def test_what_fails_on_one_rank_counts_as_failed_on_all(comm: MPI.Intracomm) -> None:
+def test_a_failure_on_one_rank_fails_on_all(comm: MPI.Intracomm) -> None:
     def work() -> int:
         if comm.rank == comm.size - 1:
             raise HaloxError("not here")

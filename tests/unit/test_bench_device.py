@@ -159,7 +159,7 @@ class TestRun:
             memory = placed.memory[start : start + case.slab_bytes]
             assert np.array_equal(memory, reference.filled(case.slab_bytes))
 
-    def test_types_that_a_packer_does_not_take_are_no_failure(self, rig: Rig) -> None:
+    def test_unsupported_types_are_not_failures(self, rig: Rig) -> None:
         rows = rows_of(rig, ["lower_triangle/1024"], methods=("copy_engine", "strided"))
         refused = [row for row in rows if row.name == "copy_engine"]
         assert refused and all("blocks differ" in row.error and not row.failed for row in refused)

@@ -97,7 +97,7 @@ class TestOracle:
                 assert oracle.wrong(after[rank], 1) == 1
                 flat[at] -= 1
 
-    def test_pieces_are_those_of_the_library(self, case: ExchangeCase, ranks: int) -> None:
+    def test_pieces_match_the_library(self, case: ExchangeCase, ranks: int) -> None:
         coords = places(case, ranks)
         shape = tuple(n * p for n, p in zip(case.shape, case.proc_shape(ranks), strict=True))
         domain = decompose(

@@ -102,7 +102,7 @@ def test_every_case_describes_its_payload() -> None:
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_packing_is_that_of_the_layout_by_hand(case: Case) -> None:
+def test_packing_matches_the_layout_by_hand(case: Case) -> None:
     slab = reference.filled(case.slab_bytes)
     by_hand = np.empty(case.payload, np.uint8)
     case.by_hand.pack(arrays_of(case, slab), by_hand)
