@@ -12,43 +12,28 @@ from halox_bench.common.plots import Plot
 from halox_bench.common.rig import DESTINATIONS
 from halox_bench.common.rows import METHOD, Column, Row, Table
 from halox_bench.common.targets import Groups
+from halox_bench.pack import contention, targets
 from halox_bench.pack.cases import select
+from halox_bench.pack.on_device import DeviceBench
+from halox_bench.pack.on_host import HostBench
 from halox_bench.pack.options import DIRECTIONS, PACKERS, PackOptions
 from halox_bench.ranks.bench import Bench, Options
 from halox_bench.ranks.runner import ALONE, Kind
 
 
 def _bench(args: argparse.Namespace, comm: Any, device: str, options: Options) -> Bench:
-    # Without a GPU there is no CuPy to import.
-    if device == "cpu":
-        from halox_bench.pack.on_host import HostBench
-
-        return HostBench(PackOptions.of(args))
-    from halox_bench.pack.on_device import DeviceBench
-
-    return DeviceBench(PackOptions.of(args))
+    kind = HostBench if device == "cpu" else DeviceBench
+    return kind(PackOptions.of(args))
 
 
 def _targets(args: argparse.Namespace | None, comm: Any, device: str) -> Groups | None:
-    if device == "cpu":
-        return None
-    from halox_bench.pack import targets
-
-    return targets.groups()
+    return None if device == "cpu" else targets.groups()
 
 
 def _contention(args: argparse.Namespace, comm: Any, device: str, options: Options) -> Bench:
     if device == "cpu":
         raise DeviceError(f"contention needs a GPU: {why_no_gpu() or 'not with --device cpu'}")
-    from halox_bench.pack.contention import ContentionBench
-
-    return ContentionBench()
-
-
-def _contended(args: argparse.Namespace) -> Any:
-    from halox_bench.pack.contention import cases
-
-    return cases(args)
+    return contention.ContentionBench()
 
 
 def number(name: str) -> Any:
@@ -146,7 +131,7 @@ CONTENTION = Kind(
         ),
         compares=False,
     ),
-    _contended,
+    contention.cases,
     _contention,
     named="",
     ranks=ALONE,
