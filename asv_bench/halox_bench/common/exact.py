@@ -1,4 +1,4 @@
-"""Numbers that every dtype of the benchmarks holds exactly, for comparison by equality."""
+"""Numbers that every dtype of the benchmarks holds exactly, for comparison by equality; prime factors."""
 
 from __future__ import annotations
 
@@ -42,3 +42,14 @@ def as_values(numbers: Any, dtype: Any) -> Any:
     dtype = np.dtype(dtype)
     values = numbers.astype(dtype)
     return values * dtype.type(1 - 2j) if dtype.kind == "c" else values
+
+
+def prime_factors(n: int) -> list[int]:
+    """Return the prime factors, the largest first."""
+    found, factor = [], 2
+    while n > 1:
+        while n % factor == 0:
+            found.append(factor)
+            n //= factor
+        factor += 1
+    return found[::-1]

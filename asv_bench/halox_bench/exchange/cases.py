@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from halox.errors import HaloxError
-from halox_bench.common.exact import need_numbers
+from halox_bench.common.exact import need_numbers, prime_factors
 from halox_bench.common.layouts import Box
 
 AXES = "xyzt"
@@ -140,7 +140,7 @@ class ExchangeCase:
         """
         shape = [1] * self.ndim
         axes = sorted(self.along, reverse=not self.outer)
-        for factor in _prime_factors(ranks):
+        for factor in prime_factors(ranks):
             shape[min(axes, key=lambda axis: shape[axis])] *= factor
         return tuple(shape)
 
@@ -237,17 +237,6 @@ class Neighbourhood:
     def bytes_sent(self) -> int:
         """Bytes to other ranks in one exchange, and as many come from them."""
         return sum(piece.box.nbytes for piece in self.sends if piece.peer != self.rank)
-
-
-def _prime_factors(n: int) -> list[int]:
-    """Return the prime factors, the largest first."""
-    found, factor = [], 2
-    while n > 1:
-        while n % factor == 0:
-            found.append(factor)
-            n //= factor
-        factor += 1
-    return found[::-1]
 
 
 def cases(args: argparse.Namespace) -> list[ExchangeCase]:

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from halox.errors import HaloxError
+from halox_bench.common.exact import prime_factors
 
 IMPROVED, NAIVE = "improved", "naive"
 OPERATORS = (IMPROVED, NAIVE)
@@ -136,15 +137,8 @@ def grown(lattice: tuple[int, int, int, int], ranks: int) -> tuple[int, int, int
     >>> grown((8, 8, 8, 8), 12)
     (8, 16, 16, 24)
     """
-    sites, axis, factor = list(lattice), 3, ranks
-    while factor > 1:
-        prime = max(p for p in range(2, factor + 1) if not factor % p and _is_prime(p))
-        sites[axis] *= prime
-        factor //= prime
-        axis = (axis - 1) % 4
+    sites = list(lattice)
+    for number, prime in enumerate(prime_factors(ranks)):
+        sites[3 - number % 4] *= prime
     x, y, z, t = sites
     return x, y, z, t
-
-
-def _is_prime(n: int) -> bool:
-    return all(n % p for p in range(2, int(n**0.5) + 1))
