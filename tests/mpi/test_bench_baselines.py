@@ -66,6 +66,7 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 CASES = [
     ExchangeCase((6,), "x", 3, "f4"),
     ExchangeCase((4, 5, 6), "x"),
+    ExchangeCase((4, 5), "y"),
     ExchangeCase((4, 5, 6), "all", 2, "i1", 2),
     ExchangeCase((3, 4, 3, 4), "faces", 1, "c8", 1, (3,)),
 ]

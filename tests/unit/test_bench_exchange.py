@@ -1,21 +1,16 @@
-"""``halox bench exchange``: cases, the check of results, the hand-written kernel."""
+"""``halox bench exchange``: cases, and the check of results."""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose
-from halox_bench.common.byhand import THREADS
-from halox_bench.common.kernels import defines
-from halox_bench.exchange.baselines_gpu import Segments, table
 from halox_bench.exchange.cases import FACES, MILC, ExchangeCase, Neighbourhood, cases, milc
 from halox_bench.exchange.oracle import Oracle
-from tests.support import require
 
 CASES = [
     ExchangeCase((5,), "x", 2),
@@ -125,47 +120,6 @@ class TestOracle:
                 sent = [(p.tag, p.field, p.extents) for p in near[a].sends if p.peer == b]
                 got = [(p.tag, p.field, p.extents) for p in near[b].receives if p.peer == a]
                 assert sent == got
-
-    def test_kernel_by_hand_moves_the_pieces(self, case: ExchangeCase, ranks: int) -> None:
-        """Pack with the kernel, pass segments on by hand, unpack with the kernel: an exchange."""
-        require("cxx")
-        from tests.unit.bench_gpu import library
-
-        oracles, arrays = filled(case, ranks)
-        coords = places(case, ranks)
-        near = {rank: Neighbourhood(case, coords, rank) for rank in range(ranks)}
-        sides = {r: (Segments(near[r].sends), Segments(near[r].receives)) for r in near}
-        packed = {r: [aligned(side.nbytes) for side in sides[r]] for r in near}
-
-        def launch(rank: int, side: int, unpack: int) -> None:
-            pieces = (near[rank].sends, near[rank].receives)[side]
-            base = packed[rank][side].ctypes.data
-            to = [base + offset for offset in sides[rank][side].offsets]
-            rows, word, each = table(pieces, [a.ctypes.data for a in arrays[rank]], to)
-            settings = defines("byhand", WORD_BYTES=word, UNPACK=unpack, THREADS=THREADS)
-            library("byhand", settings).run_faces(
-                ctypes.c_uint(len(pieces) * each),
-                ctypes.c_uint(THREADS),
-                ctypes.byref(rows),
-                ctypes.c_uint(each),
-            )
-
-        for rank in near:
-            launch(rank, 0, 0)
-        for rank in near:
-            for peer, (at, n) in sides[rank][0].spans.items():
-                there, length = sides[peer][1].spans[rank]
-                assert length == n
-                packed[peer][1][there : there + n] = packed[rank][0][at : at + n]
-        for rank, oracle in oracles.items():
-            launch(rank, 1, 1)
-            assert oracle.wrong(arrays[rank], 1) == 0
-
-
-def aligned(nbytes: int) -> np.ndarray:
-    memory = np.zeros(nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + nbytes]
 
 
 class TestCases:
