@@ -21,11 +21,13 @@ from halox_bench.ranks.bench import Options
 from halox_bench.ranks.busy import beside_work
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.trips import baselines, cases, targets
+from halox_bench.trips import run as trips_run
 from halox_bench.trips.baselines import BY_HAND, HALOX_PACK, MPI_PACK, MPI_TYPES, REFERENCE
 from halox_bench.trips.cases import TripCase
 from halox_bench.trips.kinds import ScatterGatherBench, adapter_keys
 from halox_bench.trips.oracle import TripOracle, places
-from halox_bench.trips.run import NO_CACHE, TripBench, Uncached, mapping_us
+from halox_bench.trips.run import NO_CACHE, PreparedTrip, TripBench, Uncached, mapping_us
+from tests.mpi.capturing import Capturing
 from tests.unit import fake_verbs
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.usually(2)]
@@ -196,6 +198,36 @@ def test_both_ways_at_once(comm: MPI.Intracomm) -> None:
     assert all(row.checked and row.us for row in rows), [row.error for row in rows]
 
 
+@pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])
+def test_graphs_and_busy_gpus(
+    trouble: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options("cpu", ("host",), (), timing=BRIEF, busy=True)
+    bench = TripBench(comm, "host", options)
+    stage = Capturing()
+    bench.stage, bench.clock = stage, RanksClock(comm, stage, BRIEF)
+    monkeypatch.setattr(bench, "free", lambda: None)
+    times = {0.25: 8.0, 0.5: float("inf")}
+    monkeypatch.setattr(trips_run, "times_us", lambda *given, **named: times)
+    stage.refuse = "the host is needed" if trouble == "refuse" else ""
+    make = PreparedTrip.make
+
+    def remember(self: PreparedTrip) -> None:
+        stage.spoil = self.arrays if trouble == "spoil" and comm.rank == 0 else None
+        make(self)
+
+    monkeypatch.setattr(PreparedTrip, "make", remember)
+    rows = bench.measure(cases.pingpong("triangle", 7))
+    assert [(row.name, row.mode, row.held) for row in rows] == [
+        *((name, mode, 0.0) for mode in ("stream", "graph") for name in ("selected", "host")),
+        *((name, "stream", share) for name in ("selected", "host") for share in (0.25, 0.5)),
+    ]
+    for row in rows:
+        assert row.failed is (trouble == "spoil" and row.mode == "graph")
+        assert bool(row.us) is not (row.held == 0.5 or (bool(trouble) and row.mode == "graph"))
+    assert [row.us for row in rows if row.held == 0.25] == [4.0, 4.0], "half of a round trip"
+
+
 def uncached(case: TripCase, comm: MPI.Intracomm, path: str) -> tuple[Uncached, Any, TripOracle]:
     slab = np.zeros(case.slab_bytes, np.uint8)
     trip = Uncached(comm, slab, case.directions(comm.rank), path)
@@ -289,6 +321,18 @@ def test_calls_beside_work(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch)
         FakeWork, "__init__", lambda self, device: vars(self).update(begun=0, has_ended=True)
     )
     assert not beside_work(comm, stage, RanksClock(comm, stage, BRIEF), call).is_covered
+
+
+def test_figures_beside_a_kernel(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = busy.Beside(10.0, 14.0, 1000.0, 1010.0, is_covered=False)
+    monkeypatch.setattr(targets, "beside_work", lambda *_, **__: given)
+    monkeypatch.setattr(targets, "MESSAGE_BYTES", 1 << 16)
+    loss, beside, *others = targets.beside_kernel(TripBench(comm, "host", OPTIONS))
+    assert "scatter_gather/process_vm" in loss["name"]
+    assert (loss["value"], loss["target"], loss["met"]) == (0.01, 0.02, True)
+    assert (beside["value"], beside["target"], beside["met"]) == (1.4, 1.5, True)
+    assert "at least" in beside["baseline_name"]
+    assert len(others) == 2 and all(one["target"] is None for one in others)
 
 
 def test_targets_of_hosts(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
