@@ -59,7 +59,6 @@ class AllreduceCase:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Details of its rows."""
         return {**vars(self), "nbytes": self.nbytes}
 
     @property

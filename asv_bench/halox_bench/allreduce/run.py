@@ -85,7 +85,6 @@ class AllreduceBench(RanksBench):
         return DEVICE_ALGORITHMS if self.options.device == "gpu" else HOST_ALGORITHMS
 
     def measure(self, case: AllreduceCase) -> list[Row]:
-        """Measure one case."""
         arrays, error = attempt(self.comm, lambda: self._arrays(case))
         if arrays is None:
             return self.left_out(case, f"no memory for it ({error})")
@@ -100,7 +99,6 @@ class AllreduceBench(RanksBench):
         return xp.zeros(case.elements, case.dtype), xp.zeros(case.elements, case.dtype)
 
     def heading(self) -> str:
-        """Return the lines above the table."""
         return (
             f"{self.comm.size} ranks, {self.options.device} arrays; microseconds an allreduce, the slowest rank's\n"
             "set-up: made and called once; pays after so many calls, against MPI, on a GPU staged through the host"
@@ -129,7 +127,6 @@ class Reductions(Prepared):
         return paid(rows)
 
     def check(self, method: Method, call: Callable[[], Any]) -> None:
-        """Reduce several times: see `Prepared`."""
         source, target = method.arrays
         for step in range(1, _CHECKS + 1):
             self._oracle.fill(source, target, step)

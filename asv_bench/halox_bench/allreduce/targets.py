@@ -62,7 +62,6 @@ class Targets:
         self._rows: dict[int, list[Row]] = {}
 
     def groups(self) -> Groups:
-        """Return the groups by name, in the order of their measurement."""
         found: dict[str, Callable[[], Iterator[Figure]]] = {"one float64": self.one_value}
         if not self._bench.shared_gpu:
             found["Grid.allreduce over halox.Allreduce"] = self.over_persistent

@@ -53,12 +53,10 @@ class CheckpointCase:
 
     @property
     def name(self) -> str:
-        """The shape as text."""
         return "x".join(map(str, self.shape))
 
     @property
     def details(self) -> dict[str, Any]:
-        """Details of its rows."""
         return {"shape": self.shape, "nbytes": 8 * prod(self.shape)}
 
 
@@ -89,7 +87,6 @@ class CheckpointBench(Bench):
             raise HaloxError(f"--folder {parent}: there is no such folder")
 
     def heading(self) -> str:
-        """Return the lines above the table."""
         return (
             "medians of the slowest rank; files are written through, and read from the disk\n"
             f"targets, from 1 GiB on: {CPU_TARGET} x plain calls, and {TARGET_MIB} MiB a rank;\n"

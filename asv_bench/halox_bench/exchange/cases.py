@@ -76,12 +76,10 @@ class ExchangeCase:
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.shape)
 
     @property
     def size(self) -> str:
-        """The shape as text."""
         if self.ndim > 1 and len(set(self.shape)) == 1:
             return f"{self.shape[0]}^{self.ndim}"
         return "x".join(map(str, self.shape))
@@ -100,7 +98,6 @@ class ExchangeCase:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Details of its rows."""
         return {"axes": f"{self.ndim}d", **vars(self)}
 
     @property

@@ -27,14 +27,12 @@ class ExchangeBench(RanksBench):
     """Halo exchanges of the ranks of a communicator."""
 
     def measure(self, case: ExchangeCase) -> list[Row]:
-        """Measure one case."""
         if not self._fits(case):
             return self.left_out(case, f"{case.field_bytes:,} bytes a rank are too many")
         with PreparedExchange(self, case) as prepared:
             return prepared.rows()
 
     def heading(self) -> str:
-        """Return the line above the table."""
         return f"{self.comm.size} ranks, {self.options.device} arrays; microseconds an exchange, the slowest rank's"
 
     def _fits(self, case: ExchangeCase) -> bool:
@@ -107,7 +105,6 @@ class PreparedExchange(Prepared):
         }
 
     def check(self, method: Method, call: Callable[[], Any]) -> None:
-        """Exchange several times: see `Prepared`."""
         for step in range(1, _CHECKS + 1):
             self._oracle.fill(method.arrays, step)
             call()

@@ -97,7 +97,6 @@ class Targets:
         self._rows: list[Row] = []
 
     def groups(self) -> Groups:
-        """Return the groups by name, in the order of their measurement."""
         x_faces = {f"x-faces of {n}^3": partial(self.x_faces, n) for n in X_FACES_US}
         if self._bench.shared_gpu:
             found = [*x_faces.items()][:4]

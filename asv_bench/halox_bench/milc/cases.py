@@ -58,7 +58,6 @@ class MilcCase:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Details of its rows."""
         return dict(vars(self))
 
     @property

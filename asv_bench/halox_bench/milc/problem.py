@@ -204,7 +204,6 @@ class Problem:
         return each["dslash"] * self.sites, sum(each.values()) * self.sites
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -93,7 +93,6 @@ class MilcBench(RanksBench):
         return rows
 
     def heading(self) -> str:
-        """Return the lines above the table."""
         return (
             f"{self.comm.size} ranks, {self.options.device} arrays; microseconds of an iteration and of D, the slowest "
             "rank's\n/floor, share: beside the bytes of the kernels at the speed of a copy in the same run"

@@ -52,7 +52,6 @@ class ContentionBench(Bench):
         self._neighbour = Neighbour(self._rig)
 
     def heading(self) -> str:
-        """Return the line above the table."""
         return "slow-down: time beside the neighbour over the time alone, less 1"
 
     def measure(self, case: Case) -> list[Row]:

@@ -40,7 +40,6 @@ class HostBench(Bench):
         self._options = options
 
     def heading(self) -> str:
-        """Return the line above the table."""
         return "NumPy arrays; times on the host's clock"
 
     def measure(self, case: Case) -> list[Row]:

@@ -58,7 +58,6 @@ class Case:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Details of its rows."""
         what = {"pattern": self.pattern, "size": self.size}
         return {**what, "payload_bytes": self.payload, "block_bytes": self.block_bytes}
 

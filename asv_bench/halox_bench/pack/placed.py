@@ -86,7 +86,6 @@ class Placed:
 
     @property
     def turns(self) -> int:
-        """Number of slabs."""
         return len(self.slabs)
 
     @cached_property
@@ -182,7 +181,6 @@ class Placed:
         return ""
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, *_: object) -> None:

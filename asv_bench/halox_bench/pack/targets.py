@@ -142,7 +142,6 @@ class Targets:
         self._rig = rig
 
     def groups(self) -> Groups:
-        """Return the groups by name, in the order of their measurement."""
         found: dict[str, Callable[[], Iterator[Figure]]] = {
             "vector": partial(self.packed, VECTORS),
             "lower triangle": partial(self.packed, TRIANGLES),

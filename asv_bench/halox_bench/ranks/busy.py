@@ -106,14 +106,12 @@ class Work:
         self.us()
 
     def launch(self) -> None:
-        """Launch the kernel."""
         self._begin.record(self.stream)
         self._launch.launch(self.stream.ptr)
         self._end.record(self.stream)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the kernel has ended."""
         return bool(self._end.done)
 
     def us(self) -> float:

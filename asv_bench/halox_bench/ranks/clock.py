@@ -68,7 +68,6 @@ class Stage:
         return nullcontext() if self.stream is None else self.stream
 
     def synchronize(self) -> None:
-        """Wait for the stream."""
         if self.stream is not None:
             self.stream.synchronize()
 

@@ -69,7 +69,6 @@ class TransposeCase:
     method: str = TRANSPOSE
 
     def __post_init__(self) -> None:
-        """Check the case."""
         if sorted(self.axes) != list(range(self.ndim)):
             raise HaloxError(
                 f"axes {self.order} of a shape of {self.ndim} axes: expected an order of "
@@ -94,17 +93,14 @@ class TransposeCase:
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.shape)
 
     @property
     def size(self) -> str:
-        """The shape as text."""
         return "x".join(map(str, self.shape))
 
     @property
     def details(self) -> dict[str, Any]:
-        """Details of its rows."""
         return {"order": self.order, **vars(self)}
 
     @property

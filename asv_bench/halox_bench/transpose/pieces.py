@@ -38,7 +38,6 @@ class Piece:
 
     @property
     def cells(self) -> int:
-        """Number of cells."""
         return prod(self.extents)
 
 

@@ -50,7 +50,6 @@ class TransposeBench(RanksBench):
         return super().names() if self.comm.size > 1 else ()
 
     def measure(self, case: TransposeCase) -> list[Row]:
-        """Measure one case."""
         why = self._why_not(case)
         if why:
             return self.left_out(case, why)
@@ -61,7 +60,6 @@ class TransposeBench(RanksBench):
         return rows
 
     def heading(self) -> str:
-        """Return the lines above the table."""
         return (
             f"{self.comm.size} ranks, {self.options.device} arrays; microseconds a transpose, the slowest rank's\n"
             "% copy: the speed of a plain copy of one rank's bytes is 100"
@@ -143,7 +141,6 @@ class PreparedTranspose(Prepared):
         return {**made, gpu.NCCL: lambda: gpu.ByNccl(self.bench.nccl(), *between[1:])}
 
     def check(self, method: Method, call: Callable[[], Any]) -> None:
-        """Transpose several times: see `Prepared`."""
         source, target = method.arrays
         for step in range(1, _CHECKS + 1):
             self._oracle.fill(source, target, step)

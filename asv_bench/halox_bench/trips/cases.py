@@ -84,7 +84,6 @@ class TripCase:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Details of its rows."""
         what = {"pattern": self.pattern, "size": self.size, "nbytes": self.nbytes}
         return {**what, **self.more}
 

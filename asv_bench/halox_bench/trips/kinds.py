@@ -46,7 +46,6 @@ class ScatterGatherBench(TripBench):
         super().__init__(comm, place, options, mapped=True)
 
     def blank(self, case: Any, kind: str, name: str, **details: Any) -> Row:
-        """Return a method's row without a time."""
         return super().blank(case, kind, name, **details, adapter_keys=adapter_keys(case))
 
 

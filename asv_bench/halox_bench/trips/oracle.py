@@ -69,7 +69,6 @@ class TripOracle:
         return (numbers * kind(2) + kind(rank)) * kind(_FACTOR) + kind(step + 1)
 
     def fill(self, slab: Any, step: int) -> None:
-        """Fill this rank's slab."""
         slab.view(self._kind)[:] = self.filled(self._rank, step)
 
     def wrong(self, slab: Any, step: int, directions: Sequence[int]) -> int:

@@ -90,14 +90,12 @@ class TripBench(RanksBench):
         self.place, self.mapped = place, mapped
 
     def measure(self, case: TripCase) -> list[Row]:
-        """Measure one case."""
         with PreparedTrip(self, case) as prepared:
             rows = prepared.rows()
         self.free()
         return rows
 
     def heading(self) -> str:
-        """Return the line above the table."""
         return "microseconds of half a round trip, the slower rank's; GB/s of payload"
 
     @contextmanager
