@@ -17,6 +17,7 @@ from halox_bench.pack.cases import select
 from halox_bench.pack.on_device import DeviceBench
 from halox_bench.pack.on_host import HostBench
 from halox_bench.pack.options import DIRECTIONS, PACKERS, PackOptions
+from halox_bench.pack.rows import COPY
 from halox_bench.ranks.bench import Bench, Options
 from halox_bench.ranks.runner import ALONE, Kind
 
@@ -95,8 +96,8 @@ PACK = Kind(
             "payload, bytes",
             "gb_per_s",
             "GB/s of payload",
-            lambda row: row.name if row.pattern == "copy" else f"{row.pattern}, {row.name}",
-            lambda row: row.cache != "cold" and row.name in ("auto", "host", "copy"),
+            lambda row: row.name if row.name == COPY else f"{row.pattern}, {row.name}",
+            lambda row: row.cache != "cold" and row.name in ("auto", "host", COPY),
         ),
         Plot(
             "methods",
