@@ -1,1 +1,1 @@
-"""``halox bench``: what the library's parts cost on this machine, beside what users write by hand."""
+"""``halox bench``: the library's parts on this machine, beside hand-written code."""

@@ -1,40 +1,33 @@
-"""The kinds of ``halox bench`` and their options; ``halox.cli`` forwards to here."""
+"""The kinds of ``halox bench`` and their options; ``halox.cli`` calls this module."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from halox_bench.allreduce import command as allreduce
-from halox_bench.checkpoint import command as checkpoint
-from halox_bench.ddtbench import command as ddtbench
-from halox_bench.exchange import command as exchange
-from halox_bench.milc import command as milc
-from halox_bench.pack import command as pack
-from halox_bench.pingpong import command as pingpong
-from halox_bench.scatter_gather import command as scatter_gather
-from halox_bench.transpose import command as transpose
+from halox_bench.allreduce.kind import ALLREDUCE
+from halox_bench.checkpoint.kind import CHECKPOINT
+from halox_bench.exchange.kind import EXCHANGE
+from halox_bench.milc.kind import MILC
+from halox_bench.pack.kind import CONTENTION, PACK
+from halox_bench.transpose.kind import TRANSPOSE
+from halox_bench.trips.kinds import DDTBENCH, PINGPONG, SCATTER_GATHER
 
 KINDS = {
-    "pack": pack,
-    "exchange": exchange,
-    "pingpong": pingpong,
-    "allreduce": allreduce,
-    "transpose": transpose,
-    "ddtbench": ddtbench,
-    "scatter_gather": scatter_gather,
-    "milc": milc,
-    "checkpoint": checkpoint,
+    kind.name: kind
+    for kind in (
+        *(PACK, CONTENTION, EXCHANGE, PINGPONG, ALLREDUCE, TRANSPOSE),
+        *(DDTBENCH, SCATTER_GATHER, MILC, CHECKPOINT),
+    )
 }
-"""Each a module with ``ABOUT``, ``add_arguments(parser)`` and ``run(args, words)``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds of benchmarks, each with its options."""
     kinds = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     for name, kind in KINDS.items():
-        description = f"Measure {kind.ABOUT}." + getattr(kind, "DEFAULTS", "")
-        kind.add_arguments(kinds.add_parser(name, help=kind.ABOUT, description=description))
+        description = f"Measure {kind.about}.{kind.defaults}"
+        kind.add_arguments(kinds.add_parser(name, help=kind.about, description=description))
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -55,11 +48,10 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     Raises
     ------
     HaloxError
-        If an option fits nothing, or a GPU is asked for and there is none.
+        If an option has an invalid value, or this machine has no GPU and the command asks for one.
 
     Notes
     -----
-    Collective where it runs on several ranks.
+    Collective on several ranks; becomes the launcher if it has to start them.
     """
-    status: int = KINDS[args.bench].run(args, words)
-    return status
+    return KINDS[args.bench].run(args, words)

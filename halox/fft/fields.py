@@ -121,8 +121,8 @@ class Fields:
         expected = f"{name} must be a field of fft.{sides[0]}"
         if other.knows(array, found) and not mine.knows(array, found):
             raise FieldError(
-                f"{expected}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of fft.grid, "
-                f"backward the other way; make one with fft.{sides[0]}.zeros"
+                f"{expected}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of "
+                f"fft.grid, backward the other way; make one with fft.{sides[0]}.zeros"
             )
         try:
             layout = mine.find(array)

@@ -358,8 +358,8 @@ class Path(ABC):
     ) -> object | None:
         """Return this path's share of an `EndpointInfo`, which must be picklable; None for nothing. Local.
 
-        If the plan may serve other arrays of the same layouts (``relocatable``), the result must not depend on the addresses
-        of these arrays.
+        If the plan may serve other arrays of the same layouts (``relocatable``), the result must not depend on the
+        addresses of these arrays.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""The benchmarks on a real GPU: hand-written kernels, timing, what holds multiprocessors."""
+"""The benchmarks on a real GPU: hand-written kernels, timing, kernels that hold multiprocessors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 
 from halox.cli import main
 from halox_bench.common import reference
-from halox_bench.common.rig import Rig
+from halox_bench.common.rig import Buffer, Rig
+from halox_bench.common.rows import Row
 from halox_bench.pack import baselines, contention, on_device
 from halox_bench.pack.cases import select
-from halox_bench.pack.options import Options
+from halox_bench.pack.on_device import DeviceBench
+from halox_bench.pack.options import PackOptions
 from halox_bench.pack.placed import Placed
 from halox_bench.transpose.baselines import COPY
-from halox_bench.transpose.baselines_gpu import CUPY, TILE
+from halox_bench.transpose.baselines_gpu import CUPY
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -40,15 +42,20 @@ def rig() -> Rig:
     return Rig(repeats=3)
 
 
+def measured(rig: Rig, name: str, options: PackOptions) -> list[Row]:
+    (case,) = select([name])
+    return DeviceBench(options, rig).measure(case)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_gives_the_right_bytes(rig: Rig, name: str) -> None:
-    options = Options(directions=("pack", "unpack"), methods=("auto", "strided"), repeats=3)
-    rows = list(on_device.run(rig, select([name]), options, str.strip))
+def test_every_method_gives_the_right_bytes(rig: Rig, name: str) -> None:
+    options = PackOptions(directions=("pack", "unpack"), methods=("auto", "strided"), repeats=3)
+    rows = measured(rig, name, options)
     assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
-    timed = {(row.method, row.direction) for row in rows if row.us}
+    timed = {(row.name, row.direction) for row in rows if row.us}
     assert {(baselines.BY_HAND, "pack"), (baselines.BY_HAND, "unpack")} <= timed
     assert {row.destination for row in rows} >= {"device", "host"}
-    assert all(row.graph_us for row in rows if row.method == "auto" and row.destination == "device")
+    assert all(row.graph_us for row in rows if row.name == "auto" and row.destination == "device")
 
 
 def test_times_are_plausible(rig: Rig) -> None:
@@ -67,9 +74,9 @@ def test_filling(rig: Rig) -> None:
 
 
 def test_cold_is_not_faster_than_warm(rig: Rig) -> None:
-    options = Options(methods=("strided",), destinations=("device",), baselines=False)
-    rows = list(on_device.run(rig, select(["face_x/256"]), options, str.strip))
-    times = {row.cache: row.graph_us for row in rows if row.method == "strided"}
+    options = PackOptions(methods=("strided",), destinations=("device",), baselines=False)
+    rows = measured(rig, "face_x/256", options)
+    times = {row.cache: row.graph_us for row in rows if row.name == "strided"}
     assert times["cold"] > 0.95 * times["warm"]
 
 
@@ -89,8 +96,13 @@ def test_multiprocessors_are_held_and_given_back(rig: Rig, share: float) -> None
 def test_packing_starves_on_a_full_gpu_and_ends_with_its_neighbour(rig: Rig) -> None:
     neighbour = contention.Neighbour(rig)
     (case,) = select(["vector/128B-1MiB"])
-    placed = Placed(rig, case)
-    buffer = rig.buffer("device", case.payload)
+    with Placed(rig, case) as placed:
+        expect_starving(rig, placed, rig.buffer("device", case.payload), neighbour)
+
+
+def expect_starving(
+    rig: Rig, placed: Placed, buffer: Buffer, neighbour: contention.Neighbour
+) -> None:
     packer = on_device.make_packer("strided", placed.datatype, 1, rig.device)
 
     def call() -> None:
@@ -106,7 +118,6 @@ def test_packing_starves_on_a_full_gpu_and_ends_with_its_neighbour(rig: Rig) -> 
     with neighbour.taking_turns():
         assert contention._patient_us(rig, call, neighbour) is not None
     rig.stream.synchronize()
-    placed.close()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +127,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     result = json.loads(file.read_text())
     assert result["machine"]["device"] == "gpu" and result["machine"]["gpus"]
     assert "large copies: device" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.glob("*.png")} >= {"bandwidth.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} >= {"bandwidth-pack-device.png"}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +143,7 @@ def test_transposes(words: str, tmp_path: Path) -> None:
     rows = json.loads(file.read_text())["rows"]
     assert not [row["error"] for row in rows if row["failed"]]
     timed = {(row["name"], row["mode"]) for row in rows if row["us"]}
-    for name in ("selected", COPY, CUPY, TILE):
+    for name in ("selected", COPY, CUPY):
         assert {(name, "stream"), (name, "graph")} <= timed
     assert {row["error"] for row in rows if row["name"] == "selected"} == {""}
 

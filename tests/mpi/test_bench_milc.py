@@ -49,9 +49,7 @@ def test_a_lattice_that_is_too_thin(comm: MPI.Intracomm) -> None:
 def test_figures_with_targets(comm: MPI.Intracomm) -> None:
     bench = MilcBench(comm, OPTIONS)
     found = [
-        figure
-        for group in targets.Targets(bench, [(8, 6, 6, 6)]).groups().values()
-        for figure in group()
+        figure for group in targets.groups_on(bench, [(8, 6, 6, 6)]).values() for figure in group()
     ]
     if comm.size == 1:
         ok = len(found) == 8 and all(one["target"] == 1.5 and one["at_most"] for one in found)

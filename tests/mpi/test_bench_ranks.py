@@ -14,29 +14,21 @@ from halox import paths
 from halox.errors import HaloxError
 from halox.exchange.plan import Plan
 from halox_bench.common.attempt import attempt
+from halox_bench.common.rows import STREAM
 from halox_bench.exchange import run as exchange_run
 from halox_bench.exchange.baselines import (
-    BY_HAND as PACKED,
-)
-from halox_bench.exchange.baselines import (
+    BY_HAND,
     MPI_NEIGHBOUR,
     MPI_TYPES,
+    ByHand,
     MpiNeighbour,
     MpiTypes,
 )
-from halox_bench.exchange.baselines import (
-    ByHand as Packed,
-)
 from halox_bench.exchange.cases import ExchangeCase
-from halox_bench.exchange.run import Bench, Prepared
-from halox_bench.pingpong import run as pingpong_run
-from halox_bench.pingpong.baselines import BY_HAND, ByHand
-from halox_bench.pingpong.cases import PATTERNS, select
-from halox_bench.pingpong.run import PingPongBench
+from halox_bench.exchange.run import ExchangeBench, PreparedExchange
 from halox_bench.ranks import clock
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
-from halox_bench.ranks.rows import STREAM
 from tests.mpi.capturing import Capturing
 from tests.mpi.toy_path import ToyPath
 
@@ -59,11 +51,11 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
-    rows = Bench(comm, OPTIONS).measure(case)
-    assert [row.name for row in rows] == [*OURS, PACKED, MPI_TYPES, MPI_NEIGHBOUR]
+    rows = ExchangeBench(comm, OPTIONS).measure(case)
+    assert [row.name for row in rows] == [*OURS, BY_HAND, MPI_TYPES, MPI_NEIGHBOUR]
     for row in rows:
         assert row.checked and row.us is not None and row.us > 0, row.error
-        assert set(row.beside) == {PACKED, MPI_TYPES, MPI_NEIGHBOUR}
+        assert set(row.beside) == {BY_HAND, MPI_TYPES, MPI_NEIGHBOUR}
         assert row.proc_shape == case.proc_shape(comm.size)
     assert len(set(comm.allgather(rows[0].us))) == 1, "one figure for all ranks"
 
@@ -72,13 +64,13 @@ def test_every_method_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
 def test_every_registered_path_is_measured(comm: MPI.Intracomm) -> None:
     paths.register(ToyPath())
     try:
-        rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 6), "x"))
+        rows = ExchangeBench(comm, OPTIONS).measure(ExchangeCase((4, 6), "x"))
     finally:
         del paths.PATHS["toy"]
     assert [row.name for row in rows] == [
         *OURS,
         "toy",
-        PACKED,
+        BY_HAND,
         MPI_TYPES,
         MPI_NEIGHBOUR,
     ]
@@ -91,7 +83,7 @@ def spoil_last(comm: MPI.Intracomm, array: np.ndarray) -> None:
         array[(-1,) * array.ndim] += 1
 
 
-@pytest.mark.parametrize("baseline", [Packed, MpiTypes, MpiNeighbour])
+@pytest.mark.parametrize("baseline", [ByHand, MpiTypes, MpiNeighbour])
 def test_one_wrong_value_on_one_rank_leaves_no_figure(
     baseline: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +100,7 @@ def test_one_wrong_value_on_one_rank_leaves_no_figure(
 
     monkeypatch.setattr(baseline, "__init__", remember)
     monkeypatch.setattr(baseline, "__call__", wrong)
-    rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4, 4), "all"))
+    rows = ExchangeBench(comm, OPTIONS).measure(ExchangeCase((4, 4, 4), "all"))
     (spoilt,) = [row for row in rows if row.name == baseline.name]
     assert spoilt.failed and spoilt.us is None and not spoilt.checked
     assert "wrong result: 1 values" in spoilt.error
@@ -118,7 +110,7 @@ def test_one_wrong_value_on_one_rank_leaves_no_figure(
 
 def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "__call__", lambda self: None)
-    rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
+    rows = ExchangeBench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
     failed = {row.name for row in rows if row.failed}
     assert failed == set(OURS)
     assert STREAM in {row.mode for row in rows if row.us}
@@ -135,16 +127,14 @@ def test_values_of_the_exchange_before_are_wrong(
         self.done = True
 
     monkeypatch.setattr(MpiTypes, "__call__", only_once)
-    rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
+    rows = ExchangeBench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
     (spoilt,) = [row for row in rows if row.name == MPI_TYPES]
     assert spoilt.failed and "in exchange 2 of" in spoilt.error
 
 
-def test_what_is_too_large_is_left_out(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_cases_are_left_out(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_run, "MOST_HOST_BYTES", 1000)
-    (row,) = Bench(comm, OPTIONS).measure(ExchangeCase((64, 64), "x"))
+    (row,) = ExchangeBench(comm, OPTIONS).measure(ExchangeCase((64, 64), "x"))
     assert row.us is None and not row.failed and "left out" in row.error
 
 
@@ -164,7 +154,7 @@ def test_the_slowest_rank_counts(comm: MPI.Intracomm, monkeypatch: pytest.Monkey
     assert comm.allgather(found["slow"]) == [found["slow"]] * comm.size
 
 
-def test_what_fails_on_one_rank_counts_as_failed_on_all(comm: MPI.Intracomm) -> None:
+def test_a_failure_on_one_rank_fails_on_all(comm: MPI.Intracomm) -> None:
     def work() -> int:
         if comm.rank == comm.size - 1:
             raise HaloxError("not here")
@@ -175,48 +165,12 @@ def test_what_fails_on_one_rank_counts_as_failed_on_all(comm: MPI.Intracomm) -> 
     assert attempt(comm, lambda: 2) == (2, None)
 
 
-@pytest.fixture
-def pair(comm: MPI.Intracomm) -> Any:
-    """The first two ranks; None on the others."""
-    made = comm.Split(0 if comm.rank < 2 else 1, comm.rank)
-    yield made if comm.rank < 2 and made.size == 2 else None
-    made.Free()
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_pingpong(pattern: str, pair: Any) -> None:
-    if pair is None:
-        return
-    bench = PingPongBench(pair, "host", OPTIONS)
-    for rows in map(bench.measure, select([pattern], [1, 7, 40])):
-        assert len(rows) == 5
-        assert all(row.checked and row.us for row in rows), [row.error for row in rows]
-
-
-def test_pingpong_that_spoils_an_element(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if pair is None:
-        return
-    receive: Callable[[Any], None] = ByHand._receive
-
-    def wrong(self: Any) -> None:
-        receive(self)
-        self._memory.view("f8")[-1] += pair.rank
-
-    monkeypatch.setattr(ByHand, "_receive", wrong)
-    bench = PingPongBench(pair, "host", OPTIONS)
-    (rows,) = map(bench.measure, select(["vector-contiguous"], [8]))
-    (spoilt,) = [row for row in rows if row.failed]
-    # Seen where it arrives, there again after the way back, and where it then arrives.
-    assert spoilt.name == BY_HAND and "wrong result: 3 elements" in spoilt.error
-    assert pingpong_run.PLACES[0] == spoilt.place
-
-
 @pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])
 def test_graphs(trouble: str, comm: MPI.Intracomm) -> None:
-    bench = Bench(comm, Options("cpu", ("host",), (), timing=BRIEF))
+    bench = ExchangeBench(comm, Options("cpu", ("host",), (), timing=BRIEF))
     bench.stage = stage = Capturing()
     bench.clock = RanksClock(comm, stage, BRIEF)
-    with Prepared(bench, ExchangeCase((4, 5), "all")) as prepared:
+    with PreparedExchange(bench, ExchangeCase((4, 5), "all")) as prepared:
         stage.refuse = "the host is needed" if trouble == "refuse" else ""
         stage.spoil = prepared.own_arrays[0] if trouble == "spoil" and comm.rank == 0 else None
         rows = prepared.rows()

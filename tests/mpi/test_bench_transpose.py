@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,27 +12,23 @@ import pytest
 from mpi4py import MPI
 
 from halox.errors import PathError
-from halox.exchange.plan import Plan
 from halox_bench.ranks.bench import Options
-from halox_bench.ranks.clock import RanksClock, Timing
+from halox_bench.ranks.clock import Timing
 from halox_bench.transpose import baselines, baselines_gpu
-from halox_bench.transpose import run as transpose_run
 from halox_bench.transpose.baselines import (
     ALLTOALLW,
     ALLTOALLW_COPYTO,
-    CONTIGUOUS,
     COPY,
     COPYTO,
     Turning,
 )
 from halox_bench.transpose.cases import TransposeCase
+from halox_bench.transpose.kind import of_copy
 from halox_bench.transpose.oracle import TransposeOracle
 from halox_bench.transpose.pieces import Pieces
-from halox_bench.transpose.run import ThroughGrids, TransposeBench
-from tests.mpi.capturing import Capturing
-from tests.support import require
+from halox_bench.transpose.run import TransposeBench
+from tests.mpi.bench_nccl import Nccl
 from tests.unit import bench_gpu
-from tests.unit.cpu_kernels import SHIM, shared_library
 
 pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
@@ -51,7 +45,7 @@ DIVIDED = [
 
 WHOLE = [
     TransposeCase((5, 7), (1, 0), "f4", (), "whole", "forward", "vector"),
-    TransposeCase((5, 7), (1, 0), "c16", (3,), "whole", "backward", "hvector"),
+    TransposeCase((5, 7), (1, 0), "c16", (3,), "whole", "backward", "vector"),
     TransposeCase((4, 5, 6), (2, 0, 1), "u1", (2,), "whole", "backward"),
     TransposeCase((4, 3, 5, 2), (3, 1, 0, 2), "f8"),
 ]
@@ -66,7 +60,7 @@ def test_every_method_is_right(case: TransposeCase, comm: MPI.Intracomm) -> None
     assert [row.name for row in rows] == ["selected", "host", "scatter_gather", COPY, *by_mpi]
     for row in rows:
         assert row.checked and row.us is not None and row.us > 0, row.error
-        assert set(row.beside) == {COPY, *by_mpi} and row.of_copy
+        assert set(row.beside) == {COPY, *by_mpi} and of_copy(row)
     figures = [(row.us, row.nbytes, row.bytes_sent) for row in rows]
     assert comm.allgather(figures) == [figures] * comm.size, "one figure for all ranks"
     assert rows[0].bytes_sent > 0
@@ -76,7 +70,7 @@ def test_every_method_is_right(case: TransposeCase, comm: MPI.Intracomm) -> None
 @pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.name)
 def test_every_method_on_one_rank_is_right(case: TransposeCase, comm: MPI.Intracomm) -> None:
     rows = TransposeBench(comm, OPTIONS).measure(case)
-    assert [row.name for row in rows] == ["selected", COPY, COPYTO, CONTIGUOUS]
+    assert [row.name for row in rows] == ["selected", COPY, COPYTO]
     assert all(row.checked and row.us for row in rows), [row.error for row in rows]
     assert rows[0].nbytes == case.nbytes and rows[0].bytes_sent == 0
 
@@ -107,106 +101,6 @@ def test_one_wrong_value_on_one_rank_leaves_no_figure(
     assert all(row.us and spoilt.name not in row.beside for row in rows if row is not spoilt)
 
 
-def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    transposes: Callable[..., Any] = Plan.__call__
-    done: list[Plan] = []
-
-    def only_once(self: Plan) -> None:
-        if self not in done:
-            transposes(self)
-        done.append(self)
-
-    monkeypatch.setattr(Plan, "__call__", only_once)
-    rows = TransposeBench(comm, OPTIONS).measure(fitting(comm))
-    failed = {row.name: row.error for row in rows if row.failed}
-    assert set(failed) == (
-        {"selected"} if comm.size == 1 else {"selected", "host", "scatter_gather"}
-    )
-    assert all("in transpose 2 of" in error for error in failed.values())
-
-
-def test_what_is_too_large_is_left_out(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transpose_run, "MOST_HOST_BYTES", 1000)
-    (row,) = TransposeBench(comm, OPTIONS).measure(fitting(comm))
-    assert row.us is None and not row.failed and "left out" in row.error
-
-
-@pytest.mark.parametrize("trouble", ["", "spoil"])
-def test_graphs(trouble: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = TransposeBench(comm, Options("cpu", ("host",), (), timing=OPTIONS.timing))
-    stage = Capturing()
-    bench.stage, bench.clock = stage, RanksClock(comm, stage, OPTIONS.timing)
-    monkeypatch.setattr(bench, "_why_not", lambda case: "")
-    monkeypatch.setattr(bench, "free", lambda: None)
-    make = ThroughGrids.make
-
-    def remember(self: Any) -> None:
-        if trouble and comm.rank == 0:
-            stage.spoil = self.own_arrays[1]
-        make(self)
-
-    monkeypatch.setattr(ThroughGrids, "make", remember)
-    rows = bench.measure(fitting(comm))
-    names = ["selected"] if comm.size == 1 else ["selected", "host"]
-    assert [(row.name, row.mode) for row in rows] == [
-        (name, mode) for mode in ("stream", "graph") for name in names
-    ]
-    for row in rows:
-        in_graph = row.mode == "graph"
-        assert bool(row.us) is not (in_graph and bool(trouble)), row.error
-        assert row.failed is (in_graph and bool(trouble))
-
-
-class Nccl:
-    """Groups of sends and receives, by MPI when the group ends."""
-
-    NCCL_UINT8 = 1
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._mpi, self._posts = comm, []
-        self.nccl = self.comm = self
-
-    def groupStart(self) -> None:
-        self._posts = []
-
-    def groupEnd(self) -> None:
-        MPI.Request.Waitall([post() for post in self._posts])
-
-    def send(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
-        self._posts.append(lambda: self._mpi.Isend(bench_gpu.memory_at(address, n), peer, 5))
-
-    def recv(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
-        self._posts.append(lambda: self._mpi.Irecv(bench_gpu.memory_at(address, n), peer, 5))
-
-
-@cache
-def library(code: str) -> ctypes.CDLL:
-    return shared_library(f'#include "{SHIM}"\n{code}\n{bench_gpu.TILE}', "-O1")
-
-
-class RawModule:
-    """A kernel's source, compiled for the CPU."""
-
-    def __init__(self, code: str, options: Any) -> None:
-        self._library = library(code)
-
-    def get_function(self, name: str) -> Any:
-        assert name == "tile"
-
-        def launch(grid: Any, block: Any, arguments: Any) -> None:
-            source, target, *numbers = arguments
-            kinds = {np.uint32: ctypes.c_uint, np.uint64: ctypes.c_uint64}
-            self._library.run_tile(
-                *map(ctypes.c_uint, (*grid, *block)),
-                *(ctypes.c_uint64(array.data.ptr) for array in (source, target)),
-                *(kinds[type(number)](int(number)) for number in numbers),
-            )
-
-        return launch
-
-
 def elementwise_binary(
     alpha: float, source: Any, modes: Any, gamma: float, old: Any, to: Any, out: Any
 ) -> None:
@@ -219,7 +113,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cp = bench_gpu.fake_cupy(1 << 18)
     cp.empty = lambda shape, dtype: bench_gpu.empty(int(np.prod(shape)), dtype).reshape(shape)
     cp.empty_like = lambda array: cp.empty(array.shape, array.dtype)
-    cp.RawModule = RawModule
     cp.cuda.get_current_stream = lambda: bench_gpu.Stream()
     cp.cuda.runtime.memcpyDeviceToDevice = 3
     monkeypatch.setattr(baselines_gpu, "cupy", lambda: cp)
@@ -267,7 +160,7 @@ def test_nccl(case: TransposeCase, comm: MPI.Intracomm, on_gpu: None) -> None:
 
 
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize("name", ["StridedCopy", "Tile", "Cutensor"])
+@pytest.mark.parametrize("name", ["StridedCopy", "Cutensor"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(
     ("shape", "axes"), [((33, 40), (1, 0)), ((5, 33, 4), (2, 1, 0)), ((5, 6, 7), (1, 2, 0))]
@@ -275,7 +168,6 @@ def test_nccl(case: TransposeCase, comm: MPI.Intracomm, on_gpu: None) -> None:
 def test_on_one_gpu(
     shape: Any, axes: Any, direction: str, name: str, comm: MPI.Intracomm, on_gpu: None
 ) -> None:
-    require("cxx")
     case = TransposeCase(shape, axes, "f8", (), "whole", direction)
     _, arrays, oracle = placed(case, comm)
     expect_right(getattr(baselines_gpu, name)(case, arrays), oracle, comm)

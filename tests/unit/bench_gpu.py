@@ -50,17 +50,6 @@ extern "C" void run_triangle(unsigned grid, unsigned block, u64 array, u64 packe
 }
 
 
-TILE = """
-extern "C" void run_tile(unsigned grid, unsigned block, u64 from, u64 to, unsigned rows, unsigned columns,
-                         u64 from_pitch, u64 to_pitch, u64 from_batch, u64 to_batch)
-{
-    char shared[1];
-    launch_with_barriers(grid, block, true, shared, sizeof shared, tile, (const element*)from, (element*)to, rows,
-                         columns, from_pitch, to_pitch, from_batch, to_batch);
-}
-"""
-
-
 @cache
 def library(name: str, settings: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
     """Compile a kernel file of the benchmarks for the CPU."""
@@ -98,7 +87,7 @@ class Launch:
             )
 
     def _fill(self) -> None:
-        """Do what the kernel does, where it would take long."""
+        """Fill by NumPy, which is faster than the kernel on a CPU."""
         address, n, flip, combine = (arg.value for arg in self.args)
         words = memory_at(address, 8 * n).view(np.uint64)
         value = mixed(np.arange(n)) ^ np.uint64(flip)
@@ -315,7 +304,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, l2_bytes: int = 1 << 18) -> None
     monkeypatch.setattr(rig, "DEVICE_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(rig, "LINK_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(baselines, "MOST_BLOCKS", 256)
-    # What is waited for with patience is there at once or never.
+    # Waits with a limit end at once or never.
     for module in (contention, neighbour):
         monkeypatch.setattr(module, "time", Ticks())
     for module in (baselines, byhand, contention, neighbour, targets, on_device, rig, timing):

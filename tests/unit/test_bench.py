@@ -1,4 +1,4 @@
-"""``halox bench pack`` on the CPU: the command line, the table, the files, wrong input."""
+"""``halox bench``: every kind on one or two ranks, its rows, table and files; wrong command lines."""
 
 from __future__ import annotations
 
@@ -16,27 +16,56 @@ import pytest
 
 from halox.cli import catalogue as packages
 from halox.cli import main
-from halox.errors import MissingPackageError
+from halox.errors import HaloxError, MissingPackageError
 from halox.packing.host import HostPacker
 from halox.runtime.gpu import cuda
+from halox_bench.allreduce import baselines as allreduce
+from halox_bench.allreduce.run import calls_to_pay
+from halox_bench.common.plots import Plot, draw
+from halox_bench.common.rows import CASE, METHOD, PATH, US, Row, Table, beside, choices
 from halox_bench.common.timing import Timed
-from halox_bench.pack import on_host, plots
+from halox_bench.exchange import baselines as exchange
+from halox_bench.exchange import targets as exchange_targets
+from halox_bench.pack import on_host
 from halox_bench.pack.cases import catalogue, select
-from halox_bench.pack.options import PACKERS, Options
-from halox_bench.pack.rows import COPY, TABLE, Row, line, rows_of
-from tests.support import require
+from halox_bench.pack.options import PACKERS, PackOptions
+from halox_bench.pack.rows import COPY, rows_of
+from halox_bench.ranks.clock import Timing
+from halox_bench.transpose import baselines as transpose
+from halox_bench.transpose import targets as transpose_targets
+from halox_bench.trips import baselines as trips
+from tests.support import halox_bench, require
 
-FEW = "NAS_LU_y/33,WRF_x_vec/8x8,SPECFEM3D_cm/c1,struct_24/4096,lower_triangle/1024"
-COMMON: dict[str, Any] = {
-    "pattern": "p",
-    "size": "s",
-    "payload_bytes": 2000,
-    "block_bytes": 8,
-    "sector_bytes": 4000,
-    "direction": "pack",
-    "destination": "device",
-    "cache": "warm",
+OURS = {"selected", "host", "scatter_gather"}
+BY_HAND = {trips.MPI_TYPES, trips.BY_HAND, trips.MPI_PACK, trips.HALOX_PACK, trips.REFERENCE}
+EXCHANGES = {exchange.BY_HAND, exchange.MPI_TYPES, exchange.MPI_NEIGHBOUR}
+TRIPS = {*OURS, *BY_HAND}
+
+RUNS: dict[str, tuple[int, set[str], str]] = {
+    "exchange --sizes 6,12x10x8 --faces x,all --fields 1,2": (8, OURS | EXCHANGES, "exchange-3d-x"),
+    "allreduce --sizes 4,3000 --dtype f4,i8": (
+        4,
+        {"selected", "host", "hierarchical", allreduce.MPI},
+        "allreduce-f4-sum",
+    ),
+    "transpose --sizes 6x5x4,12x10x8 --axes 012,210 --directions forward --divisions slabs": (
+        4,
+        OURS | {transpose.COPY, transpose.ALLTOALLW, transpose.ALLTOALLW_COPYTO},
+        "transpose-transpose-210-slabs",
+    ),
+    "pingpong --where host --sizes 4,33": (8, TRIPS, "pingpong-vector-contiguous-host"),
+    "ddtbench --where host --patterns NAS_LU_?/12,NAS_LU_?/33": (
+        4,
+        TRIPS,
+        "ddtbench-NAS_LU_x-host",
+    ),
+    "scatter_gather --where host --patterns vector-1KiB/[13]*": (
+        3,
+        {*TRIPS, "scatter_gather, no key cache"},
+        "scatter_gather-vector-1KiB-host",
+    ),
 }
+"""Command lines, their number of cases, the names of their methods, and the first words of a figure's file."""
 
 
 def bench(words: str) -> int:
@@ -46,119 +75,227 @@ def bench(words: str) -> int:
         return ended.code  # type: ignore[return-value]
 
 
-class TestCommand:
-    def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        require("mpi")
-        file, folder = tmp_path / "result.json", tmp_path / "plots"
-        words = f"pack --device cpu --patterns {FEW} --repeats 2 --direction both"
-        assert bench(f"{words} --json {file} --plot {folder}") == 0
-        out = capsys.readouterr().out
-        result = json.loads(file.read_text())
-        assert result["machine"]["device"] == "cpu"
-        rows = result["rows"]
-        assert {f"{row['pattern']}/{row['size']}" for row in rows} == set(FEW.split(","))
-        methods = {COPY, "NumPy by hand", "mpi4py", "host"}
-        for direction in ("pack", "unpack"):
-            assert {row["method"] for row in rows if row["direction"] == direction} == methods
-        assert not [row for row in rows if row["error"]]
-        assert all(
-            np.isclose(row["gb_per_s"], row["payload_bytes"] / row["us"] / 1e3) for row in rows
-        )
-        # As many lines as rows.
-        assert sum(" memory warm" in text for text in out.splitlines()) == len(rows)
-        assert (folder / "bandwidth.png").read_bytes().startswith(b"\x89PNG")
-        assert f"wrote {folder / 'bandwidth.png'}" in out
-
-    def test_without_baselines(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert bench("pack --device cpu --patterns FFT2/256 --no-baselines --repeats 2") == 0
-        out = capsys.readouterr().out
-        assert " host " in out and "by hand" not in out
-
-    def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert bench("pack --list") == 0
-        out = capsys.readouterr().out
-        assert "DDTBench" in out and "8B-64KiB" in out
-        assert all(f"\n{name}: " in f"\n{out}" for name in catalogue())
-
-    @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            ("", "WHAT"),
-            ("walk", "walk"),
-            ("pack --patterns nothing --device cpu", "known are contiguous"),
-            ("pack --patterns face_x/7 --device cpu", "64, 128, 256, 512"),
-            ("pack --methods fast", "traversal"),
-            ("pack --destinations moon", "device, host, peer"),
-            ("pack --max-blocks 0", "at least 1"),
-            ("pack --repeats many", "whole number"),
-            ("pack --device cpu --json /no/such/folder/x.json --patterns FFT2", "no such folder"),
-            ("pack --device cpu --contention", "not with --device cpu"),
-            ("pack --device cpu --patterns vector_512/8B-64MiB", "too large"),
-        ],
+@pytest.mark.parametrize("words", RUNS)
+def test_two_ranks(words: str, tmp_path: Path) -> None:
+    cases, names, figure = RUNS[words]
+    file, folder = tmp_path / "rows.json", tmp_path / "plots"
+    kind, *others = words.split()
+    device = [] if "--where" in others else ["--device", "cpu", "-n", "2"]
+    ended = halox_bench(
+        *(kind, *others, *device, "--repeats", "1", "--json", str(file), "--plot", str(folder))
     )
-    def test_wrong_command_lines(
-        self, words: str, text: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = json.loads(file.read_text())
+    rows = result["rows"]
+    assert result["machine"]["ranks"] == 2 and result["machine"]["device"] == "cpu"
+    assert len({row["case"] for row in rows}) == cases
+    # Without process_vm_readv the kernel's copies are impossible, and the rows say why.
+    refused = [row for row in rows if row["us"] is None]
+    assert {row["name"] for row in refused} <= {"scatter_gather"}
+    assert all(row["error"] and not row["failed"] for row in refused)
+    timed = [row for row in rows if row["us"] is not None]
+    assert {row["name"] for row in timed} >= names - {
+        "scatter_gather",
+        "scatter_gather, no key cache",
+    }
+    assert {row["name"] for row in rows} <= names
+    for row in timed:
+        assert row["us"] > 0 and row["checked"] and not row["error"]
+        assert row["name"] in ended.stdout and row["case"].split("/")[0] in ended.stdout
+        baselines = {one["name"] for one in rows if one["kind"] == "baseline"}
+        assert set(row["beside"]) <= baselines and row["beside"]
+        if kind in ("pingpong", "ddtbench", "scatter_gather"):
+            assert np.isclose(row["gb_per_s"], row["nbytes"] / row["us"] / 1e3)
+        if kind == "allreduce" and row["kind"] != "baseline":
+            calls = calls_to_pay(row["setup_us"], row["us"], row["beside"][allreduce.MPI])
+            assert row["pays_after"] == {allreduce.MPI: calls} and row["first_setup_us"] > 0
+    assert f"chosen {'algorithm' if kind == 'allreduce' else 'path'} over best" in ended.stdout
+    compared = result["chosen_over_best"]
+    assert len(compared["cases"]) == cases and 0 <= compared["share_within"] <= 1
+    drawn = [path for path in folder.iterdir() if path.name.startswith(figure)]
+    assert drawn and all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+ALONE = {
+    "exchange --device cpu --sizes 5 --faces all --no-baselines": OURS,
+    "allreduce --device cpu --sizes 8 --algorithms host --no-baselines": {"selected", "host"},
+    "transpose --device cpu --sizes 6x5,4x5x6 --axes 10,021 --components 1,3": {
+        *("selected", transpose.COPY, transpose.COPYTO),
+    },
+    "pack --device cpu --patterns NAS_LU_y/33,WRF_x_vec/8x8,SPECFEM3D_cm/c1,struct_24/4096,"
+    "lower_triangle/1024 --direction pack,unpack": {COPY, "NumPy by hand", "mpi4py", "host"},
+    "pack --device cpu --patterns FFT2/256 --no-baselines": {COPY, "host"},
+}
+
+
+@pytest.mark.parametrize("words", ALONE)
+def test_one_process(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require("mpi")
+    file = tmp_path / "result.json"
+    assert bench(f"{words} --repeats 2 --json {file}") == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["name"] for row in rows} == ALONE[words]
+    assert all(row["us"] > 0 and row["checked"] and not row["error"] for row in rows)
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) >= len(rows) + 2 and rows[0]["case"].split("/")[0] in out
+
+
+@pytest.mark.parametrize("kind", ["exchange", "transpose"])
+def test_targets_of_numpy_arrays(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require("mpi")
+    brief, file = Timing(batches=1, batch_s=1e-5), tmp_path / "found.json"
+    monkeypatch.setattr(exchange_targets, "HOST_SHAPES", ((6, 5), (3, 4, 5)))
+    monkeypatch.setattr(exchange_targets, "HOST_TIMING", brief)
+    monkeypatch.setattr(transpose_targets, "ON_HOST", (6, 5, 4))
+    monkeypatch.setattr(transpose_targets, "TIMING", brief)
+    assert bench(f"{kind} --device cpu --targets --json {file}") == 0
+    found = json.loads(file.read_text())["targets"]
+    assert len(found) == 4 and all(one["value"] > 0 for one in found)
+    out = capsys.readouterr().out
+    assert "3x4x5 float64 a rank" in out or "times as fast as np.copyto" in out
+    if kind == "exchange":
+        monkeypatch.setattr(exchange.ByHand, "__call__", lambda self: None)
+        assert bench(f"{kind} --device cpu --targets") == 1
+        assert "wrong result" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        ("pack", ["face_x/512", "lower_triangle/1024"]),
+        ("exchange", ["768^3 f8 x", "16x16x16x8 c8[3] faces"]),
+        ("allreduce", ["4B f4 sum", "128MiB f4 sum", "8B f8 max"]),
+        ("transpose", ["8192x8192 f4 vector unpack", "256x256x512 c16 axes 210 pencils forward"]),
+        ("pingpong --quick", ["vector/64", "transpose/2048"]),
+        ("ddtbench", ["LAMMPS_atomic/1217-114", "FFT2/256"]),
+        ("scatter_gather --quick", ["NAS_MG_y/512x66x66"]),
+        ("milc", ["32x32x32x32 improved double", "16x16x16x16 naive single"]),
+        ("checkpoint", ["512x512x512"]),
+    ],
+)
+def test_lists(words: str, texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"{words} --list") == 0
+    assert set(texts) <= set(capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("", "WHAT"),
+        ("walk", "walk"),
+        ("pack --patterns nothing --device cpu", "known are contiguous"),
+        ("pack --patterns face_x/7 --device cpu", "64, 128, 256, 512"),
+        ("pack --methods fast", "traversal"),
+        ("pack --destinations moon", "device, host, peer"),
+        ("pack --max-blocks 0", "at least 1"),
+        ("pack --repeats many", "whole number"),
+        ("pack --device cpu --json /no/such/folder/x.json --patterns FFT2", "no such folder"),
+        ("contention --device cpu", "contention needs a GPU"),
+        ("exchange --sizes 0", "at least 1"),
+        ("exchange --sizes 8x8 --faces z", "expected one of x, y, faces, all"),
+        ("exchange --sizes 8 --halo 9", "wider than a block"),
+        ("exchange --sizes 8 --dtype floaty", "not one of numbers"),
+        ("exchange --sizes 1x2x3x4x5", "1 to 4 axes"),
+        ("exchange --paths host,carrier", "there is no path 'carrier' between ranks; known are"),
+        ("pingpong --paths local", "there is no path 'local'"),
+        ("pingpong --patterns spiral", "known are vector"),
+        ("pingpong --where moon", "host, 1gpu, 2gpus"),
+        ("ddtbench --patterns vector", "no pattern is called 'vector'; known are WRF_x_vec"),
+        ("ddtbench --patterns FFT2/100", "its sizes: 256, 512"),
+        (
+            "scatter_gather --patterns vector",
+            "no pattern is called 'vector'; known are vector-1KiB",
+        ),
+        ("allreduce --sizes 0", "expected bytes"),
+        ("allreduce --dtype floaty", "--dtype floaty"),
+        ("allreduce --dtype f4 --op bitwise_and", "no meaning"),
+        ("allreduce --device cpu --sizes 8 --algorithms magic", "expected host, hierarchical"),
+        ("allreduce --targets --device cpu", "needs a GPU"),
+        ("transpose --paths staged/pigeon", "known are staged/shared, staged/mpi"),
+        ("transpose --sizes 4x5 --axes 021", "no order of 2 axes"),
+        ("transpose --axes ab", "as in 10,021"),
+        ("transpose --sizes 4x5x6 --axes 012,013", "expected an order of 012"),
+        ("transpose --sizes 4x5x6 --methods vector", "nothing to measure"),
+        ("transpose --divisions bricks", "whole, slabs, pencils"),
+        ("transpose --device cpu --sizes 4x5 --divisions slabs", "whole arrays are for one rank"),
+        ("transpose --sizes 7", "2 to 4 axes"),
+        ("milc --lattices 8x8x8x7", "expected even numbers of sites"),
+        ("milc --operators clover", "improved, naive"),
+        ("checkpoint --device cpu --folder /no/such --cells 8", "no such folder"),
+    ],
+)
+def test_wrong_command_lines(words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    require("mpi")
+    assert bench(words) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cuda, "why_no_gpu", lambda: "it is on loan")
+    for words in ("pack --device gpu", "pack --targets", "pack --headlines", "contention"):
         assert bench(words) == 2
-        assert text in capsys.readouterr().err
+        assert "it is on loan" in capsys.readouterr().err
 
-    def test_no_gpu(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setattr(cuda, "why_no_gpu", lambda: "it is on loan")
-        for option in ("--device gpu", "--targets", "--headlines", "--contention"):
-            assert bench(f"pack {option}") == 2
-            assert "it is on loan" in capsys.readouterr().err
 
-    def test_a_wrong_result_is_a_failing_status(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        class Wrong(HostPacker):
-            def packing(self, out: np.ndarray) -> Callable[[], object]:
-                call = super().packing(out)
+def test_errors_of_all_ranks_are_printed_once() -> None:
+    for kind in ("exchange --device cpu -n 2", "pingpong --where host"):
+        ended = halox_bench(*kind.split(), "--json", "/no/such/x.json")
+        assert ended.returncode == 2
+        assert ended.stderr.count("there is no such folder as /no/such") == 1
+        assert "Traceback" not in ended.stderr
 
-                def wrong() -> None:
-                    call()
-                    out[-1] ^= 1
 
-                return wrong
+def test_an_impossible_path_is_a_row_with_the_reason() -> None:
+    words = "exchange -n 2 --device cpu --sizes 4 --faces x --paths host,peer --repeats 1"
+    ended = halox_bench(*words.split(), "--no-baselines")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (refused,) = [text for text in ended.stdout.splitlines() if " peer " in text]
+    assert "FAILED" not in refused and "these arrays are NumPy" in refused
 
-        monkeypatch.setattr(on_host, "HostPacker", Wrong)
-        assert bench("pack --device cpu --patterns FFT2/256 --repeats 2") == 1
-        out = capsys.readouterr().out
-        assert "FAILED: HaloxError: wrong result: 1 wrong bytes" in out
-        assert " mpi4py " in out, "the others go on"
 
-    def test_bytes_written_beside_are_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Wrong(HostPacker):
-            def unpacking(self, packed: np.ndarray) -> Callable[[], object]:
-                call = super().unpacking(packed)
+@pytest.mark.parametrize("direction", ["pack", "unpack"])
+def test_a_wrong_result_is_a_failing_status(
+    direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require("mpi")
 
-                def wrong() -> None:
-                    call()
-                    self._memory[40] ^= 1  # behind the first five doubles
+    class Wrong(HostPacker):
+        def packing(self, out: np.ndarray) -> Callable[[], object]:
+            return self._spoilt(super().packing(out), out, -1)
 
-                return wrong
+        def unpacking(self, packed: np.ndarray) -> Callable[[], object]:
+            return self._spoilt(super().unpacking(packed), self._memory, 40)  # beside the blocks
 
-        monkeypatch.setattr(on_host, "HostPacker", Wrong)
-        options = Options(directions=("unpack",), repeats=1, baselines=False)
-        rows = list(on_host.run(select(["NAS_LU_y/12"]), options, str.strip))
-        (row,) = [row for row in rows if row.method == "host"]
-        assert row.failed and "1 written beside" in row.error
+        def _spoilt(self, call: Any, memory: Any, at: int) -> Callable[[], object]:
+            def wrong() -> None:
+                call()
+                memory[at] ^= 1
 
-    def test_imports_no_gpu_package_and_no_plots(self) -> None:
-        code = (
-            "import sys; from halox.cli import main; main(['bench', 'pack', '--list']); "
-            "assert not {'cupy', 'matplotlib', 'mpi4py.MPI'} & set(sys.modules)"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=500, capture_output=True)
+            return wrong
+
+    monkeypatch.setattr(on_host, "HostPacker", Wrong)
+    words = f"pack --device cpu --patterns NAS_LU_y/12 --repeats 2 --direction {direction}"
+    assert bench(words) == 1
+    out = capsys.readouterr().out
+    assert "FAILED: HaloxError: wrong result" in out and " mpi4py " in out, "the others go on"
+    assert ("1 wrong bytes" in out) is (direction == "pack")
+    assert ("1 written beside" in out) is (direction == "unpack")
+
+
+def test_imports_no_gpu_package_and_no_plots() -> None:
+    code = (
+        "import sys; from halox.cli import main; main(['bench', 'pack', '--list']); "
+        "assert not {'cupy', 'matplotlib', 'mpi4py.MPI'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500, capture_output=True)
 
 
 def test_without_the_suite(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packages.package(packages.PACKAGE)
-
     found = importlib.import_module
 
     def missing(name: str) -> Any:
@@ -175,8 +312,56 @@ def test_without_the_suite(
     assert main(["info"]) == 0, "everything else does without"
 
 
+def row(kind: str, name: str, us: float | None, **others: Any) -> Row:
+    return Row("8^3", kind, name, us=us).with_(**others)
+
+
 class TestRows:
-    def test_shares_come_from_what_was_measured_beside(self) -> None:
+    def test_baselines_of_the_same_mode_are_beside(self) -> None:
+        rows = [row("selected", "selected", 2.0), row("selected", "selected", 1.0, mode="graph")]
+        rows += [row("baseline", "a", 4.0), row("baseline", "b", 6.0)]
+        rows.append(row("baseline", "a", 3.0, mode="graph"))
+        found = beside(rows)
+        assert found[0].beside == {"a": 4.0, "b": 6.0} and found[1].beside == {"a": 3.0, "b": 6.0}
+
+    def test_details_are_attributes(self) -> None:
+        made = row(PATH, "peer", None, nbytes=8).with_(us=2.0, held=0.5)
+        assert (made.us, made.nbytes, made.held) == (2.0, 8, 0.5)
+        assert made.as_dict()["nbytes"] == 8 and "details" not in made.as_dict()
+        with pytest.raises(AttributeError, match="has no 'absent'"):
+            _ = made.absent
+
+    def test_chosen_over_best(self) -> None:
+        rows = [
+            row("selected", "selected", 12.0, path="staged/shared"),
+            row("path", "staged", 11.0, path="staged/shared"),
+            row("path", "peer", 10.0, path="peer/ll"),
+            row("path", "ipc", None, error="no"),
+            row("baseline", "by hand", 5.0),
+            row("selected", "selected", 8.0, mode="graph", path="peer/ll"),
+            row("path", "peer", 4.0, mode="graph", path="peer/ll"),
+        ]
+        result: dict[str, Any] = {}
+        said = "\n".join(choices(rows, result))
+        streamed, graph = result["chosen_over_best"]["cases"]
+        assert streamed["best"] == "peer" and streamed["ratio"] == 1.2 and not streamed["same"]
+        assert graph["ratio"] == 2.0 and graph["same"]
+        assert result["chosen_over_best"]["share_within"] == 0.5
+        assert "50.0 % of 2" in said and "worst 1.20 x" in said
+        assert choices(rows[:1], result) == []
+        assert result["chosen_over_best"]["share_within"] is None
+
+    def test_lines_are_aligned(self) -> None:
+        table = Table((CASE, METHOD, US))
+        shown = table.line(row("baseline", "by hand", 123.456), 12.3456)
+        assert shown.index("by hand") == table.header().index("method")
+        assert shown.endswith("0.10 x")
+        assert table.line(row("path", "ipc", None, error="no\nmore")).endswith("  no")
+        broken = row("path", "ipc", None, error="why", failed=True)
+        assert table.line(broken).endswith("FAILED: why")
+
+    def test_ratios_of_packing(self) -> None:
+        (case,) = select(["NAS_LU_y/12"])
         measured = [
             (COPY, "baseline", Timed(2.0), False),
             ("slow", "baseline", Timed(40.0), False),
@@ -184,90 +369,50 @@ class TestRows:
             ("strided", "packer", Timed(4.0, 3.5, 5.0, "remark"), False),
             ("traversal", "packer", "does not take it", False),
         ]
-        rows = {row.method: row for row in rows_of(COMMON, measured, 3.0)}
+        rows = {one.name: one for one in rows_of(case, {}, measured, 3.0)}
         ours = rows["strided"]
         assert (ours.of_copy, ours.of_bound, ours.speedup) == (0.5, 0.75, 2.5)
-        assert ours.gb_per_s == 0.5 and ours.note == "remark"
+        assert ours.gb_per_s == 0.12 and ours.note == "remark"
         assert rows["slow"].speedup == 0.25
         assert rows["traversal"].us is None and not rows["traversal"].failed
-
-    def test_without_anything_to_compare_with(self) -> None:
-        (row,) = rows_of(COMMON, [("host", "packer", Timed(1.0), False)], None)
-        assert row.of_copy is row.of_bound is row.speedup is None
-
-    def test_lines_are_aligned(self) -> None:
-        row = Row(
-            **COMMON, method="strided", kind="packer", us=123456.0, gb_per_s=0.001, of_copy=1.2
-        )
-        shown = line(row)
-        head = TABLE.header()
-        assert shown.index("strided") == head.index("method")
-        assert shown.index("1.235e+05") + 9 == head.index("us") + 2
-        assert "120.0" in shown
-
-    def test_errors_stand_in_the_place_of_numbers(self) -> None:
-        wrong = Row(**COMMON, method="m", kind="packer", error="first\nsecond", failed=True)
-        assert line(wrong).endswith("FAILED: first")
-        refused = Row(**COMMON, method="m", kind="packer", error="not for this type")
-        assert line(refused).endswith("  not for this type")
+        (alone,) = rows_of(case, {}, [("host", "packer", Timed(1.0), False)], None)
+        assert alone.of_copy is alone.of_bound is alone.speedup is None
 
 
 class TestPlots:
-    def rows(self) -> list[Row]:
-        rows = []
-        for block in (8, 128, 4096):
-            for payload in (1 << 16, 1 << 20):
-                for destination in ("device", "host"):
-                    for method, us in (("auto", 2.0), ("strided", 2.5), ("cudaMemcpy2D", 9.0)):
-                        rows.append(
-                            Row(
-                                "vector",
-                                f"{block}B-{payload}",
-                                payload,
-                                block,
-                                2 * payload,
-                                "pack",
-                                destination,
-                                "large",
-                                method,
-                                "baseline" if method == "cudaMemcpy2D" else "packer",
-                                us=us * payload,
-                                gb_per_s=1 / us,
-                                of_bound=0.5,
-                            )
-                        )
-        return rows
+    PLOT = Plot("kind", "Kind", ("faces",), "nbytes", "bytes")
+    ROWS = tuple(row("path", name, n / 8, faces="x", nbytes=n) for n in (8, 64) for name in "ab")
 
-    def test_every_figure(self, tmp_path: Path) -> None:
-        drawn = plots.draw(self.rows(), tmp_path / "new")
-        names = [path.name for path in drawn]
-        assert names == ["bandwidth.png", "memcpy2d.png", "destinations.png", "methods.png"]
-        assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-
-    def test_nothing_to_draw(self, tmp_path: Path) -> None:
-        assert plots.draw([Row(**COMMON, method="m", kind="packer", error="x")], tmp_path) == []
+    def test_a_figure_for_each_group_with_several_sizes(self, tmp_path: Path) -> None:
+        single = [row("path", "a", 1.0, faces="y", nbytes=8), row("path", "b", None)]
+        (drawn,) = draw([self.PLOT], [*self.ROWS, *single], tmp_path / "new")
+        assert drawn.name == "kind-x.png" and drawn.read_bytes().startswith(b"\x89PNG")
+        assert draw([self.PLOT], single, tmp_path) == []
 
     def test_no_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         with pytest.raises(MissingPackageError, match="pip install matplotlib"):
-            plots.draw(self.rows(), tmp_path)
+            draw([self.PLOT], self.ROWS, tmp_path)
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(HaloxError, match="cannot be made"):
+            draw([self.PLOT], self.ROWS, tmp_path / "file" / "plots")
 
 
-def test_options_name_the_packers_that_there_are() -> None:
+def test_options_name_all_packers() -> None:
     from halox.packing.choosing import METHODS
 
-    assert PACKERS == METHODS
+    assert PACKERS == METHODS == PackOptions().methods
+
+
+def test_the_catalogue_has_quick_sizes() -> None:
+    for pattern in catalogue().values():
+        assert len(list(pattern.cases(quick=True))) == len(pattern.quick) > 0
 
 
 def test_the_kernels_lie_beside_the_modules() -> None:
     folder = Path(str(files("halox_bench")))
-    found = sorted(folder.rglob("*.cu"))
-    assert [path.relative_to(folder).as_posix() for path in found] == [
-        "allreduce/jacobi.cu",
-        "common/bench.cu",
-        "common/byhand.cu",
-        "exchange/seven_point.cu",
-        "transpose/tile.cu",
-    ]
-    for path in found:
-        assert 'extern "C" __global__' in path.read_text()
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu"))
+    assert found == ["common/bench.cu", "common/byhand.cu", "common/seven_point.cu"]
+    assert all('extern "C" __global__' in (folder / path).read_text() for path in found)

@@ -29,12 +29,12 @@ GIB = (512, 512, 512)
 )
 def test_verdicts(name: str, seconds: float, extra: float, shape: tuple, verdict: str) -> None:
     times = {run.WRITE: [1.0], run.READ: [2.0]} | {name: [seconds]}
-    assert run._row(name, 4, shape, times, [extra, 0.0]).verdict == verdict
+    assert run.row_of(run.CheckpointCase(shape), name, 4, times, [extra, 0.0]).verdict == verdict
 
 
 def test_copies_that_take_longer_are_the_measure_of_a_gpu() -> None:
     times = {run.WRITE: [1.0], run.TO_HOST: [2.0], run.SAVE: [2.3]}
-    row = run._row(run.SAVE, 1, GIB, times, [0.0])
+    row = run.row_of(run.CheckpointCase(GIB), run.SAVE, 1, times, [0.0])
     assert (row.ratio, row.target, row.verdict) == (1.15, run.GPU_TARGET, "1.2 x met")
 
 

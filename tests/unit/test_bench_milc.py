@@ -10,19 +10,9 @@ import pytest
 
 from apps.milc import device_kernels
 from halox.cli import main
-from halox.errors import HaloxError
-from halox_bench.milc.cases import LATTICES, MilcCase, cases, grown, scaled
+from halox_bench.milc.cases import MilcCase, grown, scaled
 from halox_bench.ranks.methods import WrongResult
 from tests import support
-
-
-def test_cases() -> None:
-    found = cases(LATTICES["gpu"])
-    assert len(found) == 12 and len({case.name for case in found}) == 12
-    assert found[4].name == "36x36x36x72 improved double" and found[4].volume == 36**3 * 72
-    for wrong in ((8, 8, 8), (8, 8, 8, 7)):
-        with pytest.raises(HaloxError, match=r"--lattices 8x8x8.*expected even numbers of sites"):
-            cases([wrong])
 
 
 def test_tables_of_several_ranks() -> None:
@@ -111,15 +101,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ours["exchange_share"] * ours["us"] == pytest.approx(ours["exchange_us"])
     assert set(ours["beside"]) == {row["name"] for row in rows[1:]}
     assert "8x8x8x8 improved double" in said
-
-
-@pytest.mark.parametrize("words", [["--lattices", "8x8x8x7"], ["--operators", "clover"]])
-def test_command_lines_that_are_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        status = main(["bench", "milc", *words])
-    except SystemExit as ended:
-        status = int(ended.code or 0)
-    assert status == 2
-    assert words[1] in capsys.readouterr().err

@@ -140,15 +140,15 @@ def test_apps_and_examples_use_public_names(path: Path) -> None:
         assert not name.startswith("cupy"), f"{path.relative_to(ROOT)}:{line}: use grid.xp"
 
 
-# The benchmarks have separate floors. A kind of benchmark imports only modules that all kinds share, with two
-# exceptions: DDTBench uses the layouts of packing, and DDTBench and scatter_gather use the ranks of the ping-pong.
+# The benchmarks have separate floors. A kind of benchmark imports only modules that all kinds share, with one
+# exception: messages between two ranks have the layouts of packing.
 BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
     "ranks": 1,
-    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose"), 2),
+    **dict.fromkeys(("pack", "exchange", "allreduce", "transpose"), 2),
     **dict.fromkeys(("checkpoint", "milc"), 2),
-    **dict.fromkeys(("ddtbench", "scatter_gather"), 3),
+    "trips": 3,
     "command": 4,
 }
 

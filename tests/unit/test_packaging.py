@@ -107,7 +107,7 @@ def test_a_wheel_brings_the_benchmarks(installed: Path) -> None:
         [installed / "python", "-I", "-c", where], capture_output=True, text=True, check=True
     ).stdout
     assert found.count(str(installed.parent)) == 2, "both from the wheel"
-    assert "DDTBench" in installed_halox(installed, "bench", "pack", "--list")
+    assert "LAMMPS_full/3534-3062" in installed_halox(installed, "bench", "pack", "--list")
     words = ("--quick", "--device", "cpu", "--patterns", "NAS_LU_y/12", "--no-baselines")
     assert " host " in installed_halox(installed, "bench", "pack", *words)
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""Allreduces as users write them: MPI on NumPy arrays, staged through the host, GPU-aware MPI, NCCL."""
+"""Allreduces by hand: MPI on NumPy arrays, staged through the host, GPU-aware MPI, NCCL."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mpi_op(case: AllreduceCase) -> Any:
 
 
 def numbers(case: AllreduceCase) -> np.dtype[Any]:
-    """Return the dtype that MPI and NCCL know the elements by: neither reduces bools, which are bytes of 0 and 1."""
+    """Return the elements' dtype for MPI and NCCL: neither reduces bools, which are bytes of 0 and 1."""
     dtype = np.dtype(case.dtype)
     return np.dtype("u1") if dtype.kind == "b" else dtype
 
@@ -85,12 +85,12 @@ class HostStaged(Reducing):
         self._copy(*self._up, self._reduced())
 
     def value(self) -> Any:
-        """Reduce a single value and return it: the host has it before the GPU would."""
+        """Reduce a single value and return it from the host, without the copy to the GPU."""
         self._reduced()
         return self._host[1][0].item()
 
     def _reduced(self) -> int:
-        """Form the result on the host; returns the stream's address."""
+        """Form the result on the host; return the stream's address."""
         stream = self._current_stream()
         self._copy(*self._down, stream.ptr)
         stream.synchronize()
@@ -123,7 +123,7 @@ class ByNccl(Reducing):
     Raises
     ------
     PathError
-        If NCCL has no such operation or dtype.
+        If NCCL lacks the operation or the dtype.
     """
 
     name = NCCL
@@ -135,7 +135,7 @@ class ByNccl(Reducing):
         super().__init__(comm, case, source, target)
         dtype, count = numbers(case), case.elements
         if dtype.kind == "c" and case.op == "sum":
-            # A sum of complex numbers is one of their parts.
+            # A sum of complex numbers is a sum of their parts.
             dtype, count = np.dtype(f"f{dtype.itemsize // 2}"), 2 * count
         kind = _NCCL_TYPES.get(f"{dtype.kind}{dtype.itemsize}")
         if kind is None or case.op not in ("sum", "prod", "min", "max"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from halox.collectives.operations import find_operation
 from halox.errors import HaloxError
-from halox_bench.common.sizes import KIB, MIB, nbytes_of, size_label
+from halox_bench.common.options import KIB, MIB, nbytes_of, size_label
 
 SIZES = (
     *(4, 64, KIB, 8 * KIB, 32 * KIB, 128 * KIB, 512 * KIB),
@@ -57,40 +58,33 @@ class AllreduceCase:
         return self.elements * np.dtype(self.dtype).itemsize
 
     @property
+    def details(self) -> dict[str, Any]:
+        return {**vars(self), "nbytes": self.nbytes}
+
+    @property
     def name(self) -> str:
         """Size, dtype and operation."""
         return f"{size_label(self.nbytes)} {self.dtype} {self.op}"
 
 
-def cases(
-    sizes: tuple[str, ...] = (),
-    dtypes: tuple[str, ...] = (),
-    ops: tuple[str, ...] = (),
-    *,
-    quick: bool = False,
-) -> list[AllreduceCase]:
-    """Return the cases to measure.
+def cases(args: argparse.Namespace) -> list[AllreduceCase]:
+    """Return the cases of a command line: all combinations of its sizes, dtypes and operations.
 
-    Parameters
-    ----------
-    sizes, dtypes, ops : tuple of str
-        All combinations are measured; a size below that of an element stands for one element. Without any: sums of
-        float32 from 4 bytes to 128 MiB, and single values of several dtypes.
-    quick : bool
-        Fewer.
+    A size below an element's stands for one element. Without any of these options: sums of float32 from 4 bytes to
+    128 MiB, and single values of several dtypes.
 
     Raises
     ------
     HaloxError
-        If a size is none, or an operation has no meaning for a dtype.
+        If a size is not a number of bytes, or an operation has no meaning for a dtype.
     """
-    nbytes = tuple(map(nbytes_of, sizes)) or (QUICK_SIZES if quick else SIZES)
+    nbytes = tuple(map(nbytes_of, args.sizes)) or (QUICK_SIZES if args.quick else SIZES)
     found = [
         AllreduceCase(max(1, size // _dtype(dtype).itemsize), dtype, op)
-        for dtype, op, size in product(dtypes or ("f4",), ops or ("sum",), nbytes)
+        for dtype, op, size in product(args.dtype or ("f4",), args.op or ("sum",), nbytes)
     ]
-    if not (sizes or dtypes or ops):
-        found += [AllreduceCase(1, dtype, op) for dtype, op in VALUES[: 1 if quick else None]]
+    if not (args.sizes or args.dtype or args.op):
+        found += [AllreduceCase(1, dtype, op) for dtype, op in VALUES[: 1 if args.quick else None]]
     return list(dict.fromkeys(found))
 
 
@@ -102,7 +96,7 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 class AllreduceOracle:
-    """Fills arrays and says what is wrong with a result: small whole numbers, which any order combines exactly.
+    """Fills arrays and counts wrong elements of a result: small whole numbers, which any order combines exactly.
 
     Parameters
     ----------
@@ -121,13 +115,13 @@ class AllreduceOracle:
         self._case, self._rank, self._size, self._xp = case, rank, size, xp
 
     def fill(self, source: Any, target: Any, step: int) -> None:
-        """Give a rank its numbers of a step, and leave no right one where the result is to be."""
+        """Give a rank its numbers of a step, and the result only wrong ones."""
         self._spread(source, self._numbers(self._rank, step))
         wanted = self._wanted(step)
         self._spread(target, ~wanted if wanted.dtype.kind == "b" else wanted + wanted.dtype.type(1))
 
     def wrong(self, target: Any, step: int) -> int:
-        """Count the elements that are not what a step comes to."""
+        """Count the wrong elements of a step's result."""
         wanted = self._xp.asarray(self._wanted(step))
         parts = zip(self._parts(target), (wanted, wanted[: target.size % wanted.size]), strict=True)
         return sum(int(self._xp.count_nonzero(part != right)) for part, right in parts)
@@ -139,7 +133,7 @@ class AllreduceOracle:
         rest[...] = given[: rest.size]
 
     def _parts(self, array: Any) -> tuple[Any, Any]:
-        """Return views of an array's whole periods, and of what is left, which may be nothing."""
+        """Return views of an array's whole periods and of its last part, which may be empty."""
         period = min(self._case.elements, self.PERIOD)
         end = array.size // period * period
         return array[:end].reshape(-1, period), array[end:]
@@ -163,13 +157,13 @@ class AllreduceOracle:
             factors = [1, 2, -1, 1j] if dtype.kind == "c" else [1, 2, 1, 2]
             numbers = np.array(factors)[numbers % 4]
         elif dtype.kind == "b" or "_" in op:
-            # As many bits as leave some of the result set and some not, whatever the number of ranks.
+            # The share of set bits leaves some bits of the result set and some not, for any number of ranks.
             share = {"and": self._size, "or": 1}.get(_KINDRED.get(op, op).split("_")[-1])
             likely = 0.5 if share is None else share / (self._size + 1)
             bits = random.random((4, count)) < likely
             whole = op.startswith("bitwise") and dtype.kind != "b"
             shifts = np.arange(4)[:, None]
-            # Those of a rank alone MPI copies, also what is true and not 1.
+            # MPI copies the numbers of a single rank, also true ones other than 1.
             truths = numbers % 3 + 1 if self._size > 1 else 1
             numbers = (bits << shifts).sum(axis=0) if whole else bits[0] * truths
         elif dtype.kind == "c":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -21,6 +22,8 @@ from halox.errors import HaloxError
 from halox.grid import Grid
 from halox.runtime.gpu.devices import to_host
 from halox.runtime.gpu.memory import pinned
+from halox_bench.common.rows import BASELINE, SELECTED, Row
+from halox_bench.ranks.bench import Bench
 
 WRITE, SAVE, TO_HOST = "os.write, fsync", "grid.save", "copy to the host"
 READ, LOAD, TO_DEVICE = "os.read", "grid.load", "copy to the GPU"
@@ -35,59 +38,80 @@ _COPY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class CheckpointRow:
-    """One method: median seconds of the slowest rank, bytes of all ranks, most extra memory of a rank.
+class CheckpointCase:
+    """A field of float64 cells, and the loads that are measured beside the plain one.
 
     Attributes
     ----------
-    ratio : float
-        Time over that of plain writes or reads, or of the copy between GPU and host if that takes longer.
-    target : float or None
-        Largest ratio aimed at; None for plain calls, codecs and small fields.
-    extra_mib : float or None
-        None where the system does not tell.
+    onto : tuple of tuple of int
+        Process grids for further loads of the field.
     """
 
-    name: str
-    ranks: int
     shape: tuple[int, ...]
-    nbytes: int
-    seconds: float
-    gb_per_s: float
-    ratio: float
-    target: float | None
-    extra_mib: float | None
+    codecs: tuple[str, ...] = ()
+    onto: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def verdict(self) -> str:
-        """The targets, each met or missed; empty if there are none."""
-        if self.target is None:
-            return ""
-        found = f"{self.target} x {'met' if self.ratio <= self.target else 'missed'}"
-        if self.extra_mib is None:
-            return f"{found}, MiB unknown"
-        return found if self.extra_mib <= TARGET_MIB else f"{found}, {TARGET_MIB} MiB missed"
+    def name(self) -> str:
+        return "x".join(map(str, self.shape))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self) | {"verdict": self.verdict}
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"shape": self.shape, "nbytes": 8 * prod(self.shape)}
 
 
-def measure(
-    comm: Any,
-    shape: tuple[int, ...],
-    folder: Path,
-    device: Any,
-    codecs: tuple[str, ...],
-    onto: Iterable[tuple[int, ...]],
-    rounds: int,
-) -> list[CheckpointRow]:
-    """Measure a float64 field of random numbers, of 24 bits of mantissa, so that codecs find something to compress.
+def verdict(target: float | None, ratio: float, extra_mib: float | None) -> str:
+    """Return whether the time and the memory met their targets; empty without a target."""
+    if target is None:
+        return ""
+    found = f"{target} x {'met' if ratio <= target else 'missed'}"
+    if extra_mib is None:
+        return f"{found}, MiB unknown"
+    return found if extra_mib <= TARGET_MIB else f"{found}, {TARGET_MIB} MiB missed"
 
-    ``onto`` has process grids on which it is loaded as well. Reads are of files whose pages have been dropped.
-    Collective; raises `HaloxError` if a load gives other bits.
+
+class CheckpointBench(Bench):
+    """Saves and loads of all ranks, in a folder of their own.
+
+    Parameters
+    ----------
+    parent : pathlib.Path or None
+        Folder for that folder; by default the system's for temporary files.
+    rounds : int
+        Samples of each method.
     """
-    load_tensorstore()  # the first save shall not take the time of the import
+
+    def __init__(self, comm: Any, parent: Path | None, device: str, rounds: int) -> None:
+        self.comm, self._parent, self._device, self._rounds = comm, parent, device, rounds
+        if comm.bcast(parent is not None and not parent.is_dir()):
+            raise HaloxError(f"--folder {parent}: there is no such folder")
+
+    def heading(self) -> str:
+        return (
+            "medians of the slowest rank; files are written through, and read from the disk\n"
+            f"targets, from 1 GiB on: {CPU_TARGET} x plain calls, and {TARGET_MIB} MiB a rank;\n"
+            f"for saves from a GPU {GPU_TARGET} x the longer of plain write and copy to the host"
+        )
+
+    def measure(self, case: CheckpointCase) -> list[Row]:
+        """Measure one field."""
+        comm = self.comm
+        own = tempfile.mkdtemp(prefix="halox-bench-", dir=self._parent) if comm.rank == 0 else None
+        folder = Path(comm.bcast(own))
+        try:
+            return measure(comm, case, folder, self._device, self._rounds)
+        finally:
+            if comm.rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(comm: Any, case: CheckpointCase, folder: Path, device: Any, rounds: int) -> list[Row]:
+    """Measure a field of random numbers with 24 bits of mantissa, which codecs can compress.
+
+    Files are read after their pages have been dropped. Collective; raises `HaloxError` if a load gives other bits.
+    """
+    shape, codecs = case.shape, case.codecs
+    load_tensorstore()  # keeps the import out of the first save's time
     with ExitStack() as stack:
         grid = stack.enter_context(Grid(shape, comm=comm, device=device))
         values = np.random.default_rng(comm.rank).random(grid.rank_shape)
@@ -110,7 +134,7 @@ def measure(
         for codec in codecs:
             calls[f"{LOAD}, {codec}"] = partial(grid.load, folder / f"{codec}.zarr", u=v)
         others = []
-        for proc_shape in onto:
+        for proc_shape in case.onto:
             name = f"{LOAD} on {'x'.join(map(str, proc_shape))}"
             other = Grid(shape, comm=comm, device=device, proc_shape=proc_shape)
             others.append((name, stack.enter_context(other), other.zeros()))
@@ -129,40 +153,48 @@ def measure(
             if _signature(on, loaded) != expected:
                 raise HaloxError(f"{name} gave other values than were saved")
         _clear(comm, folder)
-    return [_row(name, comm.size, shape, times, extra[name]) for name in calls]
+    return [row_of(case, name, comm.size, times, extra[name]) for name in calls]
 
 
-def _row(
+def row_of(
+    case: CheckpointCase,
     name: str,
     ranks: int,
-    shape: tuple[int, ...],
     times: dict[str, list[float]],
     extra: list[float | None],
-) -> CheckpointRow:
+) -> Row:
+    """Return the row of a method.
+
+    Its details: ``ratio``, the time over plain writes or reads, or over the copy between GPU and host if that takes
+    longer; ``target``, the largest ratio allowed, None for plain calls, codecs and small fields; ``extra_mib``, the
+    most extra memory of a rank, None if the system hides it.
+    """
     middle = {one: median(found) for one, found in times.items()}
     is_reading = name.startswith((READ, LOAD, TO_DEVICE))
     copies = middle.get(TO_DEVICE if is_reading else TO_HOST, 0.0)
-    plain, seconds, nbytes = middle[READ if is_reading else WRITE], middle[name], 8 * prod(shape)
+    plain, seconds = middle[READ if is_reading else WRITE], middle[name]
+    nbytes = case.details["nbytes"]
     target = None
     if name.startswith((SAVE, LOAD)) and "," not in name and nbytes >= _AIMED_BYTES:
         target = GPU_TARGET if copies and not is_reading else CPU_TARGET
         plain = max(plain, copies)
     known = [mib for mib in extra if mib is not None]
-    return CheckpointRow(
-        name,
-        ranks,
-        shape,
-        nbytes,
-        seconds,
-        nbytes / seconds / 1e9,
-        seconds / plain,
-        target,
-        max(known) if len(known) == len(extra) else None,
+    extra_mib = max(known) if len(known) == len(extra) else None
+    ratio = seconds / plain
+    kind = SELECTED if name.startswith((SAVE, LOAD)) else BASELINE
+    return Row(case.name, kind, name, us=1e6 * seconds, checked=True, details=case.details).with_(
+        ranks=ranks,
+        seconds=seconds,
+        gb_per_s=nbytes / seconds / 1e9,
+        ratio=ratio,
+        target=target,
+        extra_mib=extra_mib,
+        verdict=verdict(target, ratio, extra_mib),
     )
 
 
 def _signature(grid: Grid, field: Any) -> int:
-    """Return a sum of the bits of all cells, each times a number that tells its place; collective."""
+    """Return a sum of the bits of all cells, each weighted by its place; collective."""
     first, *others = [np.arange(cut.start, cut.stop, dtype=np.uint64) for cut in grid.owned]
     found, plane = np.uint64(0), np.uint64(prod(grid.grid_shape[1:]))
     weights: Any = np.zeros((), np.uint64)
@@ -247,7 +279,7 @@ def _drop(comm: Any, folder: Path) -> None:
 
 
 def _resident_mib(*, reset: bool = False) -> float | None:
-    """Return the most resident memory since the last reset, or after a reset what is resident now; None if unknown."""
+    """Return the most resident memory since the last reset, or after a reset the present one; None if unknown."""
     if reset:
         try:
             Path("/proc/self/clear_refs").write_text("5")

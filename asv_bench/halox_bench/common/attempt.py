@@ -9,7 +9,7 @@ Found = TypeVar("Found")
 
 
 def attempt(comm: Any, work: Callable[[], Found]) -> tuple[Found | None, Exception | None]:
-    """Do something on all ranks; a failure on any counts as a failure on all.
+    """Call a function on all ranks; a failure on any rank is a failure on all.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def attempt(comm: Any, work: Callable[[], Found]) -> tuple[Found | None, Excepti
     -------
     result : object or None
     error : Exception or None
-        This rank's own, or a `RuntimeError` with the text of the first rank that failed.
+        This rank's error, or a `RuntimeError` with the text of the first rank's error.
     """
     result: Found | None = None
     error: Exception | None = None

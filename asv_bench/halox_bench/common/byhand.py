@@ -19,7 +19,7 @@ EACH = 4
 PARTS = 10
 
 Move = Callable[[int, int, int], None]
-"""``(slab, packed, stream)``: puts a copy between a slab of arrays and packed bytes on a stream."""
+"""``(slab, packed, stream)``: enqueues a copy between a slab of arrays and packed bytes."""
 
 
 class BoxRow(ctypes.Structure):
@@ -36,7 +36,7 @@ class BoxRow(ctypes.Structure):
     )
 
     def fill(self, box: Box, array: int, packed: int, word: int) -> None:
-        """Describe a box of an array, in words, and where its packed bytes are."""
+        """Describe a box of an array, in words, and the address of its packed bytes."""
         levels = [*zip(box.counts[::-1], box.strides[::-1], strict=True)]
         levels += [(1, 0)] * (3 - len(levels))
         self.array, self.packed = array + box.offset, packed
@@ -103,7 +103,7 @@ def prepare(layout: ByHand, offsets: Sequence[int], direction: str, device: int)
     Parameters
     ----------
     offsets : sequence of int
-        Where each array begins in the slab.
+        Offset of each array in the slab.
     direction : {"pack", "unpack"}
     device : int
         The GPU; must be current.
@@ -148,13 +148,13 @@ def prepare(layout: ByHand, offsets: Sequence[int], direction: str, device: int)
 
 
 def copies_3d(box: Box) -> list[tuple[int, int, Box]] | None:
-    """Split a box into such as cudaMemcpy2D and cudaMemcpy3D take.
+    """Split a box into boxes that cudaMemcpy2D and cudaMemcpy3D take.
 
     Returns
     -------
     list of (array offset, packed offset, Box) or None
-        Boxes of at most two levels, the outer stride a multiple of the inner; None if there are no
-        such, because runs lie closer than their length.
+        Boxes of at most two levels, the outer stride a multiple of the inner; None if runs are closer
+        than their length.
 
     Examples
     --------

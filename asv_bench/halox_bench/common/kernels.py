@@ -1,4 +1,4 @@
-"""The benchmarks' own kernels, loaded from the ``.cu`` files of their packages."""
+"""The benchmarks' own kernels, loaded from the ``.cu`` files beside this module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from halox_bench.common import reference
 
 
 @cache
-def source(name: str, package: str = __package__) -> str:
-    """Text of a kernel file of a package, given without its ``.cu``."""
-    return files(package).joinpath(f"{name}.cu").read_text(encoding="utf-8")
+def source(name: str) -> str:
+    """Return the text of a kernel file, named without its ``.cu``."""
+    return files(__package__).joinpath(f"{name}.cu").read_text(encoding="utf-8")
 
 
 def defines(name: str, **values: int) -> tuple[tuple[str, str], ...]:

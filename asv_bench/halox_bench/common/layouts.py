@@ -1,7 +1,7 @@
-"""Layouts as one would write them down for hand-written code, and their packing by NumPy slicing.
+"""Layouts for hand-written code, and their packing by NumPy slicing.
 
-They say the same as the datatype of a benchmark case, without the datatype engine: the baselines
-"by hand" work from them, and the tests hold the datatypes against them.
+They describe the bytes of a benchmark case's datatype without the datatype engine: the baselines
+"by hand" use them, and tests compare the datatypes with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKED_RECORD = np.dtype([("d", "f8"), ("a", "i4"), ("b", "i4"), ("c", "i1")])
 
 
 def _word_type(nbytes: int) -> str:
-    """Return a dtype of that many bytes which NumPy copies fast, where there is one."""
+    """Return a dtype of so many bytes that NumPy copies fast, if possible."""
     return {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(nbytes, f"V{nbytes}")
 
 
@@ -55,7 +55,7 @@ class Box:
         return prod(self.counts) * self.block_bytes
 
     def word(self, *offsets: int) -> int:
-        """Widest word of up to 16 bytes for runs that also begin at these packed offsets."""
+        """Widest word of up to 16 bytes that also divides these packed offsets."""
         return gcd(16, self.block_bytes, self.offset, *self.strides, *offsets)
 
     def view(self, memory: Bytes) -> npt.NDArray[np.generic]:
@@ -74,7 +74,7 @@ class Boxes:
 
     @property
     def word(self) -> int:
-        """Widest word of up to 16 bytes that all of them, packed, can be moved in."""
+        """Widest word of up to 16 bytes for all of them, packed."""
         return gcd(16, *(box.word(at) for at, box in self.placed()))
 
     def placed(self) -> Iterator[tuple[int, Box]]:
@@ -148,7 +148,7 @@ class Gather:
 
     @property
     def word(self) -> int:
-        """Widest word of up to 8 bytes that the elements are made of."""
+        """Widest word of up to 8 bytes that divides the elements."""
         return gcd(8, self.element_bytes, self.extent)
 
 
@@ -178,7 +178,7 @@ class Gathers:
     def _items(
         self, arrays: Sequence[Bytes], packed: Bytes
     ) -> Iterator[tuple[npt.NDArray[np.generic], Int64Array, npt.NDArray[np.generic]]]:
-        """Yield for each repetition of a list the elements of memory, the list, and the packed ones."""
+        """Yield for each repetition of a list the elements of memory, the list, and the packed elements."""
         for at, part in self.placed():
             memory, dtype = arrays[part.array], _word_type(part.element_bytes)
             each = part.index.size * part.element_bytes
@@ -210,4 +210,4 @@ class Records:
 
 
 ByHand = Boxes | Triangle | Gathers | Records
-"""Whatever a hand-written packing routine exists for."""
+"""Layouts with a hand-written packing routine."""

@@ -1,4 +1,4 @@
-"""The machine: its description for the JSON files, its GPUs, and what its MPI takes."""
+"""The machine: its description for the JSON files, its GPUs, and its MPI's support of device memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def machines(comm: Any, device: str) -> dict[str, Any]:
-    """Return the first rank's `machine`, and the hosts of all ranks; collective."""
+    """Return the first rank's `machine`, and with a communicator the hosts of all ranks; collective."""
+    if comm is None:
+        return machine(device)
     import mpi4py
 
     mpi = load_mpi()
@@ -73,7 +75,7 @@ def device_of(asked: str, comm: Any = None) -> str:
     Raises
     ------
     DeviceError
-        On all ranks, if GPUs are asked for and any rank has none.
+        On all ranks, if GPUs are required and any rank has none.
     """
     why = None if asked == "cpu" else why_no_gpu()
     if comm is not None:
@@ -92,7 +94,7 @@ def why_not_gpu_aware(comm: Any, device: str) -> str:
 
     Notes
     -----
-    Collective. Tried in a process of its own, since a wrong yes would end this one.
+    Collective. A separate process tries it, since an MPI without support may crash.
     """
     if device == "cpu":
         return "the arrays are not on a GPU"

@@ -1,4 +1,4 @@
-"""Somebody else's work on the same GPU: kernels on its multiprocessors, copies over the host link."""
+"""Other work on the same GPU: kernels on its multiprocessors, copies over the host link."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import pinned
 from halox_bench.common.kernels import defines, kernel
+from halox_bench.common.options import MIB
 from halox_bench.common.rig import Rig, copy
-from halox_bench.common.sizes import MIB
 
 LIMIT_NS = 2_000_000_000
-"""The longest that a neighbour holds multiprocessors, whatever becomes of this process."""
+"""Longest time for which a neighbour holds multiprocessors, even if this process ends."""
 
 TURN_NS = 20_000
 PATIENCE_S = 0.3
@@ -27,12 +27,12 @@ _COPY_BYTES = 256 * MIB
 
 
 class Neighbour:
-    """Work of somebody else's on the same GPU, on streams of its own.
+    """Other work on the same GPU, on separate streams.
 
     Notes
     -----
-    Not collective. All memory is allocated, and all kernels are loaded, here: nothing that waits
-    for the GPU happens while a kernel holds it.
+    Not collective. All memory is allocated, and all kernels are loaded, here: no call may wait for
+    the GPU while a kernel holds it.
     """
 
     def __init__(self, rig: Rig) -> None:
@@ -47,7 +47,7 @@ class Neighbour:
         self._memory = cp.empty(_COPY_BYTES, np.uint8)
         properties = cp.cuda.runtime.getDeviceProperties(device)
         threads = min(1024, properties["maxThreadsPerMultiProcessor"] // 2)
-        # Polled in the GPU's memory: reads of host memory by many blocks stall everybody's loads.
+        # The kernel polls the GPU's memory: reads of host memory by many blocks stall all loads.
         state = int(self._state.data.ptr)
         stop = ctypes.c_void_p(state + 32)
         self._held = ctypes.c_uint(0)
@@ -81,7 +81,7 @@ class Neighbour:
 
     @contextmanager
     def holding(self, share: float) -> Iterator[str]:
-        """Hold a share of the multiprocessors; yields a remark if it is not what was asked for."""
+        """Hold a share of the multiprocessors; yields a remark if the share differs."""
         self._held.value = wanted = round(share * self._rig.sms)
         self._reset()
         self._hold.launch(self._low.ptr)
@@ -123,11 +123,11 @@ class Neighbour:
 
     @property
     def busy(self) -> bool:
-        """Whether the neighbour is still there."""
+        """Whether the neighbour still runs."""
         return not (self._low.done and self._side.done)
 
     def _staying(self, wanted: int) -> int:
-        """Count the blocks that have begun to run; waits for them for a moment."""
+        """Count the blocks that have begun to run; wait briefly for them."""
         deadline = time.monotonic() + 0.1
         while True:
             ends = int(self._state.data.ptr), self._count.device_pointer
@@ -142,7 +142,7 @@ class Neighbour:
         self._cp.cuda.Device(self._rig.device).synchronize()
 
     def _release(self) -> None:
-        # By a copy engine: all SMs may be held.
+        # A copy engine works even if all SMs are held.
         self._stop.array[:] = 1
         copy(self._stop.device_pointer, int(self._state.data.ptr) + 32, 4, self._side.ptr)
         self._side.synchronize()

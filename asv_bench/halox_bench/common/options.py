@@ -1,14 +1,14 @@
-"""Options that several kinds of benchmarks have, and the values they read."""
+"""Options of the command line, and the values that they read."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from halox.errors import HaloxError
+
+Wrong = argparse.ArgumentTypeError
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def words_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         found = words(text)
         if not found or not {*found} <= {*allowed}:
-            raise argparse.ArgumentTypeError(
+            raise Wrong(
                 f"expected names out of {', '.join(allowed)}, with commas between; got {text!r}"
             )
         return found
@@ -41,9 +41,9 @@ def positive(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+        raise Wrong(f"expected a whole number, got {text!r}") from None
     if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+        raise Wrong(f"expected at least 1, got {value}")
     return value
 
 
@@ -62,73 +62,72 @@ def shapes(text: str) -> tuple[tuple[int, ...], ...]:
     """
     found = tuple(tuple(positive(n) for n in word.split("x")) for word in words(text))
     if any(len(shape) > 4 for shape in found):
-        raise argparse.ArgumentTypeError(f"expected shapes of 1 to 4 axes, got {text!r}")
+        raise Wrong(f"expected shapes of 1 to 4 axes, got {text!r}")
     return found
 
 
-def add_list(
-    parser: argparse.ArgumentParser,
-    name: str,
-    text: str,
-    *,
-    read: Callable[[str], Any] = words,
-    default: Any = (),
-    metavar: str = "A,B",
-) -> None:
-    """Add an option that takes several values with commas between."""
-    parser.add_argument(name, type=read, default=default, metavar=metavar, help=text)
+KIB, MIB = 1 << 10, 1 << 20
+
+_UNITS = {"MiB": MIB, "KiB": KIB, "B": 1, "": 1}
 
 
-def add_arguments(parser: argparse.ArgumentParser, repeats: str) -> None:
-    """Add the options of all kinds; ``repeats`` says what is repeated, and its default."""
-    parser.add_argument("--quick", action="store_true", help="fewer cases, fewer samples")
-    parser.add_argument("--repeats", type=positive, metavar="N", help=repeats)
-    parser.add_argument(
-        "--no-baselines", action="store_true", help="leave out what users write by hand"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the figures as PNG files")
+def size_label(nbytes: int) -> str:
+    """Return a number of bytes as one word.
+
+    Examples
+    --------
+    >>> size_label(8), size_label(65536), size_label(3 << 20), size_label(1025)
+    ('8B', '64KiB', '3MiB', '1025B')
+    """
+    unit = next(unit for unit, size in _UNITS.items() if nbytes >= size and nbytes % size == 0)
+    return f"{nbytes // _UNITS[unit]}{unit}"
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what to measure, and on what."""
-    parser.add_argument("--list", action="store_true", help="list the cases and end")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: GPUs if usable"
-    )
-    parser.add_argument(
-        "--targets",
-        "--headlines",
-        action="store_true",
-        help="only the figures that have a target; --headlines is its former name",
-    )
-
-
-def check_folders(args: argparse.Namespace, comm: Any = None) -> None:
-    """Refuse results that cannot be written: on all ranks, if the first has no such folder.
+def nbytes_of(text: str) -> int:
+    """Read a number of bytes.
 
     Raises
     ------
     HaloxError
-        If there is no such folder.
+        If the text has another form.
+
+    Examples
+    --------
+    >>> nbytes_of("8"), nbytes_of("64KiB")
+    (8, 65536)
     """
-    folders = [path.parent for path in (args.json, args.plot) if path is not None]
-    absent = next((str(folder) for folder in folders if not folder.is_dir()), None)
-    if comm is not None:
-        absent = comm.bcast(absent)
-    if absent is not None:
-        raise HaloxError(f"there is no such folder as {absent}, where results are to be written")
+    digits = text.rstrip("BKMi")
+    unit = text[len(digits) :]
+    if unit not in _UNITS or not digits.isdecimal() or int(digits) < 1:
+        raise HaloxError(f"--sizes {text}: expected bytes, as in 8, 64KiB or 128MiB")
+    return int(digits) * _UNITS[unit]
 
 
-def write(result: dict[str, Any], file: Path | None) -> None:
-    """Write a result as JSON, if a file is named."""
-    if file is not None:
-        text = json.dumps(result, indent=1, allow_nan=False)
-        file.write_text(text + "\n", encoding="utf-8")
+class Option(NamedTuple):
+    """An option of a kind of benchmark.
+
+    Attributes
+    ----------
+    read : callable or None
+        Returns the value of the text; None for an option without a value.
+    """
+
+    name: str
+    help: str
+    read: Callable[[str], Any] | None = words
+    default: Any = ()
+    metavar: str = "A,B"
+
+    def add(self, parser: argparse.ArgumentParser) -> None:
+        """Add the option to a parser."""
+        if self.read is None:
+            parser.add_argument(self.name, action="store_true", help=self.help)
+            return
+        parser.add_argument(
+            self.name, type=self.read, default=self.default, metavar=self.metavar, help=self.help
+        )
 
 
-def draw(folder: Path | None, drawn: Callable[[Path], list[Path]]) -> None:
-    """Draw figures where a folder for them is named, and print the names of the files."""
-    if folder is not None:
-        for path in drawn(folder):
-            print(f"wrote {path}")
+def option_of(name: str, known: tuple[str, ...], what: str) -> Option:
+    """Return an option that selects among known words, by default all."""
+    return Option(name, f"{what}, out of {', '.join(known)}; default: all", words_of(*known))

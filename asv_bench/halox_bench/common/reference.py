@@ -1,7 +1,7 @@
 """Fill of a benchmark's memory, and the packed bytes that follow from it.
 
-Every eight-byte word of memory holds a mixture of its own place, so that the packed bytes follow
-from the block list alone: no copy of the array is needed to check them.
+Every eight-byte word of memory holds a mixture of its own place, so that the block list alone
+determines the packed bytes: no copy of the array is needed to check them.
 """
 
 from __future__ import annotations

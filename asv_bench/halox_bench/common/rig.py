@@ -15,8 +15,8 @@ from halox.runtime.gpu.cuda import cupy, gpu_count, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import pinned
 from halox_bench.common.kernels import defines, kernel
+from halox_bench.common.options import MIB
 from halox_bench.common.reference import Bytes
-from halox_bench.common.sizes import MIB
 from halox_bench.common.timing import Clock
 
 DESTINATIONS = ("device", "host", "peer")
@@ -35,7 +35,7 @@ def copy(source: int, target: int, nbytes: int, stream: int) -> None:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Packed bytes somewhere that kernels of the GPU reach.
+    """Packed bytes in memory that kernels of the GPU reach.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Buffer:
 
 
 class Rig:
-    """One GPU with its clock and what it can do at best.
+    """One GPU with its clock and its speeds.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ class Rig:
         )
 
     def destinations(self) -> tuple[str, ...]:
-        """Return where packed bytes can be put here."""
+        """Return the destinations of this machine."""
         return ("device", "host", *(("peer",) if self.peer is not None else ()))
 
     @cached_property
     def peer(self) -> int | None:
-        """Another GPU whose memory this one reaches."""
+        """Another GPU with memory that this one reaches."""
         runtime = self.cp.cuda.runtime
         for other in range(gpu_count()):
             if other != self.device and runtime.deviceCanAccessPeer(self.device, other):
@@ -137,7 +137,7 @@ class Rig:
         Raises
         ------
         DeviceError
-            If there is no such destination here.
+            If this machine lacks the destination.
         """
         cp = self.cp
         if destination == "host":
@@ -168,7 +168,7 @@ class Rig:
         return Buffer(tuple(pointer + step * turn for turn in range(turns)), read, write)
 
     def fill(self, memory: Any, *, flip: int = 0, combine: bool = False) -> None:
-        """Fill device memory of whole words, or combine it with what it would be filled with."""
+        """Fill device memory of whole words, or combine it with the fill by exclusive or."""
         words, n, flipped, combined = self._fill_args
         words.value, n.value = int(memory.data.ptr), memory.nbytes // 8
         flipped.value, combined.value = flip, int(combine)

@@ -1,4 +1,4 @@
-"""Times of GPU work: in a stream that never runs dry, and in a replayed graph."""
+"""Times of GPU work: in a stream that is never empty, and in a replayed graph."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from halox.runtime.gpu.launch import PreparedLaunch
 from halox_bench.common.kernels import defines, kernel
 
 Call = Callable[[int, int], None]
-"""Puts work on a stream, given by its address; the second argument is the number of the turn."""
+"""Enqueues work on a stream, given by its address; the second argument is the number of the turn."""
 
 SAMPLE_US = 200.0
 """Shortest reliable time between two events."""
 
 MOST_CALLS = 100
-"""Calls of a sample: the driver takes some thousand launches before it makes the host wait."""
+"""Calls of a sample: the driver queues some thousand launches before the host waits."""
 
 MOST_GRAPH_CALLS = 1024
 _BUDGET_S = 0.4
@@ -32,14 +32,14 @@ _SLOW_US = 2_000.0
 
 @dataclass(frozen=True)
 class Timed:
-    """Medians of a method that moves a case's bytes, in microseconds a call.
+    """Median microseconds of a call.
 
     Attributes
     ----------
     us : float
         In a stream, or on the host's clock for host memory.
     graph_us : float or None
-        In a replayed graph, where that can be made.
+        In a replayed graph, if the call can be captured.
     host_us : float or None
         Host time of one call.
     """
@@ -58,24 +58,24 @@ class Clock:
     device : int
         The GPU; made current.
     repeats : int
-        Samples, of which the median counts; fewer where they take long.
+        Samples for a median; fewer if they take long.
 
     Attributes
     ----------
     stream : cupy.cuda.Stream
-        Where everything is measured; does not wait for the default stream.
+        Stream of all measurements; independent of the default stream.
 
     Notes
     -----
     Not collective. Before a sample's first event a kernel keeps the stream busy until the host has
-    put all of its calls there, so that the GPU's time is measured and not the host's launches.
+    enqueued all calls: the GPU's time is measured, not the host's launches.
     """
 
     def __init__(self, device: int, repeats: int = 11) -> None:
         self._cp = cupy()
         self._cp.cuda.Device(device).use()
         self.repeats = repeats
-        # Before others' queues, as messages should be: a stream of the highest priority.
+        # The highest priority, as messages should have.
         self.stream = self._cp.cuda.Stream(non_blocking=True, priority=-5)
         settings = defines("bench")
         self._delay_ns = ctypes.c_uint64(0)
@@ -96,11 +96,11 @@ class Clock:
         Parameters
         ----------
         call : callable
-            Called with the stream's address and, one after the other, ``0 .. turns - 1``.
+            Called with the stream's address and in turn ``0 .. turns - 1``.
         turns : int
-            Number of turns; all of them are taken before the first comes again.
+            Number of turns.
         graph : bool
-            Whether also to measure it inside a replayed graph.
+            Whether to measure a replayed graph as well.
         note : str
             Remark for the result.
         """
@@ -141,7 +141,7 @@ class Clock:
         return self._between_events(calls, 1.3 * inner * host_us + 20)
 
     def _between_events(self, put: Callable[[], None], delay_us: float) -> float:
-        """Microseconds that work takes on the stream, which is kept busy until all of it is there."""
+        """Microseconds of work on the stream, which is kept busy until all work is enqueued."""
         self.keep_busy(delay_us)
         begin, end = self._cp.cuda.Event(), self._cp.cuda.Event()
         begin.record(self.stream)
@@ -161,7 +161,7 @@ class Clock:
         return median(sample() for _ in range(max(_FEWEST, min(self.repeats, affordable))))
 
     def _graph_us(self, turning: _Turns, inner: int, us: float) -> float | None:
-        """Microseconds a call of a replayed graph of ``inner`` calls; None if none can be made."""
+        """Microseconds a call of a replayed graph of ``inner`` calls; None if capturing fails."""
         inner = min(inner, MOST_GRAPH_CALLS)
         graph = self._captured(turning, inner)
         if graph is None:
@@ -175,7 +175,7 @@ class Clock:
         return self._median(sample, inner * us)
 
     def _captured(self, turning: _Turns, inner: int) -> Any:
-        # A stream of its own: one whose capture has failed is of no further use.
+        # A new stream each time: a failed capture leaves its stream unusable.
         stream = self._cp.cuda.Stream(non_blocking=True)
         turning.restart()
         graph = None
@@ -185,7 +185,7 @@ class Clock:
                 turning(stream.ptr)
             graph = stream.end_capture()
         except Exception:
-            # Some methods cannot be captured, and raise many kinds of errors.
+            # Methods that cannot be captured raise many kinds of errors.
             with suppress(Exception):
                 stream.end_capture()
         return graph

@@ -1,4 +1,4 @@
-"""Halo exchanges of NumPy arrays as users write them with mpi4py, which need no library beside it."""
+"""Halo exchanges of NumPy arrays as users write them with mpi4py alone."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def subarrays(near: Neighbourhood, pieces: Sequence[Piece]) -> list[Any]:
 
 
 class ByHand(Baseline):
-    """Axis by axis, so that corners are right: slices along axes of one rank, packed faces in messages along others.
+    """Axis by axis, so that corners are right: copies along an axis of one rank, messages of packed faces along others.
 
-    What does not change is made once: slices, requests' buffers and the views that are packed and unpacked. Both faces
-    of an axis travel at the same time; without corners those of all axes do.
+    Slices, buffers and views are made once. Both faces of an axis travel at the same time; without corners the faces of
+    all axes do.
     """
 
     name = BY_HAND
@@ -45,7 +45,7 @@ class ByHand(Baseline):
         self._comm, self._waitall = comm, load_mpi().Request.Waitall
         case = near.case
         peers = {piece.tag: piece.peer for piece in near.sends}
-        # Each stage: slices to copy between, and packed faces: buffers, peers and tags of both ways.
+        # Each stage: slices to copy, and packed faces: buffers, peers and tags of both directions.
         self._stages: list[tuple[list[_Copy], list[_Message], list[_Message]]] = []
         for axis in case.along:
             if case.corners or not self._stages:
@@ -138,8 +138,7 @@ class MpiNeighbour(Baseline):
     name = MPI_NEIGHBOUR
 
     def __init__(self, comm: Any, near: Neighbourhood, fields: Sequence[Any]) -> None:
-        # Where the same two ranks meet several times, the first edge of the one is the first of
-        # the other: both lists are in the order of the sender's directions.
+        # Two ranks may share several edges: both list them in the order of the sender's directions.
         self._graph = comm.Create_dist_graph_adjacent(
             [piece.peer for piece in near.receives], [piece.peer for piece in near.sends]
         )

@@ -1,7 +1,7 @@
-"""Halo exchanges of CuPy arrays as careful users write them: one kernel packs, something sends, one kernel unpacks.
+"""Halo exchanges of CuPy arrays as careful users write them: one kernel packs, one message a peer, one kernel unpacks.
 
-Between two ranks all regions of all fields travel as one message. What a rank sends to itself its packing kernel
-puts where the unpacking kernel expects it.
+Between two ranks all regions of all fields travel as one message. For messages of a rank to itself the packing kernel
+writes into the unpacking kernel's buffer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _launch(
 
 
 class _Packed(Baseline):
-    """Packing into memory of its own; what is between the kernels is the subclass's."""
+    """Packing and unpacking kernels with their buffers; a subclass sends the packed bytes."""
 
     def __init__(
         self, comm: Any, near: Neighbourhood, fields: Sequence[Any], device: int, *, host: bool
@@ -111,7 +111,7 @@ class _Packed(Baseline):
             [base + offset for offset in side.offsets]
             for base, side in zip(bases, sides, strict=True)
         ]
-        # Both sides list what goes to this rank itself in the same order.
+        # Both sides list messages of this rank to itself in the same order.
         own = iter(
             to
             for piece, to in zip(near.receives, places[1], strict=True)

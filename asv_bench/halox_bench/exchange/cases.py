@@ -1,20 +1,23 @@
-"""Cases of the halo benchmark: which cells go where, from shapes alone.
+"""Cases of the halo benchmark, and the cells that ranks exchange, from shapes alone.
 
-Nothing of :mod:`halox.decomposition` is used: the hand-written exchanges move what is said here, and every result is
-checked against what is said here.
+The module is independent of :mod:`halox.decomposition`: the hand-written exchanges and the check of every result follow
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from halox.errors import HaloxError
+from halox_bench.common.exact import need_numbers, prime_factors
 from halox_bench.common.layouts import Box
 
 AXES = "xyzt"
@@ -32,15 +35,15 @@ MILC = ((16, 16, 16, 16), (16, 16, 16, 8), (16, 8, 8, 8), (8, 8, 8, 8))
 
 @dataclass(frozen=True)
 class ExchangeCase:
-    """A halo exchange of blocks that are alike on all ranks.
+    """A halo exchange of equal blocks on all ranks.
 
     Attributes
     ----------
     shape : tuple of int
         Cells that a rank owns, the innermost axis last.
     faces : str
-        One of `FACES`. One axis: the ranks stand in a row along it, and only it is periodic. Else they are spread
-        over all axes, innermost first, and all are periodic.
+        One of `FACES`. With one axis the ranks form a row along it, and only this axis is periodic; else they are
+        spread over all axes, innermost first, and all axes are periodic.
     halo : int
         Width.
     fields : int
@@ -48,8 +51,8 @@ class ExchangeCase:
     components : tuple of int
         Extents of axes behind the grid axes.
     outer : bool
-        Whether ranks are spread over the outermost axes first, whose faces have the longest runs, as `halox.Grid` and
-        ``MPI_Dims_create`` do.
+        Whether ranks are spread over the outermost axes first, as by `halox.Grid` and ``MPI_Dims_create``; their faces
+        have the longest runs.
     """
 
     shape: tuple[int, ...]
@@ -61,14 +64,7 @@ class ExchangeCase:
     outer: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no exchange.
-
-        Raises
-        ------
-        HaloxError
-            If the faces are not among those of the shape, the halo is wider than a block, or the dtype is not of
-            numbers, which alone can be checked.
-        """
+        """Raise `HaloxError` unless shape, faces, halo and dtype describe an exchange that can be checked."""
         names = (*AXES[: self.ndim], "faces", "all")
         if self.faces not in names:
             raise HaloxError(
@@ -76,17 +72,14 @@ class ExchangeCase:
             )
         if min(self.shape[axis] for axis in self.along) < self.halo:
             raise HaloxError(f"a halo of {self.halo} is wider than a block of {self.shape} cells")
-        if not _is_number(self.dtype):
-            raise HaloxError(f"dtype {self.dtype!r} is not one of numbers, such as f4, f8, c16, i4")
+        need_numbers(self.dtype)
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.shape)
 
     @property
     def size(self) -> str:
-        """The shape as text."""
         if self.ndim > 1 and len(set(self.shape)) == 1:
             return f"{self.shape[0]}^{self.ndim}"
         return "x".join(map(str, self.shape))
@@ -102,6 +95,10 @@ class ExchangeCase:
         if self.outer:
             parts.append("outer")
         return " ".join(parts)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"axes": f"{self.ndim}d", **vars(self)}
 
     @property
     def along(self) -> tuple[int, ...]:
@@ -131,7 +128,7 @@ class ExchangeCase:
         return self.fields * prod(self.padded_shape) * np.dtype(self.dtype).itemsize
 
     def proc_shape(self, ranks: int) -> tuple[int, ...]:
-        """Ranks along each axis: the innermost is divided first, which makes the shortest runs, or the outermost.
+        """Ranks along each axis; the innermost axis, with the shortest runs, is divided first, or the outermost.
 
         Examples
         --------
@@ -140,13 +137,13 @@ class ExchangeCase:
         """
         shape = [1] * self.ndim
         axes = sorted(self.along, reverse=not self.outer)
-        for factor in _prime_factors(ranks):
+        for factor in prime_factors(ranks):
             shape[min(axes, key=lambda axis: shape[axis])] *= factor
         return tuple(shape)
 
     @property
     def directions(self) -> tuple[tuple[int, ...], ...]:
-        """Neighbours' places relative to a rank, in one order on all ranks."""
+        """Neighbours' places relative to a rank, in the same order on all ranks."""
         reach = [(-1, 0, 1) if axis in self.along else (0,) for axis in range(self.ndim)]
         found = (d for d in product(*reach) if any(d))
         return tuple(d for d in found if self.corners or sum(map(abs, d)) == 1)
@@ -154,7 +151,7 @@ class ExchangeCase:
     def region(
         self, direction: Sequence[int], *, received: bool
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """First cell and extents, in a rank's array, of what goes to a neighbour or comes from it."""
+        """First cell and extents, in a rank's array, of the cells for a neighbour or from it."""
         halo = self.halo
         starts, extents = [], []
         for n, d in zip(self.shape, direction, strict=True):
@@ -174,12 +171,12 @@ class ExchangeCase:
 
 @dataclass(frozen=True)
 class Piece:
-    """One region of one field that goes to, or comes from, one rank.
+    """One region of one field, sent to or received from one rank.
 
     Attributes
     ----------
     tag : int
-        Number of the direction in which the sender sees the receiver.
+        Number of the direction from sender to receiver.
     starts, extents : tuple of int
         Cells, in the array of one rank.
     box : Box
@@ -205,7 +202,7 @@ class Neighbourhood:
     Attributes
     ----------
     sends, receives : tuple of Piece
-        By peer; those between two ranks come in the same order on both.
+        By peer; two ranks list the pieces between them in the same order.
     """
 
     def __init__(
@@ -239,84 +236,35 @@ class Neighbourhood:
         return sum(piece.box.nbytes for piece in self.sends if piece.peer != self.rank)
 
 
-def _is_number(dtype: str) -> bool:
-    try:
-        return np.dtype(dtype).kind in "iufc"
-    except TypeError:
-        return False
+def cases(args: argparse.Namespace) -> list[ExchangeCase]:
+    """Return the cases of a command line.
 
-
-def _prime_factors(n: int) -> list[int]:
-    """Return the prime factors, the largest first."""
-    found, factor = [], 2
-    while n > 1:
-        while n % factor == 0:
-            found.append(factor)
-            n //= factor
-        factor += 1
-    return found[::-1]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Cases requested on the command line; an empty tuple leaves the choice to the benchmark.
-
-    Attributes
-    ----------
-    sizes : tuple of tuple of int
-        One number stands for a cube.
-    outer : bool
-        The same as in `ExchangeCase`.
-    """
-
-    sizes: tuple[tuple[int, ...], ...] = ()
-    faces: tuple[str, ...] = ()
-    halos: tuple[int, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    fields: tuple[int, ...] = ()
-    outer: bool = False
-
-    def __bool__(self) -> bool:
-        """Whether anything is asked for."""
-        return any((self.sizes, self.faces, self.halos, self.dtypes, self.fields, self.outer))
-
-
-def cases(wanted: Wanted, *, quick: bool = False) -> list[ExchangeCase]:
-    """Return the cases to measure.
-
-    Parameters
-    ----------
-    wanted : Wanted
-        If it asks for anything, the cases are all combinations of that, with what it leaves open at x-faces, all
-        faces, or all neighbours of float64 cubes with a halo of 1. If not, a grid of cases that covers everything.
-    quick : bool
-        Fewer.
+    All combinations of its sizes, faces, halos, dtypes and numbers of fields; by default x-faces, all faces and all
+    neighbours of float64 cubes with a halo of 1. Without any of these options, a grid of cases.
 
     Raises
     ------
     HaloxError
-        If a combination is no exchange.
+        If a combination is not an exchange.
     """
-    if not wanted:
-        return list(_quick() if quick else _everything())
-    sizes = wanted.sizes or tuple((n,) for n in (QUICK_SIZES if quick else SIZES))
+    asked = args.sizes, args.faces, args.halo, args.dtype, args.fields
+    if not (any(asked) or args.outer):
+        return _quick() if args.quick else _everything()
     found = []
+    sizes = args.sizes or tuple((n,) for n in (QUICK_SIZES if args.quick else SIZES))
     for size, halo, dtype, fields in product(
-        sizes, wanted.halos or (1,), wanted.dtypes or ("f8",), wanted.fields or (1,)
+        sizes, args.halo or (1,), args.dtype or ("f8",), args.fields or (1,)
     ):
         shape = size if len(size) > 1 else size * 3
-        for faces in wanted.faces or ("x", "faces", "all"):
-            found.append(ExchangeCase(shape, faces, halo, dtype, fields, outer=wanted.outer))
+        for faces in args.faces or ("x", "faces", "all"):
+            found.append(ExchangeCase(shape, faces, halo, dtype, fields, outer=args.outer))
     return found
 
 
-def _quick() -> Iterator[ExchangeCase]:
-    for n in QUICK_SIZES:
-        for faces in ("x", "z", "all"):
-            yield ExchangeCase((n,) * 3, faces)
-    yield ExchangeCase((64,) * 3, "all", fields=4)
-    yield ExchangeCase((256, 256), "all")
-    yield milc(MILC[0])
+def _quick() -> list[ExchangeCase]:
+    cubes = [ExchangeCase((n,) * 3, faces) for n in QUICK_SIZES for faces in ("x", "z", "all")]
+    others = [ExchangeCase((64,) * 3, "all", fields=4), ExchangeCase((256, 256), "all")]
+    return [*cubes, *others, milc(MILC[0])]
 
 
 def milc(shape: tuple[int, ...]) -> ExchangeCase:
@@ -324,7 +272,7 @@ def milc(shape: tuple[int, ...]) -> ExchangeCase:
     return ExchangeCase(shape, "faces", dtype="c8", components=(3,))
 
 
-def _everything() -> Iterable[ExchangeCase]:
+def _everything() -> list[ExchangeCase]:
     found = [
         ExchangeCase((n,) * 3, faces) for n in SIZES for faces in ("x", "y", "z", "faces", "all")
     ]
@@ -334,7 +282,5 @@ def _everything() -> Iterable[ExchangeCase]:
     found += [replace(case, fields=fields) for case in plain for fields in (2, 4, 8)]
     found += [ExchangeCase((n,), "x", halo) for n in (1 << 12, 1 << 24) for halo in (1, 1024)]
     found += [ExchangeCase((n, n), faces) for n in (256, 2048, 8192) for faces in ("x", "y", "all")]
-    found += [ExchangeCase((n, n), "all") for n in (64, 512)]
     found += [ExchangeCase((n,) * 4, faces) for n in (16, 32, 64) for faces in ("faces", "all")]
-    found += [milc(shape) for shape in MILC]
-    return found
+    return found + [milc(shape) for shape in MILC]

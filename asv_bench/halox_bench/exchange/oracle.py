@@ -20,7 +20,7 @@ _CHUNK_CELLS = 1 << 22
 
 
 class Oracle:
-    """Fills a rank's fields with numbers that tell cells apart, and counts the cells that come out wrong.
+    """Fills a rank's fields with distinct numbers, and counts the wrong cells after an exchange.
 
     Parameters
     ----------
@@ -41,24 +41,24 @@ class Oracle:
         ]
 
     def _axis(self, axis: int, coord: int, parts: int) -> tuple[Any, Any]:
-        """Return each index's share of the cell's number, and how much it makes the cell a halo cell."""
+        """Return each index's share of the cell's number, and whether it is outside of the block."""
         case, xp = self._case, self._xp
         n, halo = case.shape[axis], case.halo
         local = xp.arange(-halo, n + halo)
         outside = ((local < 0) | (local >= n)).astype(np.int32)
-        # A halo along an axis that is not exchanged is nobody's.
+        # The halo along an axis without exchange belongs to no cell.
         outside *= 1 if axis in case.along else 2 * case.ndim
         share = (coord * n + local) % (parts * n) * _STEPS[case.ndim - 1 - axis]
         return share % self._modulus, outside
 
     def fill(self, fields: Sequence[Any], step: int = 0) -> None:
-        """Put numbers into the cells that this rank owns, and what no cell holds into the halo."""
+        """Fill the owned cells with numbers, and the halo with a number that no cell has."""
         for number, field in enumerate(fields):
             for at, numbers, outside in self._chunks(number, step):
                 field[at] = self._values(self._xp.where(outside == 0, numbers, self._modulus))
 
     def wrong(self, fields: Sequence[Any], step: int = 0) -> int:
-        """Count the values that are not what they should be after an exchange, the rank's own included."""
+        """Count the wrong values after an exchange, owned cells included."""
         reach = self._case.ndim if self._case.corners else 1
         found = 0
         for number, field in enumerate(fields):
@@ -68,7 +68,7 @@ class Oracle:
         return found
 
     def _chunks(self, field: int, step: int) -> Iterator[tuple[slice, Any, Any]]:
-        """Yield slices of the first axis with the numbers of their cells and how far outside these are."""
+        """Yield slices of the first axis with their cells' numbers, and how many axes leave the block."""
         case = self._case
         inner = prod(n + 2 * case.halo for n in case.shape[1:])
         planes, total = max(1, _CHUNK_CELLS // inner), case.shape[0] + 2 * case.halo
@@ -87,7 +87,7 @@ class Oracle:
         return total
 
     def _values(self, numbers: Any) -> Any:
-        """Turn numbers into the field's values, components included; the modulus means no cell's."""
+        """Turn numbers into the field's values, components included; the modulus belongs to no cell."""
         xp, case = self._xp, self._case
         if case.components:
             count = prod(case.components)

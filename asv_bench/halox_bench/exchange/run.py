@@ -1,49 +1,38 @@
-"""The halo benchmark: every path, what halox selects, and what users write, in turns."""
+"""The halo benchmark: every path, halox's own choice, and hand-written exchanges, in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
+from halox_bench.common.rows import Row
 from halox_bench.exchange.baselines import ByHand, MpiNeighbour, MpiTypes
 from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
 from halox_bench.exchange.oracle import Oracle
-from halox_bench.exchange.rows import ExchangeRow
 from halox_bench.ranks.bench import RanksBench
-from halox_bench.ranks.methods import Baseline, Method, paths_taken
-from halox_bench.ranks.prepared import PreparedCase
-from halox_bench.ranks.rows import SELECTED
-
-GRAPH_EXCHANGES = 20
-"""Exchanges in a captured graph."""
+from halox_bench.ranks.methods import Baseline, Method, Prepared, paths_taken
 
 MOST_HOST_BYTES = 1 << 30
-"""Fields larger than this on one rank are left out on CPUs."""
+"""Larger fields on one rank are left out on CPUs."""
 
 _FREE_SHARE = 0.4
 _CHECKS = 3
 
 
-class Bench(RanksBench[ExchangeRow]):
+class ExchangeBench(RanksBench):
     """Halo exchanges of the ranks of a communicator."""
 
-    kind = "exchange"
-
-    def measure(self, case: ExchangeCase) -> list[ExchangeRow]:
-        """Measure one case."""
+    def measure(self, case: ExchangeCase) -> list[Row]:
         if not self._fits(case):
-            row = self.blank(case, 0, SELECTED, SELECTED)
-            return [replace(row, error=f"left out: {case.field_bytes:,} bytes a rank are too many")]
-        with Prepared(self, case) as prepared:
+            return self.left_out(case, f"{case.field_bytes:,} bytes a rank are too many")
+        with PreparedExchange(self, case) as prepared:
             return prepared.rows()
 
     def heading(self) -> str:
-        """Return what stands above the table."""
         return f"{self.comm.size} ranks, {self.options.device} arrays; microseconds an exchange, the slowest rank's"
 
     def _fits(self, case: ExchangeCase) -> bool:
@@ -53,33 +42,14 @@ class Bench(RanksBench[ExchangeRow]):
             most /= self.comm.size if self.shared_gpu else 1
         return bool(self.comm.allreduce(case.field_bytes <= most, load_mpi().LAND))
 
-    def blank(self, case: ExchangeCase, nbytes: int, kind: str, name: str) -> ExchangeRow:
-        """Return a method's row without a figure."""
-        return ExchangeRow(
-            case.shape,
-            case.components,
-            case.proc_shape(self.comm.size),
-            case.faces,
-            case.halo,
-            case.dtype,
-            case.fields,
-            nbytes,
-            case=case.name,
-            kind=kind,
-            name=name,
-        )
 
+class PreparedExchange(Prepared):
+    """A case on the ranks: its grid and fields, and every method with a right result."""
 
-class Prepared(PreparedCase[ExchangeRow]):
-    """A case on the ranks: its grid and fields, and every method that gave the right result."""
-
-    bench: Bench
-
-    def __init__(self, bench: Bench, case: ExchangeCase) -> None:
-        super().__init__(bench, case, GRAPH_EXCHANGES)
+    case: ExchangeCase
 
     def enter(self, stack: ExitStack) -> None:
-        """Make the grid and its fields."""
+        """Make the grid, its fields, and the oracle of this rank's place in the process grid."""
         case, comm = self.case, self.comm
         device: Any = self.bench.options.device
         proc_shape = case.proc_shape(comm.size)
@@ -99,12 +69,11 @@ class Prepared(PreparedCase[ExchangeRow]):
                 self._grid.zeros(case.dtype, components_after=case.components)
                 for _ in range(case.fields)
             ]
-
-    def make_oracle(self) -> None:
-        """Make the oracle of this rank's place among the others."""
-        coords = dict(enumerate(self.comm.allgather(self._grid.coords)))
-        self._near = Neighbourhood(self.case, coords, self.comm.rank)
-        self._oracle = Oracle(self._near, self.stage.xp)
+            self.arrays = self.arrays_of_users()
+            coords = dict(enumerate(comm.allgather(self._grid.coords)))
+            self._near = Neighbourhood(case, coords, comm.rank)
+            self._oracle = Oracle(self._near, self.stage.xp)
+        self.details = {"proc_shape": proc_shape, "bytes_each_way": self._near.bytes_sent}
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan the exchange by a path."""
@@ -114,7 +83,7 @@ class Prepared(PreparedCase[ExchangeRow]):
         return Method(kind, name, plan, plan.close, True, self.own_arrays, {"path": taken})
 
     def exchange(self) -> None:
-        """Exchange by `Grid.exchange`, which finds its plan by itself."""
+        """Exchange by `Grid.exchange`, which finds its plan."""
         self._grid.exchange(*self.own_arrays, corners=self.case.corners)
 
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
@@ -135,12 +104,7 @@ class Prepared(PreparedCase[ExchangeRow]):
             gpu.GPU_AWARE: aware,
         }
 
-    def blank(self, kind: str, name: str) -> ExchangeRow:
-        """Return a method's row without a figure."""
-        return self.bench.blank(self.case, self._near.bytes_sent, kind, name)
-
     def check(self, method: Method, call: Callable[[], Any]) -> None:
-        """Exchange several times: see `Methods`."""
         for step in range(1, _CHECKS + 1):
             self._oracle.fill(method.arrays, step)
             call()

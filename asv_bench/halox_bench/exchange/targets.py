@@ -1,7 +1,8 @@
-"""Figures of exchanges between GPUs with their targets, in one run."""
+"""Figures of halo exchanges with their targets: between GPUs, and of NumPy arrays beside exchanges by hand."""
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,245 +12,184 @@ from typing import Any
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
 from halox_bench.common.machine import why_not_gpu_aware
-from halox_bench.common.targets import (
-    BARE_LAUNCH,
-    Figure,
-    Progress,
-    bare_launch,
-    figure,
-    limited,
-    measured,
-    missing,
-    over,
-)
-from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
-from halox_bench.exchange.cases import ExchangeCase
-from halox_bench.exchange.rows import ExchangeRow
-from halox_bench.exchange.run import Bench, Prepared
-from halox_bench.exchange.steps import PENCIL_SHAPE, STEP_CELLS, step_us, transpose_us
-from halox_bench.ranks.bench import Options
-from halox_bench.ranks.busy import times_us
-from halox_bench.ranks.clock import Timing
-from halox_bench.ranks.rows import (
+from halox_bench.common.rows import (
     GRAPH,
     PATH,
     SELECTED,
     STREAM,
+    Row,
     chosen_over_best,
-    others,
     right,
     share_close,
     us_of,
 )
+from halox_bench.common.targets import (
+    BARE_LAUNCH,
+    OVER,
+    Figure,
+    Groups,
+    Target,
+    bare_launch,
+    figure,
+    limited,
+    over,
+)
+from halox_bench.exchange.baselines import BY_HAND
+from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
+from halox_bench.exchange.cases import ExchangeCase
+from halox_bench.exchange.run import ExchangeBench, PreparedExchange
+from halox_bench.exchange.steps import STEP_CELLS, step_us
+from halox_bench.ranks.bench import Options
+from halox_bench.ranks.busy import times_us
+from halox_bench.ranks.clock import Timing
 
 BUDGET_S = 90.0
 TIMING = Timing(batches=7, batch_s=3e-3)
+HOST_TIMING = Timing(batches=41, batch_s=1.5e-3)
 
-X_FACES_US = {64: (7.0, 5.0), 128: (8.5, 7.0), 256: (11.0, 9.5), 512: (30.0, 28.0)}
-"""Both x-faces of N^3 float64 a rank: at most so many microseconds in a stream, in a graph."""
+X_FACES_US = {
+    **{64: (7.0, 5.0), 128: (8.5, 7.0), 256: (11.0, 9.5), 512: (30.0, 28.0)},
+    **{16: (None, None), 32: (None, None)},
+}
+"""Both x-faces of N^3 float64 a rank: most microseconds in a stream, in a graph, between 2 GPUs."""
 
 SIX_FACES_US = {64: 12.0, 128: None, 256: 22.0, 512: 55.0}
 """All six faces on 8 GPUs, in a stream."""
 
-OF_BY_HAND = 1.02
-"""Six faces by the path ``nccl``, beside the same steps by hand."""
-
-OF_NCCL = 0.5
-OF_ZERO_COPY_SHARED = 0.6
-OF_ZERO_COPY_STAGED = 0.7
 BY_NCCL = "nccl"
+OF_NCCL, OF_NCCL_STEPS = 0.5, 1.02
+"""Time over NCCL by hand: of halox's own choice for x-faces, and of the path ``nccl`` for six faces."""
+
+OF_ZERO_COPY = {"ipc": 0.6, "staged": 0.7}
 LARGE_BYTES = 1 << 20
-HOP_US = 1.5
-OF_WIRE = 1.25
+HOP_US, OF_WIRE = 1.5, 1.25
 FOUR_FIELDS = 2.0
 HALF_BUSY = 1.10
 WELL_CHOSEN = 0.95
-OF_PEER = 0.75
 WEAK_SCALING = 0.95
 
+HOST_SHAPES = ((64, 64), (512, 512), (2048, 2048), (32, 32, 32), (128, 128, 128))
+OF_BY_HAND = {1: 1.0, 2: 1.5, 4: 1.0}
+"""NumPy arrays: least speed over exchanges by hand, by the number of ranks."""
 
-def measure(
-    comm: Any,
-    *,
-    budget_s: float = BUDGET_S,
-    progress: Progress = lambda what, done, total: None,
-) -> list[Figure]:
-    """Measure all of them on the GPUs of the ranks at hand, collectively; see `measured`.
+_CONVENIENT = "grid.exchange"
 
-    Figures with targets are for 2 ranks, on a GPU each or, for the ``ipc`` path, on one; times of six faces are for 8.
-    What is beside NCCL by hand, the wire or one GPU has its target on any number.
+
+def groups(args: argparse.Namespace | None, comm: Any, device: str) -> Groups:
+    """Return the groups of figures of GPUs or of NumPy arrays.
+
+    Targets are for 2 ranks, on a GPU each or, for the ``ipc`` path, on one; times of six faces are for 8. Ratios to
+    NCCL by hand, the wire or one GPU have their target on any number.
     """
+    if device == "cpu":
+        bench = ExchangeBench(comm, Options("cpu", (), (BY_HAND,), timing=HOST_TIMING))
+        return {case.name: partial(on_host, bench, case) for case in host_cases(comm.size)}
     options = Options("gpu", timing=TIMING, no_gpu_aware=why_not_gpu_aware(comm, "gpu"))
-    bench = Targets(Bench(comm, options))
-    return measured(bench.groups(), budget_s, progress, comm)
+    return Targets(ExchangeBench(comm, options)).groups()
 
 
 class Targets:
-    """The groups of figures, on one bench."""
+    """The groups of figures on one bench of GPUs."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: ExchangeBench) -> None:
         self._bench, self._comm = bench, bench.comm
-        self._rows: list[ExchangeRow] = []
+        self._ranks = f"{bench.comm.size} ranks"
+        self._rows: list[Row] = []
 
-    def groups(self) -> dict[str, Callable[[], Iterator[Figure]]]:
-        """Return the groups by name, in the order to be measured."""
-        found: dict[str, Callable[[], Iterator[Figure]]] = {}
-        if self._comm.size > 2 and not self._bench.shared_gpu:
-            return {
-                **self._six_faces(),
-                "z-faces": self.z_faces,
-                "pencil transpose": self.transpose,
-                "weak scaling": self.weak_scaling,
-            }
-        for n in X_FACES_US:
-            found[f"x-faces of {n}^3"] = partial(self.x_faces, n)
-        found["host time"] = self.host_time
+    def groups(self) -> Groups:
+        x_faces = {f"x-faces of {n}^3": partial(self.x_faces, n) for n in X_FACES_US}
         if self._bench.shared_gpu:
-            return found
-        found["z-faces"] = self.z_faces
-        found |= self._six_faces()
-        found["half the GPU busy"] = self.half_busy
-        found["all neighbours"] = self.all_neighbours
-        found["pencil transpose"] = self.transpose
-        found["weak scaling"] = self.weak_scaling
-        for n in (16, 32):
-            found[f"x-faces of {n}^3"] = partial(self.x_faces, n)
-        found["choice of paths"] = self.choice
-        return found
+            found = [*x_faces.items()][:4]
+            return {**dict(found), "host time": self.host_time}
+        several: dict[str, Callable[[], Iterator[Figure]]] = {
+            **{f"six faces of {n}^3": partial(self.six_faces, n) for n in SIX_FACES_US},
+            "z-faces": self.z_faces,
+            "weak scaling": self.weak_scaling,
+        }
+        if self._comm.size > 2:
+            return several
+        return {
+            **x_faces,
+            "host time": self.host_time,
+            **several,
+            "half the GPU busy": self.half_busy,
+            "all neighbours": self.all_neighbours,
+            "choice of paths": self.choice,
+        }
 
     def x_faces(self, n: int) -> Iterator[Figure]:
-        rows = self._measured(ExchangeCase((n,) * 3, "x"))
-        what = f"both x-faces of {n}^3 float64, {self._comm.size} ranks"
-        shared = self._bench.shared_gpu
-        streamed, nbytes = us_of(rows, SELECTED, STREAM), rows[0].bytes_each_way
-        zero_copy, nccl = (us_of(rows, name, STREAM) for name in (ZERO_COPY, NCCL))
-        targets = X_FACES_US.get(n) if not shared and self._comm.size == 2 else None
-        for mode, place in ((STREAM, 0), (GRAPH, 1)):
-            us = us_of(rows, SELECTED, mode)
-            if us is None:
-                # Ranks that share a GPU have no path that a graph can hold.
-                if not shared:
-                    yield missing(f"{what}, in a {mode}", _why(rows, mode))
-                continue
-            beside = us_of(rows, NCCL, mode) or nccl or zero_copy
-            name = NCCL if nccl else ZERO_COPY
-            yield limited(
-                f"{what}, in a {mode}",
-                us,
-                "us",
-                None if targets is None else targets[place],
-                beside,
-                f"us of {name}",
-                others=others(rows, mode),
-                path=_taken(rows, mode),
-                bytes_each_way=nbytes,
-            )
-        if streamed is not None and nccl is not None:
-            yield over(f"{what}: over {NCCL}", streamed, nccl, OF_NCCL, f"us of {NCCL}")
-        path, most = ("ipc", OF_ZERO_COPY_SHARED) if shared else ("staged", OF_ZERO_COPY_STAGED)
-        ours = us_of(rows, path, STREAM)
-        if ours is not None and zero_copy is not None:
-            large = nbytes >= LARGE_BYTES if shared else n == 512
-            name, most = f"{what}: {path} over {ZERO_COPY}", most if large else 1.0
-            yield over(name, ours, zero_copy, most, f"us of {ZERO_COPY}")
+        """Measure both x-faces beside NCCL and MPI by hand."""
+        rows, shared = self._measured(ExchangeCase((n,) * 3, "x")), self._bench.shared_gpu
+        what, nbytes = f"both x-faces of {n}^3 float64, {self._ranks}", rows[0].bytes_each_way
+        has_target = self._comm.size == 2 and not shared
+        limits = X_FACES_US[n] if has_target else (None, None)
+        path = "ipc" if shared else "staged"
+        is_large = nbytes >= LARGE_BYTES if shared else n == 512
+        staged = {STREAM: OF_ZERO_COPY[path] if is_large else 1.0}
+        zero_copy = f"{what}: {path} over {ZERO_COPY}"
+        modes = (STREAM,) if shared else (STREAM, GRAPH)  # no path within a GPU can be captured
+        for target in (
+            Target(
+                f"{what}, in a {{mode}}", dict(zip(modes, limits, strict=False)), (NCCL, ZERO_COPY)
+            ),
+            Target(f"{what}: over {NCCL}", {STREAM: OF_NCCL}, (NCCL,), OVER, required=False),
+            Target(zero_copy, staged, (ZERO_COPY,), OVER, path, required=False),
+        ):
+            yield from target.figures(rows, bytes_each_way=nbytes)
 
     def z_faces(self) -> Iterator[Figure]:
+        """Measure both z-faces beside the speed of a copy to the peer."""
         rows = self._measured(ExchangeCase((512,) * 3, "z"))
         speed = self._bench.peer_bytes_per_us()
-        for mode in (STREAM, GRAPH):
-            us = us_of(rows, SELECTED, mode)
-            if us is None:
-                continue
-            wire = None if speed is None else HOP_US + rows[0].bytes_each_way / speed
-            yield limited(
-                f"both z-faces of 512^3 float64, {self._comm.size} ranks, in a {mode}",
-                us,
-                "us",
-                None if wire is None or mode == GRAPH else round(OF_WIRE * wire, 2),
-                wire,
-                f"us: {HOP_US} and the bytes at the measured speed of a copy to the peer",
-                others=others(rows, mode),
-                path=_taken(rows, mode),
-            )
+        wire = None if speed is None else HOP_US + rows[0].bytes_each_way / speed
+        limit = None if wire is None else round(OF_WIRE * wire, 2)
+        what = f"both z-faces of 512^3 float64, {self._ranks}, in a {{mode}}"
+        label = f"us: {HOP_US} and the bytes at the measured speed of a copy to the peer"
+        target = Target(what, {STREAM: limit, GRAPH: None}, (NCCL,), required=False, label=label)
+        for one in target.figures(rows):
+            yield one | {"baseline": None if wire is None else round(wire, 3)}
 
     def all_neighbours(self) -> Iterator[Figure]:
+        """Measure four fields in one exchange over one field."""
         one, four = (
             self._measured(ExchangeCase((128,) * 3, "all", fields=fields)) for fields in (1, 4)
         )
         for mode in (STREAM, GRAPH):
             alone, together = us_of(one, SELECTED, mode), us_of(four, SELECTED, mode)
-            if alone is None or together is None:
-                continue
-            what = (
-                f"all 26 neighbours of 128^3, 4 fields over 1, {self._comm.size} ranks, in a {mode}"
-            )
-            beside = others(four, mode)
-            yield over(what, together, alone, FOUR_FIELDS, "us of one field", others=beside)
-
-    def _six_faces(self) -> dict[str, Callable[[], Iterator[Figure]]]:
-        return {f"six faces of {n}^3": partial(self.six_faces, n) for n in SIX_FACES_US}
+            if alone is not None and together is not None:
+                what = f"all 26 neighbours of 128^3, 4 fields over 1, {self._ranks}, in a {mode}"
+                yield over(what, together, alone, FOUR_FIELDS, "us of one field")
 
     def six_faces(self, n: int) -> Iterator[Figure]:
-        """Measure what halox selects, and the path ``nccl``, beside NCCL by hand."""
-        bench = Bench(self._comm, Options("gpu", (BY_NCCL,), (NCCL,), timing=TIMING))
+        """Measure halox's own choice, and the path ``nccl``, beside NCCL by hand."""
+        bench = ExchangeBench(self._comm, Options("gpu", (BY_NCCL,), (NCCL,), timing=TIMING))
         rows = right(bench.measure(ExchangeCase((n,) * 3, "faces")))
         bench.free()
-        for mode in (STREAM, GRAPH):
-            what = f"six faces of {n}^3 float64, {self._comm.size} ranks, in a {mode}"
-            us, hand = us_of(rows, SELECTED, mode), us_of(rows, NCCL, mode)
-            if us is None:
-                yield missing(what, _why(rows, mode))
-                continue
-            yield limited(
-                what,
-                us,
-                "us",
-                SIX_FACES_US[n] if self._comm.size == 8 and mode == STREAM else None,
-                hand,
-                f"us of {NCCL}",
-                others=others(rows, mode),
-                path=_taken(rows, mode),
-            )
-            ours = us_of(rows, BY_NCCL, mode)
-            if ours is not None and hand is not None:
-                yield over(
-                    f"{what}: {BY_NCCL} over {NCCL}", ours, hand, OF_BY_HAND, f"us of {NCCL}"
-                )
+        what = f"six faces of {n}^3 float64, {self._ranks}, in a {{mode}}"
+        limit = SIX_FACES_US[n] if self._comm.size == 8 else None
+        yield from Target(what, {STREAM: limit, GRAPH: None}, (NCCL,)).figures(rows)
+        limits = {STREAM: OF_NCCL_STEPS, GRAPH: OF_NCCL_STEPS}
+        beside = f"{what}: {BY_NCCL} over {NCCL}"
+        yield from Target(beside, limits, (NCCL,), OVER, BY_NCCL, required=False).figures(rows)
 
     def half_busy(self) -> Iterator[Figure]:
-        bench = Bench(self._comm, Options("gpu", (), (), graph=False, timing=TIMING))
+        """Measure x-faces while a kernel holds half of each GPU."""
+        bench = ExchangeBench(self._comm, Options("gpu", (), (), graph=False, timing=TIMING))
         for n in (128, 512):
-            with Prepared(bench, ExchangeCase((n,) * 3, "x")) as prepared:
+            with PreparedExchange(bench, ExchangeCase((n,) * 3, "x")) as prepared:
                 for method in prepared.made:
                     times = times_us(self._comm, prepared.stage, method.call, (0.0, 0.5))
                     what = f"both x-faces of {n}^3 with half of the SMs held, over the GPU alone"
                     busy, alone = times[0.5], times[0.0]
-                    yield over(what, busy, alone, HALF_BUSY, "us alone", **method.details)
-
-    def transpose(self) -> Iterator[Figure]:
-        found = transpose_us(self._comm, self._bench.stage)
-        shape = "x".join(map(str, PENCIL_SHAPE))
-        what = f"pencil transpose of {shape} complex128, {self._comm.size} ranks"
-        speed = self._bench.peer_bytes_per_us()
-        if speed is None:
-            yield missing(what, "the speed of a copy to the peer could not be measured")
-            return
-        yield figure(
-            what,
-            found["bytes_each_way"] / found["us"] / speed,
-            "of the measured speed of a copy to the peer",
-            OF_PEER,
-            speed / 1e3,
-            "GB/s of that copy",
-            **found,
-        )
+                    yield over(what, busy, alone, HALF_BUSY, "us alone", **method.found)
 
     def weak_scaling(self) -> Iterator[Figure]:
+        """Measure a step on all ranks beside a step on one."""
         stage = self._bench.stage
         alone = self._comm.allreduce(step_us(load_mpi().COMM_SELF, stage), load_mpi().MAX)
         together = step_us(self._comm, stage)
         yield figure(
-            f"weak scaling of a 7-point step at {STEP_CELLS}^3 a GPU, 1 to {self._comm.size} ranks",
+            f"weak scaling of a 7-point step at {STEP_CELLS}^3 a GPU, 1 to {self._ranks}",
             alone / together,
             "of the speed of one",
             WEAK_SCALING,
@@ -259,6 +199,7 @@ class Targets:
         )
 
     def choice(self) -> Iterator[Figure]:
+        """Compare chosen and best paths of all cases so far."""
         compared = chosen_over_best(self._rows)
         share = share_close(compared)
         if share is not None:
@@ -274,7 +215,7 @@ class Targets:
             )
 
     def host_time(self) -> Iterator[Figure]:
-        """Host time of one exchange that has nobody to wait for: one rank, nothing but a launch."""
+        """Measure the host time of an exchange of one rank, which launches a kernel and waits for nobody."""
         stage = self._bench.stage
         nothing = bare_launch(stage.xp)
 
@@ -293,26 +234,41 @@ class Targets:
         with Grid((32, 32, 32), periodic=True, comm=alone, device="gpu") as grid, stage.current():
             u = grid.zeros("f8")
             exchange, launch = us(lambda: grid.exchange(u)), us(nothing)
-        yield limited(
-            "host time of one cached exchange (one rank, 26 periodic neighbours, one launch)",
-            exchange,
-            "us",
-            None,
-            launch,
-            f"us of a {BARE_LAUNCH}",
-        )
+        what = "host time of one cached exchange (one rank, 26 periodic neighbours, one launch)"
+        yield limited(what, exchange, "us", None, launch, f"us of a {BARE_LAUNCH}")
 
-    def _measured(self, case: ExchangeCase) -> list[ExchangeRow]:
+    def _measured(self, case: ExchangeCase) -> list[Row]:
         rows = right(self._bench.measure(case))
         self._rows += [row for row in rows if row.kind in (SELECTED, PATH)]
         self._bench.free()
         return rows
 
 
-def _taken(rows: list[ExchangeRow], mode: str) -> str:
-    return next((row.path for row in rows if row.name == SELECTED and row.mode == mode), "")
+def host_cases(ranks: int) -> list[ExchangeCase]:
+    """Return exchanges with all neighbours: ranks along the outermost axes first, and along the innermost."""
+    found = [
+        ExchangeCase(shape, "all", outer=outer) for shape in HOST_SHAPES for outer in (True, False)
+    ]
+    distinct = {(case.shape, case.proc_shape(ranks)): case for case in reversed(found)}
+    return list(reversed(distinct.values()))
 
 
-def _why(rows: list[ExchangeRow], mode: str) -> str:
-    found = [row.error for row in rows if row.name == SELECTED and row.mode == mode]
-    return found[0] if found else "not measured"
+def on_host(bench: ExchangeBench, case: ExchangeCase) -> Iterator[Figure]:
+    """Measure an exchange of NumPy arrays, by a plan and by `Grid.exchange`, beside one by hand."""
+    ranks = bench.comm.size
+    with PreparedExchange(bench, case) as prepared:
+        right(prepared.refused)
+        calls: dict[str, Callable[[], Any]] = {one.name: one.call for one in prepared.made}
+        us = bench.clock.measure({**calls, _CONVENIENT: prepared.exchange})
+    divided = "x".join(map(str, case.proc_shape(ranks)))
+    for what, name, least in (
+        (
+            f"{case.size} float64 a rank, all neighbours, {divided} ranks",
+            SELECTED,
+            OF_BY_HAND.get(ranks),
+        ),
+        (f"the same by {_CONVENIENT}", _CONVENIENT, None),
+    ):
+        ratio, by_hand = us[BY_HAND] / us[name], us[BY_HAND]
+        unit, label = "x the speed by hand", f"us {BY_HAND}"
+        yield figure(what, ratio, unit, least, by_hand, label, us=round(us[name], 2))

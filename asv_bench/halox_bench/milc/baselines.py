@@ -1,4 +1,4 @@
-"""The same arithmetic on whole NumPy arrays, as a user writes it for one rank: gathers by index, without halos."""
+"""The same arithmetic on whole NumPy arrays, as users write it for one rank: gathers by index, without halos."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halox_bench.milc.problem import MASS, Problem
 WHOLE = "whole NumPy arrays"
 PIECES = "whole NumPy arrays in pieces"
 PIECE = 256
-"""Sites, whose neighbours' vectors stay in the cache."""
+"""Sites of a piece; their neighbours' vectors fit into the cache."""
 
 Calls = tuple[Callable[[], Any], Callable[[], None]]
 
@@ -26,7 +26,7 @@ class WholeArrays:
     problem : Problem
         On NumPy arrays; its matrices and source are used.
     piece : int
-        Sites that D does at a time; 0 for all.
+        Sites that D processes at a time; 0 for all.
     """
 
     def __init__(self, case: MilcCase, problem: Problem, piece: int) -> None:
@@ -72,7 +72,7 @@ class WholeArrays:
 
 
 def _neighbours(case: MilcCase, parity: int) -> np.ndarray:
-    """Return the numbers of all neighbours among the sites of the other parity, ``(sites, directions)``."""
+    """Return the numbers of all neighbours, which have the other parity, ``(sites, directions)``."""
     shape = case.lattice[::-1]
     sites = np.indices(shape).reshape(4, -1)
     sites = sites[:, sites.sum(axis=0) % 2 == parity]

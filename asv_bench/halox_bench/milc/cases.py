@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import prod
+from typing import Any
 
 from halox.errors import HaloxError
+from halox_bench.common.exact import prime_factors
 
 IMPROVED, NAIVE = "improved", "naive"
 OPERATORS = (IMPROVED, NAIVE)
@@ -20,7 +23,7 @@ LATTICES = {
     "gpu": ((32, 32, 32, 32), (36, 36, 36, 72), (18, 18, 18, 36)),
     "cpu": ((16, 16, 16, 16),),
 }
-"""Usual ones: sites along x, y, z and t."""
+"""Usual lattices: sites along x, y, z and t."""
 
 QUICK_LATTICES = ((8, 8, 8, 8),)
 
@@ -42,9 +45,9 @@ class MilcCase:
     operator : {"improved", "naive"}
     precision : {"double", "single"}
     ranks : int
-        0 for all that there are.
+        0 for all ranks.
     scaling : {"", "strong", "weak"}
-        The table it belongs to.
+        Table of the case.
     """
 
     lattice: tuple[int, int, int, int]
@@ -52,6 +55,10 @@ class MilcCase:
     precision: str = "double"
     ranks: int = 0
     scaling: str = ""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return dict(vars(self))
 
     @property
     def size(self) -> str:
@@ -79,26 +86,18 @@ class MilcCase:
         return PRECISIONS[self.precision]
 
 
-def cases(
-    lattices: Sequence[tuple[int, ...]],
-    operators: Sequence[str] = (),
-    precisions: Sequence[str] = (),
-) -> list[MilcCase]:
-    """Return all combinations; without operators or precisions, of all.
+def cases(args: argparse.Namespace) -> list[MilcCase]:
+    """Return all combinations of a command line's lattices, operators and precisions.
 
     Raises
     ------
     HaloxError
         If a lattice has not four axes of even numbers of sites.
-
-    Examples
-    --------
-    >>> [case.name for case in cases([(8, 8, 8, 16)], ["naive"])]
-    ['8x8x8x16 naive double', '8x8x8x16 naive single']
     """
+    usual = QUICK_LATTICES if args.quick else tuple(chain(*LATTICES.values()))
     found = []
     for lattice, operator, precision in product(
-        lattices, operators or OPERATORS, precisions or PRECISIONS
+        args.lattices or usual, args.operators or OPERATORS, args.precisions or PRECISIONS
     ):
         if len(lattice) != 4 or any(n % 2 for n in lattice):
             raise HaloxError(
@@ -111,7 +110,7 @@ def cases(
 
 
 def scaled(case: MilcCase, size: int, scalings: Sequence[str] = SCALINGS) -> list[MilcCase]:
-    """Return a case on one rank, on all of ``size``, and on powers of two between, of one lattice and of growing ones.
+    """Return a case on one rank, on all of ``size`` and on powers of two between, of one lattice and of growing ones.
 
     Examples
     --------
@@ -137,15 +136,8 @@ def grown(lattice: tuple[int, int, int, int], ranks: int) -> tuple[int, int, int
     >>> grown((8, 8, 8, 8), 12)
     (8, 16, 16, 24)
     """
-    sites, axis, factor = list(lattice), 3, ranks
-    while factor > 1:
-        prime = max(p for p in range(2, factor + 1) if not factor % p and _is_prime(p))
-        sites[axis] *= prime
-        factor //= prime
-        axis = (axis - 1) % 4
+    sites = list(lattice)
+    for number, prime in enumerate(prime_factors(ranks)):
+        sites[3 - number % 4] *= prime
     x, y, z, t = sites
     return x, y, z, t
-
-
-def _is_prime(n: int) -> bool:
-    return all(n % p for p in range(2, int(n**0.5) + 1))

@@ -1,4 +1,4 @@
-"""A lattice with links whose operator has eigenvectors in closed form, and the calls that are measured."""
+"""A lattice with links that give eigenvectors in closed form, and the calls to measure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOOSE = 1e-4
 
 ITERATIONS = 10_000
 REWOUND_AFTER = 100
-"""Most iterations before they begin with the source again."""
+"""Iterations after which the source is taken again, at most."""
 
 LEAST_RESIDUALS = {"double": 1e-200, "single": 1e-50}
-"""``|r|^2`` beside the source's down to which iterations go: then numbers are none of full precision any more, and soon
-vanish, which ends the iteration."""
+"""``|r|^2`` over the source's at which iterations begin again: smaller numbers lose precision and vanish, which ends
+the iteration."""
 
 _TEMPORARIES = 16
-"""Matrices of double precision a site that are in memory while the tables are made."""
+"""Temporary matrices of double precision a site, while the tables are made."""
 
 
 def app(module: str) -> ModuleType:
@@ -57,12 +57,12 @@ class Problem:
     Raises
     ------
     halox.errors.HaloxError
-        If the lattice cannot be divided, or memory is too small.
+        If the lattice cannot be divided, or memory does not suffice.
 
     Notes
     -----
     Collective, as are all methods. The links are ``G(x) G(x + mu)^dagger`` of random SU(3) matrices G: a gauge
-    transformation of unit links, so that G times a plane wave is an eigenvector. They are made where the vectors are.
+    transformation of unit links, so that G times a plane wave is an eigenvector. They are made in the vectors' memory.
     """
 
     def __init__(self, case: MilcCase, comm: Any, device: str) -> None:
@@ -121,7 +121,7 @@ class Problem:
             there = field[tuple(place)].conj()
             coefficient = {1: 1.0 if alone else links.FAT, 3: links.LONG}[abs(step)]
             factor = xp.asarray(links.signs(lattice, mu, step) * coefficient * np.sign(step))
-            # Rows times rows, of which the last are conjugate: the product with the adjoint.
+            # Rows times conjugate rows: the product with the adjoint.
             found = here[..., :, None, 0] * there[..., None, :, 0]
             for column in (1, 2):
                 found += here[..., :, None, column] * there[..., None, :, column]
@@ -131,12 +131,12 @@ class Problem:
         return matrices
 
     def check(self) -> None:
-        """Compare D with its eigenvalue, and solve.
+        """Compare D with its eigenvalue, and solve a system.
 
         Raises
         ------
         WrongResult
-            If the eigenvalue is another, or the solution does not converge; on all ranks.
+            On all ranks, if the eigenvalue is wrong or the solution does not converge.
         """
         checks, lattice, distances = self._checks, self.lattice, self._case.distances
         expected = checks.eigenvalue(lattice.shape, WAVES, distances)
@@ -150,7 +150,7 @@ class Problem:
         self.gradient.solve(self.source)
 
     def dslash(self) -> Callable[[], None]:
-        """Return D alone, from even to odd sites, where iterations keep nothing; without the exchange."""
+        """Return D without its exchange, from even to odd sites; iterations keep no values there."""
         steps = self.operator.dslash_steps(1 - self._even, self.operator.kernels.state())
         return self._only(steps, False)
 
@@ -173,7 +173,7 @@ class Problem:
             step.call()
 
     def _ordinary_iterations(self) -> int:
-        """Return how many iterations from the source on have ordinary numbers."""
+        """Return the number of iterations from the source with ordinary numbers."""
         self.rewind()
         least = LEAST_RESIDUALS[self._case.precision] * self.gradient.residual
         for done in range(1, REWOUND_AFTER):
@@ -185,7 +185,7 @@ class Problem:
     def iterations(self, call: Callable[[], None]) -> Callable[[], None]:
         """Return a call that is an iteration; ``call`` is one, or a graph of one.
 
-        All such calls together begin anew while their numbers are ordinary ones.
+        All these calls together begin again before their numbers become too small.
         """
 
         def run() -> None:
@@ -204,7 +204,6 @@ class Problem:
         return each["dslash"] * self.sites, sum(each.values()) * self.sites
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,15 +11,23 @@ from typing import Any
 from halox.errors import HaloxError
 from halox.runtime.world import load_mpi
 from halox_bench.common.attempt import attempt
-from halox_bench.common.sizes import MIB
+from halox_bench.common.options import MIB
+from halox_bench.common.rows import BASELINE, GRAPH, SELECTED, STREAM, Row, beside
 from halox_bench.milc import baselines as by_users
-from halox_bench.milc.cases import CG_FLOPS, DSLASH_FLOPS, LATTICES, SCALINGS, MilcCase, scaled
+from halox_bench.milc.cases import (
+    CG_FLOPS,
+    DSLASH_FLOPS,
+    LATTICES,
+    SCALINGS,
+    STRONG,
+    WEAK,
+    MilcCase,
+    scaled,
+)
 from halox_bench.milc.problem import REWOUND_AFTER, TOLERANCES, Problem
-from halox_bench.milc.rows import MilcRow, with_efficiency
 from halox_bench.ranks.bench import Options, RanksBench
 from halox_bench.ranks.clock import RanksClock
 from halox_bench.ranks.methods import WrongResult
-from halox_bench.ranks.rows import BASELINE, GRAPH, SELECTED, STREAM, beside
 
 COPY, DSLASH, EXCHANGE = "copy", "D", "exchange"
 COPY_BYTES = {"gpu": 512 * MIB, "cpu": 64 * MIB}
@@ -29,18 +37,16 @@ _POLL_S = 1e-3
 Calls = dict[str, Callable[[], Any]]
 
 
-class MilcBench(RanksBench[MilcRow]):
+class MilcBench(RanksBench):
     """The operator and its solver on the ranks of a communicator.
 
     Parameters
     ----------
     scalings : sequence of str
-        Tables on several ranks, out of `SCALINGS`; without any, each case on all ranks only.
+        Tables on several ranks, out of `SCALINGS`; if empty, each case on all ranks only.
     usual : bool
-        Whether only the usual lattices of the device are suited.
+        Whether to take only the usual lattices of the device.
     """
-
-    kind = "milc"
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class MilcBench(RanksBench[MilcRow]):
     ) -> None:
         super().__init__(comm, options)
         self._scalings, self._usual = scalings, usual
-        self._rows: list[MilcRow] = []
+        self._rows: list[Row] = []
         nbytes = COPY_BYTES[options.device]
         with self.stage.current():
             self._ends = [self.stage.xp.ones(nbytes // 8) for _ in range(2)]
@@ -66,12 +72,12 @@ class MilcBench(RanksBench[MilcRow]):
             return [replace(case, ranks=size) for case in cases]
         return [one for case in cases for one in scaled(case, size, self._scalings)]
 
-    def measure(self, case: MilcCase) -> list[MilcRow]:
-        """Measure one case; the ranks that it leaves out wait without using their processors."""
+    def measure(self, case: MilcCase) -> list[Row]:
+        """Measure one case; idle ranks wait without using their processors."""
         ranks = case.ranks or self.comm.size
         takes_part = self.comm.rank < ranks
         part = self.comm.Split(0 if takes_part else load_mpi().UNDEFINED)
-        rows: list[MilcRow] = []
+        rows: list[Row] = []
         if takes_part:
             rows = self._on(part, case, ranks)
             part.Free()
@@ -87,31 +93,21 @@ class MilcBench(RanksBench[MilcRow]):
         return rows
 
     def heading(self) -> str:
-        """Return what stands above the table."""
         return (
             f"{self.comm.size} ranks, {self.options.device} arrays; microseconds of an iteration and of D, the slowest "
             "rank's\n/floor, share: beside the bytes of the kernels at the speed of a copy in the same run"
         )
 
-    def _on(self, comm: Any, case: MilcCase, ranks: int) -> list[MilcRow]:
-        blank = MilcRow(
-            case.lattice,
-            case.operator,
-            case.precision,
-            ranks,
-            case.scaling,
-            case=case.name,
-            kind=SELECTED,
-            name="halox",
-        )
+    def _on(self, comm: Any, case: MilcCase, ranks: int) -> list[Row]:
+        blank = self.blank(case, SELECTED, "halox", ranks=ranks)
         rows, error = attempt(comm, lambda: self._measured(comm, case, blank))
         if rows is None:
             failed = isinstance(error, WrongResult) or not isinstance(error, HaloxError)
             text = f"{'' if failed else 'left out: '}{error}"
-            return [replace(blank, error=text, failed=failed)]
+            return [blank.with_(error=text, failed=failed)]
         return rows
 
-    def _measured(self, comm: Any, case: MilcCase, blank: MilcRow) -> list[MilcRow]:
+    def _measured(self, comm: Any, case: MilcCase, blank: Row) -> list[Row]:
         stage = self.stage
         with stage.current(), Problem(case, comm, self.options.device) as problem:
             problem.check()
@@ -142,7 +138,7 @@ class MilcBench(RanksBench[MilcRow]):
         runtime.memcpyAsync(*ends, source.nbytes, kind, self.stage.stream.ptr)
 
     def _captured(self, comm: Any, problem: Problem) -> Calls:
-        """Return an iteration as a graph, if all of its paths allow for it."""
+        """Return an iteration as a graph, if all of its paths can be captured."""
         if self.stage.device is None or not self.options.graph:
             return {}
         problem.rewind()
@@ -151,7 +147,7 @@ class MilcBench(RanksBench[MilcRow]):
         return {} if replay is None else {GRAPH: problem.iterations(replay)}
 
     def _whole_arrays(self, comm: Any, case: MilcCase, problem: Problem) -> Calls:
-        """Return D and an iteration of users' own, on one rank's CPU."""
+        """Return D and an iteration by hand, on one rank's CPU."""
         wanted = self.options.baselines is None and self.stage.device is None and comm.size == 1
         found: Calls = {}
         for name, piece in ((by_users.WHOLE, 0), (by_users.PIECES, by_users.PIECE)):
@@ -163,13 +159,38 @@ class MilcBench(RanksBench[MilcRow]):
                 found[name] = partial(whole.iteration, REWOUND_AFTER)
         return found
 
-    def _baselines(self, blank: MilcRow, case: MilcCase, times: dict[str, float]) -> list[MilcRow]:
+    def _baselines(self, blank: Row, case: MilcCase, times: dict[str, float]) -> list[Row]:
         found = []
         for name in (by_users.WHOLE, by_users.PIECES):
             if name in times:
-                row = replace(blank, kind=BASELINE, name=name, checked=True)
+                row = blank.with_(kind=BASELINE, name=name, checked=True)
                 found.append(_rated(row, case, times[name], times[f"{DSLASH}, {name}"]))
         return found
+
+
+def with_efficiency(found: Iterable[Row], row: Row) -> Row:
+    """Return a row with its rate per rank over the rate of one rank alone, among the rows found.
+
+    Examples
+    --------
+    >>> case = {"operator": "naive", "precision": "double", "ranks": 1}
+    >>> one = Row("", SELECTED, "", us=8.0, details=case)
+    >>> four = one.with_(ranks=4, us=4.0)
+    >>> [with_efficiency([one], four.with_(scaling=kind)).efficiency for kind in ("strong", "weak")]
+    [0.5, 2.0]
+    """
+    alone = [
+        one
+        for one in found
+        if one.us
+        and one.kind == SELECTED
+        and one.ranks == 1
+        and (one.operator, one.precision) == (row.operator, row.precision)
+    ]
+    if not alone or row.us is None or row.kind != SELECTED:
+        return row
+    parts = {STRONG: row.ranks, WEAK: 1}.get(row.scaling, 1)
+    return row.with_(efficiency=(alone[-1].us or 0.0) / (parts * row.us))
 
 
 def _expect_same(case: MilcCase, problem: Problem, found: Any) -> None:
@@ -179,9 +200,8 @@ def _expect_same(case: MilcCase, problem: Problem, found: Any) -> None:
         raise WrongResult(f"D of whole NumPy arrays differs by {far:.2g}")
 
 
-def _rated(row: MilcRow, case: MilcCase, us: float, dslash_us: float) -> MilcRow:
-    return replace(
-        row,
+def _rated(row: Row, case: MilcCase, us: float, dslash_us: float) -> Row:
+    return row.with_(
         us=us,
         dslash_us=dslash_us,
         # D's result is on half of the sites.
@@ -190,7 +210,7 @@ def _rated(row: MilcRow, case: MilcCase, us: float, dslash_us: float) -> MilcRow
     )
 
 
-def _filled(blank: MilcRow, case: MilcCase, problem: Problem, times: dict[str, float]) -> MilcRow:
+def _filled(blank: Row, case: MilcCase, problem: Problem, times: dict[str, float]) -> Row:
     nbytes = COPY_BYTES[problem.lattice.grid.device]
     speed = 2 * nbytes / times[COPY]
     mode = GRAPH if GRAPH in times else STREAM
@@ -199,9 +219,8 @@ def _filled(blank: MilcRow, case: MilcCase, problem: Problem, times: dict[str, f
     of_dslash, of_iteration = problem.lattice.grid.comm.allreduce(
         problem.floor_bytes(), load_mpi().MAX
     )
-    row = replace(blank, mode=mode, checked=True)
-    return replace(
-        _rated(row, case, us, dslash_us),
+    row = blank.with_(mode=mode, checked=True)
+    return _rated(row, case, us, dslash_us).with_(
         process_grid=problem.lattice.grid.proc_shape,
         stream_us=times[STREAM],
         exchange_us=times[EXCHANGE],

@@ -1,20 +1,20 @@
 """Benchmark patterns taken from applications: DDTBench, HACC's Voronoi blocks, faces of cubes.
 
-The DDTBench patterns are those of its version 1.2 (Schneider, Gerstenberger, Hoefler), with its
-datatypes, element types and input sizes; random lists come from a fixed seed. The send side is
-what is described here.
+DDTBench is version 1.2 (Schneider, Gerstenberger, Hoefler), with its datatypes, element types and
+input sizes; random lists use a fixed seed. Only the send sides are described here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from halox import datatypes as dt
 from halox_bench.common.layouts import Box, Boxes, Gather, Gathers, Int64Array
-from halox_bench.common.sizes import KIB
-from halox_bench.pack.patterns import Case, Pattern
+from halox_bench.common.options import KIB
+from halox_bench.pack.patterns import Case, Pattern, of_box
 
 Range = tuple[int, int]
 
@@ -35,7 +35,7 @@ WRF_INPUTS: dict[str, dict[str, tuple[Range, Range, Range, Range, Range, Range]]
 """First and last index of the memory (i, k, j) and of the box that is exchanged (i, k, j)."""
 
 WRF_ARRAYS = (2,) * 4 + (3,) * 3 + (4,) * 2
-"""Dimensions of the fields; of the two with four, the second of two scalars is sent."""
+"""Dimensions of the fields; a field of four has two scalars, and the second is sent."""
 
 
 def wrf(axis: str, kind: str) -> Iterator[Case]:
@@ -50,7 +50,7 @@ def wrf(axis: str, kind: str) -> Iterator[Case]:
             f"WRF_{axis}_{kind}",
             size,
             tuple(4 * {2: d1 * d3, 3: d1 * d2 * d3, 4: 2 * d1 * d2 * d3}[n] for n in WRF_ARRAYS),
-            _WrfType(kind, dims, sub, at, boxes),
+            partial(_wrf_type, kind, dims, sub, at, boxes),
             4 * (4 * s1 * s3 + 5 * s1 * s2 * s3),
             absolute=True,
             by_hand=Boxes(boxes),
@@ -67,60 +67,46 @@ def _wrf_box(n: int, dims: Sequence[int], sub: Sequence[int], at: Sequence[int],
     return Box(4 * s1, (s3, s2), (4 * d1 * d2, 4 * d1), offset, array)
 
 
-class _WrfType:
-    """Builds the struct of the nine fields."""
-
-    def __init__(
-        self,
-        kind: str,
-        dims: Sequence[int],
-        sub: Sequence[int],
-        at: Sequence[int],
-        boxes: Sequence[Box],
-    ) -> None:
-        self._kind, self._dims, self._sub, self._at, self._boxes = kind, dims, sub, at, boxes
-
-    def __call__(self, addresses: Sequence[int]) -> dt.Datatype:
-        made = self._vectors() if self._kind == "vec" else self._subarrays()
-        places = list(addresses)
-        if self._kind == "vec":
-            places = [place + box.offset for place, box in zip(places, self._boxes, strict=True)]
-        return dt.struct([1] * len(places), places, [made[n] for n in WRF_ARRAYS])
-
-    def _vectors(self) -> dict[int, dt.Datatype]:
-        (d1, d2, d3), (s1, s2, s3) = self._dims, self._sub
+def _wrf_type(
+    kind: str,
+    dims: Sequence[int],
+    sub: Sequence[int],
+    at: Sequence[int],
+    boxes: Sequence[Box],
+    addresses: Sequence[int],
+) -> dt.Datatype:
+    """Return the struct of the nine fields."""
+    (d1, d2, d3), (s1, s2, s3), (i, k, j) = dims, sub, at
+    if kind == "vec":
+        places = [place + box.offset for place, box in zip(addresses, boxes, strict=True)]
         three = dt.hvector(s3, 1, 4 * d1 * d2, dt.vector(s2, s1, d1, "f4"))
         four = dt.hvector(1, 1, 4 * d1 * d2 * d3, three)
-        return {2: dt.vector(s3, s1, d1, "f4"), 3: three, 4: four}
-
-    def _subarrays(self) -> dict[int, dt.Datatype]:
-        (d1, d2, d3), (s1, s2, s3), (i, k, j) = self._dims, self._sub, self._at
-        return {
+        made = {2: dt.vector(s3, s1, d1, "f4"), 3: three, 4: four}
+    else:
+        places = list(addresses)
+        made = {
             2: dt.subarray((d3, d1), (s3, s1), (j, i), "f4"),
             3: dt.subarray((d3, d2, d1), (s3, s2, s1), (j, k, i), "f4"),
             4: dt.subarray((2, d3, d2, d1), (1, s3, s2, s1), (1, j, k, i), "f4"),
         }
+    return dt.struct([1] * len(places), places, [made[n] for n in WRF_ARRAYS])
 
 
-def milc() -> Iterator[Case]:
+MILC = ((16, 16, 16, 16), (8, 16, 16, 16), (8, 8, 8, 16), (8, 8, 8, 8))
+NAS_MG = ((34, 18, 18), (130, 66, 66), (258, 130, 130), (514, 258, 258))
+
+
+def milc(lattices: Sequence[tuple[int, int, int, int]] = MILC) -> Iterator[Case]:
     """Yield the z-down face of a checkerboarded lattice of su3 vectors in single precision."""
-    for x, y, z, t in ((16, 16, 16, 16), (8, 16, 16, 16), (8, 8, 8, 16), (8, 8, 8, 8)):
+    for x, y, z, t in lattices:
 
-        def build(_: Sequence[int], x: int = x, y: int = y, z: int = z, t: int = t) -> dt.Datatype:
+        def build(x: int = x, y: int = y, z: int = z, t: int = t) -> dt.Datatype:
             su3 = dt.contiguous(6, "f4")
             half = dt.vector(t, x * y // 2, x * y * z // 2, su3)
             return dt.hvector(2, 1, 12 * x * y * z * t, half)
 
-        strides = (12 * x * y * z * t, 12 * x * y * z)
-        yield Case(
-            "MILC_su3_zdown",
-            f"{x}x{y}x{z}x{t}",
-            (24 * x * y * z * t,),
-            build,
-            24 * x * y * t,
-            by_hand=Boxes((Box(12 * x * y, (2, t), strides),)),
-            block_bytes=12 * x * y,
-        )
+        box = Box(12 * x * y, (2, t), (12 * x * y * z * t, 12 * x * y * z))
+        yield of_box("MILC_su3_zdown", f"{x}x{y}x{z}x{t}", 24 * x * y * z * t, build, box)
 
 
 def nas_lu(axis: str) -> Iterator[Case]:
@@ -128,30 +114,17 @@ def nas_lu(axis: str) -> Iterator[Case]:
     for n in (12, 33, 64, 102, 162, 408, 1020):
         pitch = 40 * (n + 2)
         if axis == "x":
-            start, box = 40 + pitch * n, Box(40 * n, (), (), 40 + pitch * n)
+            box = Box(40 * n, (), (), 40 + pitch * n)
+            build = partial(dt.contiguous, 5 * n, "f8")
         else:
-            start, box = 40 * n + pitch, Box(40, (n,), (pitch,), 40 * n + pitch)
-
-        def build(_: Sequence[int], n: int = n) -> dt.Datatype:
-            if axis == "x":
-                return dt.contiguous(5 * n, "f8")
-            return dt.vector(n, 1, n + 2, dt.contiguous(5, "f8"))
-
-        yield Case(
-            f"NAS_LU_{axis}",
-            str(n),
-            (pitch * (n + 2),),
-            build,
-            40 * n,
-            start=start,
-            by_hand=Boxes((box,)),
-            block_bytes=box.block_bytes,
-        )
+            box = Box(40, (n,), (pitch,), 40 * n + pitch)
+            build = partial(dt.vector, n, 1, n + 2, dt.contiguous(5, "f8"))
+        yield of_box(f"NAS_LU_{axis}", n, pitch * (n + 2), build, box, start=box.offset)
 
 
-def nas_mg(axis: str) -> Iterator[Case]:
+def nas_mg(axis: str, shapes: Sequence[tuple[int, int, int]] = NAS_MG) -> Iterator[Case]:
     """Yield a face of a grid of doubles with one layer of halo; the first index runs fastest."""
-    for d1, d2, d3 in ((34, 18, 18), (130, 66, 66), (258, 130, 130), (514, 258, 258)):
+    for d1, d2, d3 in shapes:
         row, plane = 8 * d1, 8 * d1 * d2
         n1, n2, n3 = d1 - 2, d2 - 2, d3 - 2
         corner = {"x": (n1, 1, 1), "y": (1, n2, 1), "z": (1, 1, 1)}[axis]
@@ -162,7 +135,7 @@ def nas_mg(axis: str) -> Iterator[Case]:
             "z": (8 * n1, (n2,), (row,)),
         }[axis]
 
-        def build(_: Sequence[int], d1: int = d1, d2: int = d2, d3: int = d3) -> dt.Datatype:
+        def build(d1: int = d1, d2: int = d2, d3: int = d3) -> dt.Datatype:
             if axis == "x":
                 return dt.hvector(d3 - 2, 1, 8 * d1 * d2, dt.vector(d2 - 2, 1, d1, "f8"))
             if axis == "y":
@@ -170,16 +143,7 @@ def nas_mg(axis: str) -> Iterator[Case]:
             return dt.vector(d2 - 2, d1 - 2, d1, "f8")
 
         box = Box(block, counts, strides, start)
-        yield Case(
-            f"NAS_MG_{axis}",
-            f"{d1}x{d2}x{d3}",
-            (plane * d3,),
-            build,
-            box.nbytes,
-            start=start,
-            by_hand=Boxes((box,)),
-            block_bytes=block,
-        )
+        yield of_box(f"NAS_MG_{axis}", f"{d1}x{d2}x{d3}", plane * d3, build, box, start=start)
 
 
 def _list(seed: int, choices: int, length: int) -> Int64Array:
@@ -256,15 +220,8 @@ def specfem_cm() -> Iterator[Case]:
 def specfem_mt() -> Iterator[Case]:
     """Yield every second triple of floats."""
     for c, n in enumerate((7600, 6400, 5600, 6200), 1):
-        yield Case(
-            "SPECFEM3D_mt",
-            f"c{c}",
-            (24 * n,),
-            lambda _, n=n: dt.vector(n, 1, 2, dt.contiguous(3, "f4")),  # type: ignore[misc]
-            12 * n,
-            by_hand=Boxes((Box(12, (n,), (24,)),)),
-            block_bytes=12,
-        )
+        build = partial(dt.vector, n, 1, 2, dt.contiguous(3, "f4"))
+        yield of_box("SPECFEM3D_mt", f"c{c}", 24 * n, build, Box(12, (n,), (24,)))
 
 
 FFT_RANKS = 4
@@ -275,21 +232,12 @@ def fft2() -> Iterator[Case]:
     for n in (256, 512, 768, 1024, 1536):
         rows = n // FFT_RANKS
 
-        def build(_: Sequence[int], n: int = n, rows: int = rows) -> dt.Datatype:
+        def build(n: int = n, rows: int = rows) -> dt.Datatype:
             block = dt.vector(rows, rows, n, dt.contiguous(2, "f8"))
             return dt.resized(block, 0, 16 * rows)
 
         box = Box(16 * rows, (FFT_RANKS, rows), (16 * rows, 16 * n))
-        yield Case(
-            "FFT2",
-            str(n),
-            (16 * n * rows,),
-            build,
-            16 * n * rows,
-            FFT_RANKS,
-            by_hand=Boxes((box,)),
-            block_bytes=16 * rows,
-        )
+        yield of_box("FFT2", n, 16 * n * rows, build, box, count=FFT_RANKS)
 
 
 def runs_of_arrays(pattern: str, size: str, runs: Sequence[tuple[str, int]]) -> Case:
@@ -355,34 +303,27 @@ def face(axis: str) -> Iterator[Case]:
             "z": (8 * n, (n,), (row,)),
         }[axis]
 
-        def build(_: Sequence[int], n: int = n) -> dt.Datatype:
-            sub = [n, n, n]
-            sub["zyx".index(axis)] = 1
-            return dt.subarray((n + 2,) * 3, sub, (1, 1, 1), "f8")
-
-        yield Case(
-            f"face_{axis}",
-            str(n),
-            (plane * (n + 2),),
-            build,
-            8 * n * n,
-            by_hand=Boxes((Box(block, counts, strides, first),)),
-            block_bytes=block,
-        )
+        sub = [n, n, n]
+        sub["zyx".index(axis)] = 1
+        build = partial(dt.subarray, (n + 2,) * 3, sub, (1, 1, 1), "f8")
+        yield of_box(f"face_{axis}", n, plane * (n + 2), build, Box(block, counts, strides, first))
 
 
 DDTBENCH = "DDTBench 1.2"
 HACC = "Jenkins et al. 2013, 5.2"
 
+LAMMPS_WIDTHS = {"full": (3, 1, 1, 1, 1, 1), "atomic": (3, 1, 1, 1)}
 LAMMPS_FULL = ((3534, 3062), (2597, 2243), (1907, 1662))
 LAMMPS_ATOMIC = ((4084, 243), (2157, 145), (1217, 114))
+
+_ATOMS = {"full": (LAMMPS_FULL, "six", "3534-3062"), "atomic": (LAMMPS_ATOMIC, "four", "4084-243")}
 
 PATTERNS = (
     *(
         Pattern(
             f"WRF_{axis}_{kind}",
             f"boxes of nine float32 fields, a struct of {what}",
-            lambda axis=axis, kind=kind: wrf(axis, kind),  # type: ignore[misc]
+            partial(wrf, axis, kind),
             ("2x2",),
             DDTBENCH,
         )
@@ -394,7 +335,7 @@ PATTERNS = (
         Pattern(
             f"NAS_LU_{axis}",
             "a side of a plane of five doubles a point",
-            lambda axis=axis: nas_lu(axis),  # type: ignore[misc]
+            partial(nas_lu, axis),
             ("1020",),
             DDTBENCH,
         )
@@ -404,25 +345,21 @@ PATTERNS = (
         Pattern(
             f"NAS_MG_{axis}",
             f"the {axis}-face of a grid of doubles",
-            lambda axis=axis: nas_mg(axis),  # type: ignore[misc]
+            partial(nas_mg, axis),
             ("258x130x130",),
             DDTBENCH,
         )
         for axis in "xyz"
     ),
-    Pattern(
-        "LAMMPS_full",
-        "atoms by number out of six arrays",
-        lambda: lammps("LAMMPS_full", (3, 1, 1, 1, 1, 1), LAMMPS_FULL),
-        ("3534-3062",),
-        DDTBENCH,
-    ),
-    Pattern(
-        "LAMMPS_atomic",
-        "atoms by number out of four arrays",
-        lambda: lammps("LAMMPS_atomic", (3, 1, 1, 1), LAMMPS_ATOMIC),
-        ("4084-243",),
-        DDTBENCH,
+    *(
+        Pattern(
+            f"LAMMPS_{kind}",
+            f"atoms by number out of {number} arrays",
+            partial(lammps, f"LAMMPS_{kind}", LAMMPS_WIDTHS[kind], inputs),
+            (quick,),
+            DDTBENCH,
+        )
+        for kind, (inputs, number, quick) in _ATOMS.items()
     ),
     Pattern("SPECFEM3D_oc", "float32 by number", specfem_oc, ("c4",), DDTBENCH),
     Pattern(
@@ -436,7 +373,7 @@ PATTERNS = (
         Pattern(
             f"face_{axis}",
             f"the {axis}-face of a cube of float64 with halo",
-            lambda axis=axis: face(axis),  # type: ignore[misc]
+            partial(face, axis),
             ("128", "512") if axis == "x" else ("512",),
         )
         for axis in "xyz"

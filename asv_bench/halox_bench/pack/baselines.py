@@ -20,7 +20,7 @@ BY_HAND = "kernel by hand"
 NAMES = (COPY, MEMCPY_2D, MEMCPY_3D, BLOCK_COPIES, BY_HAND)
 
 MOST_BLOCKS = 1024
-"""Blocks that are really copied one by one; the time of more is extrapolated."""
+"""Most blocks to copy one by one; the time of more is extrapolated."""
 
 MOST_BOXES = 512
 """Calls of cudaMemcpy3D for one case."""
@@ -53,14 +53,14 @@ class _Parameters3D(ctypes.Structure):
 
 
 def scaling(blocks: BlockList) -> float:
-    """Return how many times more blocks there are than are copied one by one."""
+    """Return the number of blocks over the number that is copied one by one."""
     return max(1.0, blocks.n_blocks / MOST_BLOCKS)
 
 
 def moves(
     case: Case, blocks: BlockList, direction: str, device: int
 ) -> dict[str, Callable[[], Move]]:
-    """Return what users write for a case, by name, each still to be prepared by a call.
+    """Return the hand-written methods of a case, by name; a call prepares each.
 
     Parameters
     ----------

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from halox.errors import HaloxError
 from halox_bench.pack import applications, synthetic
-from halox_bench.pack.patterns import Case, Pattern
+from halox_bench.pack.patterns import Pattern
 
 
 def catalogue() -> dict[str, Pattern]:
@@ -17,15 +18,15 @@ def catalogue() -> dict[str, Pattern]:
 
 def select(
     wanted: Sequence[str] = (), *, quick: bool = False, among: Iterable[Pattern] | None = None
-) -> list[Case]:
-    """Return the cases whose pattern or whose ``pattern/size`` matches one of some shell patterns.
+) -> list[Any]:
+    """Return the cases that match one of some shell patterns, by ``pattern`` or ``pattern/size``.
 
     Parameters
     ----------
     wanted : sequence of str
-        Such as ``"vector"``, ``"NAS_*"`` or ``"vector/128B-*"``; none means all.
+        ``"vector"``, ``"NAS_*"`` or ``"vector/128B-*"``; empty means all.
     quick : bool
-        Only the sizes of a quick run, where a pattern and not a size is named.
+        Whether a pattern without a size has only the sizes of a quick run.
     among : iterable of Pattern, optional
         By default all of the catalogue.
 
@@ -44,7 +45,7 @@ def select(
     return [*_selected(wanted, known, quick)]
 
 
-def _selected(wanted: Sequence[str], known: dict[str, Pattern], quick: bool) -> Iterator[Case]:
+def _selected(wanted: Sequence[str], known: dict[str, Pattern], quick: bool) -> Iterator[Any]:
     for pattern in known.values():
         whole = not wanted or any(fnmatchcase(pattern.name, name) for name in wanted)
         sizes = [

@@ -5,131 +5,104 @@ After Wu et al. 2016, 5.4, and Jenkins et al. 2013, 4.4.
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
-from typing import Any
 
 from halox.errors import HaloxError
 from halox.runtime.gpu.cuda import cupy
 from halox_bench.common import neighbour as beside
 from halox_bench.common.neighbour import Neighbour
+from halox_bench.common.options import KIB, MIB
 from halox_bench.common.rig import Buffer, Rig
-from halox_bench.common.sizes import KIB, MIB
+from halox_bench.common.rows import Row
 from halox_bench.pack import synthetic
 from halox_bench.pack.on_device import make_packer
+from halox_bench.pack.patterns import Case
 from halox_bench.pack.placed import Placed
+from halox_bench.pack.rows import PACKER
+from halox_bench.ranks.bench import Bench
 
 CASES = ((8, 64 * MIB), (128, 64 * MIB), (KIB, 64 * MIB), (128, MIB))
 """Blocks and payloads of the vectors, twice the block apart."""
 
-SHARES = (0.0, 0.25, 0.5, 1.0)
-BLOCK_LIMITS = (None, 16, 66)
+SHARES = (0.25, 0.5, 1.0)
+METHODS = (("strided", None), ("strided", 16), ("strided", 66), ("copy_engine", None))
+"""Packers with their most thread blocks."""
 
 _CALLS = 10
 _SAMPLES = 7
 _HOST_US = 15.0  # more than the host takes for a call
 
 
-@dataclass(frozen=True)
-class Contended:
-    """One line: a vector packed beside a neighbour.
-
-    Attributes
-    ----------
-    alone_us : float or None
-        None if it could not be measured.
-    us : float or None
-        None if packing did not end while the neighbour was there.
-    slowdown : float or None
-        Time over that alone, less 1.
-    """
-
-    block_bytes: int
-    payload_bytes: int
-    destination: str
-    method: str
-    max_blocks: int | None
-    neighbour: str
-    alone_us: float | None
-    us: float | None
-    slowdown: float | None
-    note: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and tables."""
-        return asdict(self)
+def cases(args: argparse.Namespace) -> list[Case]:
+    """Return the vectors to pack."""
+    chosen = CASES[1:2] if args.quick else CASES
+    return [synthetic.runs("vector", block, 2 * block, payload) for block, payload in chosen]
 
 
-def run(rig: Rig, progress: Callable[[str], None], *, quick: bool = False) -> Iterator[Contended]:
-    """Measure packing beside each neighbour; yields lines as they are there.
+class ContentionBench(Bench):
+    """Packing beside each neighbour, on one GPU; some tenths of a second a row."""
 
-    Notes
-    -----
-    Not collective. Takes some tenths of a second a line.
-    """
-    neighbour = Neighbour(rig)
-    cases = CASES[1:2] if quick else CASES
-    limits = (None, 66) if quick else BLOCK_LIMITS
-    for block, payload in cases:
-        placed = Placed(rig, synthetic.runs("vector", block, 2 * block, payload))
-        for destination in ("device", "host"):
-            buffer = rig.buffer(destination, payload)
-            for method, limit in (*(("strided", limit) for limit in limits), ("copy_engine", None)):
-                progress(
-                    f"contention: blocks of {block}, {payload} bytes to {destination}, {method}"
-                )
-                yield from _lines(rig, neighbour, placed, buffer, (destination, method, limit))
-        placed.close()
+    def __init__(self, rig: Rig | None = None) -> None:
+        self._rig = rig or Rig()
+        self._neighbour = Neighbour(self._rig)
 
+    def heading(self) -> str:
+        return "slow-down: time beside the neighbour over the time alone, less 1"
 
-def _lines(
-    rig: Rig,
-    neighbour: Neighbour,
-    placed: Placed,
-    buffer: Buffer,
-    what: tuple[str, str, int | None],
-) -> Iterator[Contended]:
-    destination, method, limit = what
-    case = placed.case
+    def measure(self, case: Case) -> list[Row]:
+        """Measure one vector, to device and host memory, by each packer, beside each neighbour."""
+        rows: list[Row] = []
+        with Placed(self._rig, case) as placed:
+            for destination in ("device", "host"):
+                buffer = self._rig.buffer(destination, case.payload)
+                for method, limit in METHODS:
+                    what = {"destination": destination, "max_blocks": limit, "neighbour": "none"}
+                    blank = self.blank(case, PACKER, method, **what, slowdown=None, note="")
+                    rows += self._beside(placed, buffer, blank)
+        return rows
 
-    def line(name: str, alone: float | None, us: float | None, note: str) -> Contended:
-        slowdown = us / alone - 1 if us is not None and alone is not None else None
-        what = (case.block_bytes, case.payload, destination, method, limit, name)
-        return Contended(*what, alone, us, slowdown, note)
+    def _beside(self, placed: Placed, buffer: Buffer, blank: Row) -> list[Row]:
+        rig, neighbour, case = self._rig, self._neighbour, placed.case
+        try:
+            packer = make_packer(
+                blank.name, placed.datatype, case.count, rig.device, blank.max_blocks
+            )
+        except HaloxError as error:
+            return [blank.with_(error=f"{type(error).__name__}: {error}")]
 
-    try:
-        packer = make_packer(method, placed.datatype, case.count, rig.device, limit)
-    except HaloxError as error:
-        yield line("none", None, None, f"{type(error).__name__}: {error}")
-        return
+        def call() -> None:
+            packer.pack(placed.addresses[0], buffer.address(0), rig.stream.ptr)
 
-    def call() -> None:
-        packer.pack(placed.addresses[0], buffer.address(0), rig.stream.ptr)
-
-    call()
-    rig.stream.synchronize()
-    alone = _patient_us(rig, call, None)
-    if alone is None:
+        call()
         rig.stream.synchronize()
-        yield line("none", None, None, f"takes longer than {beside.PATIENCE_S} s alone")
-        return
-    begun: dict[str, Callable[[], AbstractContextManager[str]]] = {
-        f"{share:.0%} of the SMs held": lambda share=share: neighbour.holding(share)  # type: ignore[misc]
-        for share in SHARES
-    }
-    begun["all SMs, short blocks"] = neighbour.taking_turns
-    for direction in ("to host", "from host", "both ways"):
-        begun[f"copies {direction}"] = lambda d=direction: neighbour.copying(d)  # type: ignore[misc]
-    for name, begin in begun.items():
-        with begin() as note:
-            us = _patient_us(rig, call, neighbour)
-            if us is not None and not neighbour.busy and not name.startswith("0%"):
-                note = "the neighbour had ended before"
+        alone = _patient_us(rig, call, None)
         rig.stream.synchronize()
-        yield line(name, alone, us, note if us is not None else "starved until the neighbour ended")
+        if alone is None:
+            return [blank.with_(error=f"takes longer than {beside.PATIENCE_S} s alone")]
+        begun: dict[str, Callable[[], AbstractContextManager[str]]] = {
+            f"{share:.0%} of the SMs held": partial(neighbour.holding, share) for share in SHARES
+        }
+        begun["all SMs, short blocks"] = neighbour.taking_turns
+        for direction in ("to host", "from host", "both ways"):
+            begun[f"copies {direction}"] = partial(neighbour.copying, direction)
+        rows = []
+        for name, begin in begun.items():
+            with begin() as note:
+                us = _patient_us(rig, call, neighbour)
+                if us is not None and not neighbour.busy:
+                    note = "the neighbour had ended before"
+            rig.stream.synchronize()
+            row = blank.with_(neighbour=name, alone_us=alone, us=us, note=note)
+            if us is None:
+                rows.append(row.with_(error=f"{name}: starved until the neighbour ended"))
+            else:
+                rows.append(row.with_(slowdown=us / alone - 1))
+        return rows
 
 
 def _patient_us(rig: Rig, call: Callable[[], None], neighbour: Neighbour | None) -> float | None:
@@ -165,18 +138,17 @@ def half_busy_slowdown(
     note : str
     """
     neighbour = Neighbour(rig)
-    placed = Placed(rig, synthetic.runs("vector", block, 2 * block, payload))
-    buffer = rig.buffer("device", payload)
-    packer = make_packer("auto", placed.datatype, 1, rig.device, max_blocks)
+    with Placed(rig, synthetic.runs("vector", block, 2 * block, payload)) as placed:
+        buffer = rig.buffer("device", payload)
+        packer = make_packer("auto", placed.datatype, 1, rig.device, max_blocks)
 
-    def call() -> None:
-        packer.pack(placed.addresses[0], buffer.address(0), rig.stream.ptr)
+        def call() -> None:
+            packer.pack(placed.addresses[0], buffer.address(0), rig.stream.ptr)
 
-    call()
-    rig.stream.synchronize()
-    alone = _patient_us(rig, call, None) or float("inf")
-    with neighbour.holding(0.5) as note:
-        busy = _patient_us(rig, call, neighbour)
-    rig.stream.synchronize()
-    placed.close()
+        call()
+        rig.stream.synchronize()
+        alone = _patient_us(rig, call, None) or float("inf")
+        with neighbour.holding(0.5) as note:
+            busy = _patient_us(rig, call, neighbour)
+        rig.stream.synchronize()
     return busy or float("inf"), alone, note

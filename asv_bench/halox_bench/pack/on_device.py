@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,19 +11,17 @@ from halox.datatypes import Datatype
 from halox.errors import DatatypeError, DeviceError, HaloxError
 from halox_bench.common.byhand import Move
 from halox_bench.common.rig import Buffer, Rig, copy
+from halox_bench.common.rows import BASELINE, Row
 from halox_bench.common.timing import Timed
 from halox_bench.pack import baselines
-from halox_bench.pack.options import Options
+from halox_bench.pack.options import PackOptions
 from halox_bench.pack.patterns import Case
 from halox_bench.pack.placed import Placed
-from halox_bench.pack.rows import COPY, Row, common, rows_of
-
-Measured = tuple[str, str, Timed | str, bool]
-"""Name, kind, the times or what went wrong, and whether that is a failure."""
-
+from halox_bench.pack.rows import COPY, PACKER, Measured, rows_of
+from halox_bench.ranks.bench import Bench
 
 Times = dict[str, Timed]
-"""By the state of the cache."""
+"""Times by the state of the cache."""
 
 
 class BrokenDeviceError(HaloxError):
@@ -39,12 +37,12 @@ def make_packer(
     *,
     to_host: bool = False,
 ) -> Any:
-    """Make a packer by name; ``"auto"`` chooses as ``halox.pack`` does.
+    """Make a packer by name; ``"auto"`` is the choice of ``halox.pack``.
 
     Raises
     ------
     DatatypeError
-        If that packer cannot take the datatype.
+        If the packer does not support the datatype.
     """
     from halox.packing.choosing import choose, device_packer
 
@@ -53,64 +51,76 @@ def make_packer(
     return device_packer(method, datatype, count, device, max_blocks)
 
 
-def run(
-    rig: Rig, cases: Iterable[Case], options: Options, progress: Callable[[str], None]
-) -> Iterator[Row]:
-    """Measure cases; yields rows as they are there.
+class DeviceBench(Bench):
+    """Every packer and every baseline on one GPU.
 
     Parameters
     ----------
-    progress : callable
-        Told what comes next.
+    rig : Rig, optional
+        By default the first GPU.
 
     Raises
     ------
     BrokenDeviceError
-        If the GPU has stopped working; what has been yielded stands.
-
-    Notes
-    -----
-    Not collective. A method that fails on a case is a row with the error; the others go on.
+        From `measure`, if the GPU has stopped working.
     """
-    memory_errors = (DeviceError, MemoryError, rig.cp.cuda.memory.OutOfMemoryError)
-    destinations = [name for name in options.destinations if name in rig.destinations()]
-    for case in cases:
-        progress(case.name)
+
+    def __init__(self, options: PackOptions, rig: Rig | None = None) -> None:
+        self._options = options
+        self._rig = rig = rig or Rig(repeats=options.repeats)
+        self._destinations = [one for one in options.destinations if one in rig.destinations()]
+
+    def heading(self) -> str:
+        """Return the speeds of large copies, and the time of an empty kernel."""
+        rig = self._rig
+        speeds = {"device": f"{rig.bytes_per_us / 1e6:.2f} TB/s read and written"}
+        for name in self._destinations:
+            if name != "device":
+                speeds[name] = f"{rig.link_bytes_per_us(name) / 1e3:.1f} GB/s"
+        empty = rig.clock.empty()
+        graph = "" if empty.graph_us is None else f", {empty.graph_us:.2f} us in a graph"
+        shown = "; ".join(f"{name} {speed}" for name, speed in speeds.items())
+        return f"large copies: {shown}\nempty kernel: {empty.us:.2f} us in a stream{graph}"
+
+    def measure(self, case: Case) -> list[Row]:
+        """Measure one case; a method that fails is a row with the error."""
+        memory_errors = (DeviceError, MemoryError, self._rig.cp.cuda.memory.OutOfMemoryError)
+        options, rows = self._options, list[Row]()
         try:
-            placed = Placed(rig, case)
+            placed = Placed(self._rig, case)
         except memory_errors as error:
-            yield _left_out(case, options.directions[0], "-", error)
-            continue
-        for destination in destinations:
-            for direction in options.directions:
-                progress(f"{case.name}, {direction}, {destination}")
-                bench = _Bench(placed, destination, direction, options)
-                try:
-                    rows = bench.rows()
-                except memory_errors as error:
-                    rows = [_left_out(case, direction, destination, error)]
-                yield from rows
-        placed.close()
+            return self._left_out(case, options.directions[0], "-", error)
+        with placed:
+            for destination in self._destinations:
+                for direction in options.directions:
+                    try:
+                        rows += _OneDirection(placed, destination, direction, options).rows()
+                    except memory_errors as error:
+                        rows += self._left_out(case, direction, destination, error)
+        return rows
 
-
-def _left_out(case: Case, direction: str, destination: str, error: Exception) -> Row:
-    what = common(case, 0, direction, destination, "")
-    return Row(**what, method="-", kind="packer", error=f"left out: {error}")
+    def _left_out(
+        self, case: Case, direction: str, destination: str, error: Exception
+    ) -> list[Row]:
+        alike = {"direction": direction, "destination": destination}
+        return rows_of(case, alike, [("-", PACKER, f"left out: {error}", False)], None)
 
 
 _GRAPH_COPIES = 8
 
 
-class _Bench:
+class _OneDirection:
     """All methods on one case, one destination and one direction."""
 
-    def __init__(self, placed: Placed, destination: str, direction: str, options: Options) -> None:
+    def __init__(
+        self, placed: Placed, destination: str, direction: str, options: PackOptions
+    ) -> None:
         self._placed, self._case, self._rig = placed, placed.case, placed.rig
         self._destination, self._direction, self._options = destination, direction, options
         self._unpack = direction == "unpack"
 
     def rows(self) -> list[Row]:
-        """Measure with warm and with cold caches, as far as they differ."""
+        """Measure with warm and with cold caches, if they differ."""
         placed, case = self._placed, self._case
         placed.refill()
         turns = placed.turns if self._destination == "device" else 1
@@ -124,21 +134,19 @@ class _Bench:
             except DatatypeError as error:
                 results, failed = f"not for this type: {error}", False
             except Exception as error:
-                # One broken method must not keep the others from being measured.
+                # A failed method does not end the run.
                 results, failed = f"{type(error).__name__}: {error}", True
                 self._check_device(name, error)
             for cache, measured in found.items():
                 result = results if isinstance(results, str) else results[cache]
                 measured.append((name, kind, result, failed))
         bound = placed.bound_us(self._destination)
+        alike: dict[str, Any] = {"direction": self._direction, "destination": self._destination}
+        alike |= {"sector_bytes": placed.sector_bytes}
         return [
             row
             for cache, measured in found.items()
-            for row in rows_of(
-                common(case, placed.sector_bytes, self._direction, self._destination, cache),
-                measured,
-                bound,
-            )
+            for row in rows_of(case, {**alike, "cache": cache}, measured, bound)
         ]
 
     def _check_device(self, name: str, error: Exception) -> None:
@@ -153,13 +161,13 @@ class _Bench:
     def _methods(self, buffer: Buffer) -> Iterator[tuple[str, str, Callable[[], Times]]]:
         """Yield name, kind, and a function that checks and measures, for each method."""
         placed, rig = self._placed, self._rig
-        yield COPY, "baseline", partial(self._copy, buffer)
+        yield COPY, BASELINE, partial(self._copy, buffer)
         if self._options.baselines:
             moves = baselines.moves(self._case, placed.blocks, self._direction, rig.device)
             for name, prepare in moves.items():
-                yield name, "baseline", partial(self._prepared, name, prepare, buffer)
+                yield name, BASELINE, partial(self._prepared, name, prepare, buffer)
         for method in self._options.methods:
-            yield method, "packer", partial(self._packer, method, buffer)
+            yield method, PACKER, partial(self._packer, method, buffer)
 
     def _prepared(self, name: str, prepare: Callable[[], Move], buffer: Buffer) -> Times:
         return self._baseline(name, prepare(), buffer)
@@ -200,7 +208,7 @@ class _Bench:
         )
         call = placed.packing(packer, buffer, unpack=self._unpack)
         placed.check(call, buffer, unpack=self._unpack)
-        # A call of many copies is as many nodes of a graph, a thousand times over: it takes minutes.
+        # A graph of a thousand calls with many copies each takes minutes.
         few = getattr(packer, "calls", 1) <= _GRAPH_COPIES
         times = placed.timed(call, graph=few)
         if method != "auto":

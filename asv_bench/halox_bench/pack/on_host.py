@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
@@ -14,13 +14,15 @@ from halox.errors import HaloxError, MissingPackageError
 from halox.packing.host import HostPacker
 from halox.runtime.world import load_mpi
 from halox_bench.common import reference
+from halox_bench.common.options import MIB
 from halox_bench.common.reference import Bytes
-from halox_bench.common.sizes import MIB
+from halox_bench.common.rows import BASELINE, Row
 from halox_bench.common.timing import Timed
-from halox_bench.pack.options import Options
+from halox_bench.pack.options import PackOptions
 from halox_bench.pack.patterns import Case
-from halox_bench.pack.rows import COPY, Row, common, rows_of
+from halox_bench.pack.rows import COPY, PACKER, Measured, rows_of
 from halox_bench.pack.sectors import SECTOR, sectors
+from halox_bench.ranks.bench import Bench
 
 MOST_BYTES = 512 * MIB
 """Larger cases are left out."""
@@ -31,42 +33,44 @@ _ALL_MEMORY = 1 << 40
 """Extent beyond any case's memory: mpi4py derives counts from the lengths of buffers."""
 
 
-def run(cases: Iterable[Case], options: Options, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Measure cases; yields rows as they are there.
+class HostBench(Bench):
+    """The host packer beside slicing and MPI_Pack, on this process."""
 
-    Notes
-    -----
-    Not collective. A method that fails on a case is a row with the error; the others go on.
-    """
-    for case in cases:
+    def __init__(self, options: PackOptions) -> None:
+        self._options = options
+
+    def heading(self) -> str:
+        return "NumPy arrays; times on the host's clock"
+
+    def measure(self, case: Case) -> list[Row]:
+        """Measure one case; a method that fails is a row with the error."""
         if case.slab_bytes > MOST_BYTES:
-            continue
-        progress(case.name)
-        for direction in options.directions:
-            yield from _rows(case, direction, options)
+            return self.left_out(case, f"{case.slab_bytes:,} bytes are too large")
+        return [row for one in self._options.directions for row in self._rows(case, one)]
 
-
-def _rows(case: Case, direction: str, options: Options) -> list[Row]:
-    datatype, start = case.place(0)
-    slab = reference.filled(case.slab_bytes)
-    packed = np.empty(case.payload, np.uint8)
-    expected = reference.expected(datatype.blocks(case.count).shifted(start))
-    found: list[tuple[str, str, Timed | str, bool]] = []
-    for name, kind, prepare in _methods(case, datatype, start, slab, packed, direction):
-        if kind == "baseline" and not options.baselines and name != COPY:
-            continue
-        try:
-            call = prepare()
-            if name != COPY:
-                _check(call, slab, packed, expected, direction)
-            found.append((name, kind, Timed(_median_us(call, options.repeats)), False))
-        except MissingPackageError as error:
-            found.append((name, kind, f"left out: {error}", False))
-        except Exception as error:
-            # One broken method must not keep the others from being measured.
-            found.append((name, kind, f"{type(error).__name__}: {error}", True))
-    touched = SECTOR * sectors(datatype, case.count, start)
-    return rows_of(common(case, touched, direction, "memory", "warm"), found, None)
+    def _rows(self, case: Case, direction: str) -> list[Row]:
+        options = self._options
+        datatype, start = case.place(0)
+        slab = reference.filled(case.slab_bytes)
+        packed = np.empty(case.payload, np.uint8)
+        expected = reference.expected(datatype.blocks(case.count).shifted(start))
+        found: list[Measured] = []
+        for name, kind, prepare in _methods(case, datatype, start, slab, packed, direction):
+            if kind == BASELINE and not options.baselines and name != COPY:
+                continue
+            try:
+                call = prepare()
+                if name != COPY:
+                    _check(call, slab, packed, expected, direction)
+                found.append((name, kind, Timed(_median_us(call, options.repeats)), False))
+            except MissingPackageError as error:
+                found.append((name, kind, f"left out: {error}", False))
+            except Exception as error:
+                # A failed method does not end the run.
+                found.append((name, kind, f"{type(error).__name__}: {error}", True))
+        alike: dict[str, Any] = {"direction": direction, "destination": "memory", "cache": "warm"}
+        alike["sector_bytes"] = SECTOR * sectors(datatype, case.count, start)
+        return rows_of(case, alike, found, None)
 
 
 def _methods(
@@ -97,11 +101,11 @@ def _methods(
     def mpi() -> Callable[[], Any]:
         return _mpi(case, datatype, slab[start:], packed, unpack=unpack)
 
-    yield COPY, "baseline", copy
+    yield COPY, BASELINE, copy
     if case.by_hand is not None:
-        yield "NumPy by hand", "baseline", by_hand
-    yield "mpi4py", "baseline", mpi
-    yield "host", "packer", host
+        yield "NumPy by hand", BASELINE, by_hand
+    yield "mpi4py", BASELINE, mpi
+    yield "host", PACKER, host
 
 
 def _mpi(
@@ -125,7 +129,7 @@ def _check(
         if wrong.size:
             raise HaloxError(f"wrong result: {wrong.size} wrong bytes, the first at {wrong[0]}")
         return
-    # Memory is filled with the complement of what unpacking gives, so that what was written shows.
+    # Memory holds the complement of the expected bytes, so that written bytes are visible.
     packed[:] = expected
     before = reference.filled(slab.size)
     slab[:] = ~before

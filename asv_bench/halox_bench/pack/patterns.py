@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from halox.datatypes import Datatype
-from halox_bench.common.layouts import ByHand
+from halox_bench.common.layouts import Box, Boxes, ByHand
 
-# Arrays of a case lie apart as separate allocations do, and aligned as they are.
+# Arrays of a case are aligned, with gaps between, like separate allocations.
 _ALIGNMENT = 512
 _GAP = 4096
 
@@ -24,19 +25,19 @@ class Case:
     arrays : tuple of int
         Bytes of memory of each array, from its first element.
     build : callable
-        Returns the datatype; given the addresses of the arrays, which only an absolute one uses.
+        Given the addresses of the arrays, returns the datatype; only absolute ones use them.
     payload : int
         Bytes that are packed, by the pattern's own formula.
     count : int
         Items of the datatype.
     start : int
-        Bytes from the first array's beginning to the buffer address that goes with the datatype.
+        Bytes from the first array's beginning to the datatype's buffer address.
     absolute : bool
         Whether displacements are addresses, as with ``MPI_BOTTOM``.
     by_hand : ByHand or None
         The layout for hand-written baselines.
     block_bytes : int
-        Length of the contiguous runs where they are all alike, else 0; for plots.
+        Length of the contiguous runs if they are equal, else 0; for plots.
     """
 
     pattern: str
@@ -56,8 +57,13 @@ class Case:
         return f"{self.pattern}/{self.size}"
 
     @property
+    def details(self) -> dict[str, Any]:
+        what = {"pattern": self.pattern, "size": self.size}
+        return {**what, "payload_bytes": self.payload, "block_bytes": self.block_bytes}
+
+    @property
     def offsets(self) -> tuple[int, ...]:
-        """Offset of each array in one slab of memory that holds them all."""
+        """Offset of each array in one slab of memory for all arrays."""
         found, at = [], 0
         for nbytes in self.arrays:
             found.append(at)
@@ -66,7 +72,7 @@ class Case:
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of such a slab."""
+        """Bytes of the slab."""
         return self.offsets[-1] + -(-self.arrays[-1] // _ALIGNMENT) * _ALIGNMENT
 
     def place(self, base: int) -> tuple[Datatype, int]:
@@ -74,10 +80,25 @@ class Case:
 
         Notes
         -----
-        With a slab elsewhere the same datatype does, with the buffer address moved alike.
+        For another slab the same datatype is valid, with the buffer address moved likewise.
         """
         addresses = [base + offset for offset in self.offsets]
         return self.build(addresses), 0 if self.absolute else base + self.start
+
+
+def of_box(
+    pattern: str,
+    size: object,
+    nbytes: int,
+    build: Callable[[], Datatype],
+    box: Box,
+    *,
+    start: int = 0,
+    count: int = 1,
+) -> Case:
+    """Return a case of equal runs in one array of so many bytes."""
+    what = pattern, str(size), (nbytes,), lambda _: build(), box.nbytes, count, start
+    return Case(*what, by_hand=Boxes((box,)), block_bytes=box.block_bytes)
 
 
 @dataclass(frozen=True)
@@ -91,16 +112,16 @@ class Pattern:
     quick : tuple of str
         Sizes of a quick run.
     source : str
-        Where the sizes are published.
+        Publication of the sizes.
     """
 
     name: str
     summary: str
-    make: Callable[[], Iterable[Case]]
+    make: Callable[[], Iterable[Any]]
     quick: tuple[str, ...]
     source: str = ""
 
-    def cases(self, *, quick: bool = False) -> Iterator[Case]:
+    def cases(self, *, quick: bool = False) -> Iterator[Any]:
         """Yield the cases."""
         for case in self.make():
             if not quick or case.size in self.quick:

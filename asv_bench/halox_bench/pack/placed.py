@@ -1,10 +1,10 @@
-"""A case's memory on a GPU: slabs of arrays, and checks of what was packed or unpacked."""
+"""A case's memory on a GPU: slabs of arrays, and checks of packed and unpacked bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from halox.datatypes import BlockList
 from halox.errors import DeviceError, HaloxError
 from halox_bench.common import reference
 from halox_bench.common.byhand import Move
+from halox_bench.common.options import MIB
 from halox_bench.common.reference import Bytes
 from halox_bench.common.rig import Buffer, Rig
-from halox_bench.common.sizes import MIB
 from halox_bench.common.timing import MOST_GRAPH_CALLS, Call, Timed
 from halox_bench.pack.patterns import Case
 from halox_bench.pack.sectors import SECTOR, sectors
@@ -34,13 +34,13 @@ class Placed:
     addresses : tuple of int
         Buffer address of each turn; the first alone for warm measurements.
     slabs : tuple of int
-        Where each turn's slab begins.
+        Address of each turn's slab.
     blocks : BlockList
         The blocks, relative to the slab.
     sector_bytes : int
         Bytes of the sectors that one turn touches.
     caches : tuple of str
-        Which states of the cache can be measured.
+        States of the cache that can be measured.
 
     Raises
     ------
@@ -80,13 +80,12 @@ class Placed:
         self.refill()
 
     def refill(self) -> None:
-        """Give all memory its first content again; whatever has been unpacked there is gone."""
+        """Fill all memory again; unpacked bytes are lost."""
         for turn in range(self.turns):
             self.rig.fill(self._slab(turn))
 
     @property
     def turns(self) -> int:
-        """Number of slabs."""
         return len(self.slabs)
 
     @cached_property
@@ -122,7 +121,7 @@ class Placed:
     def timed(
         self, call: Call, *, graph: bool = True, note: str = "", caches: Sequence[str] = ()
     ) -> dict[str, Timed]:
-        """Time a call by the state of the cache: with all states there are, or some."""
+        """Time a call in all states of the cache, or in some."""
         return {
             cache: self.rig.clock.measure(
                 call, turns=self.turns if cache == "cold" else 1, graph=graph, note=note
@@ -138,12 +137,12 @@ class Placed:
         Parameters
         ----------
         nbytes : int, optional
-            How many of the bytes are packed; by default all.
+            Number of packed bytes to compare; by default all.
 
         Raises
         ------
         HaloxError
-            If the result is wrong; says how.
+            If the result is wrong.
         """
         if unpack:
             wrong = self._check_unpacked(call, buffer)
@@ -164,7 +163,7 @@ class Placed:
         buffer.write(self.expected)
         self.rig.fill(slab, flip=2**64 - 1)
         call(self.rig.stream.ptr, 0)
-        # What has been written is now 0, all else is 255.
+        # Written bytes are now 0, all others 255.
         self.rig.fill(slab, combine=True)
         word = reference.word_of(self.blocks)
         words = slab.view(f"u{word}")
@@ -181,8 +180,11 @@ class Placed:
             return f"{missed} words not written, {spoilt} bytes written that should not be"
         return ""
 
-    def close(self) -> None:
-        """Let go of the memory."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the memory."""
         self.memory = self.array = None
 
     def _slab(self, turn: int) -> Any:

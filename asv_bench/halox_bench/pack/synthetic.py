@@ -1,15 +1,16 @@
-"""Benchmark patterns that are defined by their geometry: vectors, boxes, triangles, lists, structs."""
+"""Benchmark patterns defined by their geometry: vectors, boxes, triangles, lists, structs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from halox import datatypes as dt
-from halox_bench.common.layouts import Box, Boxes, Gather, Gathers, Records, Triangle
-from halox_bench.common.sizes import KIB, MIB, size_label
-from halox_bench.pack.patterns import Case, Pattern
+from halox_bench.common.layouts import Box, Gather, Gathers, Records, Triangle
+from halox_bench.common.options import KIB, MIB, size_label
+from halox_bench.pack.patterns import Case, Pattern, of_box
 
 PAYLOADS = (64 * KIB, MIB, 64 * MIB)
 LARGEST = 256 * MIB
@@ -26,30 +27,17 @@ HYPERCUBE = 64
 def contiguous() -> Iterator[Case]:
     """Yield one run: the upper bound for all others."""
     for payload in (*PAYLOADS, LARGEST):
-        yield Case(
-            "contiguous",
-            size_label(payload),
-            (payload,),
-            lambda _, n=payload: dt.contiguous(n // 8, "f8"),  # type: ignore[misc]
-            payload,
-            by_hand=Boxes((Box(payload),)),
-            block_bytes=payload,
-        )
+        build = partial(dt.contiguous, payload // 8, "f8")
+        yield of_box("contiguous", size_label(payload), payload, build, Box(payload))
 
 
 def runs(pattern: str, block: int, stride: int, payload: int) -> Case:
-    """Return equal runs at one stride, described by the constructor that the pattern is named after."""
+    """Return equal runs at one stride; the pattern's name selects the datatype's constructor."""
     n = payload // block
+    size = f"{size_label(block)}-{size_label(payload)}"
     built = {"indexed": _indexed, "indexed_block": _indexed_block}.get(pattern, _vector)
-    return Case(
-        pattern,
-        f"{size_label(block)}-{size_label(payload)}",
-        (n * stride,),
-        lambda _: built(n, block, stride),
-        payload,
-        by_hand=Boxes((Box(block, (n,), (stride,)),)),
-        block_bytes=block,
-    )
+    box = Box(block, (n,), (stride,))
+    return of_box(pattern, size, n * stride, partial(built, n, block, stride), box)
 
 
 def _vector(n: int, block: int, stride: int) -> dt.Datatype:
@@ -98,16 +86,9 @@ def hypercube() -> Iterator[Case]:
     """Yield the first elements along all four axes of a float64 volume."""
     n = HYPERCUBE
     for edge in (2, 4, 8, 16, 32, 64):
-        strides = tuple(8 * n**axis for axis in (3, 2, 1))
-        yield Case(
-            "hypercube",
-            str(edge),
-            (8 * n**4,),
-            lambda _, edge=edge: dt.subarray((n,) * 4, (edge,) * 4, (0,) * 4, "f8"),  # type: ignore[misc]
-            8 * edge**4,
-            by_hand=Boxes((Box(8 * edge, (edge,) * 3, strides),)),
-            block_bytes=8 * edge,
-        )
+        box = Box(8 * edge, (edge,) * 3, tuple(8 * n**axis for axis in (3, 2, 1)))
+        build = partial(dt.subarray, (n,) * 4, (edge,) * 4, (0,) * 4, "f8")
+        yield of_box("hypercube", edge, 8 * n**4, build, box)
 
 
 def triangle(pattern: str, *, lower: bool) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""The ranks of a communicator as all benchmarks share them: options, GPUs, clock, NCCL."""
+"""The ranks of a communicator in a benchmark: options, GPUs, clock, NCCL."""
 
 from __future__ import annotations
 
@@ -6,37 +6,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from halox.errors import PathError
 from halox.grid import Grid
 from halox.paths import PATHS
 from halox_bench.common.rig import Rig
+from halox_bench.common.rows import PATH, SELECTED, Row
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.ranks.nccl import Nccl, nccl_between
-
-Row = TypeVar("Row", bound=Any)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Selection of what is measured.
+    """Selection of methods and length of the measurement.
 
     Attributes
     ----------
     device : {"cpu", "gpu"}
     named : tuple of str or None
-        Paths or algorithms to be named one by one; None means all.
+        Paths or algorithms to name one by one; None means all.
     baselines : tuple of str or None
-        Names of what users write; None means all.
+        Names of hand-written baselines; None means all.
     graph : bool
-        Whether also to capture calls in CUDA graphs.
+        Whether calls are captured in CUDA graphs as well.
     no_gpu_aware : str
-        Why MPI is not to be given device memory; empty if it may be.
+        Reason why MPI does not get device memory; empty if it does.
     busy : bool
-        Whether also to measure with shares of the GPUs held by other work; ping-pong only.
+        Whether to measure also while other work holds shares of the GPUs; between two ranks only.
     """
 
     device: str
@@ -48,30 +45,54 @@ class Options:
     busy: bool = False
 
 
-class RanksBench(ABC, Generic[Row]):
-    """The ranks of a communicator with what all cases share.
+class Bench(ABC):
+    """Measures the cases of a kind of benchmark.
+
+    Attributes
+    ----------
+    comm : mpi4py.MPI.Intracomm or None
+        The ranks that measure together; None for this process alone.
+    choice : str
+        Kind of the methods that the command line can name.
+    """
+
+    choice: ClassVar[str] = PATH
+    comm: Any = None
+
+    def suited(self, cases: Sequence[Any]) -> Sequence[Any]:
+        """Return the cases for this number of ranks: by default all."""
+        return cases
+
+    @abstractmethod
+    def measure(self, case: Any) -> list[Row]:
+        """Measure one case; the rows are the same on all ranks."""
+
+    @abstractmethod
+    def heading(self) -> str:
+        """Return the lines above the table."""
+
+    def blank(self, case: Any, kind: str, name: str, **details: Any) -> Row:
+        """Return a method's row without a time."""
+        return Row(case.name, kind, name, details={**case.details, **details})
+
+    def left_out(self, case: Any, why: str) -> list[Row]:
+        """Return the row of a case that is not measured."""
+        return [self.blank(case, SELECTED, SELECTED).with_(error=f"left out: {why}")]
+
+
+class RanksBench(Bench):
+    """The ranks of a communicator, with everything that the cases share; all methods are collective.
 
     Parameters
     ----------
     stage : Stage, optional
-        By default of the GPU that a grid takes on this rank.
+        By default for the GPU that a grid takes on this rank.
 
     Attributes
     ----------
     shared_gpu : bool
         Whether two of the ranks use one GPU.
-    kind : str
-        Name of the benchmark: the package with its ``rows`` and ``plots``.
-    choice : str
-        What halox chooses: ``"path"`` or ``"algorithm"``.
-
-    Notes
-    -----
-    Everything here is collective.
     """
-
-    kind: ClassVar[str]
-    choice: ClassVar[str] = "path"
 
     def __init__(self, comm: Any, options: Options, stage: Stage | None = None) -> None:
         self.comm, self.options = comm, options
@@ -83,73 +104,35 @@ class RanksBench(ABC, Generic[Row]):
         self.clock = RanksClock(comm, stage, options.timing)
         self.shared_gpu = len(set(comm.allgather(self._place()))) < comm.size
 
-    def suited(self, cases: Sequence[Any]) -> Sequence[Any]:
-        """Return the cases that are for so many ranks: here all."""
-        return cases
-
-    @abstractmethod
-    def measure(self, case: Any) -> list[Row]:
-        """Measure one case; the rows are the same on all ranks."""
-
-    @abstractmethod
-    def heading(self) -> str:
-        """Return what stands above the table."""
-
-    def header(self) -> str:
-        """Return the table's head."""
-        return str(self._module("rows").header())
-
-    def line(self, row: Row, selected_us: float | None) -> str:
-        """Return a row's line, given the time of what halox selects in the same mode."""
-        return str(self._module("rows").line(row, selected_us))
-
-    def draw(self, rows: Sequence[Row], folder: Path) -> list[Path]:
-        """Draw the figures and return the files."""
-        return list(self._module("plots").draw(rows, folder))
-
-    def _module(self, name: str) -> Any:
-        return import_module(f"halox_bench.{self.kind}.{name}")
-
     def names(self) -> tuple[str, ...]:
-        """Return what is to be named one by one."""
+        """Return the methods to name one by one."""
         return self.known() if self.options.named is None else self.options.named
 
     def known(self) -> tuple[str, ...]:
-        """Return all that can be named one by one: here paths to other ranks, for the arrays' memory."""
+        """Return all methods that can be named: by default paths to other ranks for the arrays' memory."""
         memory: Literal["host", "gpu"] = "host" if self.stage.device is None else "gpu"
         return tuple(
             name for name, path in PATHS.items() if path.moves(memory) and not path.to_self
         )
 
     def _place(self) -> Any:
-        """Return what tells this rank's GPU from those of others."""
+        """Return the identity of this rank's processor."""
         if self.stage.device is None:
             return self.comm.rank
         properties = self.stage.xp.cuda.runtime.getDeviceProperties(self.stage.device)
         return bytes(properties["uuid"])
 
     def nccl(self) -> Nccl:
-        """Return NCCL between these ranks.
-
-        Raises
-        ------
-        PathError
-            On all ranks, if there is none.
-        """
+        """Return NCCL between these ranks; `PathError` on all ranks if it is missing."""
         return nccl_between(self.comm, shared_gpu=self.shared_gpu)
 
     def need_gpu_aware(self) -> None:
-        """Refuse to go on where MPI is not to be given device memory.
-
-        Raises
-        ------
-        PathError
-        """
+        """Raise `PathError` if MPI does not get device memory."""
         if self.options.no_gpu_aware:
             raise PathError(self.options.no_gpu_aware)
 
     def peer_bytes_per_us(self) -> float | None:
-        """Return the speed of a large copy to another GPU, if the first rank sees one."""
+        """Return the speed of a large copy to another GPU, None if the first rank sees only one."""
         speed = None
         if self.comm.rank == 0:
             with suppress(Exception):
@@ -157,6 +140,6 @@ class RanksBench(ABC, Generic[Row]):
         return self.comm.bcast(speed)  # type: ignore[no-any-return]
 
     def free(self) -> None:
-        """Give device memory that nothing uses any more back."""
+        """Free unused device memory of CuPy's pool."""
         if self.stage.device is not None:
             self.stage.xp.get_default_memory_pool().free_all_blocks()

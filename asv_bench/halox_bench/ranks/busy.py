@@ -1,4 +1,4 @@
-"""Exchanges while something else works on the GPUs: a kernel on a share of them (Wu et al. 2016, 5.4), or on all."""
+"""Exchanges beside other work on the GPUs: a kernel on a share of them (Wu et al. 2016, 5.4), or on all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from halox_bench.common.rig import Rig
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 
 _BRIEF = Timing(batches=5, batch_s=1e-3)
-"""Short: what holds the GPU lets go by itself after two seconds."""
+"""Short: the kernel that holds the GPU ends after two seconds."""
 
 _ROUNDS = 3
 
 _THREADS = 1024
 _ARITHMETIC = 8  # some 75 us a block on an H200
 _WAVES = 100
-_LAUNCH_S = 3e-4  # until a kernel is under way
+_LAUNCH_S = 3e-4  # until a kernel runs
 _SAMPLES = 5
 
 
@@ -46,16 +46,16 @@ def times_us(
     stage : Stage
         With a GPU.
     call : callable
-        Must allocate nothing and wait for nothing but its stream.
+        Must not allocate, and must wait only for its stream.
     shares : sequence of float
         0 is the GPU alone.
     shared : bool
-        Whether the ranks use one GPU, which the first then holds.
+        Whether the ranks use one GPU, held by the first rank.
 
     Returns
     -------
     dict
-        Microseconds by share, the least of several rounds; ``inf`` if calls did not end while it was held.
+        Least microseconds of several rounds, by share; ``inf`` if calls did not end in time.
 
     Notes
     -----
@@ -106,18 +106,16 @@ class Work:
         self.us()
 
     def launch(self) -> None:
-        """Begin the work."""
         self._begin.record(self.stream)
         self._launch.launch(self.stream.ptr)
         self._end.record(self.stream)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         return bool(self._end.done)
 
     def us(self) -> float:
-        """Wait for its end, and return how long it took."""
+        """Wait for its end, and return its time."""
         self._end.synchronize()
         return float(cupy().cuda.get_elapsed_time(self._begin, self._end)) * 1e3
 
@@ -129,7 +127,7 @@ class Beside:
     Attributes
     ----------
     is_covered : bool
-        Whether the work went on until all timed calls had ended; otherwise they would have taken longer.
+        Whether the work outlasted all timed calls; if not, their time is a lower bound.
     """
 
     call_us: float
@@ -140,25 +138,25 @@ class Beside:
 
     @property
     def loss(self) -> float:
-        """Share of time that the work takes longer beside calls all the time."""
+        """Relative slow-down of the work beside continuous calls."""
         return self.work_beside_us / self.work_us - 1
 
 
 def beside_work(
     comm: Any, stage: Stage, clock: RanksClock, call: Callable[[], None], *, shared: bool = False
 ) -> Beside:
-    """Measure calls of all ranks beside work that fills each GPU; of ranks that share one, the first works.
+    """Measure calls of all ranks beside work that fills each GPU; on a shared GPU the first rank launches the work.
 
     Notes
     -----
-    Collective. ``call`` must allocate nothing and wait for nothing but its stream.
+    Collective. ``call`` must not allocate, and must wait only for its stream.
     """
     most = load_mpi().MAX
     work = Work(stage.device or 0) if comm.rank == 0 or not shared else None
     alone_us = clock.measure({"": call})[""]
 
     def once(calls: int) -> tuple[float, float, bool]:
-        """Return microseconds of the work and of a call, and whether the work was still under way."""
+        """Return microseconds of the work and of a call, and whether the work outlasted the calls."""
         comm.Barrier()
         if work is not None:
             work.launch()
@@ -178,7 +176,7 @@ def beside_work(
         )
 
     def several(calls: int) -> tuple[float, float, float, bool]:
-        """Return medians: work alone, work and a call beside one another; and whether the work covered the calls."""
+        """Return medians of work alone, of work and of a call together; and whether the work covered the calls."""
         alone, both = [], []
         for _ in range(_SAMPLES):
             alone.append(once(0)[0])

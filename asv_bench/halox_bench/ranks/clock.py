@@ -25,9 +25,9 @@ class Timing:
     Attributes
     ----------
     batches : int
-        Batches of each call, of which the median counts.
+        Batches of each call, for a median.
     batch_s : float
-        Least time of a batch, unless `MOST_CALLS` calls take less.
+        Least time of a batch, unless `MOST_CALLS` calls are shorter.
     """
 
     batches: int = BATCHES
@@ -42,7 +42,7 @@ class Stage:
     device : int or None
         The GPU, None for NumPy arrays.
     urgent : bool
-        Whether the stream is of the highest priority; else of the usual one, as that of users' kernels is.
+        Whether the stream is of the highest priority; else of the usual one of users' kernels.
 
     Attributes
     ----------
@@ -64,11 +64,10 @@ class Stage:
             self.stream = self.xp.cuda.Stream(non_blocking=True, priority=-5 if urgent else 0)
 
     def current(self) -> Any:
-        """Return a context manager in which CuPy's current stream is the stage's."""
+        """Return a context manager that makes the stage's stream CuPy's current one."""
         return nullcontext() if self.stream is None else self.stream
 
     def synchronize(self) -> None:
-        """Wait for the stream."""
         if self.stream is not None:
             self.stream.synchronize()
 
@@ -78,15 +77,15 @@ class Stage:
             self.xp.cuda.Device(self.device).synchronize()
 
     def captured(self, call: Callable[[], None], calls: int) -> Callable[[], None]:
-        """Capture calls into a graph; what is returned replays it on the stream.
+        """Capture calls into a graph; return a function that replays it on the stream.
 
         Raises
         ------
         Exception
-            Whatever the call raises where it cannot be captured.
+            The call's error if it cannot be captured.
         """
-        # A stream of its own: one whose capture has failed is of no further use. What is captured cannot
-        # wait for other streams, so nothing may be under way there.
+        # A new stream each time: a failed capture leaves its stream unusable. A captured call cannot wait
+        # for other streams, which must therefore be idle.
         self.settle()
         stream = self.xp.cuda.Stream(non_blocking=True)
         with stream:
@@ -112,7 +111,7 @@ class RanksClock:
     Notes
     -----
     A figure is wall time: all ranks begin together, make a batch of calls back to back, and wait for their streams at
-    its end. Of a batch the slowest rank counts, of batches the median.
+    its end. It is the median over batches of the slowest rank's time.
     """
 
     def __init__(self, comm: Any, stage: Stage, timing: Timing | None = None) -> None:
@@ -122,8 +121,8 @@ class RanksClock:
     def measure(self, calls: Mapping[str, Callable[[], None]]) -> dict[str, float]:
         """Return microseconds a call of each, the same on all ranks; collective.
 
-        The calls take turns in batches: the machine's other work bears on all alike, and ranks that share a GPU do
-        not fall into step with its time slices.
+        The calls take turns in batches: the machine's other work affects all equally, and ranks that share a GPU do
+        not synchronise with its time slices.
         """
         if not calls:
             return {}
@@ -140,7 +139,7 @@ class RanksClock:
         return dict(zip(calls, (np.median(slowest, axis=0) * 1e6).tolist(), strict=True))
 
     def _count(self, call: Callable[[], None]) -> int:
-        """Return how many calls make a batch, the same on all ranks."""
+        """Return the number of calls of a batch, the same on all ranks."""
         self._batch(call, _WARM_UP)
         once = self._comm.allreduce(self._batch(call, _WARM_UP), self._max)
         return max(1, min(MOST_CALLS, int(self._timing.batch_s / max(once, 1e-9)) + 1))

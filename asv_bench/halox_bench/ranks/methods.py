@@ -1,35 +1,36 @@
-"""Several methods to do one thing on all ranks: each made and checked, all timed in turns, in streams and in graphs."""
+"""Several methods for one case on all ranks: each made and checked, all timed in turns, in streams and in graphs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Self
+
+import numpy as np
 
 from halox.errors import HaloxError, MissingPackageError, PathError
 from halox_bench.common.attempt import attempt
+from halox_bench.common.rows import BASELINE, GRAPH, SELECTED, STREAM, Row, beside
 from halox_bench.ranks.bench import RanksBench
-from halox_bench.ranks.rows import BASELINE, GRAPH, PATH, SELECTED, STREAM, MethodRow, beside
 
 NOT_POSSIBLE = (PathError, MissingPackageError)
-"""Errors of methods that are impossible here, which is no failure."""
-
-Row = TypeVar("Row", bound=MethodRow)
+"""Errors of methods that this machine or case does not allow; these are not failures."""
 
 
 class WrongResult(HaloxError):
-    """A benchmark's result differs from what it should be."""
+    """A benchmark's result differs from the expected one."""
 
 
 class Baseline(ABC):
-    """A hand-written counterpart of what halox does with the same arrays.
+    """A hand-written counterpart of a halox operation on the same arrays.
 
     Attributes
     ----------
     capturable : bool
-        Whether it may be tried to capture it in a CUDA graph.
+        Whether to try to capture it in a CUDA graph.
     """
 
     name = ""
@@ -37,7 +38,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def __call__(self) -> None:
-        """Do it once; all ranks call."""
+        """Run once; collective."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release its resources; collective."""
@@ -50,16 +51,16 @@ class Method:
     Attributes
     ----------
     kind, name : str
-        The same as in `MethodRow`.
+        The same as in `Row`.
     call : callable
-        Does it once.
+        Runs it once.
     close : callable
         Releases its resources; collective.
     capturable : bool
-        Whether it may be tried to capture it in a CUDA graph.
+        Whether to try to capture it in a CUDA graph.
     arrays : sequence of array
-        What it works on.
-    details : dict
+        Arrays that it reads and writes.
+    found : dict
         Further attributes of its rows.
     """
 
@@ -69,87 +70,111 @@ class Method:
     close: Callable[[], None]
     capturable: bool
     arrays: Any
-    details: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
 
 
-class Methods(ABC, Generic[Row]):
-    """The methods for one case that gave the right result.
-
-    Parameters
-    ----------
-    arrays : sequence of array
-        What baselines work on.
-    graph_calls : int
-        Calls in a captured graph.
+class Prepared(ABC):
+    """A case on the ranks: its arrays and every method with a right result, while the context is entered.
 
     Attributes
     ----------
-    refused : list of MethodRow
-        Rows of those that are impossible, or wrong.
+    own_arrays, arrays : sequence of array
+        Arrays of halox, and of hand-written baselines.
+    made : list of Method
+    refused : list of Row
+        Rows of methods that are impossible, or wrong.
+    details : dict
+        Further details of all rows.
 
     Notes
     -----
     All methods are collective.
     """
 
-    named: ClassVar[str] = PATH
-    """Kind of what is named one by one."""
+    graph_calls = 20
+    """Calls in a captured graph."""
 
-    def __init__(self, bench: RanksBench[Any], arrays: Any, graph_calls: int) -> None:
-        self.bench, self.arrays = bench, arrays
+    own_arrays: Any
+    arrays: Any
+
+    def __init__(self, bench: RanksBench, case: Any) -> None:
+        self.bench, self.case = bench, case
         self.comm, self.stage = bench.comm, bench.stage
         self.made: list[Method] = []
         self.refused: list[Row] = []
+        self.details: dict[str, Any] = {}
         self._order: list[str] = []
-        self._graph_calls = graph_calls
+
+    def __enter__(self) -> Self:
+        """Make arrays and methods."""
+        with ExitStack() as stack:
+            self.enter(stack)
+            stack.push(self._leave)
+            stack.enter_context(self.stage.current())
+            self.stage.settle()
+            self.make()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Release everything, unless an exception propagates: other ranks may not take part then."""
+        self._stack.__exit__(*error)
+
+    def _leave(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        self.own_arrays = self.arrays = None
 
     @abstractmethod
-    def blank(self, kind: str, name: str) -> Row:
-        """Return a method's row without a figure."""
+    def enter(self, stack: ExitStack) -> None:
+        """Make the arrays and the oracle; resources go to the stack."""
+
+    def arrays_of_users(self) -> list[Any]:
+        """Return arrays for baselines: NumPy's own, not halox's shared memory, which slows MPI down."""
+        if self.stage.device is not None:
+            return list(self.own_arrays)
+        return [np.empty(array.shape, array.dtype) for array in self.own_arrays]
 
     @abstractmethod
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
-        """Make halox's own by the path or the algorithm chosen, or by what it selects."""
+        """Make halox's method by a path or an algorithm, or by its own choice."""
 
     @abstractmethod
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
-        """Return the factory of each baseline, by name.
-
-        Each raises `PathError` if its baseline is impossible here.
-        """
+        """Return the factory of each baseline, by name; it raises `PathError` if the baseline is impossible here."""
 
     @abstractmethod
     def check(self, method: Method, call: Callable[[], Any]) -> None:
-        """Call several times, each time with other values, and compare all results.
+        """Call several times with different values and compare all results.
 
         Parameters
         ----------
         call : callable
-            The method's own, or the replay of a graph of it.
+            The method's own, or the replay of its graph.
 
         Raises
         ------
         WrongResult
-            On all ranks, if any value is wrong on any.
+            On all ranks, if any value is wrong on any rank.
         """
 
     def expect(self, wrong: int, what: str) -> None:
-        """Compare the number of wrong values on all ranks with none.
-
-        Raises
-        ------
-        WrongResult
-        """
+        """Raise `WrongResult` on all ranks if any rank counts wrong values."""
         self.stage.synchronize()
         total = self.comm.allreduce(wrong)
         if total:
             raise WrongResult(f"wrong result: {total} {what}")
 
+    def blank(self, kind: str, name: str) -> Row:
+        """Return a method's row without a time."""
+        return self.bench.blank(self.case, kind, name, **self.details)
+
     def make(self) -> None:
-        """Make and check what halox selects, all that is named, and the baselines."""
+        """Make and check halox's own choice, all named methods, and the baselines."""
         self.add(SELECTED, SELECTED, partial(self.own, SELECTED, SELECTED, None))
+        named = self.bench.choice
         for name in self.bench.names():
-            self.add(self.named, name, partial(self.own, self.named, name, name))
+            self.add(named, name, partial(self.own, named, name, name))
         wanted = self.bench.options.baselines
         for name, make in self.baselines().items():
             if wanted is None or name in wanted:
@@ -161,12 +186,12 @@ class Methods(ABC, Generic[Row]):
         return Method(BASELINE, name, made, made.close, made.capturable, self.arrays)
 
     def add(self, kind: str, name: str, make: Callable[[], Method]) -> None:
-        """Make and check a method; or keep a row that says why there is none."""
+        """Make and check a method, or keep a row with the reason of its absence."""
         self._order.append(name)
         method, error = attempt(self.comm, make)
         if method is not None:
-            if "path" in method.details:
-                method.details["path"] = self._agreed(method.details["path"])
+            if "path" in method.found:
+                method.found["path"] = self._agreed(method.found["path"])
             _, error = attempt(self.comm, partial(self.check, method, method.call))
             if error is None:
                 self.made.append(method)
@@ -175,18 +200,18 @@ class Methods(ABC, Generic[Row]):
         self.refused.append(self._refused(kind, name, error or HaloxError("nothing was made")))
 
     def _agreed(self, taken: str) -> str:
-        """Return what any rank takes: ranks may take different paths to their neighbours."""
+        """Return the paths of all ranks, which may take different paths to their neighbours."""
         said = {path for found in self.comm.allgather(taken) for path in found.split(", ")}
         return ", ".join(sorted(filter(None, said)))
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all methods."""
         self.stage.settle()
         while self.made:
             self.made.pop().close()
 
     def rows(self) -> list[Row]:
-        """Measure every method and return the rows, those without a figure included."""
+        """Measure every method; return all rows, of refused methods too."""
         streamed = self.bench.clock.measure({method.name: method.call for method in self.made})
         found = [self.measured(method, STREAM, streamed[method.name]) for method in self.made]
         if self.stage.device is not None and self.bench.options.graph:
@@ -196,14 +221,15 @@ class Methods(ABC, Generic[Row]):
         return beside(found)
 
     def measured(self, method: Method, mode: str, us: float) -> Row:
-        """Return the row of a method that was timed."""
+        """Return the row of a timed method."""
         row = self.blank(method.kind, method.name)
-        return replace(row, **method.details, mode=mode, us=us, checked=True)
+        return row.with_(**method.found, mode=mode, us=us, checked=True)
 
     def _refused(self, kind: str, name: str, error: Exception, mode: str = STREAM) -> Row:
-        fine = isinstance(error, NOT_POSSIBLE) or mode == GRAPH
+        fine = isinstance(error, NOT_POSSIBLE)
+        fine = fine or (mode == GRAPH and not isinstance(error, WrongResult))
         said = str(error) if fine else f"{type(error).__name__}: {error}"
-        return replace(self.blank(kind, name), mode=mode, error=said, failed=not fine)
+        return self.blank(kind, name).with_(mode=mode, error=said, failed=not fine)
 
     def _in_graphs(self) -> list[Row]:
         found: list[Row] = []
@@ -211,33 +237,26 @@ class Methods(ABC, Generic[Row]):
         for method in self.made:
             if not method.capturable:
                 continue
-            replay, error = self._replay(method)
-            if replay is None:
-                row = self._refused(
-                    method.kind, method.name, error or HaloxError("no graph"), GRAPH
-                )
-                failed = isinstance(error, WrongResult)
-                found.append(replace(row, **method.details, failed=failed))
+            replay, error = attempt(
+                self.comm, partial(self.stage.captured, method.call, self.graph_calls)
+            )
+            if replay is not None:
+                _, error = attempt(self.comm, partial(self.check, method, replay))
+            if replay is None or error is not None:
+                why = error or HaloxError("no graph")
+                row = self._refused(method.kind, method.name, why, GRAPH)
+                found.append(row.with_(**method.found))
                 continue
             replays[method.name] = replay
         times = self.bench.clock.measure(replays)
         found += [
-            self.measured(method, GRAPH, times[method.name] / self._graph_calls)
+            self.measured(method, GRAPH, times[method.name] / self.graph_calls)
             for method in self.made
             if method.name in times
         ]
         return found
 
-    def _replay(self, method: Method) -> tuple[Callable[[], None] | None, Exception | None]:
-        """Capture a method, check what the graph gives, and return what replays it; or why not."""
-        calls = self._graph_calls
-        replay, error = attempt(self.comm, lambda: self.stage.captured(method.call, calls))
-        if replay is None:
-            return None, error
-        _, error = attempt(self.comm, partial(self.check, method, replay))
-        return (None, error) if error is not None else (replay, None)
-
 
 def paths_taken(rows: Iterable[Any], without: int | None = None) -> str:
-    """Return the paths and protocols in rows of ``explain()``, those to one rank left out."""
+    """Return the paths and protocols in rows of ``explain()``, except to one rank."""
     return ", ".join(sorted({f"{row.path}/{row.protocol}" for row in rows if row.peer != without}))

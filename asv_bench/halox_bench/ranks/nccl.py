@@ -19,8 +19,8 @@ class Nccl:
         self.nccl: Any = import_module("cupy.cuda.nccl")
         unique = comm.bcast(self.nccl.get_unique_id() if comm.rank == 0 else None)
         self.comm: Any = self.nccl.NcclCommunicator(comm.size, unique, comm.rank)
-        # Kept for ever, also by the interpreter as it ends: destroying or aborting waits for every graph that holds a
-        # send or receive, and those may live as long.
+        # Kept until the process ends: destroying or aborting waits for every graph that holds a send or receive, and
+        # graphs may live as long.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.comm))
 
 
@@ -38,11 +38,11 @@ def nccl_between(comm: Any, *, shared_gpu: bool) -> Nccl:
     Raises
     ------
     PathError
-        On all ranks, if there is none.
+        On all ranks, if NCCL is missing or refuses these ranks.
 
     Notes
     -----
-    Collective. Made once, and there until the process ends.
+    Collective. Made once, and kept until the process ends.
     """
     whys = comm.allgather(why_no_nccl())
     why = "NCCL refuses ranks that share a GPU" if shared_gpu else max(whys)

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from halox.errors import PathError
 from halox_bench.ranks.methods import Baseline
 from halox_bench.transpose.cases import TransposeCase
 from halox_bench.transpose.pieces import Piece, Pieces
 
 COPY = "copy of the same bytes"
 COPYTO = "np.copyto"
-CONTIGUOUS = "np.ascontiguousarray"
 ALLTOALLW = "mpi4py Alltoallw"
 ALLTOALLW_COPYTO = "mpi4py Alltoallw + np.copyto"
 
@@ -34,7 +32,7 @@ class Turning(Baseline):
     Attributes
     ----------
     arrays : list of array
-        Source, and where the result is.
+        Source and result.
     """
 
     def __init__(self, arrays: Arrays) -> None:
@@ -66,32 +64,11 @@ class CopyTo(Turning):
         np.copyto(self.arrays[1], self._view)
 
 
-class Contiguous(Turning):
-    """``np.ascontiguousarray`` of the transposed view, in memory that NumPy allocates.
-
-    Raises
-    ------
-    PathError
-        If that view is contiguous as it is.
-    """
-
-    name = CONTIGUOUS
-
-    def __init__(self, case: TransposeCase, arrays: Arrays) -> None:
-        super().__init__(arrays)
-        self._view = turned(arrays[0], case)
-        if self._view.flags.c_contiguous:
-            raise PathError("the transposed view is contiguous: NumPy copies nothing")
-
-    def __call__(self) -> None:
-        self.arrays[1] = np.ascontiguousarray(self._view)
-
-
 class Alltoallw(Turning):
     """One ``Alltoallw`` among the ranks that exchange cells, with a type for each of them.
 
-    The sender's are subarrays. So are the receiver's where the axes are in the same order; else they are nested
-    vectors that run along the sender's axes.
+    The sender's types are subarrays. The receiver's are subarrays if the order of the axes stays, else nested vectors
+    along the sender's axes.
     """
 
     name = ALLTOALLW
@@ -109,7 +86,7 @@ class Alltoallw(Turning):
         receives: Sequence[Piece],
         axes: tuple[int, ...],
     ) -> None:
-        """Make types for a target whose axis ``k`` is axis ``axes[k]`` of the source."""
+        """Make types for a target; its axis ``k`` is axis ``axes[k]`` of the source."""
         ranks = pieces.together
         self._comm = comm.Split(ranks[0], comm.rank)
         self._element = _element(case)

@@ -1,4 +1,4 @@
-"""Transposes of CuPy arrays as careful users write them: copies, a tile, cuTENSOR, and NCCL between ranks."""
+"""Transposes of CuPy arrays as careful users write them: copies, cuTENSOR, and NCCL between ranks."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ from typing import Any
 import numpy as np
 
 from halox.errors import PathError
-from halox.runtime.gpu.compiler import OPTIONS, preamble
 from halox.runtime.gpu.cuda import cupy
-from halox_bench.common.kernels import defines, source
 from halox_bench.ranks.nccl import Nccl
 from halox_bench.transpose.baselines import COPY, Arrays, Turning, turned
 from halox_bench.transpose.cases import TransposeCase
 from halox_bench.transpose.pieces import Pieces
-from halox_bench.transpose.tiling import tiling
 
 CUPY = "CuPy's strided copy"
-TILE = "tile by hand"
 CUTENSOR = "cuTENSOR"
 NCCL = "pack + NCCL + unpack"
-
-THREADS = 256
 
 
 class DeviceCopy(Turning):
@@ -57,41 +51,13 @@ class StridedCopy(Turning):
         self.arrays[1][...] = self._view
 
 
-class Tile(Turning):
-    """The kernel ``tile``, launched through CuPy.
-
-    Raises
-    ------
-    PathError
-        If the case is not one of matrices.
-    """
-
-    name = TILE
-    capturable = True
-
-    def __init__(self, case: TransposeCase, arrays: Arrays) -> None:
-        super().__init__(arrays)
-        shape = arrays[0].shape[: case.ndim]
-        found = tiling(shape, case.source_axes, case.element_bytes)
-        settings = defines("tile", ELEMENT_BYTES=case.element_bytes)
-        code = preamble(settings) + source("tile", __package__)
-        module = cupy().RawModule(code=code, options=OPTIONS)
-        self._kernel, self._launch = module.get_function("tile"), ((found.blocks,), (THREADS,))
-        extents = np.uint32(found.rows), np.uint32(found.columns)
-        pitches = found.from_pitch, found.to_pitch, found.from_batch, found.to_batch
-        self._arguments = (*self.arrays, *extents, *map(np.uint64, pitches))
-
-    def __call__(self) -> None:
-        self._kernel(*self._launch, self._arguments)
-
-
 class Cutensor(Turning):
-    """cuTENSOR through CuPy: the target becomes 1 x the source with its axes turned + 0 x what it held.
+    """cuTENSOR through CuPy: target = 1 x the source with its axes turned + 0 x the target.
 
     Raises
     ------
     PathError
-        If CuPy has no cuTENSOR here, or it has no such dtype.
+        If CuPy finds no cuTENSOR, or cuTENSOR lacks the dtype.
     """
 
     name = CUTENSOR
@@ -123,7 +89,7 @@ class Cutensor(Turning):
 class ByNccl(Turning):
     """CuPy's strided copies of the peers' cells, turned, into buffers; one NCCL group; strided copies out of buffers.
 
-    The cells that stay on the rank are copied straight to their places.
+    Cells that stay on the rank are copied directly to their places.
     """
 
     name = NCCL

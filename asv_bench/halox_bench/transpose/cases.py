@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 from math import isqrt, prod
+from typing import Any
 
 import numpy as np
 
 from halox.errors import HaloxError
+from halox_bench.common.exact import need_numbers
+from halox_bench.common.options import words
 
-TRANSPOSE, VECTOR, HVECTOR = "transpose", "vector", "hvector"
-METHODS = (TRANSPOSE, VECTOR, HVECTOR)
+TRANSPOSE, VECTOR = "transpose", "vector"
+METHODS = (TRANSPOSE, VECTOR)
 """`halox.Transpose`; `halox.pack` and `halox.unpack` by a type of the transposed matrix."""
 
 WHOLE, SLABS, PENCILS = "whole", "slabs", "pencils"
 DIVISIONS = (WHOLE, SLABS, PENCILS)
-"""One rank; ranks in a row along one axis; ranks over two axes, one of which stays as it is."""
+"""One rank; ranks in a row along one axis; ranks over two axes, with the division of one unchanged."""
 
 FORWARD, BACKWARD = "forward", "backward"
 DIRECTIONS = (FORWARD, BACKWARD)
@@ -33,7 +37,7 @@ SMALL = {2: (1024, 1536), 3: (64, 96, 128), 4: (24, 32, 40, 48)}
 
 @dataclass(frozen=True)
 class TransposeCase:
-    """Cells of one grid carried into another, or the bytes of a transposed matrix.
+    """Cells of one grid copied into another, or the bytes of a transposed matrix.
 
     Attributes
     ----------
@@ -53,7 +57,7 @@ class TransposeCase:
     Raises
     ------
     HaloxError
-        If it is no transpose; says what is expected.
+        If it is not a transpose.
     """
 
     shape: tuple[int, ...]
@@ -65,7 +69,6 @@ class TransposeCase:
     method: str = TRANSPOSE
 
     def __post_init__(self) -> None:
-        """Check it."""
         if sorted(self.axes) != list(range(self.ndim)):
             raise HaloxError(
                 f"axes {self.order} of a shape of {self.ndim} axes: expected an order of "
@@ -73,31 +76,25 @@ class TransposeCase:
             )
         if not 2 <= self.ndim <= 4:
             raise HaloxError(f"shape {self.size}: expected 2 to 4 axes")
-        for name, value, known in (
-            ("division", self.division, DIVISIONS),
-            ("direction", self.direction, DIRECTIONS),
-            ("method", self.method, METHODS),
-        ):
-            if value not in known:
-                raise HaloxError(f"{name} {value!r}: expected one of {', '.join(known)}")
         if self.division == PENCILS and self.ndim < 3:
             raise HaloxError(f"pencils of {self.size}: expected 3 or 4 axes; two axes have slabs")
         if self.method != TRANSPOSE and (self.axes != (1, 0) or self.division != WHOLE):
             raise HaloxError(
                 f"{self.method}: expected a whole matrix with axes 10, got {self.name}"
             )
-        if not _is_number(self.dtype):
-            raise HaloxError(f"dtype {self.dtype!r} is not one of numbers, such as f4, f8, c16, u1")
+        need_numbers(self.dtype)
 
     @property
     def ndim(self) -> int:
-        """Number of grid axes."""
         return len(self.shape)
 
     @property
     def size(self) -> str:
-        """The shape as text."""
         return "x".join(map(str, self.shape))
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"order": self.order, **vars(self)}
 
     @property
     def order(self) -> str:
@@ -150,8 +147,8 @@ class TransposeCase:
     def proc_shapes(self, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ranks along each axis of the first and of the second grid.
 
-        The second grid is divided along the first of its axes that the first grid leaves whole; pencils keep their
-        division along the first grid's axis 0.
+        The second grid is divided along its first axis that is whole in the first grid; pencils keep their division
+        along the first grid's axis 0.
 
         Examples
         --------
@@ -172,99 +169,67 @@ class TransposeCase:
         return tuple(first), tuple(second)
 
 
-def _is_number(dtype: str) -> bool:
-    try:
-        return np.dtype(dtype).kind in "iufc"
-    except TypeError:
-        return False
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Cases requested on the command line; an empty tuple leaves the choice to the benchmark."""
-
-    sizes: tuple[tuple[int, ...], ...] = ()
-    axes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    components: tuple[int, ...] = ()
-    divisions: tuple[str, ...] = ()
-    directions: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        """Whether anything but directions, divisions and methods is asked for."""
-        return any((self.sizes, self.axes, self.dtypes, self.components))
-
-
 def orders(ndim: int) -> tuple[tuple[int, ...], ...]:
     """Return all orders of axes, the natural one first."""
     return tuple(permutations(range(ndim)))
 
 
-def axes_of(words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Read orders of axes.
-
-    Raises
-    ------
-    HaloxError
-        If one is none.
+def axes_of(text: str) -> tuple[tuple[int, ...], ...]:
+    """Read orders of axes with commas between.
 
     Examples
     --------
-    >>> axes_of(("10", "021"))
+    >>> axes_of("10,021")
     ((1, 0), (0, 2, 1))
     """
-    for word in words:
+    for word in words(text):
         if not word.isdecimal():
-            raise HaloxError(f"--axes {word}: expected orders of axes, as in 10,021,3210")
-    return tuple(tuple(map(int, word)) for word in words)
+            raise argparse.ArgumentTypeError(f"{word}: expected orders of axes, as in 10,021,3210")
+    return tuple(tuple(map(int, word)) for word in words(text))
 
 
-def cases(wanted: Wanted, *, quick: bool = False) -> list[TransposeCase]:
-    """Return the cases to measure; those that do not fit the number of ranks are left out later.
+def cases(args: argparse.Namespace) -> list[TransposeCase]:
+    """Return the cases of a command line, for any number of ranks.
 
-    Parameters
-    ----------
-    wanted : Wanted
-        If it asks for shapes, axes, dtypes or components, all combinations of these. If not, a grid of cases. Its
-        divisions, directions and methods select among them.
-    quick : bool
-        Fewer.
+    All combinations of its sizes, axes, dtypes and components, or without these a grid of cases; its divisions,
+    directions and methods select among them.
 
     Raises
     ------
     HaloxError
-        If a combination is no transpose, or nothing is left.
+        If a combination is not a transpose, or nothing is left.
     """
-    found = _combined(wanted, quick=quick) if wanted else _quick() if quick else _everything()
+    if args.sizes or args.axes or args.dtype or args.components:
+        found = _combined(args)
+    else:
+        found = _quick() if args.quick else _everything()
     kept = [
         case
         for case in dict.fromkeys(found)
-        if case.division in (wanted.divisions or DIVISIONS)
-        and case.direction in (wanted.directions or DIRECTIONS)
-        and case.method in (wanted.methods or METHODS)
+        if case.division in (args.divisions or DIVISIONS)
+        and case.direction in (args.directions or DIRECTIONS)
+        and case.method in (args.methods or METHODS)
     ]
     if not kept:
         raise HaloxError(
-            "nothing to measure: vector and hvector are of whole matrices (two axes, order 10, on one rank), pencils "
-            "of 3 or 4 axes"
+            "nothing to measure: vector is of whole matrices (two axes, order 10, on one rank), pencils of 3 or 4 axes"
         )
     return kept
 
 
-def _combined(wanted: Wanted, *, quick: bool) -> Iterator[TransposeCase]:
-    ndims = sorted({len(axes) for axes in wanted.axes}) or [2, 3, 4]
-    sizes = wanted.sizes or tuple(SMALL[n] for n in ndims if n in SMALL)
+def _combined(args: argparse.Namespace) -> Iterator[TransposeCase]:
+    ndims = sorted({len(axes) for axes in args.axes}) or [2, 3, 4]
+    sizes = args.sizes or tuple(SMALL[n] for n in ndims if n in SMALL)
     if not sizes:
         raise HaloxError("--axes: expected orders of 2 to 4 axes, as in 10,021,3210")
-    components = tuple((n,) if n > 1 else () for n in wanted.components) or ((),)
-    for shape, dtype, others in product(sizes, wanted.dtypes or ("f8",), components):
-        asked = tuple(axes for axes in wanted.axes if len(axes) == len(shape))
-        if wanted.axes and not asked:
+    components = tuple((n,) if n > 1 else () for n in args.components) or ((),)
+    for shape, dtype, others in product(sizes, args.dtype or ("f8",), components):
+        asked = tuple(axes for axes in args.axes if len(axes) == len(shape))
+        if args.axes and not asked:
             raise HaloxError(
                 f"--axes: no order of {len(shape)} axes for the shape {'x'.join(map(str, shape))}"
             )
-        for axes in asked or (orders(len(shape))[-1:] if quick else orders(len(shape))):
+        for axes in asked or orders(len(shape))[-1 if args.quick else 0 :]:
             yield from _of(shape, axes, dtype, others)
 
 
@@ -276,7 +241,7 @@ def _of(
     divisions: Iterable[str] = DIVISIONS,
     methods: Iterable[str] = METHODS,
 ) -> Iterator[TransposeCase]:
-    """Yield all divisions, methods and directions that there are."""
+    """Yield all divisions, methods and directions."""
     for division, method, direction in product(divisions, methods, DIRECTIONS):
         fits = tuple(axes) == (1, 0) and division == WHOLE
         if (division == PENCILS and len(shape) < 3) or (method != TRANSPOSE and not fits):

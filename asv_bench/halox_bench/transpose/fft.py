@@ -1,4 +1,4 @@
-"""The three-dimensional FFT of halox beside the plan of the library that it stands on."""
+"""The three-dimensional FFT of halox beside one plan of its FFT library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAVE = (3, 5, 2)
 _TOLERANCE = 1e-9
 
 
-def times_us(bench: RanksBench[Any], n: int = CELLS) -> dict[str, float]:
+def times_us(bench: RanksBench, n: int = CELLS) -> dict[str, float]:
     """Time the complex transform of n^3 cells on one rank, forward and backward, and one plan over three axes.
 
     Raises
@@ -29,13 +29,13 @@ def times_us(bench: RanksBench[Any], n: int = CELLS) -> dict[str, float]:
     MissingPackageError
         If this halox has no FFT.
     WrongResult
-        If the transform of a plane wave is not its one coefficient, or does not come back.
+        If the transform of a plane wave is wrong, or the transform back.
 
     Notes
     -----
     Collective. The plan is cuFFT's on a GPU; on a host it is `numpy.fft.fftn`.
     """
-    # Without the name, an older halox can still be measured.
+    # An older halox without FFT can still be measured.
     make: Any = getattr(halox, "FFT", None)
     if make is None:
         raise MissingPackageError("this halox has no FFT")
@@ -50,7 +50,7 @@ def times_us(bench: RanksBench[Any], n: int = CELLS) -> dict[str, float]:
     return found
 
 
-def _measured(bench: RanksBench[Any], grid: Grid, fft: Any, n: int) -> dict[str, float]:
+def _measured(bench: RanksBench, grid: Grid, fft: Any, n: int) -> dict[str, float]:
     """Check the transform, and time it."""
     stage = bench.stage
     u, again, spectrum = grid.zeros("c16"), grid.zeros("c16"), fft.grid.zeros("c16")
@@ -74,18 +74,18 @@ def _measured(bench: RanksBench[Any], grid: Grid, fft: Any, n: int) -> dict[str,
 
 
 def _wave(grid: Grid, n: int) -> Any:
-    """Return the plane wave whose transform is the coefficient `_WAVE` alone."""
+    """Return the plane wave that has the single coefficient `_WAVE`."""
     phase = sum(k * index for k, index in zip(_WAVE, grid.indices(), strict=True))
     return grid.xp.exp(2j * np.pi / n * (phase % n))
 
 
-def _expect(bench: RanksBench[Any], right: Any, what: str) -> None:
+def _expect(bench: RanksBench, right: Any, what: str) -> None:
     if bench.comm.allreduce(int(not bool(right))):
         raise WrongResult(f"the FFT is wrong: {what}")
 
 
 def _plan(xp: Any, u: Any, spectrum: Any) -> Callable[[], Any]:
-    """Return one call of the library's own transform over all axes."""
+    """Return one call of the library's transform over all axes."""
     if xp is np:
 
         def on_host() -> None:

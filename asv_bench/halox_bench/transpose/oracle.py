@@ -21,7 +21,7 @@ _CHUNK_CELLS = 1 << 22
 
 
 class TransposeOracle:
-    """Fills a rank's source, and counts the values of the target that are not those of the transposed source.
+    """Fills a rank's source, and counts the values of the target that differ from the transposed source.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class TransposeOracle:
         self._modulus = modulus_of(case.dtype)
 
     def fill(self, source: Any, target: Any, step: int) -> None:
-        """Give the source the numbers of a step, and the target what is no cell's."""
+        """Fill the source with the numbers of a step, and the target with a number that no cell has."""
         for at, cells in _chunks(self._source):
             source[at] = self._values(cells, step)
         target[...] = self._modulus

@@ -1,7 +1,7 @@
-"""Blocks of all ranks on both sides of a transpose, and the boxes that each pair of ranks has in common.
+"""Blocks of all ranks on both sides of a transpose, and the common boxes of each pair of ranks.
 
-Only the blocks themselves are taken from the grids: the hand-written transposes move what is worked out here, and every
-result is checked against it.
+Only the blocks themselves are taken from the grids: the hand-written transposes and the check of every result follow
+this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Cells that go to one rank, or come from it.
+    """Cells sent to one rank, or received from it.
 
     Attributes
     ----------
@@ -38,7 +38,6 @@ class Piece:
 
     @property
     def cells(self) -> int:
-        """Number of cells."""
         return prod(self.extents)
 
 
@@ -55,7 +54,7 @@ class Pieces:
     Attributes
     ----------
     sends : list of Piece
-        In the source's array, by rank; that to the rank itself included.
+        In the source's array, by rank, the rank itself included.
     receives : list of Piece
         In the target's array likewise.
 
@@ -108,7 +107,7 @@ class Pieces:
 
 
 def _common(own: Slices, others: Sequence[Slices]) -> list[Piece]:
-    """Return the parts of a block that others have as well, counted from the block's first cell."""
+    """Return the intersections of a block with other blocks, counted from the block's first cell."""
     found = []
     for peer, other in enumerate(others):
         box = tuple(

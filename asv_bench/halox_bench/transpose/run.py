@@ -1,4 +1,4 @@
-"""The transpose benchmark: halox and what users write, in turns."""
+"""The transpose benchmark: halox and hand-written transposes, in turns."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ from halox.errors import HaloxError
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
 from halox.transpose import Transpose
+from halox_bench.common.rows import Row
 from halox_bench.ranks.bench import RanksBench
-from halox_bench.ranks.methods import Baseline, Method, paths_taken
-from halox_bench.ranks.prepared import PreparedCase
-from halox_bench.ranks.rows import SELECTED
+from halox_bench.ranks.methods import Baseline, Method, Prepared, paths_taken
 from halox_bench.transpose import baselines as by_users
 from halox_bench.transpose.baselines import Turning
-from halox_bench.transpose.cases import TRANSPOSE, VECTOR, WHOLE, TransposeCase
+from halox_bench.transpose.cases import TRANSPOSE, WHOLE, TransposeCase
 from halox_bench.transpose.oracle import TransposeOracle
 from halox_bench.transpose.pieces import Pieces, Slices
-from halox_bench.transpose.rows import TransposeRow
-
-GRAPH_CALLS = 10
-"""Transposes in a captured graph."""
 
 MOST_HOST_BYTES = 1 << 28
 """Larger cases are left out on CPUs."""
@@ -38,19 +33,11 @@ _FREE_SHARE = 0.15
 _CHECKS = 3
 
 
-class TransposeBench(RanksBench[TransposeRow]):
+class TransposeBench(RanksBench):
     """Transposes of the ranks of a communicator."""
 
-    kind = "transpose"
-
     def suited(self, cases: Sequence[TransposeCase]) -> list[TransposeCase]:
-        """Return the cases that are for so many ranks.
-
-        Raises
-        ------
-        HaloxError
-            If there are none.
-        """
+        """Return the cases for this number of ranks; raise `HaloxError` if none fits."""
         alone = self.comm.size == 1
         found = [case for case in cases if (case.division == WHOLE) is alone]
         if not found:
@@ -59,14 +46,13 @@ class TransposeBench(RanksBench[TransposeRow]):
         return found
 
     def names(self) -> tuple[str, ...]:
-        """Return the paths to be named one by one: none on one rank, which has only itself."""
+        """Return the paths to name one by one; a single rank sends only to itself."""
         return super().names() if self.comm.size > 1 else ()
 
-    def measure(self, case: TransposeCase) -> list[TransposeRow]:
-        """Measure one case."""
+    def measure(self, case: TransposeCase) -> list[Row]:
         why = self._why_not(case)
         if why:
-            return [replace(self.blank(case, SELECTED, SELECTED), error=f"left out: {why}")]
+            return self.left_out(case, why)
         kind = ThroughGrids if case.method == TRANSPOSE else ThroughDatatype
         with kind(self, case) as prepared:
             rows = prepared.rows()
@@ -74,7 +60,6 @@ class TransposeBench(RanksBench[TransposeRow]):
         return rows
 
     def heading(self) -> str:
-        """Return what stands above the table."""
         return (
             f"{self.comm.size} ranks, {self.options.device} arrays; microseconds a transpose, the slowest rank's\n"
             "% copy: the speed of a plain copy of one rank's bytes is 100"
@@ -96,97 +81,70 @@ class TransposeBench(RanksBench[TransposeRow]):
             return f"{case.nbytes:,} bytes are too many"
         return ""
 
-    def blank(
-        self, case: TransposeCase, kind: str, name: str, nbytes: int = 0, sent: int = 0
-    ) -> TransposeRow:
-        """Return a method's row without a figure."""
-        return TransposeRow(
-            case.shape,
-            case.axes,
-            case.dtype,
-            case.components,
-            case.division,
-            case.direction,
-            case.method,
-            case.proc_shapes(self.comm.size),
-            nbytes,
-            sent,
-            case=case.name,
-            kind=kind,
-            name=name,
-        )
 
-
-class PreparedTranspose(PreparedCase[TransposeRow]):
-    """A case on the ranks: source and target, and every method that gave the right result.
+class PreparedTranspose(Prepared):
+    """A case on the ranks: source and target, and every method with a right result.
 
     Attributes
     ----------
     pieces : Pieces
-        What goes where; made by `enter`.
+        This rank's share of the cells.
     """
 
-    bench: TransposeBench
+    graph_calls = 10
+    case: TransposeCase
     pieces: Pieces
 
-    def __init__(self, bench: TransposeBench, case: TransposeCase) -> None:
-        super().__init__(bench, case, GRAPH_CALLS)
-
-    def make_oracle(self) -> None:
-        """Make the oracle of this rank's cells, and find the most bytes of any rank."""
+    def make(self) -> None:
+        """Make the oracle of this rank's cells, find the most bytes of any rank, and make the methods."""
         source, target = self.pieces.source, self.pieces.target
         self._oracle = TransposeOracle(self.case, source, target, self.stage.xp)
         of_cells = prod(part.stop - part.start for part in source)
-        self._most = [
+        most = [
             self.comm.allreduce(cells * self.case.element_bytes, load_mpi().MAX)
             for cells in (of_cells, self.pieces.cells_sent)
         ]
-
-    def blank(self, kind: str, name: str) -> TransposeRow:
-        """Return a method's row without a figure."""
-        return self.bench.blank(self.case, kind, name, *self._most)
+        self.details = {
+            "proc_shapes": self.case.proc_shapes(self.comm.size),
+            **dict(zip(("nbytes", "bytes_sent"), most, strict=True)),
+        }
+        self.stage.settle()
+        super().make()
 
     def by_hand(self, name: str, make: Callable[[], Baseline]) -> Method:
-        """Make a baseline, on the arrays of its own choice."""
+        """Make a baseline, which may have other arrays."""
         made: Any = make()
         return replace(super().by_hand(name, lambda: made), arrays=made.arrays)
 
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
-        """Return copies and NumPy or mpi4py for NumPy arrays; copies, a tile, cuTENSOR and NCCL for CuPy arrays."""
+        """Return copies and NumPy or mpi4py for NumPy arrays; copies, cuTENSOR and NCCL for CuPy arrays."""
         case, arrays, alone = self.case, self.arrays, self.comm.size == 1
+        whole, between = (case, arrays), (self.comm, case, self.pieces, arrays)
+        found: list[tuple[type[Turning], Any]]
         if self.stage.device is None:
-            found: list[tuple[type[Turning], Any]] = [(by_users.HostCopy, (arrays,))]
+            found = [(by_users.HostCopy, (arrays,))]
             if alone:
-                found += [(one, (case, arrays)) for one in (by_users.CopyTo, by_users.Contiguous)]
+                found.append((by_users.CopyTo, whole))
             else:
-                what = self.comm, case, self.pieces, arrays
-                found.append((by_users.Alltoallw, what))
+                found.append((by_users.Alltoallw, between))
                 if case.source_axes != tuple(range(case.ndim)):
-                    found.append((by_users.AlltoallwCopyTo, what))
+                    found.append((by_users.AlltoallwCopyTo, between))
             return {one.name: partial(one, *given) for one, given in found}
         from halox_bench.transpose import baselines_gpu as gpu
 
-        if not alone:
-            return {
-                gpu.DeviceCopy.name: partial(gpu.DeviceCopy, arrays),
-                gpu.NCCL: lambda: gpu.ByNccl(self.bench.nccl(), case, self.pieces, arrays),
-            }
-        return {
-            gpu.DeviceCopy.name: partial(gpu.DeviceCopy, arrays),
-            **{
-                one.name: partial(one, case, arrays)
-                for one in (gpu.StridedCopy, gpu.Tile, gpu.Cutensor)
-            },
-        }
+        found = [(gpu.DeviceCopy, (arrays,))]
+        if alone:
+            found += [(gpu.StridedCopy, whole), (gpu.Cutensor, whole)]
+        made = {one.name: partial(one, *given) for one, given in found}
+        if alone:
+            return made
+        return {**made, gpu.NCCL: lambda: gpu.ByNccl(self.bench.nccl(), *between[1:])}
 
     def check(self, method: Method, call: Callable[[], Any]) -> None:
-        """Transpose several times: see `Methods`."""
+        source, target = method.arrays
         for step in range(1, _CHECKS + 1):
-            source, target = method.arrays
             self._oracle.fill(source, target, step)
             call()
-            # Some of NumPy's functions allocate their result.
-            source, target = method.arrays
             self.stage.synchronize()
             if method.name == by_users.COPY:
                 wrong = int(self.stage.xp.count_nonzero(target != source))
@@ -215,6 +173,7 @@ class ThroughGrids(PreparedTranspose):
         blocks: list[list[Slices]] = [comm.allgather(grid.owned) for grid in grids]
         order = -1 if case.backward else 1
         self.own_arrays = self._fields[::order]
+        self.arrays = self.arrays_of_users()
         source, target = blocks[::order]
         self.pieces = Pieces(source, target, case.source_axes, comm.rank)
 
@@ -245,6 +204,7 @@ class ThroughDatatype(PreparedTranspose):
         self._matrix, self._packed = matrix, packed.reshape(-1).view(np.uint8)
         self._datatype, self._count = columns(case)
         self.own_arrays = [packed, matrix] if case.backward else [matrix, packed]
+        self.arrays = self.arrays_of_users()
         shapes = case.shape, case.turned_shape
         blocks = [tuple(slice(0, n) for n in shape) for shape in shapes]
         source, target = blocks[:: -1 if case.backward else 1]
@@ -270,16 +230,7 @@ class ThroughDatatype(PreparedTranspose):
 
 
 def columns(case: TransposeCase) -> tuple[dt.Datatype, int]:
-    """Return the datatype of a matrix by columns, and its count.
-
-    Examples
-    --------
-    >>> columns(TransposeCase((2, 3), (1, 0), "f4", method="hvector"))[1]
-    1
-    """
+    """Return the datatype of a matrix by columns, and its count."""
     (rows, wide), nbytes = case.shape, case.element_bytes
     element = dt.contiguous(prod(case.components), case.dtype)
-    column = dt.vector(rows, 1, wide, element)
-    if case.method == VECTOR:
-        return dt.resized(column, 0, nbytes), wide
-    return dt.hvector(wide, 1, nbytes, column), 1
+    return dt.resized(dt.vector(rows, 1, wide, element), 0, nbytes), wide

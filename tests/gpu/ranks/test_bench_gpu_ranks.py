@@ -12,30 +12,27 @@ from halox_bench.allreduce import targets
 from halox_bench.allreduce.baselines import HOST_STAGED
 from halox_bench.allreduce.baselines import NCCL as NCCL_ALLREDUCE
 from halox_bench.allreduce.cases import AllreduceCase
-from halox_bench.allreduce.jacobi import steps_us
 from halox_bench.allreduce.run import AllreduceBench
 from halox_bench.common.machine import why_not_gpu_aware
-from halox_bench.ddtbench.baselines import HALOX_PACK
-from halox_bench.ddtbench.cases import select as select_ddt
-from halox_bench.ddtbench.run import DdtBench
-from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
+from halox_bench.exchange.baselines_gpu import NCCL
+from halox_bench.exchange.baselines_gpu import ZERO_COPY as ZERO_COPY_EXCHANGE
 from halox_bench.exchange.cases import ExchangeCase
-from halox_bench.exchange.run import Bench
+from halox_bench.exchange.run import ExchangeBench
 from halox_bench.milc.cases import MilcCase
 from halox_bench.milc.run import MilcBench
-from halox_bench.pingpong.baselines import GPU_TYPES
-from halox_bench.pingpong.cases import PATTERNS, select
-from halox_bench.pingpong.run import PingPongBench
+from halox_bench.pack.cases import select
 from halox_bench.ranks import busy
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import Timing
-from halox_bench.scatter_gather import targets as strided_targets
-from halox_bench.scatter_gather.cases import select as select_strided
-from halox_bench.scatter_gather.run import NO_CACHE, ScatterGatherBench
 from halox_bench.transpose.baselines import COPY
 from halox_bench.transpose.baselines_gpu import NCCL as NCCL_TRANSPOSE
 from halox_bench.transpose.cases import TransposeCase
 from halox_bench.transpose.run import TransposeBench
+from halox_bench.trips import cases
+from halox_bench.trips import targets as trip_targets
+from halox_bench.trips.baselines import GPU_TYPES, HALOX_PACK, ZERO_COPY
+from halox_bench.trips.kinds import ScatterGatherBench
+from halox_bench.trips.run import NO_CACHE, TripBench
 from tests.support import require
 
 require("gpu")
@@ -55,11 +52,11 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_exchange(case: ExchangeCase, comm: MPI.Intracomm) -> None:
     options = Options("gpu", timing=BRIEF, no_gpu_aware=why_not_gpu_aware(comm, "gpu"))
-    bench = Bench(comm, options)
+    bench = ExchangeBench(comm, options)
     rows = bench.measure(case)
     assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
     timed = {(row.name, row.mode) for row in rows if row.us and row.checked}
-    assert {("selected", "stream"), (ZERO_COPY, "stream"), ("staged", "stream")} <= timed
+    assert {("selected", "stream"), (ZERO_COPY_EXCHANGE, "stream"), ("staged", "stream")} <= timed
     if not bench.shared_gpu and comm.size > 1:
         refused = {row.name: row.error for row in rows if row.us is None}
         assert ("peer", "graph") in timed and ("selected", "graph") in timed, refused
@@ -72,70 +69,73 @@ def test_exchange(case: ExchangeCase, comm: MPI.Intracomm) -> None:
         assert staged.us  # all messages are this rank's own
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("place", ["1gpu", "2gpus"])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_pingpong(pattern: str, place: str, comm: Any) -> None:
-    options = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here")
+def bench_in(place: str, comm: Any, make: Any = TripBench, **options: Any) -> TripBench | None:
+    """The two ranks' bench with arrays in a place, or None without two GPUs."""
+    chosen = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here", **options)
     try:
-        bench = PingPongBench(comm, place, options)
+        found: TripBench = make(comm, place, chosen)
     except PathError as error:
         assert place == "2gpus" and "GPUs" in str(error)
-        return
-    for rows in map(bench.measure, select([pattern], [16, 300])):
-        assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
-        timed = {(row.name, row.mode) for row in rows if row.us}
-        assert {("selected", "stream"), (ZERO_COPY, "stream")} <= timed
+        return None
+    return found
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("place", ["1gpu", "2gpus"])
-@pytest.mark.parametrize("pattern", ["WRF_x_vec/8x8", "LAMMPS_atomic/1217-114", "FFT2/256"])
-def test_ddtbench(pattern: str, place: str, comm: Any) -> None:
-    options = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here")
-    try:
-        bench = DdtBench(comm, place, options)
-    except PathError as error:
-        assert place == "2gpus" and "GPUs" in str(error)
-        return
-    for rows in map(bench.measure, select_ddt([pattern])):
-        assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
-        timed = {(row.name, row.mode) for row in rows if row.us}
-        assert {(name, "stream") for name in ("selected", ZERO_COPY, HALOX_PACK)} <= timed
-        assert {row.name for row in rows if row.pack_us} == {ZERO_COPY, HALOX_PACK}
+TRIPS = [
+    *(cases.pingpong(pattern, n) for pattern in cases.PINGPONGS for n in (16, 300)),
+    *(
+        cases.of_ddtbench(select([name])[0])
+        for name in ("WRF_x_vec/8x8", "LAMMPS_atomic/1217-114", "FFT2/256")
+    ),
+]
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("place", ["1gpu", "2gpus"])
-@pytest.mark.parametrize("pattern", ["vector-1KiB/16", "stencil-y", "SPECFEM3D_mt/*x32"])
-def test_scatter_gather(pattern: str, place: str, comm: Any) -> None:
-    options = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here", busy=place == "2gpus")
-    try:
-        bench = ScatterGatherBench(comm, place, options)
-    except PathError as error:
-        assert place == "2gpus" and "GPUs" in str(error)
+@pytest.mark.parametrize("case", TRIPS, ids=lambda case: case.name)
+def test_trips(case: cases.TripCase, place: str, comm: Any) -> None:
+    bench = bench_in(place, comm)
+    if bench is None:
         return
-    for rows in map(bench.measure, select_strided([pattern])):
-        assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
-        timed = {row.name: row for row in rows if row.us and row.mode == "stream" and not row.held}
-        assert {"selected", "scatter_gather", NO_CACHE, "staged", ZERO_COPY} <= {*timed}
-        own = timed["scatter_gather"]
-        assert own.path == "scatter_gather/copy_engine" and own.keys and own.map_us
-        assert "not tried here" in bench.left_out[GPU_TYPES]
-        if place == "2gpus":
-            assert "scatter_gather" in {row.name for row in rows if row.held == 0.5 and row.us}
+    rows = bench.measure(case)
+    assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+    timed = {(row.name, row.mode) for row in rows if row.us}
+    assert {(name, "stream") for name in ("selected", ZERO_COPY, HALOX_PACK)} <= timed
+    assert {row.name for row in rows if hasattr(row, "pack_us")} == {ZERO_COPY, HALOX_PACK}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("place", ["1gpu", "2gpus"])
+@pytest.mark.parametrize(
+    "case",
+    [cases.vector(1024, 16), cases.stencil("y"), cases.specfem3d_mt(1024, 2, 32)],
+    ids=lambda case: case.name,
+)
+def test_scatter_gather(case: cases.TripCase, place: str, comm: Any) -> None:
+    bench = bench_in(place, comm, ScatterGatherBench, busy=place == "2gpus")
+    if bench is None:
+        return
+    rows = bench.measure(case)
+    assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+    timed = {row.name: row for row in rows if row.us and row.mode == "stream" and not row.held}
+    assert {"selected", "scatter_gather", NO_CACHE, "staged", ZERO_COPY} <= {*timed}
+    own = timed["scatter_gather"]
+    assert own.path == "scatter_gather/copy_engine" and own.keys and own.map_us
+    (types,) = [row for row in rows if row.name == GPU_TYPES]
+    assert "not tried here" in types.error
+    if place == "2gpus":
+        assert "scatter_gather" in {row.name for row in rows if row.held == 0.5 and row.us}
 
 
 @pytest.mark.ranks(2)
 def test_transfers_beside_a_kernel_that_fills_the_gpu(
     comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right values beside it, on one GPU or two; the figures are there, whatever they are."""
+    """The values stay right, on one GPU or two; every figure is measured."""
     monkeypatch.setattr(busy, "_SAMPLES", 1)
-    monkeypatch.setattr(strided_targets, "MESSAGE_BYTES", 1 << 16)
+    monkeypatch.setattr(trip_targets, "MESSAGE_BYTES", 1 << 16)
     place = "2gpus" if cupy.cuda.runtime.getDeviceCount() > 1 else "1gpu"
     options = Options("gpu", ("scatter_gather",), (), graph=False, timing=BRIEF)
-    found = [*strided_targets.Targets(ScatterGatherBench(comm, place, options)).beside_kernel()]
+    found = [*trip_targets.beside_kernel(TripBench(comm, place, options, mapped=True))]
     assert found[0]["value"] > -0.5 and found[1]["value"] > 0
     assert "scatter_gather/copy_engine" in found[0]["name"] and len(found) >= 4
 
@@ -200,15 +200,14 @@ def test_transpose(case: TransposeCase, comm: MPI.Intracomm) -> None:
         assert (NCCL_TRANSPOSE, "stream") in timed or "NCCL" in refused[NCCL_TRANSPOSE]
 
 
-def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of a norm, of a Jacobi step and of a grid's allreduce, in small: all check their results."""
+def test_figures_that_check_their_results(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of a norm and of a grid's allreduce, in small."""
     monkeypatch.setattr(targets, "NORM_CELLS", 48)
     (norm,) = targets.Targets(comm).norm()
     assert norm["value"] > 0
-    bench = allreduce_bench(comm)
-    if not bench.shared_gpu:
-        # Ranks that share a GPU have no exchange that a graph can hold.
-        assert len(steps_us(comm, bench.stage, 32, BRIEF)) == 3
+    if not allreduce_bench(comm).shared_gpu:
         in_place, new = targets.Targets(comm).over_persistent()
         assert in_place["value"] > 0 and new["value"] > 0
 

@@ -1,1 +1,0 @@
-"""``halox bench ddtbench``: the patterns of DDTBench between two ranks, with its phases."""

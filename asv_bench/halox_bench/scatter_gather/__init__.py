@@ -1,1 +1,0 @@
-"""``halox bench scatter_gather``: strided messages between two ranks, without packing and with."""
