@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import halox
 from halox_bench.common.rows import GRAPH, SELECTED, STREAM, Row, others, right, us_of
 from halox_bench.common.targets import (
     FASTER,
@@ -79,7 +78,7 @@ class Targets:
         for dtype, permutations in (("c16", orders(3)[1:]), ("f8", FEWER_ORDERS[1:])):
             cases += [(TransposeCase(VOLUME, axes, dtype), VOLUME_OF_COPY) for axes in permutations]
         found: Groups = {case.name: partial(self.of_copy, case, least) for case, least in cases}
-        return {**found, "3D FFT": self.fourier} if hasattr(halox, "FFT") else found
+        return {**found, "3D FFT": self.fourier}
 
     def between_ranks(self) -> Groups:
         """Return the groups of divided grids; ranks that share a GPU have no targets, and fewer cases."""
