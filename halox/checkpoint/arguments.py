@@ -181,7 +181,7 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
 
 
 def array_attrs_of(coords: object, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """Return attributes of fields and coordinates, including those of labelled coordinates; raises `FieldError`."""
+    """Return attributes of fields and of coordinates, which may be labelled arrays; raises `FieldError`."""
     labelled = coords if isinstance(coords, Mapping) else {}
     both = {**{name: getattr(one, "attrs", None) for name, one in labelled.items()}, **given}
     return {name: attrs_of(attrs, f"attrs of {name}") for name, attrs in both.items() if attrs}

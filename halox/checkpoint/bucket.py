@@ -59,7 +59,10 @@ class BucketPath(PurePosixPath):
 
 
 def _current(root: Store) -> str | None:
-    """Return the ID of the last complete save, None if there is none; raises `CheckpointError` and `StoreError`."""
+    """Return the ID of the last complete save; raises `CheckpointError` and `StoreError`.
+
+    It is None without a checkpoint, and empty for a checkpoint that was copied there from a file system.
+    """
     try:
         found = root.read_json()
     except ValueError as error:
@@ -71,7 +74,7 @@ def _current(root: Store) -> str | None:
             f"{root.name} exists and is no checkpoint that grid.save has written; give another path, or remove it"
         )
     check_version(found["attributes"][FORMAT_KEY], root.name)
-    return str(found["attributes"].get(_CURRENT))
+    return str(found["attributes"].get(_CURRENT, ""))
 
 
 @contextmanager
@@ -86,7 +89,7 @@ def opened(path: BucketPath, limit_s: float) -> Iterator[Store]:
     if current is None:
         raise CheckpointError(f"there is no checkpoint {path}")
     try:
-        yield root.below(current, shown_as=str(path))
+        yield root.below(current, shown_as=str(path)) if current else root
     except CheckpointError as error:
         with suppress(StoreError):
             if _current(root) != current:
@@ -95,7 +98,7 @@ def opened(path: BucketPath, limit_s: float) -> Iterator[Store]:
 
 
 class BucketReplacement:
-    """A new save under a new ID, which becomes that of the path in `commit`; local.
+    """A new save under a new ID; `commit` makes it the checkpoint of the path. Local.
 
     Raises `CheckpointError` if the path has a group that is no checkpoint, and `StoreError`.
     """
@@ -110,7 +113,7 @@ class BucketReplacement:
         """Name the new save in the group of the path, and remove the previous save."""
         self._root.write_json(group({FORMAT_KEY: FORMAT, _CURRENT: self.partial}))
         self._is_open = False
-        if self._previous is not None:
+        if self._previous:
             with suppress(StoreError):  # remains of the previous save do no harm
                 self._root.below(self._previous).remove()
 

@@ -173,7 +173,7 @@ def _read(array: Any, cut: Cut, target: Array) -> Any:
 def _stored(values: Array) -> Array:
     """Return elements as the array in the store has them: numbers, or bytes along one more axis.
 
-    The result has the same memory, unless the byte order is not that of the machine.
+    The result has the same memory, except in the other byte order.
     """
     if is_number(values.dtype):
         return as_native(values)
@@ -219,7 +219,7 @@ def _on_host(shards: ShardGrid, cells: Any, field: StoredField) -> Generator[Arr
 
 
 def _assembled(shard: Shard, values: Array, window: Window, rank: int) -> Array:
-    """Return the cells of a shard, with those of other ranks, which send them."""
+    """Return the cells of a shard: this rank's cells, and the cells that other ranks send."""
     if len(shard.pieces) == 1:
         return values
     whole = np.empty(extents(shard.cut), values.dtype)

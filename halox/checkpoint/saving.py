@@ -90,7 +90,7 @@ def replacing(
 ) -> Iterator[str]:
     """Yield the temporary name of a new file, folder or prefix, which replaces the old one at the end.
 
-    Rank 0 calls ``begin``, and ``make`` with the temporary name, to write what all ranks need. After an error the old
+    Rank 0 calls ``begin``, and ``make`` with the temporary name, to write headers and metadata. After an error the old
     contents stay unchanged. Collective.
     """
     doing = f"writing {path}"

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as member
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -94,21 +95,27 @@ def codecs_of(compressors: object) -> list[Any]:
 
 
 class StoreError(OSError):
-    """An error of TensorStore; its text begins with the kind, such as NOT_FOUND."""
+    """An error of TensorStore; the text begins with the kind of error, such as NOT_FOUND."""
+
+
+def _new_context() -> Any:
+    return load_tensorstore().Context(_CONTEXT)
 
 
 @dataclass(frozen=True)
 class Store:
     """A folder or prefix of keys, accessed by TensorStore.
 
-    ``driver`` has the members of TensorStore's specification apart from the path. ``path`` ends with a slash; errors
-    show ``name`` instead. ``limit_s`` limits each wait; 0 for no limit.
+    ``driver`` is TensorStore's specification of the store, without the path. ``path`` ends with a slash; errors show
+    ``name`` instead. ``limit_s`` limits each wait; 0 for no limit. ``context`` has TensorStore's threads, caches and
+    connections.
     """
 
     driver: dict[str, Any]
     path: str
     name: str
     limit_s: float
+    context: Any = member(default_factory=_new_context, repr=False)
 
     @classmethod
     def of_folder(cls, folder: str | os.PathLike[str], name: object, limit_s: float) -> Store:
@@ -161,15 +168,12 @@ class Store:
             "write": {"open": True, "assume_metadata": True},
             "read": {"open": True},
         }
-        tensorstore = load_tensorstore()
-        return self.wait(
-            tensorstore.open(spec, context=tensorstore.Context(_CONTEXT), **options[mode])
-        )
+        opening = load_tensorstore().open(spec, context=self.context, **options[mode])
+        return self.wait(opening)
 
     def _keys(self) -> Any:
-        tensorstore = load_tensorstore()
         spec = {**self.driver, "path": self.path}
-        return self.wait(tensorstore.KvStore.open(spec, context=tensorstore.Context(_CONTEXT)))
+        return self.wait(load_tensorstore().KvStore.open(spec, context=self.context))
 
 
 def create(
@@ -181,12 +185,12 @@ def create(
 ) -> None:
     """Make a group with coordinates and without cells; ``attrs`` has the user's attributes of its arrays."""
     arrays = {
-        field.name: {
+        name: {
             **field.metadata,
-            "attributes": {**attrs.get(field.name, {}), **field.attributes},
+            "attributes": {**attrs.get(name, {}), **field.attributes},
             "dimension_names": field.dims(dims),
         }
-        for field in contents.fields.values()
+        for name, field in contents.fields.items()
     }
     for name, values in coords.items():
         codecs = [bytes_codec(values.dtype), {"name": "crc32c"}]
@@ -232,7 +236,7 @@ def as_native(values: Array) -> Array:
 
 
 def is_checkpoint(metadata: object) -> bool:
-    """Whether the metadata of a group are those of a checkpoint."""
+    """Whether the metadata of a group describe a checkpoint."""
     return isinstance(metadata, dict) and FORMAT_KEY in metadata.get("attributes", ())
 
 
@@ -294,7 +298,7 @@ def check_version(version: object, name: str) -> None:
 
 
 def open_field(store: Store, field: StoredField) -> Any:
-    """Return the array of a field for reading; raises `CheckpointError` if its metadata are not those of the group."""
+    """Return the array of a field for reading; raises `CheckpointError` if its metadata differ from the group's."""
     try:
         return store.below(field.name).array(field.metadata, mode="read")
     except StoreError as error:

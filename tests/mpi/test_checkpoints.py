@@ -884,7 +884,10 @@ def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
 def resident_mib(*, reset: bool = False) -> float:
     """The most resident memory of this process since the last reset."""
     if reset:
-        Path("/proc/self/clear_refs").write_text("5")
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except PermissionError as error:  # as in some containers
+            pytest.skip(f"the system does not measure the memory of a process: {error}")
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -16,7 +17,9 @@ import halox
 from halox.checkpoint import chunks
 from halox.checkpoint.bucket import BucketPath
 from halox.errors import CheckpointError
-from tests.mpi.test_checkpoints import check, filled, grid
+from tests.mpi.test_checkpoints import check, filled, grid, path
+
+__all__ = ["path"]  # a fixture
 
 pytestmark = pytest.mark.usually(1, 3)
 
@@ -113,6 +116,23 @@ def test_a_failed_save_leaves_the_last_one(server: str, comm: MPI.Intracomm) -> 
         comm.Barrier()  # rank 0 has removed what was written
         assert keys() == before
         assert g.sum(g.load(RUN)["u"]) == 72
+
+
+def test_a_checkpoint_that_was_copied_from_a_disk(
+    server: str, comm: MPI.Intracomm, path: Path
+) -> None:
+    with grid(comm) as g:
+        g.save(path / "a", filled(g, NAMES))
+        comm.Barrier()
+        if comm.rank == 0:
+            for file in (path / "a").rglob("*"):
+                if file.is_file():
+                    key = f"runs/run.zarr/{file.relative_to(path / 'a')}"
+                    client().put_object(Bucket="bucket", Key=key, Body=file.read_bytes())
+        comm.Barrier()
+        check(g, g.load(RUN), NAMES)
+        g.save(RUN, u=g.ones())
+        assert list(g.load(RUN)) == ["u"]
 
 
 def test_a_save_that_died_is_absent(server: str, comm: MPI.Intracomm) -> None:

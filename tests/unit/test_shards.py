@@ -1,0 +1,56 @@
+"""Shards of fields: sizes, and that each cell has one writer and one owner."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+
+from halox.checkpoint import chunks
+from halox.checkpoint.chunks import ShardGrid, extents, shard_shapes
+from halox.decomposition import FieldLayout, FieldSpec, decompose
+
+SHAPES = [(7,), (16, 16), (13, 10), (9, 8, 11), (4, 6, 4, 5)]
+
+
+def layouts(shape: tuple[int, ...], ranks: int) -> list[FieldLayout]:
+    grid = decompose(shape, ranks)
+    spec = FieldSpec(((1, 1),) * len(shape))
+    return [FieldLayout(grid, rank, spec) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("shape", [(2**29,), (512, 512, 512), (509, 1021, 257), (4096, 1 << 20)])
+def test_shards_and_chunks_are_of_the_wanted_size(shape: tuple[int, ...]) -> None:
+    shard, chunk = shard_shapes(layouts(shape, 4)[0], 8)
+    assert all(one % other == 0 for one, other in zip(shard, chunk, strict=True))
+    assert chunks.CHUNK_BYTES / 4 <= 8 * prod(chunk) <= chunks.CHUNK_BYTES
+    assert chunks.SHARD_BYTES / 4 <= 8 * prod(shard) <= 1.2 * chunks.SHARD_BYTES
+
+
+@pytest.mark.parametrize("shard_bytes", [100, 300, 1 << 20])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_cell_has_one_writer_and_one_owner(
+    shape: tuple[int, ...], ranks: int, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "SHARD_BYTES", shard_bytes)
+    written, owned = np.zeros(shape, int), np.zeros(shape, int)
+    for rank, layout in enumerate(layouts(shape, ranks)):
+        shards = ShardGrid(layout, shard_shapes(layout, 8)[0])
+        for shard, cut in zip(shards, shards.own_cuts(), strict=True):
+            mine = [piece.cut for piece in shard.pieces if piece.rank == rank]
+            assert mine == [cut]
+            owned[cut] += 1
+            if shard.writer == rank:
+                written[shard.cut] += 1
+                assert sum(prod(extents(one.cut)) for one in shard.pieces) == prod(
+                    extents(shard.cut)
+                )
+    assert (written == 1).all() and (owned == 1).all()
+
+
+def test_equal_blocks_need_no_messages() -> None:
+    for layout in layouts((512, 512, 512), 8):
+        shards = ShardGrid(layout, shard_shapes(layout, 8)[0])
+        assert all(len(shard.pieces) == 1 for shard in shards)
