@@ -51,7 +51,7 @@ class ExchangeTimeoutError(HaloxError, TimeoutError):
     """A rank waited ``HALOX_TIMEOUT`` seconds for a neighbour that did not arrive."""
 
 
-def as_halox_error(error: Exception, doing: str) -> HaloxError:
+def as_halox_error(error: Exception, step: str) -> HaloxError:
     """Return the error itself if it is a `HaloxError`, else a new `HaloxError` that names the error as its cause.
 
     Examples
@@ -61,6 +61,6 @@ def as_halox_error(error: Exception, doing: str) -> HaloxError:
     """
     if isinstance(error, HaloxError):
         return error
-    found = HaloxError(f"{doing} failed: {type(error).__name__}: {error}")
+    found = HaloxError(f"{step} failed: {type(error).__name__}: {error}")
     found.__cause__ = error
     return found

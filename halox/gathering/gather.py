@@ -35,7 +35,7 @@ PART_BYTES = 8 << 20
 _ROUND_BYTES = 256 << 20
 """Maximum bytes of a turn, one part of each rank, so that ranks do not wait long; but parts have at least 1 MiB."""
 
-UNDER_WAY = 4
+PARTS_IN_FLIGHT = 4
 """Maximum number of parts in memory at once."""
 
 _COPIED_BYTES = 4 << 20
@@ -66,7 +66,7 @@ def gather(domain: Domain, field: object, root: int) -> Array | None:
     chosen, dtype, _ = offers[world.rank]
     if any(offer != offers[0] for offer in offers):
         _compare(world.gather(_Offer(chosen, dtype, layout.spec), _GATHER))
-    with Window(world, UNDER_WAY, _GATHER) as window:
+    with Window(world, PARTS_IN_FLIGHT, _GATHER) as window:
         if whole is None:
             assert cells is not None
             _send(world, opaque(cells), chosen, window)

@@ -14,7 +14,7 @@ from halox.decomposition import FieldLayout, FieldSpec
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
 from halox.errors import FieldError, MismatchError
-from halox.gathering.gather import UNDER_WAY, blocks_of, parts_of, root_of, rounds
+from halox.gathering.gather import PARTS_IN_FLIGHT, blocks_of, parts_of, root_of, rounds
 from halox.gathering.staging import owned_cells, part_shape, staging
 from halox.gathering.window import Window, opaque
 from halox.runtime.arrays import (
@@ -86,7 +86,7 @@ def scatter(
         assert told.dtype is not None  # the root's
         field = domain.allocation.new(told.dtype, target.options | told.components)
     layout = domain.layouts.find(field)
-    with Window(world, UNDER_WAY, _SCATTER) as window:
+    with Window(world, PARTS_IN_FLIGHT, _SCATTER) as window:
         if array is None:
             _receive(world, told.root, owned_cells(field, layout), window)
         else:

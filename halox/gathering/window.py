@@ -34,14 +34,14 @@ class _Message:
 class Window:
     """Queue of at most ``most`` messages in flight, the oldest first, each with its buffer.
 
-    ``doing`` names the call in timeout errors, as in "a gather".
+    ``step`` names the call in timeout errors, as in "a gather".
 
     The context manager completes all messages on exit. After an error it cancels only the receives, since MPI does not
     cancel sends. The buffers of unfinished messages stay allocated.
     """
 
-    def __init__(self, world: World, most: int, doing: str) -> None:
-        self._world, self._most, self._doing = world, most, doing
+    def __init__(self, world: World, most: int, step: str) -> None:
+        self._world, self._most, self._doing = world, most, step
         self._tag = world.ranks.call_tag(CELLS)
         self._messages: deque[_Message] = deque()
 

@@ -205,7 +205,7 @@ class Communicator:
 
     # Gathering
 
-    def gather(self, mine: object, doing: str) -> list[Any]:
+    def gather(self, mine: object, step: str) -> list[Any]:
         """Return an object of every rank, in the order of the ranks; collective, blocks.
 
         Raises `MismatchError` on all ranks if they are in different calls, `ExchangeTimeoutError` if a rank is
@@ -214,21 +214,21 @@ class Communicator:
         if self.size == 1:
             return [mine]
         self.check()
-        return self._gather(mine, doing)
+        return self._gather(mine, step)
 
-    def gather_node(self, mine: object, doing: str) -> list[Any]:
+    def gather_node(self, mine: object, step: str) -> list[Any]:
         """Return an object of every rank of the node, in rank order; collective over them, needs shared memory."""
         self.check()
-        return self._gather(mine, doing, is_of_node=True)
+        return self._gather(mine, step, is_of_node=True)
 
-    def _gather(self, mine: object, doing: str, *, is_of_node: bool = False) -> list[Any]:
+    def _gather(self, mine: object, step: str, *, is_of_node: bool = False) -> list[Any]:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
         if is_of_node or self.meets_in_memory:
-            slot = self.round(0, len(sent), sent[:SLOT_BYTES], doing)
-            return objects(self.read(slot, sent, doing))
-        return objects(self.by_mpi(0, sent, doing))
+            slot = self.round(0, len(sent), sent[:SLOT_BYTES], step)
+            return objects(self.read(slot, sent, step))
+        return objects(self.by_mpi(0, sent, step))
 
-    def read(self, slot: int, sent: bytes, doing: str) -> list[Record]:
+    def read(self, slot: int, sent: bytes, step: str) -> list[Record]:
         """Read the records of a round; run more rounds if an object is longer than a slot."""
         blocks, heads, word = self.blocks, self.heads[slot], self.watch.word
         words = [found[0] for found in heads]
@@ -245,12 +245,12 @@ class Communicator:
             return list(zip(kinds, found, strict=True))
         pieces = [[one] for one in found]
         for start in range(SLOT_BYTES, longest, SLOT_BYTES):
-            slot = self.round(0, len(sent), sent[start : start + SLOT_BYTES], doing)
+            slot = self.round(0, len(sent), sent[start : start + SLOT_BYTES], step)
             for piece, block, whole in zip(pieces, blocks, sizes, strict=True):
                 piece.append(bytes(block.slots[slot][: max(whole - start, 0)]))
         return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
-    def round(self, kind: int, size: int, part: bytes, doing: str) -> int:
+    def round(self, kind: int, size: int, part: bytes, step: str) -> int:
         """Publish a part of this rank's record, wait for the parts of all ranks of the node, and return the slot.
 
         The contents of the slot stay valid until the next round of this rank; `read` returns them.
@@ -271,7 +271,7 @@ class Communicator:
                     if block.count[0] >= n:
                         break
                 else:
-                    self._wait_for(blocks, n, doing)
+                    self._wait_for(blocks, n, step)
                     break
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
@@ -279,7 +279,7 @@ class Communicator:
             self.watch.look_for_failed(())
         return slot
 
-    def _wait_for(self, blocks: Sequence[Block], n: int, doing: str) -> None:
+    def _wait_for(self, blocks: Sequence[Block], n: int, step: str) -> None:
         counts = [block.count for block in blocks]
 
         def missing() -> list[int]:
@@ -288,11 +288,11 @@ class Communicator:
 
         self.until(
             lambda: all(count[0] >= n for count in counts),
-            lambda: f"rank {self.rank} has waited in {doing} for {ranks_text(missing())}",
+            lambda: f"rank {self.rank} has waited in {step} for {ranks_text(missing())}",
             missing,
         )
 
-    def by_mpi(self, kind: int, sent: bytes, doing: str) -> list[Record]:
+    def by_mpi(self, kind: int, sent: bytes, step: str) -> list[Record]:
         """Gather by one MPI collective of fixed-size records; by a second one too if an object exceeds a record."""
         record = np.zeros(_RECORD_BYTES, np.uint8)
         head = record[: _HEAD.itemsize].view(_HEAD)
@@ -301,7 +301,7 @@ class Communicator:
         record[_HEAD.itemsize : _HEAD.itemsize + len(inline)] = inline
         records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
         try:
-            self._wait_mpi(self.comm.Iallgather(record, records), doing)
+            self._wait_mpi(self.comm.Iallgather(record, records), step)
         except BaseException:
             UNFINISHED.extend([record, records])
             raise
@@ -323,7 +323,7 @@ class Communicator:
             request = self.comm.Iallgatherv(
                 [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
             )
-            self._wait_mpi(request, doing)
+            self._wait_mpi(request, step)
         except BaseException:
             UNFINISHED.extend([rest, all_rests])
             raise
@@ -332,10 +332,10 @@ class Communicator:
             for kind, one, a, n in zip(kinds, found, starts, rests, strict=False)
         ]
 
-    def _wait_mpi(self, request: MPI.Request, doing: str) -> None:
+    def _wait_mpi(self, request: MPI.Request, step: str) -> None:
         self.until(
             request.Test,
-            lambda: f"rank {self.rank} has waited in {doing} for the other ranks",
+            lambda: f"rank {self.rank} has waited in {step} for the other ranks",
             tuple,
             [request],
         )

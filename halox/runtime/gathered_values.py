@@ -49,7 +49,7 @@ class GatheredValues:
             self._rows = [row[:nbytes] for row in rows]
             self._values = [row.view(dtype) for row in self._rows]
 
-    def gather(self, mine: bytes, doing: str) -> Sequence[Array] | None:
+    def gather(self, mine: bytes, step: str) -> Sequence[Array] | None:
         """Return the values of every rank, in rank order, valid until the next call; None if the meanings differ.
 
         Raises the errors of ranks that are in `World.gather` at the same time, and the errors of `World.gather` itself.
@@ -60,20 +60,20 @@ class GatheredValues:
         ranks.check()
         kind = self._kind
         if self._in_memory:
-            slot, word = ranks.round(kind, len(mine), mine, doing), ranks.watch.word
+            slot, word = ranks.round(kind, len(mine), mine, step), ranks.watch.word
             for head in ranks.heads[slot]:
                 if head[0] != word or head[2] != kind:
                     break
             else:
                 return self._slots[slot]
-            records = ranks.read(slot, mine, doing)
+            records = ranks.read(slot, mine, step)
         else:
-            records = ranks.by_mpi(kind, mine, doing)
+            records = ranks.by_mpi(kind, mine, step)
             if all(found == kind for found, _ in records):
                 for row, (_, raw) in zip(self._rows, records, strict=True):
                     row[...] = np.frombuffer(raw, np.uint8)
                 return self._values
-        self._world.raise_errors(objects(records), doing)
+        self._world.raise_errors(objects(records), step)
         return None
 
 

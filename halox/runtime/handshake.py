@@ -24,7 +24,7 @@ def handshake(
     world: World,
     begin: Callable[[], Mine | None],
     rounds: Sequence[Callable[[Mine, Any], Any]],
-    doing: str,
+    step: str,
     peers: Callable[[Mine], Sequence[int]] | None = None,
 ) -> Any:
     """Construct an object in rounds; all ranks complete a round before any enters the next. Collective.
@@ -38,20 +38,20 @@ def handshake(
     part: Mine | None = None
     told: Any = None
 
-    def take(step: Callable[[Mine, Any], Any]) -> Any:
+    def take(round_: Callable[[Mine, Any], Any]) -> Any:
         nonlocal part
-        if step is rounds[0]:
+        if round_ is rounds[0]:
             part = begin()
-        return None if part is None else step(part, told)
+        return None if part is None else round_(part, told)
 
     try:
-        for step in rounds[:-1]:
+        for round_ in rounds[:-1]:
             if peers is None:
-                told = world.gather_result(partial(take, step), doing)
+                told = world.gather_result(partial(take, round_), step)
             else:
-                said = world.guarded(partial(take, step), doing)
-                told = world.swap(said or {}, [] if part is None else peers(part), doing)
-        return world.guarded(partial(take, rounds[-1]), doing)
+                said = world.guarded(partial(take, round_), step)
+                told = world.swap(said or {}, [] if part is None else peers(part), step)
+        return world.guarded(partial(take, rounds[-1]), step)
     except HaloxError:
         if part is not None:
             part.abandon()

@@ -232,10 +232,10 @@ class World:
 
     # Agreement
 
-    def gather(self, mine: Said | None, doing: str, error: Exception | None = None) -> list[Said]:
+    def gather(self, mine: Said | None, step: str, error: Exception | None = None) -> list[Said]:
         """Return an object of every rank, in rank order, or raise an error on all ranks.
 
-        ``mine`` is this rank's object and must be picklable. ``doing`` names the collective step in the text of a
+        ``mine`` is this rank's object and must be picklable. ``step`` names the collective step in the text of a
         timeout. ``error`` is the reason why this rank has no object. If any rank has an error, all ranks raise an error
         of the first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
         different calls, and `ExchangeTimeoutError`.
@@ -250,15 +250,15 @@ class World:
         elif mine is not None:
             sent = None, mine
         try:
-            found = self.ranks.gather(sent, doing)
+            found = self.ranks.gather(sent, step)
         except MismatchError as other:
             # The other ranks may be in another call because of this rank's error, so report this error and not the
             # mismatch.
             raise (error or other) from (None if error is None else other)
-        self.raise_errors(found, doing, error)
+        self.raise_errors(found, step, error)
         return [cast("Said", None) if one is None else one[1] for one in found]
 
-    def raise_errors(self, found: Sequence[Any], doing: str, own: Exception | None = None) -> None:
+    def raise_errors(self, found: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
         others = [(rank, one) for rank, one in enumerate(found) if one is not None and one[0]]
         if not others:
@@ -268,18 +268,18 @@ class World:
             raise_together(errors, self.size, own)
         if len(others) < self.size:
             raise MismatchError(
-                f"in {doing} {ranks_text([rank for rank, _ in others])} gave an array or a number of the host, and "
+                f"in {step} {ranks_text([rank for rank, _ in others])} gave an array or a number of the host, and "
                 "other ranks one on a GPU; give the same kind on all ranks"
             )
 
-    def agree(self, error: Exception | None, doing: str) -> None:
+    def agree(self, error: Exception | None, step: str) -> None:
         """Raise on all ranks if any rank has an error; see `gather`."""
-        self.gather(None, doing, error)
+        self.gather(None, step, error)
 
     def compare(
         self,
         mine: Mapping[str, object],
-        doing: str,
+        step: str,
         *,
         remedies: Mapping[str, str] | None = None,
         shown: Callable[[Any], object] = str,
@@ -289,7 +289,7 @@ class World:
         ``mine`` has this rank's arguments by name, in the order of comparison. The error names the first argument that
         differs, its values as ``shown`` formats them, and its remedy ("give the same on all ranks" by default).
         """
-        found = self.gather(dict(mine), doing)
+        found = self.gather(dict(mine), step)
         first = found[0]
         errors = []
         for rank, other in enumerate(found):
@@ -304,29 +304,29 @@ class World:
         if errors:
             raise_together(errors, self.size, None)
 
-    def guarded(self, build: Callable[[], Built], doing: str) -> Built:
+    def guarded(self, build: Callable[[], Built], step: str) -> Built:
         """Return ``build()``, or raise on all ranks if it raises on any."""
         result, error = _attempt(build)
-        self.agree(error, doing)
+        self.agree(error, step)
         return result
 
-    def gather_result(self, build: Callable[[], Said], doing: str) -> list[Said]:
+    def gather_result(self, build: Callable[[], Said], step: str) -> list[Said]:
         """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
         result, error = _attempt(build)
-        return self.gather(result, doing, error)
+        return self.gather(result, step, error)
 
     def prepare(
-        self, build: Callable[[], tuple[Built, Said]], doing: str
+        self, build: Callable[[], tuple[Built, Said]], step: str
     ) -> tuple[Built, list[Said]]:
         """Return the first item of ``build()`` here, and the second items of all ranks; raise on all if any raises."""
         result, error = _attempt(build)
         if error is not None:
-            error = as_halox_error(error, doing)
+            error = as_halox_error(error, step)
         mine, said = result or (None, None)
-        return mine, self.gather(said, doing, error)
+        return mine, self.gather(said, step, error)
 
     def swap(
-        self, records: Mapping[int, Said], sources: Sequence[int], doing: str
+        self, records: Mapping[int, Said], sources: Sequence[int], step: str
     ) -> dict[int, Said]:
         """Send a small object to each of some ranks and receive one from each of ``sources``.
 
@@ -339,13 +339,11 @@ class World:
             for source in sources:
                 self.waiter().until(
                     partial(comm.iprobe, source, tag),
-                    partial(
-                        "rank {} has waited in {} for rank {}".format, self.rank, doing, source
-                    ),
+                    partial("rank {} has waited in {} for rank {}".format, self.rank, step, source),
                     partial(list, [source]),
                 )
                 received[source] = comm.recv(source=source, tag=tag)
-            self.wait(sends, f"in {doing} for its records to be taken", lambda: list(records))
+            self.wait(sends, f"in {step} for its records to be taken", lambda: list(records))
         except BaseException:
             UNFINISHED.extend(sends)
             raise

@@ -45,9 +45,9 @@ def test_known_layouts_are_allocated_in_one_meeting(
     met: list[str] = []
     gather = Communicator.gather
 
-    def counted(self: Communicator, mine: object, doing: str) -> list[Any]:
-        met.append(doing)
-        return gather(self, mine, doing)
+    def counted(self: Communicator, mine: object, step: str) -> list[Any]:
+        met.append(step)
+        return gather(self, mine, step)
 
     monkeypatch.setattr(Communicator, "gather", counted)
     monkeypatch.setattr(Communicator, "gather_node", counted)

@@ -97,7 +97,7 @@ class ThreadWorld:
         self.rank, self.size, self.limit_s = rank, meeting.size, limit_s
         self._meeting = meeting
 
-    def gather_result(self, build: Callable[[], Any], doing: str) -> list[Any]:
+    def gather_result(self, build: Callable[[], Any], step: str) -> list[Any]:
         found, error = None, None
         try:
             found = build()
@@ -109,8 +109,8 @@ class ThreadWorld:
                 raise error
         return [found for found, _ in said]
 
-    def guarded(self, build: Callable[[], Any], doing: str) -> Any:
-        return self.gather_result(build, doing)[self.rank]
+    def guarded(self, build: Callable[[], Any], step: str) -> Any:
+        return self.gather_result(build, step)[self.rank]
 
 
 class Launch:

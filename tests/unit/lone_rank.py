@@ -38,7 +38,7 @@ def nccl_of_one(
     world: Any = SimpleNamespace(
         rank=0,
         size=1,
-        gather_result=lambda build, doing: [build()],
-        guarded=lambda build, doing: build(),
+        gather_result=lambda build, step: [build()],
+        guarded=lambda build, step: build(),
     )
     return nccl_ranks.NcclRanks(world, 0)

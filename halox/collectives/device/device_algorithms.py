@@ -246,7 +246,7 @@ def why_not(
     return found
 
 
-def begin_making(context: Context, device: int, doing: str, why_no_capture: str) -> Topology:
+def begin_making(context: Context, device: int, step: str, why_no_capture: str) -> Topology:
     """Wait for all ranks' GPUs, and return the topology; collective, refused in a capture."""
 
     def begin() -> DeviceArena:
@@ -256,7 +256,7 @@ def begin_making(context: Context, device: int, doing: str, why_no_capture: str)
         cupy().cuda.Device(device).synchronize()
         return arena
 
-    arena: DeviceArena = context.world.guarded(begin, doing)
+    arena: DeviceArena = context.world.guarded(begin, step)
     # The GPUs of all ranks were idle before the first rank returned from `guarded`.
     arena.reclaim()
     return context.find_gpus()
