@@ -633,7 +633,7 @@ class DatasetFields:
         names: list[Any] = [k for k, v in variables.items() if len(_found(v, axes)) == len(axes)]
         for name in names:
             if not isinstance(name, str):
-                raise FieldError(f"variable {shown(name)} has a name that is no str; rename it")
+                raise FieldError(f"variable {shown(name)} has a name that is not a str; rename it")
         if not names:
             told = "; ".join(f"{k}: {_listed(v.dims)}" for k, v in variables.items())
             raise FieldError(

@@ -141,7 +141,7 @@ def coords_of(
     for name, values in coords.items():
         if name not in lengths:
             raise FieldError(
-                f"coords: {shown(name)} is none of the dimensions {', '.join(lengths)}; see dims"
+                f"coords: {shown(name)} is not one of the dimensions {', '.join(lengths)}; see dims"
             )
         array = np.asarray(to_host(values))
         if array.shape != (lengths[name],) or not is_number(array.dtype):

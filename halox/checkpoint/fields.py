@@ -205,7 +205,7 @@ def dtype_from(text: Any) -> DType:
     if isinstance(text, str):
         found = np.dtype(text)
         if found.hasobject:
-            raise ValueError(f"dtype {text} is none of fixed size")
+            raise ValueError(f"dtype {text} has no fixed size")
         return found
     if "base" in text:
         return np.dtype((dtype_from(text["base"]), tuple(text["shape"])))

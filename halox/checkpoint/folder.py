@@ -122,7 +122,7 @@ class Replacement:
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path) and not may_replace(path):
             raise CheckpointError(
-                f"{path} exists and is no checkpoint of this kind; give another path, or remove it"
+                f"{path} exists and is not a checkpoint of this kind; give another path, or remove it"
             )
         self._lock: int | None = self._locked()
         try:

@@ -135,7 +135,7 @@ def _header(shape: tuple[int, ...], dtype: DType) -> bytes:
     try:
         descr = npy.dtype_to_descr(dtype)
         if npy.descr_to_dtype(descr) != dtype:
-            raise ValueError("it would come back as another one")
+            raise ValueError("a load would return another dtype")
     except ValueError as error:
         raise FieldError(
             f"a .npy file cannot hold dtype {dtype} ({error}); save a group instead, under a name without .npy"

@@ -74,7 +74,7 @@ class FieldSpec:
                 )
             if any(self.staggered):
                 raise DecompositionError(
-                    f"parity: a staggered field has points that are no cells of a checkerboard, got "
+                    f"parity: a staggered field has points that are not cells of a checkerboard, got "
                     f"staggered={self.staggered} with parity={self.parity!r}; give one of the two"
                 )
         self._check_offsets()

@@ -287,6 +287,6 @@ def _watch(table: dict[Any, Any], key: Hashable, watched: object, *found: object
         table[key] = (weakref.ref(watched, forget), *found)
     except TypeError as error:
         raise FieldError(
-            f"a {type(watched).__module__}.{type(watched).__qualname__} does not let itself be watched (it takes no "
+            f"a {type(watched).__module__}.{type(watched).__qualname__} cannot be used (it takes no "
             "weak references); give an array of NumPy or CuPy on the same memory"
         ) from error

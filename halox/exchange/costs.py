@@ -117,7 +117,7 @@ class Costs:
                 protocols[canonical(plain) + str(name)[len(plain) :]] = cost
             return cls(protocols, str(found["origin"]))
         except (KeyError, TypeError, AttributeError) as error:
-            raise HaloxError(f"this is no table of path constants: {error!r}") from error
+            raise HaloxError(f"this is not a table of path constants: {error!r}") from error
 
 
 def protocol_name(path: str, protocol: str, shared_gpu: bool = False) -> str:

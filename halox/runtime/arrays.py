@@ -201,7 +201,7 @@ def scalar_array(value: object, dtype: DType) -> Array:
                 return found
     except OverflowError:
         pass
-    raise FieldError(f"array: {shown(value)} is no value of dtype {dtype}; convert it first")
+    raise FieldError(f"array: {shown(value)} is not a value of dtype {dtype}; convert it first")
 
 
 def owner(array: T) -> T | Array:

@@ -335,7 +335,7 @@ BAD: Table = {
         DecompositionError,
         r"grid_shape\[0\]: a checkerboard needs an even number of cells along every axis, got 7",
     ),
-    "an odd extent of a grid that is no checkerboard": (
+    "an odd extent, in a grid without `checkerboard`": (
         lambda c: halox.Grid((8 * c.size, 5), comm=c, device="cpu").zeros(parity="odd"),
         DecompositionError,
         r"grid_shape\[1\]: a checkerboard needs .* got 5",
@@ -361,7 +361,7 @@ BAD: Table = {
         FieldError,
         "parity must be one of",
     ),
-    "a checkerboard that is no boolean": (
+    "a text as `checkerboard`": (
         bare(8, 8, checkerboard="yes"),
         DecompositionError,
         "checkerboard: expected True or False, got .yes.",
@@ -369,7 +369,7 @@ BAD: Table = {
     "a staggered field of one parity": (
         with_grid(lambda g: g.zeros(parity="odd", staggered=0)),
         DecompositionError,
-        "parity: a staggered field has points that are no cells",
+        "parity: a staggered field has points that are not cells",
     ),
     "offsets of zero": (
         with_grid(lambda g: g.zeros(parity="odd", offsets=(0, 1))),

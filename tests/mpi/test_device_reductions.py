@@ -109,7 +109,7 @@ def test_dtypes_that_cupy_does_not_have(dtype: str, comm: MPI.Intracomm) -> None
         on_last = dtype if comm.rank == comm.size - 1 else "f8"
         for factory in (grid.zeros, grid.ones, grid.empty):
             for given in (dtype, on_last):
-                with pytest.raises(FieldError, match=r"dtype .* is none that CuPy holds on a GPU"):
+                with pytest.raises(FieldError, match=r"dtype .* is not supported by CuPy on a GPU"):
                     factory(given)
         other = Array(np.zeros(grid.padded_shape, dtype))  # from another library, or from CuPy 13
         for call in (grid.sum, grid.min, grid.norm, lambda u: grid.dot(u, grid.ones())):
@@ -253,7 +253,7 @@ def test_a_bad_array_on_one_rank(
             (Array(np.ones(5)), None, FieldError, r"array: got shape \(5,\)"),
             (Array(np.ones(4, "f4")), None, FieldError, "float32"),
             (Array(np.ones(4), device=3), None, DeviceError, "array is on GPU 3"),
-            ("text", None, FieldError, "is no value of"),
+            ("text", None, FieldError, "is not a value of"),
             (good, fixed, FieldError, "out is read-only"),
         ):
             if algorithm in KERNELS and not last:

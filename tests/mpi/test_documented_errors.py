@@ -155,7 +155,7 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError]]] = {
     "another call after one that has failed in the middle": (after_a_failure, StateError),
     "a grid made on some ranks only": (on_first_only(grid), ExchangeTimeoutError),
     "a neighbour that does not arrive, or makes another call": (no_neighbour, ExchangeTimeoutError),
-    "`HALOX_TIMEOUT` that is no number": (with_variable("HALOX_TIMEOUT", "soon"), HaloxError),
+    "a text as `HALOX_TIMEOUT`": (with_variable("HALOX_TIMEOUT", "soon"), HaloxError),
     "`HALOX_DEBUG` that is neither 0 nor 1": (with_variable("HALOX_DEBUG", "off"), HaloxError),
     "a path that there is not, in `path=` or `HALOX_PATH`": (with_path("pigeon"), PathError),
     "an unknown protocol, in `path=` or `HALOX_PATH`": (

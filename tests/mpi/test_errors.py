@@ -238,17 +238,17 @@ TABLE: Table = {
         DecompositionError,
         r"cannot be divided into blocks that fill halo=.*halo=.* would do, with proc_shape=",
     ),
-    "corners that are no bool, in a grid": (
+    "corners that are not a bool, in a grid": (
         lambda c: grid(c, corners="no"),
         DecompositionError,
         "corners: expected True or False, got 'no'",
     ),
-    "a device that is no device": (
+    "an unknown device": (
         lambda c: grid(c, device="tpu"),
         DeviceError,
         '"auto", "cpu" or "gpu"',
     ),
-    "a communicator that is none": (
+    "an int as communicator": (
         lambda c: halox.Grid((4, 4), comm=42),
         HaloxError,
         "comm must be",
@@ -279,9 +279,9 @@ TABLE: Table = {
         r"\[rank 1\] .*halo",
     ),
     "an object dtype": (using("zeros", object), FieldError, "dtype"),
-    "a dtype that is none": (using("zeros", "no such type"), FieldError, "not a dtype"),
+    "an unknown dtype": (using("zeros", "no such type"), FieldError, "not a dtype"),
     "components of zero": (using("zeros", components=0), FieldError, "components"),
-    "an axis to stagger that is none": (using("zeros", staggered=7), FieldError, "staggered"),
+    "an axis to stagger out of range": (using("zeros", staggered=7), FieldError, "staggered"),
     "an unknown option of a field": (using("zeros", colour="red"), FieldError, "colour"),
     "a list in place of an array": (
         with_field(lambda g: [[0.0]]),
@@ -375,7 +375,7 @@ TABLE: Table = {
         r"by a new plan .* a plan is new where .* another dtype",
     ),
     "no field at all": (using("exchange"), FieldError, "no field given"),
-    "corners that are no bool": (
+    "corners that are not a bool": (
         lambda c: _corners(c),
         FieldError,
         "corners: expected True or False, got 'no'",
@@ -411,7 +411,7 @@ TABLE: Table = {
     ),
     "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "one dtype and layout"),
     "a gather to unlike roots >1": (gather_to_unlike_roots, MismatchError, "one root on all"),
-    "a gather to a rank that is none": (
+    "a gather to a rank out of range": (
         lambda c: with_call("gather", root=c.size)(c),
         FieldError,
         "root must be a rank",
@@ -483,7 +483,7 @@ TABLE: Table = {
         MismatchError,
         "tag",
     ),
-    "a send to a rank that is none": (
+    "a send to a rank out of range": (
         exchange(lambda c: [halox.Send(np.zeros(2), "f8", c.size)], lambda c: []),
         MismatchError,
         r"sends\[0\]\.dest must be a rank",
@@ -506,12 +506,12 @@ TABLE: Table = {
         FieldError,
         r"sends\[0\]\.array is a view of shape .* not all its own",
     ),
-    "a send that is no send": (
+    "an int as send": (
         exchange(lambda c: [3], lambda c: []),  # type: ignore[list-item]
         FieldError,
         r"sends\[0\] must be a halox.Send",
     ),
-    "a tag that is no integer": (
+    "a text as tag": (
         exchange(lambda c: [halox.Send(np.zeros(2), "f8", 0, tag="red")], lambda c: []),  # type: ignore[arg-type]
         MismatchError,
         r"sends\[0\]\.tag must be an int, got 'red'",

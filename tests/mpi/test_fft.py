@@ -600,7 +600,7 @@ TABLE: Table = {
         DecompositionError,
         r"norm must be one of \('backward', 'ortho', 'forward'\), got 'unitary'",
     ),
-    "an FFT with real= that is no bool": (
+    "an FFT with an int as real=": (
         making({"real": 1}),
         DecompositionError,
         "real: expected True or False, got 1 of type int",

@@ -580,7 +580,7 @@ TABLE: Table = {
         DecompositionError,
         r"grid_b: grid_shape=\(40,\) is not the",
     ),
-    "axes that are no order of the axes": (
+    "axes that are not a permutation": (
         making({"axes": (0, 2)}),
         DecompositionError,
         r"axes: expected each of the axes 0 to 1 once, got \(0, 2\)",

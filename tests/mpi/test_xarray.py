@@ -503,7 +503,7 @@ BAD: Table = {
         FieldError,
         "coords has 'lat', and the field the dimensions x, y",
     ),
-    "attributes that are no mapping": (
+    "an int as attributes": (
         labelled(attrs=3),
         FieldError,
         "attrs must be a mapping of names to attributes, got 3",
@@ -565,12 +565,12 @@ BAD: Table = {
         MismatchError,
         "rank 0 has the variables u with coordinates none, rank 1 the variables u with coordinates x",
     ),
-    "a variable whose name is no text": (
+    "a variable with an int as name": (
         written(lambda grid: xr.Dataset({3: of_shape(*SHAPE)})),
         FieldError,
-        "variable 3 has a name that is no str",
+        "variable 3 has a name that is not a str",
     ),
-    "a variable with an attribute that is no JSON": (
+    "a variable with an attribute that JSON does not support": (
         written(lambda grid: xr.Dataset({"u": of_shape(*SHAPE).assign_attrs(scale=1j)})),
         FieldError,
         "attrs of u: scale has no place in JSON",

@@ -105,7 +105,7 @@ def test_a_scalar_to_be_reduced_keeps_its_range() -> None:
         assert scalar_array(0.5, np.dtype("f4")) == np.float32(0.5)
         assert np.isinf(scalar_array(float("inf"), np.dtype("f4")))
         for value, dtype in ((1e300, "f4"), (1e300j, "c8"), (1j, "f4"), (300, "u1")):
-            with pytest.raises(FieldError, match="is no value of dtype"):
+            with pytest.raises(FieldError, match="is not a value of dtype"):
                 scalar_array(value, np.dtype(dtype))
 
 

@@ -114,7 +114,7 @@ class DeviceAllreduce(ArrayReduction):
             return array.copy(order="C")
         if not is_run:
             raise FieldError(
-                f"array: its address is no multiple of {self._part} bytes, and it is no contiguous run either; copy it "
+                f"array: its address is not a multiple of {self._part} bytes, and it is not contiguous either; copy it "
                 "first"
             )
         found = self._empty(self.shape, self.dtype)

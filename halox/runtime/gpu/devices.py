@@ -71,7 +71,7 @@ def check_dtype(dtype: DType, device: int) -> None:
         allocate((0,), dtype, device)
     except (TypeError, ValueError) as error:
         raise FieldError(
-            f"dtype {dtype} is none that CuPy holds on a GPU ({error}); use bool or numbers in the machine's byte "
+            f"dtype {dtype} is not supported by CuPy on a GPU ({error}); use bool or numbers in the machine's byte "
             'order, view other elements as integers of their size, or make the grid with device="cpu"'
         ) from error
 
