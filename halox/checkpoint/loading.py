@@ -17,6 +17,7 @@ from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
 from halox.checkpoint.store import Contents, Store, open_field, read
 from halox.decomposition import FieldLayout
 from halox.errors import CheckpointError, FieldError
+from halox.field_options import FieldOptions
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 from halox.staging import owned_cells
@@ -27,7 +28,7 @@ LOADING = "a load"
 Source = TypeVar("Source")
 Found = TypeVar("Found")
 
-Allocate = Callable[[DType, dict[str, Any]], tuple[Any, FieldLayout]]
+Allocate = Callable[[DType, FieldOptions], tuple[Any, FieldLayout]]
 """Allocates a field with a dtype and options of `Grid.zeros`; returns the field and its layout. Collective."""
 
 

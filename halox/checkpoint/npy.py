@@ -23,7 +23,7 @@ from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
 from halox.errors import CheckpointError, FieldError
-from halox.field_options import dtype_text
+from halox.field_options import FieldOptions, dtype_text
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 from halox.scattering import components_of
@@ -86,10 +86,10 @@ def load(
     (name,) = into or names or (path.stem,)
     with one_opened(world, path, opening, lambda link: header_of(link, path)) as (link, header):
 
-        def options() -> dict[str, Any]:
+        def options() -> FieldOptions:
             if not into:
                 call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(header.dtype)}, {{}}))"
-                return dict(components_of(header.shape, grid_shape, str(path), call))
+                return components_of(header.shape, grid_shape, str(path), call)
             if into[name].found.dtype != header.dtype:
                 raise FieldError(
                     f"{name}: dtype {header.dtype} in {path}, {into[name].found.dtype} in the field; give a field like "
