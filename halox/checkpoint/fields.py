@@ -11,6 +11,7 @@ import numpy as np
 from halox.checkpoint.chunks import shard_shapes
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.dimension_names import with_faces
+from halox.field_options import FieldOptions
 from halox.runtime.arrays import DType
 
 _NUMBERS = "?bhilqBHILQefdFD"
@@ -104,14 +105,16 @@ class StoredField:
         return self.dtype if self.dtype.names is None else np.dtype(f"V{self.dtype.itemsize}")
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> FieldOptions:
         """Options of `Grid.zeros` for a field with the same layout."""
-        options: dict[str, Any] = {
+        options: FieldOptions = {
             "components": self.shape[: self.before],
             "components_after": self.shape[len(self.shape) - self.after :],
             "staggered": self.staggered,
         }
-        return options | ({"parity": self.parity} if self.parity else {})
+        if self.parity:
+            options["parity"] = self.parity  # type: ignore[typeddict-item]
+        return options
 
     def dims(self, axes: Sequence[str]) -> tuple[str, ...]:
         """Return the names of its array's dimensions, for grid axes with the names ``axes``.

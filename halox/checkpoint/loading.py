@@ -55,10 +55,10 @@ def load_group(
     progress: Progress | None,
 ) -> Loaded:
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
-    world, doing = domain.world, f"reading {path}"
+    world, step = domain.world, f"reading {path}"
     with one_opened(world, path, opened_store(path, world.limit_s), read) as (store, contents):
         guarded(
-            world, lambda: _check(contents, path, domain.grid_shape, names, into), doing, LOADING
+            world, lambda: _check(contents, path, domain.grid_shape, names, into), step, LOADING
         )
         if names is None:
             names = () if into else tuple(contents.fields)
@@ -75,9 +75,9 @@ def load_group(
         meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
         for name in wanted:
             stored, cells = contents.fields[name], owned_cells(*fields[name])
-            array = guarded(world, partial(open_field, store, stored), doing, LOADING)
+            array = guarded(world, partial(open_field, store, stored), step, LOADING)
             error = moving.load(shards[name], cells, stored, store, array, meter)
-            world.agree(as_checkpoint_error(error, doing), LOADING)
+            world.agree(as_checkpoint_error(error, step), LOADING)
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
 
 

@@ -32,7 +32,7 @@ from halox.runtime.world import World
 DEVICE_PART_BYTES = 8 << 20
 """Bytes of a part of a field on a GPU: the copy takes much longer than its launch."""
 
-_UNDER_WAY = 2
+_IN_FLIGHT = 2
 """Messages, and transfers of shards, at the same time."""
 
 Tell = Callable[[int], None]
@@ -47,7 +47,7 @@ def save(
     array = failure.attempt(partial(store.below(field.name).array, field.metadata, mode="write"))
     with (
         _Transfers(store, failure) as writes,
-        Window(world, _UNDER_WAY, "a save") as window,
+        Window(world, _IN_FLIGHT, "a save") as window,
         closing(_on_host(shards, cells, field)) as parts,
     ):
         for shard, values in zip(shards, parts, strict=True):
@@ -86,17 +86,6 @@ def load(
     return failure.error
 
 
-def read_now(array: Any, cut: Cut, field: StoredField, store: Store) -> Array:
-    """Return cells of a field in a new host array; raises `CheckpointError`. Local."""
-    found = np.empty(extents(cut), _host_dtype(field))
-    failure = Failure()
-    with _Transfers(store, failure, field) as reads:
-        reads.start(partial(_read, array, cut, found))
-    if failure.error is not None:
-        raise failure.error
-    return found
-
-
 class Failure:
     """The first error of a rank, which continues its messages until all ranks raise the error together."""
 
@@ -128,7 +117,7 @@ class _Transfers:
 
     def start(self, begin: Callable[[], Any], then: Callable[[], None] = lambda: None) -> None:
         """Begin a transfer, unless an earlier one has failed; ``then`` is called after its end."""
-        while len(self._futures) >= _UNDER_WAY:
+        while len(self._futures) >= _IN_FLIGHT:
             self._end_oldest()
         future = self._failure.attempt(begin)
         if future is not None:

@@ -41,8 +41,8 @@ PART_BYTES = 16 << 20
 
 def save(world: World, path: Path, given: Given, progress: Progress | None) -> None:
     """Write a field. Collective; blocks."""
-    layout, dtype, doing = given.layout, given.found.dtype, f"writing {path}"
-    header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), doing, SAVING)
+    layout, dtype, step = given.layout, given.found.dtype, f"writing {path}"
+    header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), step, SAVING)
 
     def begin() -> Replacement:
         return Replacement(path, Path.is_file, is_folder=False)
@@ -58,7 +58,7 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
             return stack.enter_context(_view(world, name, mode, len(header), layout, dtype))
 
         # All ranks open the file before any rank writes: if rank 0 ends, another run may take the name.
-        file: MPI.File = guarded(world, enter, doing, SAVING)
+        file: MPI.File = guarded(world, enter, step, SAVING)
 
         def write() -> None:
             # Close the file before waiting for other ranks: if a write fails, MPICH's ROMIO keeps its lock of the file,
@@ -70,7 +70,7 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
                     free = shutil.disk_usage(path.parent).free
                     raise OSError(f"{error}; its file system has {free} bytes left") from error
 
-        guarded(world, write, doing, SAVING)
+        guarded(world, write, step, SAVING)
 
 
 def load(
@@ -82,7 +82,7 @@ def load(
 ) -> Loaded:
     """Read the field, under the requested name or the file's name. Collective; blocks."""
     world = domain.world
-    doing, opening = f"reading {path}", opened(path, is_folder=False)
+    step, opening = f"reading {path}", opened(path, is_folder=False)
     (name,) = into or names or (path.stem,)
     with one_opened(world, path, opening, lambda link: header_of(link, path)) as (link, header):
 
@@ -97,7 +97,7 @@ def load(
                 )
             return {}
 
-        found = guarded(world, options, doing, LOADING)
+        found = guarded(world, options, step, LOADING)
         field, layout = (
             (into[name].array, into[name].layout)
             if into
@@ -116,7 +116,7 @@ def load(
             if identity_of(link) != header.identity:  # another program has written to it
                 raise replaced(path)
 
-        guarded(world, read, doing, LOADING)
+        guarded(world, read, step, LOADING)
     return Loaded({name: field}, {})
 
 

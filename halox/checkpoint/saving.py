@@ -93,7 +93,7 @@ def replacing(
     Rank 0 calls ``begin``, and ``make`` with the temporary name, to write headers and metadata. After an error the old
     contents stay unchanged. Collective.
     """
-    doing = f"writing {path}"
+    step = f"writing {path}"
     replacement: Replacement | BucketReplacement | None = None
 
     def begin_here() -> None:
@@ -103,7 +103,7 @@ def replacing(
             make(str(replacement.partial))
 
     try:
-        guarded(world, begin_here, doing, SAVING)
+        guarded(world, begin_here, step, SAVING)
         name = world.gather(str(replacement.partial) if replacement else None, SAVING)[0]
         is_local = isinstance(path, Path)
 
@@ -114,14 +114,14 @@ def replacing(
                     "all nodes share"
                 )
 
-        guarded(world, look, doing, SAVING)
+        guarded(world, look, step, SAVING)
         yield name
 
         def commit() -> None:
             if replacement is not None:
                 replacement.commit()
 
-        guarded(world, commit, doing, SAVING)
+        guarded(world, commit, step, SAVING)
     finally:
         if replacement is not None:
             replacement.discard()
@@ -144,22 +144,22 @@ class Meter:
             self._progress(self._done, self._total)
 
 
-def guarded(world: World, build: Callable[[], Any], doing: str, call: str) -> Any:
+def guarded(world: World, build: Callable[[], Any], step: str, call: str) -> Any:
     """Return ``build()``; if it fails on any rank, raise its error on all ranks, as a `HaloxError`. Collective."""
     result, error = None, None
     try:
         result = build()
     except Exception as caught:
-        error = as_checkpoint_error(caught, doing)
+        error = as_checkpoint_error(caught, step)
     world.agree(error, call)
     return result
 
 
-def as_checkpoint_error(error: Exception | None, doing: str) -> Exception | None:
+def as_checkpoint_error(error: Exception | None, step: str) -> Exception | None:
     """Return the error itself if it is a `HaloxError`, else a `CheckpointError` that names the error as its cause."""
     if error is None or isinstance(error, HaloxError):
         return error
     text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    found = CheckpointError(f"{doing} failed: {text}")
+    found = CheckpointError(f"{step} failed: {text}")
     found.__cause__ = error
     return found
