@@ -11,7 +11,7 @@ import numpy as np
 from halox.checkpoint.chunks import shard_shapes
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.dimension_names import with_faces
-from halox.field_options import FieldOptions
+from halox.domain.options import FieldOptions
 from halox.runtime.arrays import DType
 
 _NUMBERS = "?bhilqBHILQefdFD"
