@@ -495,7 +495,7 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     "another folder": (
         lambda g, p, u: g.save(p / "full", u=u),
         CheckpointError,
-        "full exists and is no checkpoint",
+        "full exists and is not a checkpoint",
     ),
     "a file above": (lambda g, p, u: g.save(p / "file" / "b", u=u), CheckpointError, "writing .*"),
     "unknown field": (

@@ -189,7 +189,7 @@ def test_nothing_else_is_replaced(server: str, comm: MPI.Intracomm) -> None:
             client().put_object(Bucket="bucket", Key="runs/run.zarr/zarr.json", Body=group)
         comm.Barrier()
         for call in (lambda: g.save(RUN, u=g.ones()), lambda: g.load(RUN)):
-            with pytest.raises(CheckpointError, match=f"{RUN} exists and is no checkpoint"):
+            with pytest.raises(CheckpointError, match=f"{RUN} exists and is not a checkpoint"):
                 call()
         assert keys() == ["runs/run.zarr/zarr.json"]
 
