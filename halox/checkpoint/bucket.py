@@ -71,7 +71,7 @@ def _current(root: Store) -> str | None:
         return None
     if not is_checkpoint(found):
         raise CheckpointError(
-            f"{root.name} exists and is no checkpoint that grid.save has written; give another path, or remove it"
+            f"{root.name} exists and is not a checkpoint that grid.save has written; give another path, or remove it"
         )
     check_version(found["attributes"][FORMAT_KEY], root.name)
     return str(found["attributes"].get(_CURRENT, ""))
@@ -100,7 +100,7 @@ def opened(path: BucketPath, limit_s: float) -> Iterator[Store]:
 class BucketReplacement:
     """A new save under a new ID; `commit` makes it the checkpoint of the path. Local.
 
-    Raises `CheckpointError` if the path has a group that is no checkpoint, and `StoreError`.
+    Raises `CheckpointError` if the path has a group that is not a checkpoint, and `StoreError`.
     """
 
     def __init__(self, path: BucketPath, limit_s: float) -> None:

@@ -92,7 +92,7 @@ def test_specs_tell_parity_and_offsets() -> None:
     ("options", "text"),
     [
         ({"parity": "other"}, "parity: expected one of even, odd, or None, got 'other'"),
-        ({"parity": "odd", "staggered": (True, False)}, "no cells of a checkerboard"),
+        ({"parity": "odd", "staggered": (True, False)}, "not cells of a checkerboard"),
         ({"offsets": (0,)}, "offsets: expected distances of 1 cell or more"),
         ({"offsets": (1, 3)}, "reaches 3 cells, and the halo along axis 0"),
     ],

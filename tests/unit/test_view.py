@@ -300,4 +300,5 @@ def test_a_missing_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["view", str(saved)]) == 2
-    assert f"pip install {package}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"needs {package} (" in error and "pip install matplotlib xarray zarr" in error
