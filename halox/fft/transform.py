@@ -329,7 +329,7 @@ class FFT(Closing):
             target = self._world.guarded(first, direction)
         else:
             target = fields.new(forward, call) if out is None else out
-        self._world.guard.has_begun = True
+        self._world.guard.begin()
         self._engine.begin()
         pipeline.run(forward, *views(target))
         return target

@@ -59,16 +59,15 @@ class CallGuard:
 
     A call may end on this rank alone, by a timeout, an interrupt or an unexpected error; the ranks are then out of
     step. The guard then disables all further calls on the communicator of ``watch``. ``watch`` is None on a
-    communicator of one rank. ``has_begun`` says that the call has been counted; an earlier error does not affect the
-    other ranks.
+    communicator of one rank. An error before `begin` does not affect the other ranks.
     """
 
-    __slots__ = ("_depth", "_idle", "has_begun", "user", "watch")
+    __slots__ = ("_depth", "_has_begun", "_idle", "user", "watch")
 
     def __init__(self) -> None:
         self.user = self._idle = 0
         self._depth = 0
-        self.has_begun = False
+        self._has_begun = False
         self.watch: CallWatch | None = None
 
     def __enter__(self) -> None:
@@ -79,7 +78,7 @@ class CallGuard:
                 self.refuse()
             self._depth += 1
         else:
-            self.has_begun = False
+            self._has_begun = False
         self.user = me
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -87,11 +86,15 @@ class CallGuard:
         if self._depth:
             self._depth -= 1
         else:
-            if error is not None and self.has_begun:
+            if error is not None and self._has_begun:
                 self.fail(error)
             self.user = self._idle
             if _waiting:
                 close_collected()
+
+    def begin(self) -> None:
+        """Note that the call counts on all ranks: from here on, an error on this rank alone disables further calls."""
+        self._has_begun = True
 
     def fail(self, error: BaseException) -> None:
         """Disable all further calls after an error in a collective call, unless all ranks have raised it."""

@@ -156,7 +156,7 @@ class World:
         guard = self.guard
         if guard.user > 0 and guard.user != get_ident():
             guard.refuse()
-        guard.has_begun = True
+        guard.begin()
         if self.size > 1:
             self.ranks.watch.call(code_of(name))
         if self._debug:

@@ -84,7 +84,7 @@ class DeviceReductions(HostArrays):
                 raise
             if reduction is None:
                 reduction = self.fields.add(signature, self._make(name, dtypes, parity))
-            self._world.guard.has_begun = True
+            self._world.guard.begin()
             reduction(cells, target)
             bind, address = reduction.bind, new if out is None else target.data.ptr
             arrays = (*fields, None)[:2]
@@ -156,7 +156,7 @@ class DeviceReductions(HostArrays):
                 self._world.compare(mine, _DOING)
                 made = DeviceAllreduce(self._context, self._device, found.shape, found.dtype, op)
                 reduction = self.arrays.add(signature, made)
-            self._world.guard.has_begun = True
+            self._world.guard.begin()
             result, bind = reduction(array, out), reduction.bind
             self.arrays.prepare(op, arrays, out, lambda: bind(array, out))
             return result
