@@ -292,6 +292,7 @@ class Grid(Closing):
         FieldError
             As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
             for integers, a longer string, a mask), or if the value's shape does not broadcast. Raised on all ranks.
+            Dates, and arrays of structs or objects, are cast by NumPy without these checks.
         """
         return self.domain.allocation.new(dtype, layout, "full", value)
 
