@@ -635,7 +635,7 @@ class Grid(Closing):
         """
         try:
             prepared = self._of_arrays.get((op, id(array), id(out)))
-        except Exception:  # of an invalid operation, such as an unhashable object
+        except TypeError:  # an unhashable operation
             prepared = None
         if prepared is not None:
             launch, shape = prepared

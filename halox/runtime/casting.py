@@ -36,10 +36,10 @@ def cast(value: object, dtype: DType) -> Array:
                 raise ValueError("it has an imaginary part")
             given = given.real
         found = given.astype(dtype)
-        if dtype.kind in "iu" and given.dtype.kind in "iuf":
-            if np.any(np.trunc(given) != found):
-                limits = np.iinfo(dtype)
-                raise ValueError(f"{dtype} holds {limits.min} to {limits.max}")
+        to_integers = dtype.kind in "iu" and given.dtype.kind in "iuf"
+        if to_integers and np.any(np.trunc(given) != found):
+            limits = np.iinfo(dtype)
+            raise ValueError(f"{dtype} holds {limits.min} to {limits.max}")
         if dtype.kind in "SU" and np.any(given.astype(dtype.kind) != found):
             raise ValueError("it would be cut off")
     return found

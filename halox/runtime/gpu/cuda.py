@@ -126,7 +126,7 @@ def is_device_array(x: object, name: str = "array") -> bool:
         return True
     try:
         return hasattr(x, "__cuda_array_interface__")
-    except Exception as error:  # a property may raise anything
+    except Exception as error:  # of PyTorch, for a tensor with gradients
         raise dlpack.refused(name, error) from error
 
 
