@@ -292,6 +292,7 @@ class Grid(Closing):
         FieldError
             As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
             for integers, a longer string, a mask), or if the value's shape does not broadcast. Raised on all ranks.
+            Dates, and arrays of structs or objects, are cast by NumPy without these checks.
         """
         return self.domain.allocation.new(dtype, layout, "full", value)
 
@@ -634,7 +635,7 @@ class Grid(Closing):
         """
         try:
             prepared = self._of_arrays.get((op, id(array), id(out)))
-        except Exception:  # of an invalid operation, such as an unhashable object
+        except TypeError:  # an unhashable operation
             prepared = None
         if prepared is not None:
             launch, shape = prepared

@@ -176,7 +176,7 @@ def _cut(axis: str, given: object, cut: slice, points: int) -> xarray.Variable:
     attrs = dict(getattr(given, "attrs", {}))
     try:
         values = np.asarray(getattr(given, "values", given))
-    except Exception as error:  # an object may raise anything
+    except (TypeError, ValueError) as error:
         raise FieldError(f"coords[{axis!r}] must be an array, got {shown(given)}") from error
     if values.shape != (points,):
         raise FieldError(

@@ -273,7 +273,7 @@ def _shape(shape: object) -> tuple[int, ...]:
 def _dtype(dtype: npt.DTypeLike) -> DType:
     try:
         found: DType = np.dtype(dtype)
-    except Exception as error:  # NumPy raises several types, and objects may raise any
+    except Exception as error:  # NumPy raises several types
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"
         ) from error

@@ -50,7 +50,7 @@ def as_datatype(old: Any) -> Datatype:
         raise DatatypeError("a datatype or dtype is needed, got None")
     try:
         dtype = np.dtype(old)
-    except Exception as error:  # NumPy raises several types; an object may raise any type
+    except Exception as error:  # NumPy raises several types
         is_mpi = type(old).__module__.startswith("mpi4py")
         # The text of an mpi4py object contains its address, which differs between ranks.
         got = "one of mpi4py" if is_mpi else shown(old)

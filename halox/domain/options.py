@@ -113,7 +113,7 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
     """Return a fixed-size dtype; raises `FieldError` if it holds objects, has no size, or is not a dtype."""
     try:
         found: DType = np.dtype(dtype)
-    except Exception as error:  # NumPy raises several types; an object may raise any type
+    except Exception as error:  # NumPy raises several types
         hint = "; a field has the grid's shape, and the dtype comes first, as in grid.zeros('f8')"
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype that NumPy knows{hint * isinstance(dtype, int | tuple)}"

@@ -175,9 +175,7 @@ class PlanCache:
                 entry = self._forms.get(form)
                 if entry is not None and entry.plan is not None and not self._met.meet(arrays):
                     return entry.plan, arrays
-        except (
-            Exception
-        ):  # unhashable kinds, and objects that are not arrays and may raise anything
+        except (TypeError, AttributeError):  # unhashable kinds, and objects that are not arrays
             pass
         return self._find_field(kind, arrays, form)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from halox.errors import HaloxError
-from halox.paths import PATHS, canonical
+from halox.paths import PATHS
 from halox.paths.base import Candidate
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 
@@ -104,17 +104,16 @@ class Costs:
 
     @classmethod
     def from_dict(cls, found: Any) -> Costs:
-        """Read the result of `to_dict`; also results of old versions, which said "ways" for protocols."""
+        """Read the result of `to_dict`."""
         try:
             if tuple(found["run_bytes"]) != RUN_BYTES:
                 raise HaloxError(
                     f"constants are for runs of {found['run_bytes']} bytes, not {RUN_BYTES}"
                 )
             protocols = {}
-            for name, one in found["protocols" if "protocols" in found else "ways"].items():
-                plain = str(name).removesuffix(_SHARED)
+            for name, one in found["protocols"].items():
                 cost = ProtocolCost(one["latency_us"], one["message_us"], tuple(one["gb_per_s"]))
-                protocols[canonical(plain) + str(name)[len(plain) :]] = cost
+                protocols[str(name)] = cost
             return cls(protocols, str(found["origin"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise HaloxError(f"this is not a table of path constants: {error!r}") from error

@@ -391,7 +391,7 @@ def _scales(lengths: object, ndim: int) -> list[float]:
     entries = [lengths] * ndim if entries is None else entries
     try:
         numbers = [float(entry) for entry in entries]
-    except Exception:  # an object may raise anything
+    except (TypeError, ValueError, OverflowError):
         numbers = []
     if len(numbers) != ndim or not all(math.isfinite(n) and n > 0 for n in numbers):
         raise FieldError(

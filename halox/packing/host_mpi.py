@@ -164,17 +164,18 @@ def _listed(words: MPI.Datatype, word: int, blocks: BlockList) -> MPI.Datatype:
     return words.Create_hindexed(lengths, starts)
 
 
-class _Prepared(partial[object]):
-    """A prepared MPI call that becomes another call when MPI is finalized.
+class _Prepared:
+    """A prepared MPI call, and the ``other`` call that replaces it when MPI is finalized."""
 
-    Because it is a partial, the call runs without an enclosing Python function.
-    """
+    def __init__(self, call: Call, other: Callable[[], Call]) -> None:
+        self._call, self._other = call, other
 
-    other: Callable[[], Call]
+    def __call__(self) -> None:
+        self._call()
 
     def switch(self) -> None:
-        """Prepare the ``other`` call and replace the MPI call with it."""
-        self.__setstate__((self.other(), (), {}, {}))  # type: ignore[attr-defined]
+        """Prepare the other call and replace the MPI call with it."""
+        self._call = self._other()
 
 
 def by_mpi(
@@ -184,9 +185,9 @@ def by_mpi(
     mpi, handle = datatype.mpi, datatype.handle
     inside, outside, comm = mpi.buffer(memory), mpi.buffer(packed), mpi.COMM_SELF
     if unpack:
-        call = _Prepared(handle.Unpack, outside, 0, inside, comm)
+        call = partial(handle.Unpack, outside, 0, inside, comm)
     else:
-        call = _Prepared(handle.Pack, inside, outside, 0, comm)
-    call.other = lambda: other()(packed, unpack)
-    datatype.calls.add(call)
-    return call
+        call = partial(handle.Pack, inside, outside, 0, comm)
+    prepared = _Prepared(call, lambda: other()(packed, unpack))
+    datatype.calls.add(prepared)
+    return prepared

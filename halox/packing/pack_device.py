@@ -158,7 +158,7 @@ def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -
     key = (id(datatype), count, method, max_blocks)
     try:
         found = _calls.get(key)
-    except Exception:  # an argument is not hashable, or its hash raises any exception
+    except TypeError:  # an argument is not hashable
         check_method(method)
         check_max_blocks(max_blocks)
         raise

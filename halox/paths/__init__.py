@@ -32,10 +32,3 @@ register(StagedPath())
 register(CudaAwarePath())
 register(HostPath())
 register(ScatterGatherPath())
-
-
-def canonical(name: str) -> str:
-    """Return "path" or "path/protocol" with the protocol's current name, or unchanged if there is no such protocol."""
-    path, _, protocol = name.partition("/")
-    found = PATHS[path].protocol(protocol) if path in PATHS else None
-    return f"{path}/{found.name}" if found else name

@@ -163,7 +163,6 @@ class Protocol:
     # Partner in measurements: the rank itself, a rank of its node, or a rank of another node where possible.
     reach: Literal["self", "node", "nodes"] = "node"
     in_field: bool = False  # measured on a grid's field, in memory that other ranks can map
-    former: str | None = None  # earlier name, still accepted
     memory: Literal["host", "gpu"] | None = None  # of its arrays, if different from its path's
     is_tuned: bool = True  # by ``halox tune``, if its path is tuned
 
@@ -397,8 +396,8 @@ class Path(ABC):
         return any((one.memory or self.memory) == memory for one in self.protocols)
 
     def protocol(self, name: str) -> Protocol | None:
-        """Return the protocol with a current or former name; None if the path has no such protocol."""
-        return next((p for p in self.protocols if name in (p.name, p.former)), None)
+        """Return the protocol of a name; None if the path has no such protocol."""
+        return next((p for p in self.protocols if p.name == name), None)
 
     def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
         """Return a candidate of this path."""

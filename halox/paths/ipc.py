@@ -115,9 +115,8 @@ class IpcPath(Path):
                 ProtocolCost(390.0, 4.0, (120.0, 300.0, 700.0, 900.0)),
                 fallback="staged/mpi",
                 in_field=True,
-                former=former,
             )
-            for name, former in (("put", "into"), ("get", "from"))
+            for name in ("put", "get")
         ),
     )
     summary = "between ranks that map one another's memory, also of one GPU; see `halox info --paths -n N`"

@@ -6,7 +6,7 @@ import os
 
 from halox.decomposition import FieldLayout
 from halox.errors import PathError
-from halox.paths import PATHS, canonical
+from halox.paths import PATHS
 from halox.values import shown
 
 
@@ -45,5 +45,5 @@ def requested_path(path: str | None) -> str | None:
             raise PathError(
                 f"{source}: there is no protocol {shown(text)} of the path {name}; protocols are {known}"
             )
-        requested.append(canonical(text))
+        requested.append(text)
     return requested[0] if requested else None

@@ -234,7 +234,7 @@ def test_wrong_command_lines(words: str, text: str, capsys: pytest.CaptureFixtur
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cuda, "why_no_gpu", lambda: "it is on loan")
-    for words in ("pack --device gpu", "pack --targets", "pack --headlines", "contention"):
+    for words in ("pack --device gpu", "pack --targets", "contention"):
         assert bench(words) == 2
         assert "it is on loan" in capsys.readouterr().err
 

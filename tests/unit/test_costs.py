@@ -134,16 +134,6 @@ def test_there_and_back_through_json() -> None:
     assert changed.protocols["ipc/put"] == COSTS.protocols["ipc/put"]
 
 
-def test_tables_of_earlier_versions_are_read() -> None:
-    """Older tables call protocols "ways", and have other names for two of them."""
-    found = json.loads(json.dumps(COSTS.to_dict()))
-    former = {"ipc/put": "ipc/into", "ipc/get": "ipc/from"}
-    former |= {f"{new}, shared GPU": f"{old}, shared GPU" for new, old in former.items()}
-    found["ways"] = {former.get(name, name): one for name, one in found.pop("protocols").items()}
-    assert {"ipc/into", "ipc/from, shared GPU"} <= set(found["ways"])
-    assert Costs.from_dict(found) == COSTS
-
-
 def broken(change: Any) -> Any:
     found = json.loads(json.dumps(COSTS.to_dict()))
     changed = change(found)

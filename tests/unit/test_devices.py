@@ -76,15 +76,6 @@ def test_a_long_value_is_shown_in_short() -> None:
     assert len(str(caught.value)) < 350
 
 
-def test_a_value_that_cannot_be_shown() -> None:
-    class Unshown:
-        def __repr__(self) -> str:
-            raise ZeroDivisionError
-
-    with pytest.raises(FieldError, match="value: <an object of type Unshown> cannot be held"):
-        fill_value(Unshown(), np.dtype("f8"), (2,))
-
-
 def test_a_shape_that_does_not_broadcast() -> None:
     assert fill_value([1, 2], np.dtype("i4"), (3, 2)).tolist() == [1, 2]
     with pytest.raises(FieldError, match=r"value: its shape \(2,\) does not broadcast"):

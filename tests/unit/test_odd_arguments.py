@@ -1,18 +1,15 @@
 """Calls of all public functions with unsuitable arguments of every kind must succeed or raise a halox error.
 
 A TypeError from inside halox is a failure: it names neither the argument nor the remedy, and only some ranks raise it
-if their arguments differ. HALOX_ODD_SEED=n runs 20,000 calls with several odd arguments at once.
+if their arguments differ.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +24,10 @@ from tests.unit.odd_values import ODD
 support.require("mpi")
 from mpi4py import MPI  # noqa: E402
 
-Call = tuple[Callable[..., Any], dict[str, Callable[[], Any]]]
+Call = tuple[Callable[..., Any], dict[str, Any]]
+"""A function, and valid keyword arguments."""
+
 SELF = MPI.COMM_SELF
-LONG_PATH = ODD["long text"]()
 
 
 class _Bench:
@@ -42,7 +40,6 @@ class _Bench:
         self.reduce = halox.Allreduce(SELF, 3, "f8", device="cpu")
         self.u, self.v = self.grid.ones(), self.turned.ones()
         self.plan = self.grid.plan(self.u)
-        self.face = dt.vector(3, 1, 2, "f8")
         self.fft = halox.FFT(self.grid)
         self.w = self.grid.zeros("c16")
         self.spectrum = self.fft.forward(self.w)
@@ -54,326 +51,245 @@ class _Bench:
             part.close()
 
 
-def value(given: Any) -> Callable[[], Any]:
-    return lambda: given
+def call(function: Callable[..., Any], **arguments: Any) -> Call:
+    return function, arguments
 
 
-def keep(given: Any) -> Any:
-    """Close the object that a call returned, if it needs to be closed."""
-    kinds = halox.Grid, halox.Transpose, halox.Exchange, halox.Allreduce, halox.Plan, halox.FFT
-    if isinstance(given, kinds):
-        given.close()
-    return given
+def closing(function: Callable[..., Any], **fixed: Any) -> Callable[..., None]:
+    """Return a function that closes the object which ``function`` returns."""
 
+    def made(*arguments: Any, **options: Any) -> None:
+        function(*arguments, **fixed, **options).close()
 
-def exchanged(role: str, **options: Any) -> None:
-    """Create an exchange of one message to this rank itself, with options of its `Send` or `Recv` replaced."""
-    a, b = np.zeros(4), np.zeros(4)
-    send: dict[str, Any] = {"array": a, "datatype": "f8", "dest": 0, "count": 2, "tag": 0}
-    recv: dict[str, Any] = {"array": b, "datatype": "f8", "source": 0, "count": 2, "tag": 0}
-    (send if role == "send" else recv).update(options)
-    keep(halox.Exchange([halox.Send(**send)], [halox.Recv(**recv)], comm=SELF))
-
-
-def calls(b: _Bench) -> dict[str, Call]:
-    g, u, v = b.grid, value(b.u), value(b.v)
-    f8, three = value("f8"), value(3)
-    grid = partial(halox.Grid, comm=SELF, device="cpu")
-    new: dict[str, Callable[[], Any]] = {
-        "dtype": f8,
-        "components": three,
-        "components_after": value((2,)),
-        "staggered": value(0),
-        "halo": value(((1, 2), 0)),
-    }
-    path, corners, nothing = value("host"), value(True), value(None)
-    made: dict[str, Call] = {
-        "Grid": (
-            lambda grid_shape, **options: keep(halox.Grid(grid_shape, comm=SELF, **options)),
-            {
-                "grid_shape": value((4, 5)),
-                "halo": value(1),
-                "periodic": value(True),
-                "proc_shape": value((1, 1)),
-                "blocks": value([(4,), None]),
-                "corners": corners,
-                "device": value("cpu"),
-                "placement": value(True),
-                "path": path,
-            },
-        ),
-        "Grid entries": (
-            lambda cells, low, width, wraps, ranks, cut, size: keep(
-                grid(
-                    (cells, 5),
-                    halo=((low, 1), width),
-                    periodic=(wraps, True),
-                    proc_shape=(ranks, 1),
-                    blocks=[cut, (size,)],
-                )
-            ),
-            {
-                "cells": value(4),
-                "low": value(1),
-                "width": value(1),
-                "wraps": value(False),
-                "ranks": value(0),
-                "cut": nothing,
-                "size": value(5),
-            },
-        ),
-        "zeros": (g.zeros, new),
-        "ones": (g.ones, new),
-        "empty": (g.empty, new),
-        "full": (partial(g.full, 2), new),
-        "declare": (g.declare, {"array": lambda: np.zeros((6, 7))}),
-        "declare options": (
-            lambda **options: g.declare(np.zeros((3, 7, 6, 2)), **options),
-            {
-                "components": three,
-                "components_after": value(2),
-                "staggered": value(()),
-                "halo": value(((1, 2), (1, 0))),
-            },
-        ),
-        "layout": (g.layout, {"field": u}),
-        "interior": (g.interior, {"field": u}),
-        "indices": (g.indices, {"halo": value(True)}),
-        "gather": (g.gather, {"field": u, "root": value(0)}),
-        "exchange": (
-            lambda field, corners: g.exchange(field, corners=corners),
-            {"field": u, "corners": corners},
-        ),
-        "accumulate": (
-            lambda field, corners: g.accumulate(field, corners=corners),
-            {"field": u, "corners": corners},
-        ),
-        "plan": (
-            lambda field, **options: keep(g.plan(field, **options)),
-            {"field": u, "corners": corners, "path": path},
-        ),
-        "explain": (lambda field: str(g.explain(field)), {"field": u}),
-        "measure": (b.plan.measure, {"repeats": value(1)}),
-        "dot": (g.dot, {"field": u, "other": u, "out": lambda: np.zeros(1)}),
-        "Grid.allreduce": (
-            g.allreduce,
-            {"array": lambda: np.zeros(3), "op": value("max"), "out": lambda: np.zeros(3)},
-        ),
-        "Exchange": (
-            lambda **options: keep(halox.Exchange(**options, comm=SELF)),
-            {"sends": list, "receives": list, "path": path},
-        ),
-        "Exchange entries": (
-            lambda send, receive: keep(halox.Exchange([send], [receive], comm=SELF)),
-            {
-                "send": lambda: halox.Send(np.zeros(2), "f8", 0),
-                "receive": lambda: halox.Recv(np.zeros(2), "f8", 0),
-            },
-        ),
-        "Send": (
-            partial(exchanged, "send"),
-            {
-                "array": lambda: np.zeros(4),
-                "datatype": f8,
-                "dest": value(0),
-                "count": value(2),
-                "tag": value(0),
-            },
-        ),
-        "Recv": (
-            partial(exchanged, "recv"),
-            {
-                "array": lambda: np.zeros(4),
-                "datatype": f8,
-                "source": value(0),
-                "count": value(2),
-                "tag": value(0),
-            },
-        ),
-        "Transpose": (
-            lambda grid_a, grid_b, **options: keep(halox.Transpose(grid_a, grid_b, **options)),
-            {"grid_a": value(g), "grid_b": value(b.turned), "axes": value((1, 0)), "path": path},
-        ),
-        "forward": (b.transpose.forward, {"u": u, "v": v}),
-        "backward": (b.transpose.backward, {"v": v, "u": u}),
-        "Transpose.plan": (
-            lambda u, v, **options: keep(b.transpose.plan(u, v, **options)),
-            {"u": u, "v": v, "backward": value(True), "path": path},
-        ),
-        "Allreduce": (
-            lambda shape, dtype, op, algorithm, device: keep(
-                halox.Allreduce(SELF, shape, dtype, op, algorithm, device=device)
-            ),
-            {
-                "shape": value((2, 3)),
-                "dtype": f8,
-                "op": value("sum"),
-                "algorithm": value("host"),
-                "device": value("cpu"),
-            },
-        ),
-        "Allreduce call": (b.reduce, {"array": lambda: np.zeros(3), "out": lambda: np.zeros(3)}),
-        "pack": (
-            halox.pack,
-            {
-                "source": lambda: np.zeros(20),
-                "datatype": value(b.face),
-                "count": value(2),
-                "out": lambda: np.zeros(48, "u1"),
-                "method": value("host"),
-                "max_blocks": nothing,
-            },
-        ),
-        "unpack": (
-            halox.unpack,
-            {
-                "packed": lambda: np.zeros(48, "u1"),
-                "datatype": value(b.face),
-                "target": lambda: np.zeros(20),
-                "count": value(2),
-                "method": value("host"),
-                "max_blocks": nothing,
-            },
-        ),
-        "packing_method": (
-            halox.packing_method,
-            {"source": lambda: np.zeros(20), "datatype": f8, "count": value(2), "out": nothing},
-        ),
-        "items": (b.face.items, {"count": three}),
-        "blocks": (b.face.blocks, {"count": three}),
-        "overlaps": (b.face.overlaps, {"count": three}),
-        "same_layout": (b.face.same_layout, {"other": value(b.face)}),
-        "from_mpi": (dt.from_mpi, {"mpi_datatype": value(MPI.INT)}),
-    }
-    one = {"field": u}
-    made |= {
-        "full": (g.full, {"value": value(2), **new}),
-        "zeros offsets": (g.zeros, {"parity": nothing, "offsets": value((1,))}),
-        **{
-            f"{name}_like": (getattr(g, f"{name}_like"), {**one, "dtype": f8})
-            for name in ("zeros", "ones", "empty")
-        },
-        "full_like": (g.full_like, {**one, "value": value(1), "dtype": f8}),
-        "Grid.explain": (g.explain, {}),
-        "scatter": (
-            lambda whole, **options: g.scatter(whole, **options),
-            {"whole": lambda: np.zeros((4, 5)), "root": value(0), "out": u},
-        ),
-        "scatter options": (
-            lambda **options: g.scatter(np.zeros((3, 4, 5)), **options),
-            {"components": three, "halo": value(1)},
-        ),
-        "save": (
-            lambda path, field, **options: g.save(path, u=field, **options),
-            {
-                "path": value("saved.zarr"),
-                "field": u,
-                "attrs": value({"a": 1}),
-                "dims": value(("x", "y")),
-                "coords": lambda: {"x": np.arange(4.0)},
-                "compressors": nothing,
-                "progress": nothing,
-            },
-        ),
-        "save fields": (
-            lambda path, fields: g.save(path, fields),
-            {"path": value("saved.npy"), "fields": lambda: {"u": b.u}},
-        ),
-        "load": (
-            lambda path, into, **options: g.load(path, into, **options),
-            {
-                "path": value("odd.zarr"),
-                "into": lambda: {"u": b.u},
-                "names": value("u"),
-                "progress": nothing,
-            },
-        ),
-        "FFT": (
-            lambda grid, axes, **options: keep(halox.FFT(grid, axes, **options)),
-            {
-                "grid": value(g),
-                "axes": value((0, 1)),
-                "real": value(True),
-                "norm": value("ortho"),
-                "dealias": value(False),
-                "path": path,
-            },
-        ),
-        "FFT.forward": (b.fft.forward, {"u": value(b.w), "out": value(b.spectrum)}),
-        "FFT.backward": (b.fft.backward, {"s": value(b.spectrum), "out": value(b.w)}),
-        "wavenumbers": (b.fft.wavenumbers, {"lengths": value((1.0, 2.0))}),
-        "comm": (
-            lambda comm: keep(halox.Grid((4, 5), comm=comm, device="cpu")),
-            {"comm": value(SELF)},
-        ),
-        "Exchange comm": (
-            lambda comm: keep(halox.Exchange([], [], comm=comm)),
-            {"comm": value(SELF)},
-        ),
-        "Allreduce comm": (
-            lambda comm: keep(halox.Allreduce(comm, 3, "f8", device="cpu")),
-            {"comm": value(SELF)},
-        ),
-        "leave_sms": (
-            lambda **options: keep(grid((4, 6), **options)),
-            {"checkerboard": value(True), "leave_sms": value(False)},
-        ),
-    }
-    for name in ("sum", "min", "max", "norm"):
-        made[name] = (getattr(g, name), {"field": u, "out": lambda: np.zeros(1)})
-    if importlib.util.find_spec("xarray"):
-        options = {"name": value("u"), "dims": value(("x", "y"))}
-        made["dataarray"] = (g.dataarray, {"field": u, **options})
-    pair = value([2, 1])
-    constructors: dict[str, dict[str, Callable[[], Any]]] = {
-        "primitive": {"dtype": f8},
-        "as_datatype": {"old": f8},
-        "dup": {"old": f8},
-        "contiguous": {"count": three, "old": f8},
-        "vector": {"count": three, "blocklength": three, "stride": value(-4), "old": f8},
-        "hvector": {"count": three, "blocklength": three, "stride_bytes": value(-40), "old": f8},
-        "indexed": {"blocklengths": pair, "displacements": value([4, 0]), "old": f8},
-        "hindexed": {"blocklengths": pair, "byte_displacements": value([40, 0]), "old": f8},
-        "indexed_block": {"blocklength": three, "displacements": value([4, 0]), "old": f8},
-        "hindexed_block": {"blocklength": three, "byte_displacements": value([40, 0]), "old": f8},
-        "struct": {
-            "blocklengths": pair,
-            "byte_displacements": value([40, 0]),
-            "types": value(["f8", "i4"]),
-        },
-        "subarray": {
-            "sizes": value((4, 5)),
-            "subsizes": value((2, 2)),
-            "starts": value((1, 1)),
-            "old": f8,
-            "order": value("F"),
-        },
-        "slab": {
-            "shape": value((4, 5)),
-            "strides": value((80, 16)),
-            "starts": value((1, 1)),
-            "subsizes": value((2, 2)),
-            "dtype": f8,
-        },
-        "resized": {"old": f8, "lb": value(-8), "extent": value(32)},
-    }
-    for name, arguments in constructors.items():
-        made[name] = (partial(built, getattr(dt, name)), arguments)
-    made["struct entries"] = (
-        lambda length, place, old: built(
-            dt.struct, blocklengths=[length, 1], byte_displacements=[place, 0], types=[old, "f8"]
-        ),
-        {"length": value(1), "place": value(8), "old": f8},
-    )
     return made
 
 
-def built(constructor: Callable[..., dt.Datatype], **arguments: Any) -> None:
-    """Construct a datatype, print it, and pack an array with it."""
-    made = constructor(**arguments)
-    repr(made)
-    made.overlaps(2)
-    halox.pack(np.zeros(90)[30:], made, 2)
+def grid_of_entries(
+    cells: Any, low: Any, width: Any, wraps: Any, ranks: Any, cut: Any, size: Any
+) -> halox.Grid:
+    """Make a grid from entries of its sequence arguments."""
+    halo, periodic, blocks = ((low, 1), width), (wraps, True), [cut, (size,)]
+    options: Any = {"halo": halo, "periodic": periodic, "blocks": blocks, "proc_shape": (ranks, 1)}
+    return halox.Grid((cells, 5), comm=SELF, device="cpu", **options)
+
+
+def message_to_self(send: dict[str, Any], receive: dict[str, Any]) -> halox.Exchange:
+    """Make an exchange of one message to this rank itself; the options replace valid ones."""
+    message: dict[str, Any] = {"datatype": "f8", "count": 2, "tag": 0}
+    sends = [halox.Send(**{"array": np.zeros(4), "dest": 0} | message | send)]
+    receives = [halox.Recv(**{"array": np.zeros(4), "source": 0} | message | receive)]
+    return halox.Exchange(sends, receives, comm=SELF)
+
+
+def grids(b: _Bench) -> dict[str, Call]:
+    """Return calls that make and describe grids and fields."""
+    g, u = b.grid, b.u
+    new = {
+        "components": 3,
+        "components_after": (2,),
+        "staggered": 0,
+        "halo": ((1, 2), 0),
+        "parity": None,
+        "offsets": None,
+    }
+    return {
+        "Grid": call(
+            closing(lambda grid_shape, **options: halox.Grid(grid_shape, **options)),
+            grid_shape=(4, 5),
+            halo=1,
+            periodic=True,
+            proc_shape=(1, 1),
+            blocks=[(4,), None],
+            corners=True,
+            device="cpu",
+            placement=True,
+            path="host",
+            checkerboard=False,
+            leave_sms=False,
+            comm=SELF,
+        ),
+        "Grid entries": call(
+            closing(grid_of_entries),
+            cells=4,
+            low=1,
+            width=1,
+            wraps=False,
+            ranks=0,
+            cut=None,
+            size=5,
+        ),
+        "zeros": call(g.zeros, dtype="f8", **new),
+        "ones": call(g.ones, dtype="f8", **new),
+        "empty": call(g.empty, dtype="f8", **new),
+        "full": call(g.full, value=2, dtype="f8", **new),
+        "zeros_like": call(g.zeros_like, field=u, dtype="f8"),
+        "ones_like": call(g.ones_like, field=u, dtype="f8"),
+        "empty_like": call(g.empty_like, field=u, dtype="f8"),
+        "full_like": call(g.full_like, field=u, value=1, dtype="f8"),
+        "declare": call(g.declare, array=np.zeros((6, 7))),
+        "declare options": call(
+            lambda **options: g.declare(np.zeros((3, 7, 6, 2)), **options),
+            components=3,
+            components_after=2,
+            staggered=(),
+            halo=((1, 2), (1, 0)),
+        ),
+        "layout": call(g.layout, field=u),
+        "interior": call(g.interior, field=u),
+        "indices": call(g.indices, halo=True, parity=None),
+        "gather": call(g.gather, field=u, root=0),
+        "scatter": call(g.scatter, whole=np.zeros((4, 5)), root=0, out=u),
+        "scatter options": call(
+            lambda **options: g.scatter(np.zeros((3, 4, 5)), **options), components=3, halo=1
+        ),
+        "save": call(
+            lambda path, field, **options: g.save(path, u=field, **options),
+            path="saved.zarr",
+            field=u,
+            attrs={"a": 1},
+            dims=("x", "y"),
+            coords={"x": np.arange(4.0)},
+            compressors=None,
+            progress=None,
+        ),
+        "save fields": call(
+            lambda path, fields: g.save(path, fields), path="saved.npy", fields={"u": u}
+        ),
+        "load": call(
+            lambda path, into, **options: g.load(path, into, **options),
+            path="odd.zarr",
+            into={"u": u},
+            names="u",
+            progress=None,
+        ),
+    }
+
+
+def exchanges(b: _Bench) -> dict[str, Call]:
+    """Return calls that move or combine values."""
+    g, u, v = b.grid, b.u, b.v
+    three, one = np.zeros(3), np.zeros(1)
+    send, receive = halox.Send(np.zeros(2), "f8", 0), halox.Recv(np.zeros(2), "f8", 0)
+    message = {"array": np.zeros(4), "datatype": "f8", "count": 2, "tag": 0}
+    reductions = {
+        name: call(getattr(g, name), field=u, out=one) for name in ("sum", "min", "max", "norm")
+    }
+    return reductions | {
+        "exchange": call(
+            lambda field, corners: g.exchange(field, corners=corners), field=u, corners=True
+        ),
+        "accumulate": call(
+            lambda field, corners: g.accumulate(field, corners=corners), field=u, corners=True
+        ),
+        "plan": call(
+            closing(lambda field, **options: g.plan(field, **options)),
+            field=u,
+            corners=True,
+            path="host",
+        ),
+        "explain": call(lambda field: str(g.explain(field)), field=u),
+        "measure": call(b.plan.measure, repeats=1),
+        "dot": call(g.dot, field=u, other=u, out=one),
+        "Grid.allreduce": call(g.allreduce, array=three, op="max", out=np.zeros(3)),
+        "Exchange": call(closing(halox.Exchange), sends=[], receives=[], path="host", comm=SELF),
+        "Exchange entries": call(
+            closing(lambda send, receive: halox.Exchange([send], [receive], comm=SELF)),
+            send=send,
+            receive=receive,
+        ),
+        "Send": call(closing(lambda **options: message_to_self(options, {})), **message, dest=0),
+        "Recv": call(closing(lambda **options: message_to_self({}, options)), **message, source=0),
+        "Transpose": call(
+            closing(halox.Transpose), grid_a=g, grid_b=b.turned, axes=(1, 0), path="host"
+        ),
+        "forward": call(b.transpose.forward, u=u, v=v),
+        "backward": call(b.transpose.backward, v=v, u=u),
+        "Transpose.plan": call(closing(b.transpose.plan), u=u, v=v, backward=False, path="host"),
+        "Allreduce": call(
+            closing(halox.Allreduce),
+            comm=SELF,
+            shape=(2, 3),
+            dtype="f8",
+            op="sum",
+            algorithm="host",
+            device="cpu",
+        ),
+        "Allreduce call": call(b.reduce, array=three, out=np.zeros(3)),
+        "FFT": call(
+            closing(halox.FFT),
+            grid=g,
+            axes=(0, 1),
+            real=True,
+            norm="ortho",
+            dealias=False,
+            path="host",
+        ),
+        "FFT.forward": call(b.fft.forward, u=b.w, out=b.spectrum),
+        "FFT.backward": call(b.fft.backward, s=b.spectrum, out=b.w),
+        "wavenumbers": call(b.fft.wavenumbers, lengths=(1.0, 2.0)),
+    }
+
+
+def built(constructor: Callable[..., dt.Datatype]) -> Callable[..., None]:
+    """Return a function that constructs a datatype, prints it, and packs an array with it."""
+
+    def made(**arguments: Any) -> None:
+        datatype = constructor(**arguments)
+        repr(datatype)
+        datatype.overlaps(2)
+        halox.pack(np.zeros(90)[30:], datatype, 2)
+
+    return made
+
+
+def datatypes() -> dict[str, Call]:
+    """Return calls that make and use datatypes."""
+    face = dt.vector(3, 1, 2, "f8")
+    source, packed = np.zeros(20), np.zeros(48, "u1")
+    method = {"datatype": face, "count": 2, "method": "host", "max_blocks": None}
+    lengths, places, boxes = [2, 1], [40, 0], {"starts": (1, 1), "subsizes": (2, 2)}
+    constructors: dict[str, dict[str, Any]] = {
+        "primitive": {"dtype": "f8"},
+        "as_datatype": {"old": "f8"},
+        "dup": {"old": "f8"},
+        "contiguous": {"count": 3, "old": "f8"},
+        "vector": {"count": 3, "blocklength": 3, "stride": -4, "old": "f8"},
+        "hvector": {"count": 3, "blocklength": 3, "stride_bytes": -40, "old": "f8"},
+        "indexed": {"blocklengths": lengths, "displacements": [4, 0], "old": "f8"},
+        "hindexed": {"blocklengths": lengths, "byte_displacements": places, "old": "f8"},
+        "indexed_block": {"blocklength": 3, "displacements": [4, 0], "old": "f8"},
+        "hindexed_block": {"blocklength": 3, "byte_displacements": places, "old": "f8"},
+        "struct": {"blocklengths": lengths, "byte_displacements": places, "types": ["f8", "i4"]},
+        "subarray": {"sizes": (4, 5), **boxes, "old": "f8", "order": "F"},
+        "slab": {"shape": (4, 5), "strides": (80, 16), **boxes, "dtype": "f8"},
+        "resized": {"old": "f8", "lb": -8, "extent": 32},
+    }
+    return {
+        **{name: call(built(getattr(dt, name)), **made) for name, made in constructors.items()},
+        "struct entries": call(
+            built(lambda length, place, old: dt.struct([length, 1], [place, 0], [old, "f8"])),
+            length=1,
+            place=8,
+            old="f8",
+        ),
+        "pack": call(halox.pack, source=source, out=packed, **method),
+        "unpack": call(halox.unpack, packed=packed, target=np.zeros(20), **method),
+        "packing_method": call(
+            halox.packing_method, source=source, datatype="f8", count=2, out=None
+        ),
+        "items": call(face.items, count=3),
+        "blocks": call(face.blocks, count=3),
+        "overlaps": call(face.overlaps, count=3),
+        "same_layout": call(face.same_layout, other=face),
+        "from_mpi": call(dt.from_mpi, mpi_datatype=MPI.INT),
+    }
+
+
+def calls(b: _Bench) -> dict[str, Call]:
+    made = grids(b) | exchanges(b) | datatypes()
+    if importlib.util.find_spec("xarray"):
+        made["dataarray"] = call(b.grid.dataarray, field=b.u, name="u", dims=("x", "y"))
+    return made
 
 
 @contextmanager
@@ -383,21 +299,18 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def outcome(call: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
+def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
     """Return None if a call succeeds or raises a proper halox error, otherwise a description of the failure."""
     try:
         with quiet():
-            call(**arguments)
+            function(**arguments)
     except HaloxError as error:
         cause = error.__cause__
         if type(error) is HaloxError and not isinstance(
             cause, (HaloxError, MemoryError, type(None))
         ):
             return f"masked {cause!r}"  # the ranks agreed on an unexpected error
-        text = str(error)
-        path = arguments.get("path")
-        is_path = isinstance(path, str) and path == LONG_PATH  # the error quotes it in full
-        return None if 10 < len(text) < 3000 or is_path else f"a text of {len(text)} characters"
+        return None if 10 < len(str(error)) < 3000 else f"a text of {len(str(error))} characters"
     except MemoryError:
         return None  # the argument is valid, only too large for this machine
     except Exception as error:
@@ -414,48 +327,24 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Bench]:
 
 
 def test_the_calls_are_valid(bench: _Bench) -> None:
-    for name, (call, arguments) in calls(bench).items():
+    for function, arguments in calls(bench).values():
         with quiet():
-            call(**{key: make() for key, make in arguments.items()})
-        assert name
+            function(**arguments)
 
 
 def test_each_argument_in_turn(bench: _Bench) -> None:
     wrong = []
-    for name, (call, arguments) in calls(bench).items():
+    for name, (function, arguments) in calls(bench).items():
         for changed in arguments:
             for kind, odd in ODD.items():
-                given = {key: make() for key, make in arguments.items()}
-                given[changed] = odd()
-                found = outcome(call, given)
+                found = outcome(function, arguments | {changed: odd})
                 if found is not None:
                     wrong.append(f"{name}({changed}={kind}): {found}")
     bench.grid.exchange(bench.u)  # the grid still works
     assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong[:200])
 
 
-def test_several_at_once(bench: _Bench) -> None:
-    """Calls with several odd arguments; more calls if the environment has a seed."""
-    seed = os.environ.get("HALOX_ODD_SEED")
-    rng, every = random.Random(seed or 0), calls(bench)
-    wrong = []
-    for _ in range(20_000 if seed else 1_000):
-        name = rng.choice(list(every))
-        call, arguments = every[name]
-        kinds = {changed: rng.choice(list(ODD)) for changed in arguments if rng.random() < 0.6}
-        given = {
-            key: ODD[kinds[key]]() if key in kinds else make() for key, make in arguments.items()
-        }
-        found = outcome(call, given)
-        if found is not None:
-            wrong.append(f"{name}({kinds}): {found}")
-    assert not wrong, f"{len(wrong)} calls, seed {seed}:\n" + "\n".join(wrong[:200])
-
-
-INTEGERS = [int, np.int8, np.int32, np.uint16, np.int64, np.uint64, lambda n: np.array(n, "i2")]
-
-
-@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint64, lambda n: np.array(n, "i2")])
 def test_integers_of_numpy_are_integers(kind: Callable[[int], Any]) -> None:
     """Every count, rank, width, tag, axis and component may be a NumPy integer."""
     a = np.arange(6.0)
@@ -489,7 +378,7 @@ def test_integers_of_numpy_are_integers(kind: Callable[[int], Any]) -> None:
         assert reduce.shape == (2, 3)
 
 
-@pytest.mark.parametrize("corners", ["no", 1, 0, [], None.__class__, np.array([True])])
+@pytest.mark.parametrize("corners", ["no", 1, 0, [], np.array([True])])
 def test_what_is_no_bool_is_no_bool(corners: Any, bench: _Bench) -> None:
     """1 is refused although it equals True and a plan for True exists."""
     grid, u = bench.grid, bench.u

@@ -502,8 +502,6 @@ NO_PATH = "there is no path {!r} between ranks; paths are peer, nccl, ipc, stage
         ("peer/ll", "ipc", "peer/ll"),
         (None, "staged/mpi", "staged/mpi"),
         ("host", "ipc/put", "host"),
-        ("ipc/into", None, "ipc/put"),
-        (None, "ipc/from", "ipc/get"),
     ],
 )
 def test_which_path_is_asked_for(
@@ -532,7 +530,7 @@ def test_there_is_no_such_path(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         requested_path("host")
 
 
-@pytest.mark.parametrize("name", ["host/ll", "peer/", "ipc/into/it", "cuda_aware/shared"])
+@pytest.mark.parametrize("name", ["host/ll", "peer/", "ipc/put/it", "cuda_aware/shared"])
 def test_there_is_no_such_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOX_PATH", name)
     with pytest.raises(PathError) as caught:

@@ -54,7 +54,7 @@ WORDS = {
     r"call(s|ed|ing)? off": "cancel",
     r"numbers? of (a|the|whole) fields?": "field reduction",
     r"rivals?": "baseline",
-    r"(?<!--)headlines?": "target",
+    r"headlines?": "target",
     r"early launch(es)?|launched early": "programmatic dependent launch",
     r"Cargo": "Payload",
     r"Stopwatch|stopwatch": "Timer",

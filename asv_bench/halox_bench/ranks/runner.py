@@ -95,8 +95,8 @@ class Kind:
                 help="default: GPUs if usable",
             )
         if self.targets is not None:
-            text = "only the figures that have a target; --headlines is the former name"
-            parser.add_argument("--targets", "--headlines", **flag, help=text)
+            text = "only the figures that have a target"
+            parser.add_argument("--targets", **flag, help=text)
         for option in self.options:
             option.add(parser)
         parser.add_argument("--list", **flag, help="list the cases and end")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 import halox
-from halox.errors import MissingPackageError
 from halox.grid import Grid
 from halox_bench.ranks.bench import RanksBench
 from halox_bench.ranks.methods import WrongResult
@@ -26,8 +25,6 @@ def times_us(bench: RanksBench, n: int = CELLS) -> dict[str, float]:
 
     Raises
     ------
-    MissingPackageError
-        If this halox has no FFT.
     WrongResult
         If the transform of a plane wave is wrong, or the transform back.
 
@@ -35,15 +32,11 @@ def times_us(bench: RanksBench, n: int = CELLS) -> dict[str, float]:
     -----
     Collective. The plan is cuFFT's on a GPU; on a host it is `numpy.fft.fftn`.
     """
-    # An older halox without FFT can still be measured.
-    make: Any = getattr(halox, "FFT", None)
-    if make is None:
-        raise MissingPackageError("this halox has no FFT")
     device: Any = bench.options.device
     with (
         bench.stage.current(),
         Grid((n, n, n), halo=0, comm=bench.comm, device=device) as grid,
-        make(grid) as fft,
+        halox.FFT(grid) as fft,
     ):
         found = _measured(bench, grid, fft, n)
     bench.free()

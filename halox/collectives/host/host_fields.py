@@ -192,7 +192,7 @@ def _values(array: object) -> Array:
         return to_host(array)
     except HaloxError:
         raise
-    except Exception as error:  # NumPy raises several types, and objects may raise any
+    except Exception as error:  # NumPy raises several types
         raise FieldError(
             f"array: {shown(array)} is neither an array nor a number ({shortened(str(error))})"
         ) from error

@@ -111,7 +111,7 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
         found = cast(given, dtype)
     except MemoryError:
         raise
-    except Exception as error:  # NumPy raises several types; an object may raise any type
+    except Exception as error:  # NumPy raises several types
         why = shortened(str(error))
         raise FieldError(
             f"value: {shown(value)} cannot be held by dtype {dtype} ({why}); give another value, or dtype="
@@ -136,7 +136,7 @@ def _wider(value: object, dtype: DType) -> str:
     """Return a dtype, as text, that holds a value and all values of ``dtype``; empty if NumPy has no such dtype."""
     try:
         found = np.result_type(np.asarray(value).dtype, dtype)
-    except Exception:  # an object, or dtypes without a common dtype
+    except (TypeError, ValueError):  # no array, or dtypes without a common dtype
         return ""
     return repr(str(found)) if found.kind in "iufc" and found != dtype else ""
 
