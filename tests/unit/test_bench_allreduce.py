@@ -17,7 +17,7 @@ from halox_bench.allreduce.kind import pays_after
 from halox_bench.allreduce.run import calls_to_pay, paid
 from halox_bench.common.options import MIB, nbytes_of, size_label
 from halox_bench.common.rows import Row
-from tests.gpu.check import multigrid_figures
+from tools.gpu.check import multigrid_figures
 
 # Of Python's own numbers: the integers of a dtype wrap around afterwards.
 BY_PYTHON: dict[str, Callable[[Any, Any], Any]] = {

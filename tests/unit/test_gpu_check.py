@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import check, junit
-from tests.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
 from tests.support import require
+from tools.gpu import check, junit
+from tools.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
 
 
 def test_digest_of_sources(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_run_without_a_report_tells_what_ran(tmp_path: Path) -> None:
     ran = tmp_path / "test_of_this.py"
     ran.write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(3)\n")
     report = tmp_path / "report.xml"
-    command = ["-m", "pytest", "-q", "-p", "tests.gpu.junit", f"--rootdir={tmp_path}", str(ran)]
+    command = ["-m", "pytest", "-q", "-p", "tools.gpu.junit", f"--rootdir={tmp_path}", str(ran)]
     status, _ = check.run(command, HALOX_JUNIT=str(report))
     assert (status, junit.running(report)) == (3, "test_of_this.py::test_b")
     report.touch()

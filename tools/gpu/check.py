@@ -1,6 +1,6 @@
 """The GPU check: runs the whole GPU suite and the benchmarks that have targets; writes docs/performance/gpu-check.json.
 
-Run ``python3 -m tests.gpu.check`` (``make gpu-check``) in the checkout, on a machine with at least one GPU, CuPy,
+Run ``python3 -m tools.gpu.check`` (``make gpu-check``) in the checkout, on a machine with at least one GPU, CuPy,
 mpi4py, NumPy and pytest. On a machine with one GPU all ranks share it. The exit status is 1 if anything failed. If all
 tests of a file are skipped, the file counts as skipped, and the result contains the reasons. A file that runs no test
 for another reason counts as failed.
@@ -37,8 +37,8 @@ from types import MappingProxyType
 from typing import Any
 
 from halox.cli import launcher
-from tests.gpu import junit
 from tests.launching import descendants
+from tools.gpu import junit
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
@@ -149,10 +149,10 @@ def suite(
     """Run the tests of one or more files, and return the outcome of each; ``how`` is appended to their names."""
     parts = path, ranks, shard, how
     report = scratch / f"{'-'.join(map(str, parts)).replace('/', '-').replace(' ', '-')}.xml"
-    # The plugin tests.gpu.junit makes rank 0 write the report named by HALOX_JUNIT.
+    # The plugin tools.gpu.junit makes rank 0 write the report named by HALOX_JUNIT.
     # --maxfail ends a broken suite early, so that it prints its failures before its time limit.
     command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
-    command += ["-p", "tests.gpu.junit", path, *others]
+    command += ["-p", "tools.gpu.junit", path, *others]
     began = time.monotonic()
     status, said = run(
         [*command, *options],
@@ -552,7 +552,7 @@ def main(arguments: list[str]) -> int:
 
         def of_one() -> None:
             for name in ("strided", "nas_ft"):
-                result.add(figures=measure(name, [f"tests.gpu.bench_{name}"], None, scratch))
+                result.add(figures=measure(name, [f"tools.gpu.bench_{name}"], None, scratch))
             for name in ("milc", "pack", "transpose"):
                 result.add(figures=targets(name, None, scratch))
 
