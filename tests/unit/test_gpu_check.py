@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support import require
-from tools.gpu import check, junit
-from tools.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
+from tools.gpu import apps, check, outcomes, suites
+from tools.gpu.apps import fourier_figures, milc_figures
+from tools.gpu.check import sources_sha256
+from tools.gpu.running import ROOT, run
 
 
 def test_digest_of_sources(tmp_path: Path) -> None:
@@ -38,7 +41,7 @@ def test_fourier_figures() -> None:
             "app": "nas_ft",
             "ranks": ranks,
             "exit_status": 0,
-            "figures": {**common, "ranks": ranks, "mops": mops},
+            "figures": {**common, "mops": mops},
         }
         for ranks, mops in ((1, 2.0e6), (1, 2.1e6), (2, 1e6))
     ]
@@ -56,8 +59,9 @@ def test_milc_figures() -> None:
     runs = [
         {
             "app": "milc",
+            "ranks": ranks,
             "exit_status": status,
-            "figures": {**common, "ranks": ranks, "cg_gflops": gflops, "dslash_gflops": 2.0},
+            "figures": {**common, "cg_gflops": gflops, "dslash_gflops": 2.0},
         }
         for ranks, gflops, status in ((1, 800.0, 0), (2, 600.0, 0), (4, 1.0, 1))
     ]
@@ -69,33 +73,58 @@ def test_milc_figures() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_every_file_of_ranks_runs_once_on_two(
-    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[tuple[str, int | None, str]] = []
-
-    def suite(path: str, ranks: int | None, scratch: Path, *others: str, **how: Any) -> list[Any]:
-        ran.extend((file, ranks, how.get("how", "")) for file in (path, *others))
-        return []
-
-    monkeypatch.setattr(check, "suite", suite)
-    for job in chain(*check.several_ranks(gpus)):
-        job(tmp_path)
-    on_two = sorted(file for file, ranks, how in ran if ranks == 2 and not how)
-    assert on_two == check.rank_files()
-    assert len(set(ran)) == len(ran)
-    assert ((check.FAILURES, None, "") in ran) == (gpus > 1)
+def test_every_file_runs_once(gpus: int) -> None:
+    of_ranks = list(chain(*suites.several_ranks(gpus)))
+    on_two = [file for one in of_ranks if one.ranks == 2 and not one.how for file in one.files]
+    assert sorted(on_two) == suites.rank_files()
+    rest = [one for one in of_ranks if one.ranks is None]
+    in_one = [*suites.one_process(gpus), *rest]
+    shards = [one for one in in_one if one.variables]
+    ran = [file for one in in_one if one not in shards for file in one.files]
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/gpu").rglob("test_*.py")}
+    absent = {suites.RANDOM_TYPES} | ({suites.NCCL_FAILURES} if gpus == 1 else set())
+    assert sorted(ran) == sorted(files - absent)
+    assert {*chain(*(one.files for one in shards))} == {suites.RANDOM_TYPES}
+    assert len({one.variables["HALOX_RANDOM_SHARD"] for one in shards}) == suites.SHARDS
 
 
-def test_a_run_without_a_report_tells_what_ran(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted({*suites.BY_THEMSELVES, *suites.LONGEST_OF_RANKS}))
+def test_a_file_has_the_name(name: str) -> None:
+    assert any(suites.among(file, [name]) for file in suites.rank_files())
+
+
+def test_a_run_that_dies_tells_what_ran(tmp_path: Path) -> None:
     ran = tmp_path / "test_of_this.py"
     ran.write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(3)\n")
-    report = tmp_path / "report.xml"
-    command = ["-m", "pytest", "-q", "-p", "tools.gpu.junit", f"--rootdir={tmp_path}", str(ran)]
-    status, _ = check.run(command, HALOX_JUNIT=str(report))
-    assert (status, junit.running(report)) == (3, "test_of_this.py::test_b")
-    report.touch()
-    assert junit.running(report) == ""
+    file = tmp_path / "outcomes"
+    command = ["-m", "pytest", "-q", "-p", "tools.gpu.outcomes", f"--rootdir={tmp_path}", str(ran)]
+    status, _ = run(command, variables={"HALOX_OUTCOMES": str(file)})
+    (passed,), died_in = outcomes.read(file)
+    assert (status, died_in) == (3, "test_of_this.py::test_b")
+    assert passed["test"] == "test_of_this.py::test_a" and passed["outcome"] == "passed"
+
+
+def test_outcomes(tmp_path: Path) -> None:
+    """A failing test has failed, a failing fixture is an error, also after a test that passed."""
+    source = [
+        "import pytest, time",
+        "@pytest.fixture",
+        "def before(): raise ValueError",
+        "@pytest.fixture",
+        "def after(): yield; raise ValueError",
+        "def test_a(): time.sleep(0.1); assert False",
+        "def test_b(before): pass",
+        "def test_c(after): pass",
+        "def test_d(): pytest.skip('no GPU')",
+    ]
+    path = tmp_path / "test_0.py"
+    path.write_text("\n".join(source))
+    suite = suites.Suite([str(path)], options=[f"--rootdir={tmp_path}"], how=", so")
+    *found, status = suite.run()
+    assert [one["test"] for one in found] == [f"test_0.py::test_{x}, so" for x in "abcd"]
+    assert [one["outcome"] for one in found] == ["failed", "error", "error", "skipped"]
+    assert found[0]["seconds"] >= 0.1 and found[3]["reason"] == "no GPU"
+    assert status["outcome"] == "exit status 1"
 
 
 @pytest.mark.parametrize(("gpus", "ranks"), [(1, [2]), (2, [2]), (4, [2, 4]), (8, [2, 4, 8])])
@@ -103,30 +132,26 @@ def test_one_command_measures_on_all_numbers_of_ranks(
     gpus: int, ranks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[tuple[str, Any]] = []
-    apps: list[tuple[str, int]] = []
-    result = SimpleNamespace(gpus=gpus, apps=[], skipped=[], is_good=True)
-    result.add = lambda **found: None
-    result.write = lambda: None
+    ran: list[tuple[str, int]] = []
+    result = SimpleNamespace(gpus=gpus, add=lambda **found: None, end=lambda: True)
 
     def app(name: str, number: int, *options: str) -> dict[str, Any]:
-        apps.append((name, number))
+        ran.append((name, number))
         return {"app": name, "ranks": number, "exit_status": 1}
 
-    def targets(
-        kind: str, number: int | None, scratch: Path, *words: object
-    ) -> list[dict[str, Any]]:
+    def targets(kind: str, number: int | None, *words: object) -> list[dict[str, Any]]:
         kinds.append((kind, number))
         return []
 
     monkeypatch.setattr(check, "Result", lambda parts: result)
-    monkeypatch.setattr(check, "app", app)
+    monkeypatch.setattr(apps, "app", app)
     monkeypatch.setattr(check, "targets", targets)
-    monkeypatch.setattr(check, "suite", None)  # no tests
+    monkeypatch.setattr(check, "run_suites", None)  # no tests
     assert check.main(["--figures"]) == 0
     for kind in ("exchange", "allreduce", "transpose"):
         assert [number for name, number in kinds if name == kind] == ranks
     wanted = sorted({1, *range(1, min(gpus, 2) + 1), *ranks[1:]})
-    assert sorted(number for name, number in apps if name == "nas_mg") == wanted
+    assert sorted(number for name, number in ran if name == "nas_mg") == wanted
 
 
 SUITES = {
@@ -136,6 +161,7 @@ SUITES = {
     "empty": "",
     "broken": "import no_such_package\n",
     "crashing": "import os\ndef test_a(): os._exit(0)\n",
+    "dying": "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\n",
 }
 NO_PACKAGE = "could not import 'no_such_package': No module named 'no_such_package'"
 
@@ -151,6 +177,7 @@ NO_PACKAGE = "could not import 'no_such_package': No module named 'no_such_packa
         ("skipped,passing", "-k nothing", ["skipped", "exit status 5"]),
         ("broken", "", ["error", "exit status 2"]),
         ("crashing", "", ["exit status 0 in test_0.py::test_a"]),
+        ("dying", "", ["passed", "exit status 0 in test_0.py::test_b"]),
     ],
 )
 def test_only_files_that_are_skipped_may_run_nothing(
@@ -163,8 +190,8 @@ def test_only_files_that_are_skipped_may_run_nothing(
     paths = [tmp_path / f"test_{n}.py" for n, _ in enumerate(files.split(","))]
     for path, name in zip(paths, files.split(","), strict=True):
         path.write_text(SUITES[name])
-    words = (f"--rootdir={tmp_path}", *options.split())
-    found = check.suite(str(paths[0]), None, tmp_path, *map(str, paths[1:]), options=words)
+    words = [f"--rootdir={tmp_path}", *options.split()]
+    found = suites.Suite([*map(str, paths)], options=words).run()
     assert [one["outcome"] for one in found] == expected
     reason = NO_PACKAGE if files.startswith("skipped") else "no zarr"
     assert all(one["reason"] == reason for one in found if one["outcome"] == "skipped")
@@ -176,5 +203,28 @@ def test_ranks_that_skip_a_file_are_no_failure(tmp_path: Path) -> None:
     require("mpi")
     path = tmp_path / "test_0.py"
     path.write_text(SUITES["skipped"])
-    (found,) = check.suite(str(path), 2, tmp_path, options=(f"--rootdir={tmp_path}",))
-    assert (found["test"], found["outcome"], found["ranks"]) == ("test_0", "skipped", 2)
+    (found,) = suites.Suite([str(path)], 2, [f"--rootdir={tmp_path}"]).run()
+    assert (found["test"], found["outcome"], found["ranks"]) == ("test_0.py", "skipped", 2)
+
+
+def test_the_result_is_written_after_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "RESULT", tmp_path / "result.json")
+    monkeypatch.setattr(check, "machine", lambda: {"gpus": ["G"]})
+    result = check.Result("all")
+    assert result.gpus == 1
+    passing, skipped = {"outcome": "passed"}, {"outcome": "skipped", "reason": "no GPU"}
+    result.add(tests=[passing, skipped], figures=[{"name": "a"}])
+    written = json.loads(check.RESULT.read_text())
+    assert (written["passed"], written["skipped"], written["failed"]) == (1, 1, 0)
+    assert not written["ended"] and written["sources_sha256"] == sources_sha256()
+    assert result.end() and json.loads(check.RESULT.read_text())["ended"]
+    for broken in (
+        {"tests": [{"outcome": "exit status 1"}]},
+        {"figures": [{"name": "b", "failed": "exit status 1"}]},
+        {"runs": [{"app": "milc", "exit_status": 1}]},
+    ):
+        result = check.Result("all")
+        result.add(**broken)
+        assert not result.end()

@@ -42,7 +42,7 @@ def event_us(
         stop.record()
         stop.synchronize()
         times.append(cp.cuda.get_elapsed_time(start, stop) * 1e3 / number)
-    return median(times[2:])
+    return float(median(times[2:]))
 
 
 def benchmarks(names: tuple[str, ...] = ("B", "C")) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def of_class(name: str) -> list[dict[str, Any]]:
         solver.iterate()
         transform = transform_us(spectrum, u, problem.iterations)
         copy = event_us(lambda: cp.copyto(spectrum, u), problem.iterations)
-        found = []
+        found: list[dict[str, Any]] = []
         for how in ("in a stream", "as a graph"):
             if how == "as a graph":
                 solver.capture()

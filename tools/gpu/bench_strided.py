@@ -19,6 +19,7 @@ from halox.packing.refine import Copy, Side, contiguous_side
 from halox.packing.strided import StridedCopy
 from halox.runtime.gpu.memory import pinned
 
+Call = Callable[[], Any]
 SIZES = (64, 128, 256, 512)
 AXES = {
     "z": 0,
@@ -27,7 +28,7 @@ AXES = {
 }
 
 
-def event_us(call: Callable[[], Any], repeats: int = 15, inner: int = 20) -> float:
+def event_us(call: Call, repeats: int = 15, inner: int = 20) -> float:
     """Median time of a call in microseconds, from ``repeats`` rounds of ``inner`` calls between two events.
 
     The stream stays busy while the host enqueues the calls, so the events measure the GPU's time rather than the
@@ -47,7 +48,7 @@ def event_us(call: Callable[[], Any], repeats: int = 15, inner: int = 20) -> flo
         stop.record()
         stop.synchronize()
         times.append(cp.cuda.get_elapsed_time(start, stop) * 1e3 / inner)
-    return median(times[3:])
+    return float(median(times[3:]))
 
 
 def benchmarks(sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
@@ -64,17 +65,19 @@ def benchmarks(sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
             face = field[tuple(where)]
             out = cp.empty(subsizes)
             host = pinned(datatype.size)
+            assert datatype.strided is not None
             side = Side(int(field.data.ptr), datatype.strided)
             expected = cp.ascontiguousarray(face).get().tobytes()
 
-            def packer(pointer: int, side=side, nbytes=datatype.size) -> StridedCopy:
+            def packer(pointer: int, side: Side = side, nbytes: int = datatype.size) -> StridedCopy:
                 return StridedCopy([Copy(side, contiguous_side(pointer, nbytes))], device=0)
 
-            def slice_to_host(out=out, face=face, host=host) -> None:
+            def slice_to_host(out: Any = out, face: Any = face, host: Any = host) -> None:
                 out[...] = face
                 out.get(out=host.array.view("f8").reshape(out.shape), blocking=False)
 
-            for where_to, ours, theirs, read in (
+            # A destination, halox's call, CuPy's call, and a function that returns the packed bytes.
+            cases: list[tuple[str, Call, Call, Callable[[], bytes]]] = [
                 (
                     "device",
                     packer(int(out.data.ptr)).launch,
@@ -87,7 +90,8 @@ def benchmarks(sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
                     slice_to_host,
                     lambda host=host: host.array.tobytes(),
                 ),
-            ):
+            ]
+            for where_to, ours, theirs, read in cases:
                 out.fill(0)
                 host.array[:] = 0
                 cp.cuda.runtime.deviceSynchronize()
