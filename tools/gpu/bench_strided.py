@@ -21,11 +21,7 @@ from halox.runtime.gpu.memory import pinned
 
 Call = Callable[[], Any]
 SIZES = (64, 128, 256, 512)
-AXES = {
-    "z": 0,
-    "y": 1,
-    "x": 2,
-}
+AXES = {"z": 0, "y": 1, "x": 2}
 
 
 def event_us(call: Call, repeats: int = 15, inner: int = 20) -> float:
@@ -58,59 +54,63 @@ def benchmarks(sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
     found = []
     for n in sizes:
         field = cp.arange((n + 2) ** 3, dtype="f8").reshape((n + 2,) * 3)
-        for name, axis in AXES.items():
-            subsizes, where = [n, n, n], [slice(1, n + 1)] * 3
-            subsizes[axis], where[axis] = 1, slice(1, 2)
-            datatype = dt.subarray(field.shape, subsizes, [1, 1, 1], "f8")
-            face = field[tuple(where)]
-            out = cp.empty(subsizes)
-            host = pinned(datatype.size)
-            assert datatype.strided is not None
-            side = Side(int(field.data.ptr), datatype.strided)
-            expected = cp.ascontiguousarray(face).get().tobytes()
-
-            def packer(pointer: int, side: Side = side, nbytes: int = datatype.size) -> StridedCopy:
-                return StridedCopy([Copy(side, contiguous_side(pointer, nbytes))], device=0)
-
-            def slice_to_host(out: Any = out, face: Any = face, host: Any = host) -> None:
-                out[...] = face
-                out.get(out=host.array.view("f8").reshape(out.shape), blocking=False)
-
-            # A destination, halox's call, CuPy's call, and a function that returns the packed bytes.
-            cases: list[tuple[str, Call, Call, Callable[[], bytes]]] = [
-                (
-                    "device",
-                    packer(int(out.data.ptr)).launch,
-                    lambda out=out, face=face: cp.copyto(out, face),
-                    lambda out=out: out.get().tobytes(),
-                ),
-                (
-                    "pinned",
-                    packer(host.device_pointer).launch,
-                    slice_to_host,
-                    lambda host=host: host.array.tobytes(),
-                ),
-            ]
-            for where_to, ours, theirs, read in cases:
-                out.fill(0)
-                host.array[:] = 0
-                cp.cuda.runtime.deviceSynchronize()
-                ours()
-                cp.cuda.runtime.deviceSynchronize()
-                if read() != expected:
-                    raise AssertionError(f"wrong bytes: {name}-face of {n}^3 to {where_to}")
-                rates = [datatype.size / 1e3 / event_us(call) for call in (ours, theirs)]
-                found.append(
-                    {
-                        "name": f"pack {name}-face of {n}^3 f8 to {where_to}",
-                        "value": round(rates[0], 2),
-                        "unit": "GB/s",
-                        "baseline": round(rates[1], 2),
-                        "baseline_name": "the same by CuPy's slicing",
-                    }
-                )
-            host.close()
+        for name in AXES:
+            found += of_face(field, n, name)
         del field
+    return found
+
+
+def of_face(field: Any, n: int, name: str) -> list[dict[str, Any]]:
+    """Return the figures of one face of a cube of n^3 cells, packed to device memory and to pinned memory."""
+    import cupy as cp
+
+    subsizes, where = [n, n, n], [slice(1, n + 1)] * 3
+    subsizes[AXES[name]], where[AXES[name]] = 1, slice(1, 2)
+    datatype = dt.subarray(field.shape, subsizes, [1, 1, 1], "f8")
+    assert datatype.strided is not None
+    side = Side(int(field.data.ptr), datatype.strided)
+    face = field[tuple(where)]
+    out = cp.empty(subsizes)
+    host = pinned(datatype.size)
+    expected = cp.ascontiguousarray(face).get().tobytes()
+
+    def packer(pointer: int) -> StridedCopy:
+        return StridedCopy([Copy(side, contiguous_side(pointer, datatype.size))], device=0)
+
+    def slice_to_host() -> None:
+        out[...] = face
+        out.get(out=host.array.view("f8").reshape(out.shape), blocking=False)
+
+    # A destination, halox's call, CuPy's call, and a function that returns the packed bytes.
+    cases: list[tuple[str, Call, Call, Callable[[], bytes]]] = [
+        (
+            "device",
+            packer(int(out.data.ptr)).launch,
+            lambda: cp.copyto(out, face),
+            lambda: out.get().tobytes(),
+        ),
+        ("pinned", packer(host.device_pointer).launch, slice_to_host, host.array.tobytes),
+    ]
+    found = []
+    for where_to, ours, theirs, read in cases:
+        out.fill(0)
+        host.array[:] = 0
+        cp.cuda.runtime.deviceSynchronize()
+        ours()
+        cp.cuda.runtime.deviceSynchronize()
+        if read() != expected:
+            raise AssertionError(f"wrong bytes: {name}-face of {n}^3 to {where_to}")
+        rates = [datatype.size / 1e3 / event_us(call) for call in (ours, theirs)]
+        found.append(
+            {
+                "name": f"pack {name}-face of {n}^3 f8 to {where_to}",
+                "value": round(rates[0], 2),
+                "unit": "GB/s",
+                "baseline": round(rates[1], 2),
+                "baseline_name": "the same by CuPy's slicing",
+            }
+        )
+    host.close()
     return found
 
 
