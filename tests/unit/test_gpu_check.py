@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.faults.calls import GPU_PATHS, PEER_PATHS
+from tests.faults.table import rows
 from tests.support import require
 from tools.gpu import apps, check, outcomes, suites
 from tools.gpu.apps import fourier_figures, milc_figures
 from tools.gpu.check import sources_sha256
 from tools.gpu.running import ROOT, run
+from tools.gpu.suites import Suite
 
 
 def test_digest_of_sources(tmp_path: Path) -> None:
@@ -80,12 +83,30 @@ def test_every_file_runs_once(gpus: int) -> None:
     rest = [one for one in of_ranks if one.ranks is None]
     in_one = [*suites.one_process(gpus), *rest]
     shards = [one for one in in_one if one.variables]
-    ran = [file for one in in_one if one not in shards for file in one.files]
+    failing = [one for one in in_one if one.files == [suites.FAILURES]]
+    rest = [one for one in in_one if one not in shards and one not in failing]
+    ran = [file for one in rest for file in one.files]
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/gpu").rglob("test_*.py")}
-    absent = {suites.RANDOM_TYPES} | ({suites.NCCL_FAILURES} if gpus == 1 else set())
+    absent = {suites.RANDOM_TYPES, suites.FAILURES}
+    absent |= {suites.NCCL_FAILURES} if gpus == 1 else set()
     assert sorted(ran) == sorted(files - absent)
     assert {*chain(*(one.files for one in shards))} == {suites.RANDOM_TYPES}
     assert len({one.variables["HALOX_RANDOM_SHARD"] for one in shards}) == suites.SHARDS
+    assert [bool(one.options) for one in failing] == ([True] * 3 if gpus == 1 else [False])
+
+
+def test_every_failure_is_in_one_part(tmp_path: Path) -> None:
+    """Tests with the names of all failures, selected by each part's expression, all run, and none of them twice."""
+    names = [row.name for row in rows((*GPU_PATHS, *PEER_PATHS)) if row.is_quick]
+    source = (
+        f"import pytest\n@pytest.mark.parametrize('row', {names}, ids=str)\ndef test_a(row): pass\n"
+    )
+    (tmp_path / "test_0.py").write_text(source)
+    ran = []
+    for part in suites.FAILING:
+        found = Suite([str(tmp_path / "test_0.py")], options=["-k", part, f"--rootdir={tmp_path}"])
+        ran += [one["test"] for one in found.run()]
+    assert sorted(ran) == sorted(f"test_0.py::test_a[{name}]" for name in names)
 
 
 @pytest.mark.parametrize("name", sorted({*suites.BY_THEMSELVES, *suites.LONGEST_OF_RANKS}))
@@ -119,7 +140,7 @@ def test_outcomes(tmp_path: Path) -> None:
     ]
     path = tmp_path / "test_0.py"
     path.write_text("\n".join(source))
-    suite = suites.Suite([str(path)], options=[f"--rootdir={tmp_path}"], how=", so")
+    suite = Suite([str(path)], options=[f"--rootdir={tmp_path}"], how=", so")
     *found, status = suite.run()
     assert [one["test"] for one in found] == [f"test_0.py::test_{x}, so" for x in "abcd"]
     assert [one["outcome"] for one in found] == ["failed", "error", "error", "skipped"]
@@ -191,7 +212,7 @@ def test_only_files_that_are_skipped_may_run_nothing(
     for path, name in zip(paths, files.split(","), strict=True):
         path.write_text(SUITES[name])
     words = [f"--rootdir={tmp_path}", *options.split()]
-    found = suites.Suite([*map(str, paths)], options=words).run()
+    found = Suite([*map(str, paths)], options=words).run()
     assert [one["outcome"] for one in found] == expected
     reason = NO_PACKAGE if files.startswith("skipped") else "no zarr"
     assert all(one["reason"] == reason for one in found if one["outcome"] == "skipped")
@@ -203,7 +224,7 @@ def test_ranks_that_skip_a_file_are_no_failure(tmp_path: Path) -> None:
     require("mpi")
     path = tmp_path / "test_0.py"
     path.write_text(SUITES["skipped"])
-    (found,) = suites.Suite([str(path)], 2, [f"--rootdir={tmp_path}"]).run()
+    (found,) = Suite([str(path)], 2, [f"--rootdir={tmp_path}"]).run()
     assert (found["test"], found["outcome"], found["ranks"]) == ("test_0.py", "skipped", 2)
 
 

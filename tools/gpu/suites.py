@@ -28,6 +28,10 @@ BY_THEMSELVES = (*ALONE, "allreduce", "paths", "nccl")
 LAUNCHES = 3
 """On several GPUs each file in BY_THEMSELVES has a launch of its own, and the other files share LAUNCHES launches. A
 launch takes 3 s."""
+LAUNCHES_ON_ONE = 6
+"""On one GPU each file in ALONE and LONGEST_OF_RANKS has a launch of its own, and the others share these launches."""
+FAILING = ("ipc", "staged", "not ipc and not staged")
+"""The failure tests on one GPU, divided by path among processes."""
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py"
     for name in ("milc", "bench", "nas_mg", "nas_ft", "fft_examples", "jacobi", "workunits")
@@ -96,11 +100,12 @@ def one_process(gpus: int) -> list[Suite]:
     """
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
     others = sorted(files - {RANDOM_TYPES, FAILURES, NCCL_FAILURES, *LONGEST})
-    failures = [FAILURES] if gpus == 1 else []
+    failing = FAILING if gpus == 1 else ()
     of_ranks = rank_files()
     return [
         *(Suite(of_ranks[k::ON_ONE_RANK], 1) for k in range(ON_ONE_RANK)),
-        *(Suite([file]) for file in (*failures, *LONGEST)),
+        *(Suite([FAILURES], options=["-k", paths]) for paths in failing),
+        *(Suite([file]) for file in LONGEST),
         *(
             Suite([RANDOM_TYPES], options=["-s"], variables={"HALOX_RANDOM_SHARD": f"{k}/{SHARDS}"})
             for k in range(SHARDS)
@@ -123,15 +128,20 @@ def several_ranks(gpus: int) -> tuple[list[Suite], list[Suite]]:
     """
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     on_four = [Suite([f"{RANKS_FOLDER}/test_{name}_gpu.py"], 4) for name in names]
-    files = sorted(rank_files(), key=lambda file: not among(file, LONGEST_OF_RANKS))
+    launches = LAUNCHES_ON_ONE if gpus == 1 else LAUNCHES
+    separate = (*ALONE, *LONGEST_OF_RANKS) if gpus == 1 else BY_THEMSELVES
+    files = rank_files()
+    others = [file for file in files if not among(file, separate)]
+    by_themselves = [Suite([file], 2) for file in files if file not in others]
+    shared = [Suite(others[k::launches], 2) for k in range(launches)]
     if gpus == 1:
-        together = [Suite([file], 2) for file in files if not among(file, ALONE)]
-        return [*together, *on_four], [Suite([file], 2) for file in files if among(file, ALONE)]
-    others = [file for file in files if not among(file, BY_THEMSELVES)]
+        alone = [one for one in by_themselves if among(one.files[0], ALONE)]
+        longest = [one for one in by_themselves if one not in alone]
+        return [*longest, *shared, *on_four], alone
     by_sockets = [f"{RANKS_FOLDER}/test_{name}_gpu.py" for name in BY_SOCKETS]
     return [Suite([FAILURES]), Suite([NCCL_FAILURES])], [
-        *(Suite([file], 2) for file in files if file not in others),
-        *(Suite(others[k::LAUNCHES], 2) for k in range(LAUNCHES)),
+        *by_themselves,
+        *shared,
         *on_four,
         Suite(by_sockets, 2, ["-k", "nccl"], SOCKETS, ", by sockets"),
     ]
