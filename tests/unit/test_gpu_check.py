@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,6 +227,20 @@ def test_ranks_that_skip_a_file_are_no_failure(tmp_path: Path) -> None:
     path.write_text(SUITES["skipped"])
     (found,) = Suite([str(path)], 2, [f"--rootdir={tmp_path}"]).run()
     assert (found["test"], found["outcome"], found["ranks"]) == ("test_0.py", "skipped", 2)
+
+
+@pytest.mark.parametrize("name", ["strided", "nas_ft"])
+def test_a_benchmark_that_fails_has_failed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (figure,) = check.measure(name, [f"tools.gpu.bench_{name}"], None)
+    assert figure == {"name": f"{name} on 1 rank(s)", "failed": "exit status 1"}
+
+
+def test_a_command_that_takes_too_long_is_ended() -> None:
+    """The processes that it started end too: `run` returns only after all of them have closed their output."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    status, said = run(["-c", f"import subprocess; subprocess.run({sleep})"], limit_s=2)
+    assert status == 124 and said.endswith("took longer than 2 s")
 
 
 def test_the_result_is_written_after_each_step(

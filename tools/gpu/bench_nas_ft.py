@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -113,5 +114,4 @@ def parts(solver: Solver, iterations: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump(benchmarks(), file)
+    Path(sys.argv[1]).write_text(json.dumps(benchmarks()), encoding="utf-8")
