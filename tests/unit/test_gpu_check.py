@@ -176,6 +176,33 @@ def test_one_command_measures_on_all_numbers_of_ranks(
     assert sorted(number for name, number in ran if name == "nas_mg") == wanted
 
 
+@pytest.mark.parametrize(
+    ("words", "is_tested", "is_whole"),
+    [([], True, True), (["--several"], True, False), (["--figures"], False, False)],
+)
+def test_parts(
+    words: list[str], is_tested: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Suite] = []
+    measured: list[tuple[str, int | None]] = []
+    result = SimpleNamespace(gpus=1, add=lambda **found: None, end=lambda: False)
+    monkeypatch.setattr(check, "Result", lambda parts: result)
+    monkeypatch.setattr(check, "run_suites", lambda result, found, at_once: ran.extend(found))
+    monkeypatch.setattr(check, "measure", lambda name, words, ranks: measured.append((name, ranks)))
+    monkeypatch.setattr(apps, "run_all", lambda gpus: [])
+    assert check.main(words) == 1  # as the result has failures
+    together, alone = suites.several_ranks(1)
+    wanted = [*together, *alone] if is_tested else []
+    assert ran == wanted + (suites.one_process(1) if is_whole else [])
+    assert ("halox bench exchange", 2) in measured
+    assert (("strided", None) in measured) is (("halox bench pack", None) in measured) is is_whole
+
+
+def test_unknown_words_run_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main(["--one"]) == 2
+    assert "--several" in capsys.readouterr().out
+
+
 SUITES = {
     "skipped": "import pytest\npytest.importorskip('no_such_package')\ndef test_a(): pass\n",
     "each test skipped": "import pytest\n@pytest.mark.skip('no zarr')\ndef test_a(): pass\n",

@@ -34,12 +34,14 @@ FAILING = ("ipc", "staged", "not ipc and not staged")
 """The failure tests on one GPU, divided by path among processes."""
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py"
-    for name in ("milc", "bench", "nas_mg", "nas_ft", "fft_examples", "jacobi", "workunits")
+    for name in ("fft_examples", "bench", "milc", "nas_ft", "jacobi", "nas_mg", "workunits")
 )
 LONGEST_OF_RANKS = ("allreduce", "paths", "random_programs", "checkerboards", "collecting", "milc")
 SOCKETS = {
-    **{"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
-    **{"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"},
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
 }
 """Environment that makes NCCL use sockets, as between nodes: no peer access, shared memory or InfiniBand."""
 BY_SOCKETS = ("exchange", "graphs", "new_arrays", "nccl")
