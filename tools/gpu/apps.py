@@ -8,7 +8,7 @@ from typing import Any
 
 from tools.gpu.running import run
 
-LIMIT_S = 120
+QUIET_S = 120.0
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
 LARGE_MG_CLASS, LARGE_MG_RANKS = "D", 8
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
@@ -21,7 +21,7 @@ def app(name: str, ranks: int, *options: str) -> dict[str, Any]:
     """Run a mini-app on GPUs through the command line, and return its exit status and figures."""
     started = time.monotonic()
     words = ["-m", "halox", "run", name, "--device", "gpu", "--json", *options]
-    status, said = run(words, ranks, limit_s=LIMIT_S)
+    status, said = run(words, ranks, quiet_s=QUIET_S)
     try:
         figures = json.loads(said[said.index("{") : said.rindex("}") + 1])
     except ValueError:

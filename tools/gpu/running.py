@@ -1,32 +1,30 @@
-"""Runs commands in the root of the checkout, on ranks or in one process, under a time limit."""
+"""Runs commands in the root of the checkout, on ranks or in one process."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 
 from halox.cli import launcher
-from tests.launching import descendants
+from tests import launching
 
-ROOT = Path(__file__).resolve().parents[2]
-STEP_LIMIT_S = 200
-DUMPING_S = 2
+ROOT = launching.ROOT
+QUIET_S = 200.0
+"""Seconds without output after which a command counts as stuck."""
 
 
 def run(
     command: Sequence[str],
     ranks: int | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
-    limit_s: float = STEP_LIMIT_S,
+    quiet_s: float = QUIET_S,
 ) -> tuple[int, str]:
-    """Run a Python command on ``ranks`` ranks, or in one process if None; return its exit status and output."""
+    """Run a Python command on ``ranks`` ranks, or in one process if None; return its exit status and output.
+
+    A command that prints nothing for ``quiet_s`` seconds is ended, with exit status 124; its ranks print their stacks.
+    """
     environment = dict(
         os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30", **variables
     )
@@ -35,26 +33,7 @@ def run(
     else:
         environment |= launcher.environment(ranks)
         command = launcher.command(launcher.find(), ranks, command)
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as started:
-        try:
-            said, _ = started.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            # On SIGABRT the pytest of each rank prints its stacks; SIGKILL ends every rank.
-            pids = descendants(started.pid)
-            for signalled in (signal.SIGABRT, signal.SIGKILL):
-                for pid in pids:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signalled)
-                time.sleep(DUMPING_S)
-            started.kill()
-            said, _ = started.communicate()
-            return 124, said + f"\ntook longer than {limit_s} s"
-    return started.returncode, said
+    ended = launching.run(command, environment, quiet_s)
+    if ended.status is None:
+        return 124, f"{ended.said}\nprinted nothing for {quiet_s} s"
+    return ended.status, ended.said
