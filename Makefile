@@ -30,19 +30,19 @@ oldest:
 	PATH="$(CURDIR)/.venv-oldest/bin:$$PATH" .venv-oldest/bin/python -m pytest
 
 gpu-check:
-	$(PYTHON) -m tests.gpu.check
+	$(PYTHON) -m tools.gpu.check
 
-# What several GPUs add to a check on one.
+# The tests and figures of several ranks, which a machine with several GPUs adds to a check on one.
 gpu-check-several:
-	$(PYTHON) -m tests.gpu.check --several
+	$(PYTHON) -m tools.gpu.check --several
 
-# The figures among that: on 2, 4 and 8 ranks, as far as there are GPUs.
+# Only the figures of several ranks: on 2, 4 and 8, up to the number of GPUs.
 gpu-check-figures:
-	$(PYTHON) -m tests.gpu.check --figures
+	$(PYTHON) -m tools.gpu.check --figures
 
 # The page of figures, from the files that the checks wrote.
 figures:
-	$(PYTHON) -m tests.gpu.figures
+	$(PYTHON) -m tools.gpu.figures
 
 bench:
 	cd asv_bench && $(PYTHON) -m asv machine --yes >/dev/null && \

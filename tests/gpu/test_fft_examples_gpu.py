@@ -12,8 +12,7 @@ require("gpu")
 require("mpi")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("options", CASES)
+@pytest.mark.parametrize(("ranks", "options"), zip((1, 2), CASES, strict=True))
 def test_the_vortex_in_a_box(ranks: int, options: str) -> None:
     """Energy and enstrophy equal the host's; the example itself compares them with a series."""
     ended = on_ranks(ranks, str(BOX), *options.split(), "--device", "gpu")
@@ -23,8 +22,7 @@ def test_the_vortex_in_a_box(ranks: int, options: str) -> None:
     assert (energy, enstrophy) == pytest.approx(CASES[options], abs=1e-9)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("options", PLANES)
+@pytest.mark.parametrize(("ranks", "options"), zip((1, 2), PLANES, strict=True))
 def test_vortices_in_a_plane(ranks: int, options: str) -> None:
     """The example itself compares the vorticity with the exact solution in all cells."""
     ended = on_ranks(ranks, str(PLANE), *options.split(), "--device", "gpu")

@@ -146,8 +146,16 @@ def verified(*words: str) -> dict[str, Any]:
 
 
 class TestCommand:
-    @pytest.mark.parametrize("precision", ["double", "single", "mixed"])
-    @pytest.mark.parametrize("words", [(), ("--graph",), ("--naive", "--graph"), ("-n", "2")])
+    @pytest.mark.parametrize(
+        ("precision", "words"),
+        [
+            ("double", ()),
+            ("single", ("--graph",)),
+            ("mixed", ("--graph",)),
+            ("double", ("--naive", "--graph")),
+            ("mixed", ("-n", "2")),
+        ],
+    )
     def test_runs(self, precision: str, words: tuple[str, ...]) -> None:
         figures = verified(
             "--lattice", "8", "12", "8", "16", "--mass", "0.2", "--precision", precision, *words

@@ -58,9 +58,16 @@ def test_transfers_equal_numpy(kernels: DeviceKernels, shape: tuple[int, int, in
         np.testing.assert_allclose(fine_there.get(), fine, rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["S", "W", "A"])
 @pytest.mark.parametrize(
-    ("ranks", "graph"), [(1, False), (1, True), (2, False), (4, False), (2, True)]
+    ("name", "ranks", "graph"),
+    [
+        ("S", 1, False),
+        ("A", 1, False),
+        ("W", 1, True),
+        ("A", 2, False),
+        ("S", 4, False),
+        ("W", 2, True),
+    ],
 )
 def test_official_verification(name: str, ranks: int, graph: bool) -> None:
     if graph and ranks > cupy.cuda.runtime.getDeviceCount():

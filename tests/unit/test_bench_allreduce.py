@@ -17,7 +17,7 @@ from halox_bench.allreduce.kind import pays_after
 from halox_bench.allreduce.run import calls_to_pay, paid
 from halox_bench.common.options import MIB, nbytes_of, size_label
 from halox_bench.common.rows import Row
-from tests.gpu.check import multigrid_figures
+from tools.gpu.apps import multigrid_figures
 
 # Of Python's own numbers: the integers of a dtype wrap around afterwards.
 BY_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
@@ -163,7 +163,7 @@ def test_multigrid_figures() -> None:
     bad = {"app": "nas_mg", "ranks": 4, "exit_status": 1, "figures": {"output": "no"}}
     found = multigrid_figures([*runs, bad, {"app": "stencil2d", "exit_status": 0}])
     assert [one["value"] for one in found] == [100.0, 180.0, 900.0]
-    # That of another class is no baseline.
+    # The rate of another class is not a baseline.
     assert [one["speed_up"] for one in found] == [1.0, 1.8, None]
     assert found[1]["exchange_share"] == 0.1 and found[1]["baseline"] == 100.0
     assert multigrid_figures([bad]) == []

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "environment.md"
-FOLDERS = ("halox", "apps", "asv_bench", "examples", "tests")
+FOLDERS = ("halox", "apps", "asv_bench", "examples", "tests", "tools")
 NAME = re.compile(r"HALOX_[A-Z_]+")
 ROW = re.compile(r"^\| (`HALOX_[^|]+) \|.* \| ([^|]+) \|$", re.MULTILINE)
 

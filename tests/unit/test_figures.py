@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from tests.gpu import figures
+from tools.gpu import figures
 
 
 def test_the_page_is_that_of_the_files():
     assert figures.PAGE.read_text(encoding="utf-8") == figures.page(), (
-        "run python3 -m tests.gpu.figures"
+        "run python3 -m tools.gpu.figures"
     )
 
 

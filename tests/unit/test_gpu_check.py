@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import check, junit
-from tests.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
+from tests.faults.calls import GPU_PATHS, PEER_PATHS
+from tests.faults.table import rows
 from tests.support import require
+from tools.gpu import apps, check, outcomes, suites
+from tools.gpu.apps import fourier_figures, milc_figures
+from tools.gpu.check import sources_sha256
+from tools.gpu.running import ROOT, run
+from tools.gpu.suites import Suite
 
 
 def test_digest_of_sources(tmp_path: Path) -> None:
@@ -38,7 +45,7 @@ def test_fourier_figures() -> None:
             "app": "nas_ft",
             "ranks": ranks,
             "exit_status": 0,
-            "figures": {**common, "ranks": ranks, "mops": mops},
+            "figures": {**common, "mops": mops},
         }
         for ranks, mops in ((1, 2.0e6), (1, 2.1e6), (2, 1e6))
     ]
@@ -56,8 +63,9 @@ def test_milc_figures() -> None:
     runs = [
         {
             "app": "milc",
+            "ranks": ranks,
             "exit_status": status,
-            "figures": {**common, "ranks": ranks, "cg_gflops": gflops, "dslash_gflops": 2.0},
+            "figures": {**common, "cg_gflops": gflops, "dslash_gflops": 2.0},
         }
         for ranks, gflops, status in ((1, 800.0, 0), (2, 600.0, 0), (4, 1.0, 1))
     ]
@@ -69,33 +77,76 @@ def test_milc_figures() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_every_file_of_ranks_runs_once_on_two(
-    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[tuple[str, int | None, str]] = []
+def test_every_file_runs_once(gpus: int) -> None:
+    of_ranks = list(chain(*suites.several_ranks(gpus)))
+    on_two = [file for one in of_ranks if one.ranks == 2 and not one.how for file in one.files]
+    assert sorted(on_two) == suites.rank_files()
+    rest = [one for one in of_ranks if one.ranks is None]
+    in_one = [*suites.one_process(gpus), *rest]
+    shards = [one for one in in_one if one.variables]
+    failing = [one for one in in_one if one.files == [suites.FAILURES]]
+    rest = [one for one in in_one if one not in shards and one not in failing]
+    ran = [file for one in rest for file in one.files]
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/gpu").rglob("test_*.py")}
+    absent = {suites.RANDOM_TYPES, suites.FAILURES}
+    absent |= {suites.NCCL_FAILURES} if gpus == 1 else set()
+    assert sorted(ran) == sorted(files - absent)
+    assert {*chain(*(one.files for one in shards))} == {suites.RANDOM_TYPES}
+    assert len({one.variables["HALOX_RANDOM_SHARD"] for one in shards}) == suites.SHARDS
+    assert [bool(one.options) for one in failing] == ([True] * 3 if gpus == 1 else [False])
 
-    def suite(path: str, ranks: int | None, scratch: Path, *others: str, **how: Any) -> list[Any]:
-        ran.extend((file, ranks, how.get("how", "")) for file in (path, *others))
-        return []
 
-    monkeypatch.setattr(check, "suite", suite)
-    for job in chain(*check.several_ranks(gpus)):
-        job(tmp_path)
-    on_two = sorted(file for file, ranks, how in ran if ranks == 2 and not how)
-    assert on_two == check.rank_files()
-    assert len(set(ran)) == len(ran)
-    assert ((check.FAILURES, None, "") in ran) == (gpus > 1)
+def test_every_failure_is_in_one_part(tmp_path: Path) -> None:
+    """Tests with the names of all failures, selected by each part's expression, all run, and none of them twice."""
+    names = [row.name for row in rows((*GPU_PATHS, *PEER_PATHS)) if row.is_quick]
+    source = (
+        f"import pytest\n@pytest.mark.parametrize('row', {names}, ids=str)\ndef test_a(row): pass\n"
+    )
+    (tmp_path / "test_0.py").write_text(source)
+    ran = []
+    for part in suites.FAILING:
+        found = Suite([str(tmp_path / "test_0.py")], options=["-k", part, f"--rootdir={tmp_path}"])
+        ran += [one["test"] for one in found.run()]
+    assert sorted(ran) == sorted(f"test_0.py::test_a[{name}]" for name in names)
 
 
-def test_a_run_without_a_report_tells_what_ran(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted({*suites.BY_THEMSELVES, *suites.LONGEST_OF_RANKS}))
+def test_a_file_has_the_name(name: str) -> None:
+    assert any(suites.among(file, [name]) for file in suites.rank_files())
+
+
+def test_a_run_that_dies_tells_what_ran(tmp_path: Path) -> None:
     ran = tmp_path / "test_of_this.py"
     ran.write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(3)\n")
-    report = tmp_path / "report.xml"
-    command = ["-m", "pytest", "-q", "-p", "tests.gpu.junit", f"--rootdir={tmp_path}", str(ran)]
-    status, _ = check.run(command, HALOX_JUNIT=str(report))
-    assert (status, junit.running(report)) == (3, "test_of_this.py::test_b")
-    report.touch()
-    assert junit.running(report) == ""
+    file = tmp_path / "outcomes"
+    command = ["-m", "pytest", "-q", "-p", "tools.gpu.outcomes", f"--rootdir={tmp_path}", str(ran)]
+    status, _ = run(command, variables={"HALOX_OUTCOMES": str(file)})
+    (passed,), died_in = outcomes.read(file)
+    assert (status, died_in) == (3, "test_of_this.py::test_b")
+    assert passed["test"] == "test_of_this.py::test_a" and passed["outcome"] == "passed"
+
+
+def test_outcomes(tmp_path: Path) -> None:
+    """A failing test has failed, a failing fixture is an error, also after a test that passed."""
+    source = [
+        "import pytest, time",
+        "@pytest.fixture",
+        "def before(): raise ValueError",
+        "@pytest.fixture",
+        "def after(): yield; raise ValueError",
+        "def test_a(): time.sleep(0.1); assert False",
+        "def test_b(before): pass",
+        "def test_c(after): pass",
+        "def test_d(): pytest.skip('no GPU')",
+    ]
+    path = tmp_path / "test_0.py"
+    path.write_text("\n".join(source))
+    suite = Suite([str(path)], options=[f"--rootdir={tmp_path}"], how=", so")
+    *found, status = suite.run()
+    assert [one["test"] for one in found] == [f"test_0.py::test_{x}, so" for x in "abcd"]
+    assert [one["outcome"] for one in found] == ["failed", "error", "error", "skipped"]
+    assert found[0]["seconds"] >= 0.1 and found[3]["reason"] == "no GPU"
+    assert status["outcome"] == "exit status 1"
 
 
 @pytest.mark.parametrize(("gpus", "ranks"), [(1, [2]), (2, [2]), (4, [2, 4]), (8, [2, 4, 8])])
@@ -103,30 +154,53 @@ def test_one_command_measures_on_all_numbers_of_ranks(
     gpus: int, ranks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[tuple[str, Any]] = []
-    apps: list[tuple[str, int]] = []
-    result = SimpleNamespace(gpus=gpus, apps=[], skipped=[], is_good=True)
-    result.add = lambda **found: None
-    result.write = lambda: None
+    ran: list[tuple[str, int]] = []
+    result = SimpleNamespace(gpus=gpus, add=lambda **found: None, end=lambda: True)
 
     def app(name: str, number: int, *options: str) -> dict[str, Any]:
-        apps.append((name, number))
+        ran.append((name, number))
         return {"app": name, "ranks": number, "exit_status": 1}
 
-    def targets(
-        kind: str, number: int | None, scratch: Path, *words: object
-    ) -> list[dict[str, Any]]:
+    def targets(kind: str, number: int | None, *words: object) -> list[dict[str, Any]]:
         kinds.append((kind, number))
         return []
 
     monkeypatch.setattr(check, "Result", lambda parts: result)
-    monkeypatch.setattr(check, "app", app)
+    monkeypatch.setattr(apps, "app", app)
     monkeypatch.setattr(check, "targets", targets)
-    monkeypatch.setattr(check, "suite", None)  # no tests
+    monkeypatch.setattr(check, "run_suites", None)  # no tests
     assert check.main(["--figures"]) == 0
     for kind in ("exchange", "allreduce", "transpose"):
         assert [number for name, number in kinds if name == kind] == ranks
     wanted = sorted({1, *range(1, min(gpus, 2) + 1), *ranks[1:]})
-    assert sorted(number for name, number in apps if name == "nas_mg") == wanted
+    assert sorted(number for name, number in ran if name == "nas_mg") == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "is_tested", "is_whole"),
+    [([], True, True), (["--several"], True, False), (["--figures"], False, False)],
+)
+def test_parts(
+    words: list[str], is_tested: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Suite] = []
+    measured: list[tuple[str, int | None]] = []
+    result = SimpleNamespace(gpus=1, add=lambda **found: None, end=lambda: False)
+    monkeypatch.setattr(check, "Result", lambda parts: result)
+    monkeypatch.setattr(check, "run_suites", lambda result, found, at_once: ran.extend(found))
+    monkeypatch.setattr(check, "measure", lambda name, words, ranks: measured.append((name, ranks)))
+    monkeypatch.setattr(apps, "run_all", lambda gpus: [])
+    assert check.main(words) == 1  # as the result has failures
+    together, alone = suites.several_ranks(1)
+    wanted = [*together, *alone] if is_tested else []
+    assert ran == wanted + (suites.one_process(1) if is_whole else [])
+    assert ("halox bench exchange", 2) in measured
+    assert (("strided", None) in measured) is (("halox bench pack", None) in measured) is is_whole
+
+
+def test_unknown_words_run_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main(["--one"]) == 2
+    assert "--several" in capsys.readouterr().out
 
 
 SUITES = {
@@ -136,6 +210,7 @@ SUITES = {
     "empty": "",
     "broken": "import no_such_package\n",
     "crashing": "import os\ndef test_a(): os._exit(0)\n",
+    "dying": "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\n",
 }
 NO_PACKAGE = "could not import 'no_such_package': No module named 'no_such_package'"
 
@@ -151,6 +226,7 @@ NO_PACKAGE = "could not import 'no_such_package': No module named 'no_such_packa
         ("skipped,passing", "-k nothing", ["skipped", "exit status 5"]),
         ("broken", "", ["error", "exit status 2"]),
         ("crashing", "", ["exit status 0 in test_0.py::test_a"]),
+        ("dying", "", ["passed", "exit status 0 in test_0.py::test_b"]),
     ],
 )
 def test_only_files_that_are_skipped_may_run_nothing(
@@ -163,8 +239,8 @@ def test_only_files_that_are_skipped_may_run_nothing(
     paths = [tmp_path / f"test_{n}.py" for n, _ in enumerate(files.split(","))]
     for path, name in zip(paths, files.split(","), strict=True):
         path.write_text(SUITES[name])
-    words = (f"--rootdir={tmp_path}", *options.split())
-    found = check.suite(str(paths[0]), None, tmp_path, *map(str, paths[1:]), options=words)
+    words = [f"--rootdir={tmp_path}", *options.split()]
+    found = Suite([*map(str, paths)], options=words).run()
     assert [one["outcome"] for one in found] == expected
     reason = NO_PACKAGE if files.startswith("skipped") else "no zarr"
     assert all(one["reason"] == reason for one in found if one["outcome"] == "skipped")
@@ -176,5 +252,41 @@ def test_ranks_that_skip_a_file_are_no_failure(tmp_path: Path) -> None:
     require("mpi")
     path = tmp_path / "test_0.py"
     path.write_text(SUITES["skipped"])
-    (found,) = check.suite(str(path), 2, tmp_path, options=(f"--rootdir={tmp_path}",))
-    assert (found["test"], found["outcome"], found["ranks"]) == ("test_0", "skipped", 2)
+    (found,) = Suite([str(path)], 2, [f"--rootdir={tmp_path}"]).run()
+    assert (found["test"], found["outcome"], found["ranks"]) == ("test_0.py", "skipped", 2)
+
+
+@pytest.mark.parametrize("name", ["strided", "nas_ft"])
+def test_a_benchmark_that_fails_has_failed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (figure,) = check.measure(name, [f"tools.gpu.bench_{name}"], None)
+    assert figure == {"name": f"{name} on 1 rank(s)", "failed": "exit status 1"}
+
+
+def test_a_command_that_is_stuck_is_ended() -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    status, said = run(["-c", f"import subprocess; subprocess.run({sleep})"], quiet_s=2)
+    assert status == 124 and said.endswith("printed nothing for 2 s")
+
+
+def test_the_result_is_written_after_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "RESULT", tmp_path / "result.json")
+    monkeypatch.setattr(check, "machine", lambda: {"gpus": ["G"]})
+    result = check.Result("all")
+    assert result.gpus == 1
+    passing, skipped = {"outcome": "passed"}, {"outcome": "skipped", "reason": "no GPU"}
+    result.add(tests=[passing, skipped], figures=[{"name": "a"}])
+    written = json.loads(check.RESULT.read_text())
+    assert (written["passed"], written["skipped"], written["failed"]) == (1, 1, 0)
+    assert not written["ended"] and written["sources_sha256"] == sources_sha256()
+    assert result.end() and json.loads(check.RESULT.read_text())["ended"]
+    for broken in (
+        {"tests": [{"outcome": "exit status 1"}]},
+        {"figures": [{"name": "b", "failed": "exit status 1"}]},
+        {"runs": [{"app": "milc", "exit_status": 1}]},
+    ):
+        result = check.Result("all")
+        result.add(**broken)
+        assert not result.end()

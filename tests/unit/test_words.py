@@ -30,6 +30,7 @@ CLEAN = [
     "asv_bench",
     "examples",
     "halox",
+    "tools",
 ]
 
 # A log of experiments, which is not edited later, and the built pages.

@@ -1,4 +1,4 @@
-"""The benchmarks between ranks on GPUs: every method that can be had is right and has a figure."""
+"""The benchmarks between ranks on GPUs: every available method gives correct values and has a figure."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_exchange(case: ExchangeCase, comm: MPI.Intracomm) -> None:
         assert (NCCL, "stream") in timed or "NCCL" in refused[NCCL]
     (staged,) = [row for row in rows if row.name == "staged" and row.mode == "graph"]
     if comm.size > 1:
-        # A path that needs the host cannot be captured, and says so.
+        # A path that needs the host cannot be captured, and its row contains the reason.
         assert staged.us is None and "captured" in staged.error
     else:
         assert staged.us  # all messages are this rank's own
 
 
 def bench_in(place: str, comm: Any, make: Any = TripBench, **options: Any) -> TripBench | None:
-    """The two ranks' bench with arrays in a place, or None without two GPUs."""
+    """Return the bench of two ranks with arrays in a place, or None if the place needs more GPUs than there are."""
     chosen = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here", **options)
     try:
         found: TripBench = make(comm, place, chosen)
@@ -130,7 +130,7 @@ def test_scatter_gather(case: cases.TripCase, place: str, comm: Any) -> None:
 def test_transfers_beside_a_kernel_that_fills_the_gpu(
     comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The values stay right, on one GPU or two; every figure is measured."""
+    """The values are correct on one GPU and on two, and every figure is measured."""
     monkeypatch.setattr(busy, "_SAMPLES", 1)
     monkeypatch.setattr(trip_targets, "MESSAGE_BYTES", 1 << 16)
     place = "2gpus" if cupy.cuda.runtime.getDeviceCount() > 1 else "1gpu"
@@ -203,7 +203,7 @@ def test_transpose(case: TransposeCase, comm: MPI.Intracomm) -> None:
 def test_figures_that_check_their_results(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The figures of a norm and of a grid's allreduce, in small."""
+    """The figures of a norm and of a grid's allreduce, at small sizes."""
     monkeypatch.setattr(targets, "NORM_CELLS", 48)
     (norm,) = targets.Targets(comm).norm()
     assert norm["value"] > 0

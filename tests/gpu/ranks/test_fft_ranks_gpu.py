@@ -21,6 +21,7 @@ import cupy  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.ranks(2, 4)  # tests/gpu/test_fft_gpu.py has random transforms on one rank
 @pytest.mark.parametrize("number", range(24))
 def test_random_transforms(number: int, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([SEED, 59, comm.size, number])

@@ -32,7 +32,7 @@ require("gpu")
 
 import cupy  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.ranks(1, 2, 4)]
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 
 @pytest.fixture(params=[3, 1], ids=["improved", "naive"])

@@ -252,7 +252,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(30))
+@pytest.mark.parametrize("number", range(20))
 def test_random_program(number: int, comm: MPI.Intracomm, tmp_path: Path) -> None:
     program = Program(number, comm, Path(comm.bcast(str(tmp_path))))
     if not program.grids:

@@ -1,4 +1,4 @@
-"""Tuning on GPUs: constants are found for the paths there are, written, and used by the next plan."""
+"""Tuning on GPUs: `halox tune` measures the available paths and stores constants, which the next plan uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder of this rank's own."""
+    """Return a cache folder that only this rank uses."""
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("XDG_CACHE_HOME", name)
         yield Path(name)
@@ -50,7 +50,7 @@ def test_plans_are_predicted_and_measured(folder: Path, comm: MPI.Intracomm) -> 
         assert bool((u[0] == low).all()) and bool((u[-1] == high).all())
 
 
-def test_what_is_measured_is_what_the_next_plan_goes_by(
+def test_the_next_plan_uses_the_measured_constants(
     folder: Path, comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if comm.size == 1:
@@ -70,7 +70,7 @@ def test_what_is_measured_is_what_the_next_plan_goes_by(
     text = comm.bcast(calibration.tuning_file().read_text() if comm.rank == 0 else None)
     costs = Costs.from_dict(json.loads(text)["entries"][0]["costs"])
     shared = "shared by ranks" in figures["topology"]
-    # A model that is far from what it was fitted to is of no use; ranks that take turns on a GPU do so unevenly.
+    # A model is useless if it does not predict its own measurements. Times of ranks that share a GPU vary more.
     assert all(row["off_%"] < (60 if shared else 30) for row in after), after
     with grid_of(comm) as grid:
         rows = [r for r in grid.plan(grid.zeros("f8")).explain().rows if r.peer != comm.rank]

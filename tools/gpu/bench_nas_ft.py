@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -42,7 +43,7 @@ def event_us(
         stop.record()
         stop.synchronize()
         times.append(cp.cuda.get_elapsed_time(start, stop) * 1e3 / number)
-    return median(times[2:])
+    return float(median(times[2:]))
 
 
 def benchmarks(names: tuple[str, ...] = ("B", "C")) -> list[dict[str, Any]]:
@@ -66,7 +67,7 @@ def of_class(name: str) -> list[dict[str, Any]]:
         solver.iterate()
         transform = transform_us(spectrum, u, problem.iterations)
         copy = event_us(lambda: cp.copyto(spectrum, u), problem.iterations)
-        found = []
+        found: list[dict[str, Any]] = []
         for how in ("in a stream", "as a graph"):
             if how == "as a graph":
                 solver.capture()
@@ -113,5 +114,4 @@ def parts(solver: Solver, iterations: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump(benchmarks(), file)
+    Path(sys.argv[1]).write_text(json.dumps(benchmarks()), encoding="utf-8")
