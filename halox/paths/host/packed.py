@@ -19,7 +19,6 @@ from halox.paths.buffers import (
 )
 from halox.paths.fragments import Cutter, whole
 from halox.paths.host.indexed import Indexed, IndexedMessages, PartView, index_all, pays
-from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
 from halox.paths.host.slices import Base, Index, grouped, slices_of
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
@@ -96,7 +95,7 @@ _Calls = list[Callable[[], object]]
 _Take = Callable[..., None]
 
 
-_Rows = list[list[Move]] | list[list[Indexed]] | list[Calls]
+_Rows = list[list[Move]] | list[list[Indexed]]
 
 
 class _Views(NamedTuple):
@@ -121,7 +120,6 @@ class HostChannel(Channel):
         self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
-        self._odd: OddBlocks | None = None
         # The same moves as indices of lent arrays.
         self.lent: Sequence[Array] = ()
         self._puts: list[_Sliced] = []
@@ -147,10 +145,6 @@ class HostChannel(Channel):
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
-        if not adds and self._indexed is None:
-            odd = OddBlocks(job, self._outgoing, self._incoming)
-            if odd.are_some:
-                self._odd, self._pack, self._take = odd, call_all, call_all
         self._is_large = any(
             [
                 view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES
@@ -164,9 +158,6 @@ class HostChannel(Channel):
         if self._indexed is not None:
             pack, unpack = self._indexed.views(memories)
             return _Views(pack, [], unpack)
-        if self._odd is not None:
-            packs_of, unpacks_of = self._odd.views(memories)
-            return _Views(packs_of, [], unpacks_of)
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
         packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
@@ -183,7 +174,7 @@ class HostChannel(Channel):
 
     def accepts(self, arrays: Sequence[Array]) -> bool:
         """Whether other arrays can be copied without views."""
-        if self._take is add_all or self._odd is not None or self._is_large:
+        if self._take is add_all or self._is_large:
             return False
         found = slices_of([*self._sent, *self._received], arrays)
         if found is None:
