@@ -18,7 +18,6 @@ import numpy as np
 
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError
-from halox.packing.absolute import check_absolute
 from halox.packing.choosing import check_method, choose, device_packer
 from halox.packing.device_arrays import device_array, packed_bytes
 from halox.packing.device_packer import DevicePacker
@@ -32,15 +31,6 @@ if TYPE_CHECKING:
 
 Move = Callable[[int, int, int], None]
 
-
-class _Bottom:
-    """Placeholder for an array if a datatype's displacements are addresses, like MPI_BOTTOM."""
-
-    def __repr__(self) -> str:
-        return "BOTTOM"
-
-
-BOTTOM = _Bottom()
 
 KEPT_CALLS = 256
 """Largest number of calls (datatype, count, method, max_blocks) with cached packers; the oldest is dropped first."""
@@ -103,10 +93,6 @@ class _Call:
             pointer, low = data.ptr, memory.ptr
             if pointer + self.first >= low and pointer + self.end <= low + memory.size:
                 return pointer, data.device_id
-        if array is BOTTOM:
-            device = int(_cuda().runtime.getDevice())
-            check_absolute(self.datatype, self.count, device)
-            return 0, device
         found = device_array(array, name, writable=writable)
         self._check_view(name, found.shape, found.strides, found.itemsize)
         found.check_bounds(self.datatype, self.count)
