@@ -217,7 +217,8 @@ def _host_packer(
     if max_blocks is not None:
         check_max_blocks(max_blocks)
     if not array.flags.forc:
-        check_own_elements(name, array.shape, array.strides, array.itemsize, datatype, count)
+        view = array.shape, array.strides, array.itemsize
+        check_own_elements(name, *view, datatype, count_of("count", count))
     return HostPacker(array, datatype, count)
 
 
