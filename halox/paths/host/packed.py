@@ -19,6 +19,7 @@ from halox.paths.buffers import (
 )
 from halox.paths.fragments import Cutter, whole
 from halox.paths.host.indexed import Indexed, IndexedMessages, PartView, index_all, pays
+from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
 from halox.paths.host.slices import Base, Index, grouped, slices_of
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
@@ -95,7 +96,7 @@ _Calls = list[Callable[[], object]]
 _Take = Callable[..., None]
 
 
-_Rows = list[list[Move]] | list[list[Indexed]]
+_Rows = list[list[Move]] | list[list[Indexed]] | list[Calls]
 
 
 class _Views(NamedTuple):
@@ -120,6 +121,7 @@ class HostChannel(Channel):
         self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
+        self._odd: tuple[OddBlocks, OddBlocks] | None = None  # of sends and receives
         # The same moves as indices of lent arrays.
         self.lent: Sequence[Array] = ()
         self._puts: list[_Sliced] = []
@@ -145,6 +147,10 @@ class HostChannel(Channel):
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
+        if not adds and self._indexed is None:
+            odd = OddBlocks(sent), OddBlocks(received)
+            if any(odd):
+                self._odd, self._pack, self._take = odd, call_all, call_all
         self._is_large = any(
             [
                 view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES
@@ -159,6 +165,13 @@ class HostChannel(Channel):
             pack, unpack = self._indexed.views(memories)
             return _Views(pack, [], unpack)
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
+        if self._odd is not None:
+            out, into = self._odd
+            return _Views(
+                [out.calls(sent, row, memories, unpack=False) for row in self._outgoing],
+                [],
+                [into.calls(received, row, memories, unpack=True) for row in self._incoming],
+            )
         packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
         if self._is_large:
@@ -174,7 +187,7 @@ class HostChannel(Channel):
 
     def accepts(self, arrays: Sequence[Array]) -> bool:
         """Whether other arrays can be copied without views."""
-        if self._take is add_all or self._is_large:
+        if self._take is add_all or self._odd is not None or self._is_large:
             return False
         found = slices_of([*self._sent, *self._received], arrays)
         if found is None:
