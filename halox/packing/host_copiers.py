@@ -76,13 +76,20 @@ def _slice_all(moves: Sequence[tuple[memoryview, memoryview]]) -> None:
         target[:] = source
 
 
-def gathered(index: Index, word: int, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
-    """Short blocks at any displacements: gather or scatter words of ``word`` bytes through an index."""
-    whole = memory[: memory.size // word * word]
-    words = whole.view(f"u{word}")
+def gathered(index: Index, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
+    """Short blocks at any displacements: gather or scatter words or equal blocks through an index."""
+    step, size = index.step, index.itemsize
+    if size > step:  # a block may begin at any word: view overlapping elements, one word apart
+        places = (memory.size - size) // step + 1
+        blocks = np.ndarray((places,), f"V{size}", memory.data, strides=(step,))
+        return partial(
+            _unpack_parts if unpack else _pack_blocks, blocks, index, packed.view(blocks.dtype)
+        )
+    whole = memory[: memory.size // step * step]
+    words = whole.view(f"u{step}")
     if not words.flags.aligned:
         # NumPy would first copy all of an unaligned array. Words of a void dtype need no alignment.
-        words = whole.view(f"V{word}")
+        words = whole.view(f"V{step}")
     buffer, kept = packed.view(words.dtype), index.kept()
     if kept is None:
         return partial(_unpack_parts if unpack else _pack_parts, words, index, buffer)
@@ -90,6 +97,11 @@ def gathered(index: Index, word: int, memory: Bytes, packed: Bytes, unpack: bool
         return partial(setitem, words, kept, buffer)
     # Indices are in range by construction; "clip" avoids NumPy's buffered copy for checks.
     return partial(words.take, kept, None, buffer, "clip")
+
+
+def _pack_blocks(blocks: Array, index: Index, target: Array) -> None:
+    for part, places in index.parts():
+        target[part] = blocks[places]  # `take` would first copy all of an array with overlaps
 
 
 def _pack_parts(words: Array, index: Index, target: Array) -> None:
@@ -109,6 +121,7 @@ class Index:
         self._stops = np.cumsum(blocks.lengths // itemsize)
         self._begins = self._stops - blocks.lengths // itemsize
         self._starts = blocks.offsets // step
+        self.itemsize, self.step = itemsize, step
         self._stride = itemsize // step
         self._total = int(self._stops[-1]) if self._stops.size else 0
         self._kept: Int64Array | None = None

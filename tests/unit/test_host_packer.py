@@ -351,6 +351,31 @@ def test_boxes_of_several_fields_are_copied_box_by_box(order: Any, misaligned: i
     assert (cleared != before).any()
 
 
+@pytest.mark.parametrize("misaligned", [0, 1])
+@pytest.mark.parametrize(("block", "step"), [(23, 30), (20, 20), (40, 7)])
+def test_equal_blocks_at_any_places_are_indexed_block_by_block(
+    block: int, step: int, misaligned: int
+) -> None:
+    order = np.random.default_rng(2).permutation(60)[:50]
+    made = indexed_block(block, step * order, "f4")
+    memory = np.random.default_rng(1).integers(1, 256, 8000, np.uint8)[misaligned:]
+    packer = HostPacker(memory, made)
+    wanted = b"".join(memory[4 * step * n :][: 4 * block].tobytes() for n in order)
+    out = np.full(packer.nbytes + GUARD, 0xA5, np.uint8)
+    call = packer.packing(out)
+    index = call.args[1]  # type: ignore[attr-defined]
+    assert index.itemsize == 4 * block and index.kept().size == 50
+    call()
+    assert out[:-GUARD].tobytes() == wanted
+    assert (out[-GUARD:] == 0xA5).all()
+    target = np.zeros_like(memory)
+    HostPacker(target, made).unpacking(out)()
+    expected = np.zeros_like(memory)
+    for number, n in enumerate(order):
+        expected[4 * step * n :][: 4 * block] = out[4 * block * number :][: 4 * block]
+    np.testing.assert_array_equal(target, expected)
+
+
 SHAPES = {
     "one number": (contiguous(1, "f8"), 8),
     "a column": (vector(8, 1, 8, "f8"), 8),

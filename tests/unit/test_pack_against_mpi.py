@@ -208,6 +208,7 @@ def test_regular_parts_agree_with_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(host_layout, "_parts", counted)
     monkeypatch.setattr(host_layout, "_PART_WORDS", 1)
+    monkeypatch.setattr(host_layout, "_BLOCK_WORDS", 2)
 
     @settings(max_examples=trials(600), deadline=None, suppress_health_check=list(HealthCheck))
     @given(recipe=recipes(), count=st.sampled_from((1, 2, 3)))
