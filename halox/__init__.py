@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from halox.collectives.allreduce import Allreduce
     from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
-    from halox.packing.pack import BOTTOM, Choice, pack, packing_method, unpack
+    from halox.packing.pack import Choice, pack, packing_method, unpack
     from halox.transpose import Transpose
 
 __all__ = [
-    "BOTTOM",
     "FFT",
     "Allreduce",
     "Choice",
@@ -45,7 +44,7 @@ _MODULES = {
     "FFT": "halox.fft",
     "Transpose": "halox.transpose",
     **dict.fromkeys(("Exchange", "Recv", "Send"), "halox.exchange.typed"),
-    **dict.fromkeys(("BOTTOM", "Choice", "pack", "packing_method", "unpack"), "halox.packing.pack"),
+    **dict.fromkeys(("Choice", "pack", "packing_method", "unpack"), "halox.packing.pack"),
 }
 """Modules of the names that are imported at their first use."""
 

@@ -1,4 +1,4 @@
-"""Packing in host memory with NumPy, or with MPI for layouts that NumPy copies slowly.
+"""Packing in host memory with NumPy.
 
 The tests compare every other packer with this one.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from halox.datatypes import Datatype
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.packing.host_choice import host_layout
 from halox.packing.host_copiers import Bytes, Call, Index
+from halox.packing.host_layout import host_layout
 from halox.packing.host_views import View, block_view, common_views, element_view
 from halox.runtime.arrays import Array, HostArray, HostMemory, as_ndarray, borrow
 from halox.runtime.dlpack import Shown
@@ -97,7 +97,7 @@ class HostPacker:
         `packing` raises the errors of :meth:`pack`; the returned call does not check again.
         """
         out = self._checked("out", out, written=True)
-        return self._layout.copier(self._memory, lasting=True)(out, False)
+        return self._layout.prepared(self._memory, out, False)
 
     def unpacking(self, packed: Bytes) -> Call:
         """Return a prepared call that unpacks ``packed`` each time.
@@ -106,7 +106,7 @@ class HostPacker:
         """
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        return self._layout.copier(self._memory, lasting=True)(source, True)
+        return self._layout.prepared(self._memory, source, True)
 
     def adding(self, packed: Bytes) -> Call:
         """Return a prepared call that adds the values of ``packed``, in order, to the values of the array.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from halox.datatypes import BlockList
 from halox.datatypes.arguments import Int64Array
 from halox.packing.blocking import blocked, copy_all
+from halox.packing.host_views import View
 from halox.runtime.arrays import Array
 
 Bytes = npt.NDArray[np.uint8]
@@ -23,17 +24,20 @@ Call = Callable[[], object]
 _KEPT_INDEX = 1 << 22
 
 
-Copier = Callable[[Bytes, bool], Call]
-"""Function of a packed buffer and a flag. It returns a call that packs memory into the buffer, or with True unpacks it.
+Copier = Callable[[Bytes, Bytes, bool], Call]
+"""Function of memory, packed bytes and a flag. It returns a call that packs memory, or with True unpacks to memory.
 
-The buffer has been checked and has the right size.
+The arguments have been checked, and ``packed`` has the right size.
 """
 
+Pair = tuple[View, View]
+"""Views of equal shape and dtype: of memory, and of packed bytes."""
 
-def strided(view: Array, packed: Bytes, unpack: bool) -> Call:
-    """Regular blocks: one strided copy, or one copy per tile if memory and packed bytes have different axis orders."""
-    other = packed.view(view.dtype).reshape(view.shape)
-    moves = blocked([(view, other) if unpack else (other, view)])
+
+def strided(pairs: Sequence[Pair], memory: Bytes, packed: Bytes, unpack: bool) -> Call:
+    """Regular parts: a strided copy per part, or per tile if memory and packed bytes have different axis orders."""
+    views = [(mine.of(memory), other.of(packed)) for mine, other in pairs]
+    moves = blocked(views if unpack else [(other, mine) for mine, other in views])
     if len(moves) == 1:  # `np.copyto` takes 0.15 us longer to start
         return partial(setitem, moves[0][0], ..., moves[0][1])
     return partial(copy_all, moves)
@@ -54,7 +58,7 @@ _WHOLE = slice(None)
 
 
 def sliced(
-    memory: Bytes, places: Sequence[tuple[slice, slice]], packed: Bytes, unpack: bool
+    places: Sequence[tuple[slice, slice]], memory: Bytes, packed: Bytes, unpack: bool
 ) -> Call:
     """Long blocks at any displacements, or a single block: one slice copy per block."""
     mine, other = memory.data, packed.data
@@ -72,16 +76,20 @@ def _slice_all(moves: Sequence[tuple[memoryview, memoryview]]) -> None:
         target[:] = source
 
 
-def words_of(memory: Bytes, word: int) -> Array:
-    """View memory as words, for `gathered`."""
-    whole = memory[: memory.size // word * word]
-    words = whole.view(f"u{word}")
-    # NumPy would first copy all of an unaligned array. Words of a void dtype need no alignment.
-    return words if words.flags.aligned else whole.view(f"V{word}")
-
-
-def gathered(words: Array, index: Index, packed: Bytes, unpack: bool) -> Call:
-    """Short blocks at any displacements: gather or scatter words through an index."""
+def gathered(index: Index, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
+    """Short blocks at any displacements: gather or scatter words or equal blocks through an index."""
+    step, size = index.step, index.itemsize
+    if size > step:  # a block may begin at any word: view overlapping elements, one word apart
+        places = (memory.size - size) // step + 1
+        blocks = np.ndarray((places,), f"V{size}", memory.data, strides=(step,))
+        return partial(
+            _unpack_parts if unpack else _pack_blocks, blocks, index, packed.view(blocks.dtype)
+        )
+    whole = memory[: memory.size // step * step]
+    words = whole.view(f"u{step}")
+    if not words.flags.aligned:
+        # NumPy would first copy all of an unaligned array. Words of a void dtype need no alignment.
+        words = whole.view(f"V{step}")
     buffer, kept = packed.view(words.dtype), index.kept()
     if kept is None:
         return partial(_unpack_parts if unpack else _pack_parts, words, index, buffer)
@@ -89,6 +97,11 @@ def gathered(words: Array, index: Index, packed: Bytes, unpack: bool) -> Call:
         return partial(setitem, words, kept, buffer)
     # Indices are in range by construction; "clip" avoids NumPy's buffered copy for checks.
     return partial(words.take, kept, None, buffer, "clip")
+
+
+def _pack_blocks(blocks: Array, index: Index, target: Array) -> None:
+    for part, places in index.parts():
+        target[part] = blocks[places]  # `take` would first copy all of an array with overlaps
 
 
 def _pack_parts(words: Array, index: Index, target: Array) -> None:
@@ -108,6 +121,7 @@ class Index:
         self._stops = np.cumsum(blocks.lengths // itemsize)
         self._begins = self._stops - blocks.lengths // itemsize
         self._starts = blocks.offsets // step
+        self.itemsize, self.step = itemsize, step
         self._stride = itemsize // step
         self._total = int(self._stops[-1]) if self._stops.size else 0
         self._kept: Int64Array | None = None

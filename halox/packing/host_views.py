@@ -6,10 +6,11 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from halox.datatypes import StridedBlocks
 from halox.packing.refine import Copy, Side, single_piece
-from halox.runtime.arrays import DType
+from halox.runtime.arrays import Array, DType
 
 # With one NumPy element per block there is no inner loop. The view often has a single axis, and NumPy then does not
 # search for overlaps.
@@ -24,6 +25,10 @@ class View(NamedTuple):
     dtype: DType
     offset: int
     strides: tuple[int, ...]
+
+    def of(self, memory: npt.NDArray[np.uint8]) -> Array:
+        """View some memory that begins at the array's first element."""
+        return np.ndarray(self.shape, self.dtype, memory.data, self.offset, self.strides)
 
 
 def block_view(blocks: StridedBlocks) -> View:

@@ -14,76 +14,18 @@ Grids skip this check: their boxes are made from the array's own strides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
-from halox.datatypes import Datatype, StridedBlocks
+from halox.datatypes import Datatype
+from halox.datatypes.arguments import Int64Array
 from halox.errors import FieldError
 
-Int64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class _Elements:
-    """Bytes of an array's elements, as runs that start at nested strides."""
-
-    run: int  # bytes of a run: elements that are consecutive in memory and along an axis
-    axes: tuple[tuple[int, int], ...]  # number and positive distance of the runs, largest first
-    first: int  # offset of the array's first element from its lowest byte
-    dense: bool  # whether the elements are one run of memory and do not overlap
-
-    @property
-    def reach(self) -> int:
-        """Bytes from the lowest byte to the highest, both included."""
-        return self.run + sum((n - 1) * step for n, step in self.axes)
-
-    def hold(self, offsets: Int64, lengths: Int64 | int) -> bool:
-        """Whether every block is within one run."""
-        rest = offsets + self.first
-        for n, step in self.axes:
-            rest = rest - np.clip(rest // step, 0, n - 1) * step
-        return bool(((rest >= 0) & (rest + lengths <= self.run)).all())
-
-    def hold_box(self, blocks: StridedBlocks) -> bool:
-        """Whether strided blocks are within runs, without listing them; a result of False may be wrong."""
-        low, rest = [], blocks.offset + self.first
-        for n, step in self.axes:
-            low.append(min(max(rest // step, 0), n - 1))
-            rest -= low[-1] * step
-        low.append(rest)
-        high = list(low)
-        axes = (*self.axes, (self.run - blocks.block_bytes + 1, 1))
-        for count, stride in zip(blocks.counts, blocks.strides, strict=True):
-            if not stride:
-                continue
-            axis = next(i for i, (_, step) in enumerate(axes) if stride % step == 0)
-            end = (count - 1) * stride // axes[axis][1]
-            low[axis] += min(0, end)
-            high[axis] += max(0, end)
-        return all(a >= 0 and b < n for a, b, (n, _) in zip(low, high, axes, strict=True))
-
-
-@lru_cache(maxsize=256)
-def _elements(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> _Elements:
-    """Find the runs of an array's elements, and their numbers and distances, from its shape and strides."""
-    run = itemsize
-    axes: list[tuple[int, int]] = []
-    along = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1 and stride]
-    for n, stride in sorted(along, key=lambda axis: abs(axis[1])):
-        step = abs(stride)
-        if not axes and 0 < stride <= run and stride % itemsize == 0:
-            run += (n - 1) * stride
-        elif axes and step % axes[-1][1] == 0 and step <= axes[-1][0] * axes[-1][1]:
-            inner, distance = axes[-1]
-            axes[-1] = (inner + (n - 1) * (step // distance), distance)
-        else:
-            axes.append((n, step))
-    first = sum((n - 1) * -stride for n, stride in along if stride < 0)
-    return _Elements(run, tuple(reversed(axes)), first, prod(shape) * itemsize == run)
+Axes = list[tuple[int, int]]
+"""Numbers and positive strides, largest stride first. The last axis walks the bytes of a run."""
 
 
 def check_own_elements(
@@ -100,25 +42,9 @@ def check_own_elements(
     ``strides`` are in bytes. If the elements are one run of memory, in any order of the axes, every
     datatype passes. Its displacements may then leave the array, as in MPI. Touches no device.
     """
-    elements = _elements(shape, strides, itemsize)
-    if elements.dense or 0 in shape:
+    if _are_own(shape, strides, itemsize, datatype, count):
         return
-    layout = datatype.items(count)
     low, high = datatype.reach(count)
-    if low == high:
-        return
-    if low + elements.first >= 0 and high + elements.first <= elements.reach:
-        strided = layout.strided
-        if strided is not None:
-            if elements.hold_box(strided):
-                return
-            lengths: Int64 | int = strided.block_bytes
-            offsets = _distinct(strided).offsets()
-        else:
-            blocks = layout.block_list()
-            offsets, lengths = blocks.offsets, blocks.lengths
-        if elements.hold(offsets, lengths):
-            return
     zeros = (0,) * len(shape)
     raise FieldError(
         f"{name} is a view of shape {shape} and strides {strides} with memory between its elements, and {count} "
@@ -129,8 +55,71 @@ def check_own_elements(
     )
 
 
-def _distinct(blocks: StridedBlocks) -> StridedBlocks:
-    """Return the blocks without levels of stride 0, which repeat the same bytes."""
-    levels = [level for level in zip(blocks.counts, blocks.strides, strict=True) if level[1]]
-    counts, strides = tuple(n for n, _ in levels), tuple(stride for _, stride in levels)
-    return StridedBlocks(blocks.offset, counts, strides, blocks.block_bytes)
+@lru_cache(maxsize=64)
+def _are_own(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    datatype: Datatype,
+    count: int,
+) -> bool:
+    """Whether each block of some items is within a run of the view, or the view has no gaps."""
+    axes = _axes(shape, strides, itemsize)
+    low, high = datatype.reach(count)
+    if low == high or 0 in shape or prod(shape) * itemsize == axes[-1][0]:
+        return True
+    first = sum((n - 1) * -stride for n, stride in zip(shape, strides, strict=True) if stride < 0)
+    if low + first < 0 or high + first > 1 + sum((n - 1) * step for n, step in axes):
+        return False
+    layout = datatype.items(count)
+    form = layout.strided
+    if form is None:
+        blocks = layout.block_list()
+        return _hold(axes, blocks.offsets + first, blocks.lengths)
+    levels = [*zip(form.counts, form.strides, strict=True)]
+    block = np.array([form.offset + first])
+    # A level may walk along several axes at once. Only a list of all blocks then gives the answer.
+    return _hold(axes, block, form.block_bytes, levels) or _hold(
+        axes, form.offsets() + first, form.block_bytes
+    )
+
+
+def _axes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Axes:
+    """Find the runs of an array's elements, which are consecutive in memory and along an axis."""
+    run = itemsize
+    axes: Axes = []
+    along = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1 and stride]
+    for n, stride in sorted(along, key=lambda axis: abs(axis[1])):
+        step = abs(stride)
+        if not axes and 0 < stride <= run and stride % itemsize == 0:
+            run += (n - 1) * stride
+        elif axes and step % axes[-1][1] == 0 and step <= axes[-1][0] * axes[-1][1]:
+            inner, distance = axes[-1]
+            axes[-1] = (inner + (n - 1) * (step // distance), distance)
+        else:
+            axes.append((n, step))
+    return [*reversed(axes), (run, 1)]
+
+
+def _hold(
+    axes: Axes,
+    rest: Int64Array,
+    lengths: Int64Array | int,
+    levels: Sequence[tuple[int, int]] = (),
+) -> bool:
+    """Whether blocks at offsets ``rest`` from the lowest byte are within runs.
+
+    ``levels`` repeat the blocks, each along one axis. A result of False may be wrong for blocks with levels.
+    """
+    low = []
+    for n, step in axes:
+        low.append(np.clip(rest // step, 0, n - 1))
+        rest = rest - low[-1] * step
+    high = [*low[:-1], low[-1] + lengths - 1]
+    for count, stride in levels:
+        if stride:
+            axis = next(axis for axis, (_, step) in enumerate(axes) if stride % step == 0)
+            end = low if stride < 0 else high
+            end[axis] = end[axis] + (count - 1) * stride // axes[axis][1]
+    inside = [(a >= 0) & (b < n) for a, b, (n, _) in zip(low, high, axes, strict=True)]
+    return not rest.any() and all(each.all() for each in inside)

@@ -12,13 +12,13 @@ from halox.errors import DatatypeError, FieldError
 from halox.packing.choosing import METHODS, Choice, choose
 from halox.packing.host import HostPacker
 from halox.packing.own_elements import check_own_elements
-from halox.packing.pack_device import BOTTOM, overlapping, pack_device, unpack_device
+from halox.packing.pack_device import overlapping, pack_device, unpack_device
 from halox.runtime.arrays import as_ndarray
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.launch import check_max_blocks
 from halox.values import shown
 
-__all__ = ["BOTTOM", "Choice", "pack", "packing_method", "unpack"]
+__all__ = ["Choice", "pack", "packing_method", "unpack"]
 
 
 def pack(
@@ -34,12 +34,11 @@ def pack(
 
     Parameters
     ----------
-    source : ndarray, device array or BOTTOM
+    source : ndarray or device array
         NumPy array, CuPy array, or array of a library that supports DLPack or
         ``__cuda_array_interface__``, for example PyTorch, Numba and JAX. Displacements are in bytes
         from the array's first element. If the array is a view with memory between its elements
-        (``A[:, 1]``), the items may touch only the view's elements. Pass :data:`halox.BOTTOM` if
-        displacements are addresses in the current GPU's memory.
+        (``A[:, 1]``), the items may touch only the view's elements.
     datatype : Datatype or dtype-like
         Bytes to copy.
     count : int
@@ -93,7 +92,7 @@ def pack(
     array([1, 3, 5], dtype=int16)
     """
     described = datatype if type(datatype) is Datatype else as_datatype(datatype)
-    if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
+    if not isinstance(source, np.ndarray) and is_device_array(source):
         return pack_device(source, described, count, out, method, max_blocks)
     packer = _host_packer("source", source, described, count, method, max_blocks)
     given = np.empty(packer.nbytes, np.uint8) if out is None else out
@@ -118,7 +117,7 @@ def unpack(
         Bytes in the datatype's order, in the same kinds of memory as ``out`` of :func:`pack`.
     datatype : Datatype or dtype-like
         Places of the bytes. It may not touch a byte twice.
-    target : ndarray, device array or BOTTOM
+    target : ndarray or device array
         Like ``source`` of :func:`pack`; written in place.
     count : int
         Number of consecutive items.
@@ -152,7 +151,7 @@ def unpack(
     array([1, 0, 2, 0, 3, 0], dtype=int16)
     """
     described = datatype if type(datatype) is Datatype else as_datatype(datatype)
-    if not isinstance(target, np.ndarray) and (is_device_array(target) or target is BOTTOM):
+    if not isinstance(target, np.ndarray) and is_device_array(target):
         unpack_device(packed, described, target, count, method, max_blocks)
         return
     packer = _host_packer("target", target, described, count, method, max_blocks)
@@ -193,7 +192,7 @@ def packing_method(
     host: the array is in host memory
     """
     described = as_datatype(datatype)
-    if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
+    if not isinstance(source, np.ndarray) and is_device_array(source):
         return choose(described, count_of("count", count), to_host=isinstance(out, np.ndarray))
     if not isinstance(as_ndarray(source, "source"), np.ndarray):
         raise _no_array("source", source)
@@ -218,7 +217,8 @@ def _host_packer(
     if max_blocks is not None:
         check_max_blocks(max_blocks)
     if not array.flags.forc:
-        check_own_elements(name, array.shape, array.strides, array.itemsize, datatype, count)
+        view = array.shape, array.strides, array.itemsize
+        check_own_elements(name, *view, datatype, count_of("count", count))
     return HostPacker(array, datatype, count)
 
 

@@ -7,7 +7,7 @@ launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache
 from threading import Lock
 from types import ModuleType
@@ -18,7 +18,6 @@ import numpy as np
 
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError
-from halox.packing.absolute import check_absolute
 from halox.packing.choosing import check_method, choose, device_packer
 from halox.packing.device_arrays import device_array, packed_bytes
 from halox.packing.device_packer import DevicePacker
@@ -28,19 +27,11 @@ from halox.runtime.gpu.launch import check_max_blocks
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
+    from halox.packing.device_arrays import DeviceArray
     from halox.runtime.array_types import CupyArray
 
 Move = Callable[[int, int, int], None]
 
-
-class _Bottom:
-    """Placeholder for an array if a datatype's displacements are addresses, like MPI_BOTTOM."""
-
-    def __repr__(self) -> str:
-        return "BOTTOM"
-
-
-BOTTOM = _Bottom()
 
 KEPT_CALLS = 256
 """Largest number of calls (datatype, count, method, max_blocks) with cached packers; the oldest is dropped first."""
@@ -79,7 +70,6 @@ class _Call:
         self.last_pack: _Checked | None = None
         self.last_unpack: _Checked | None = None
         self._overlaps: bool | None = None
-        self._view: Hashable = None  # the last view with gaps that passed the check
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
     def packer(self, device: int, to_host: bool) -> DevicePacker:
@@ -97,29 +87,21 @@ class _Call:
         """Address and GPU of an array, after a check that the items touch only its own bytes."""
         if type(array) is self.ndarray:
             if not array.flags.forc:
-                self._check_view(name, array.shape, array.strides, array.itemsize)
+                self._check_view(name, array)
             data = array.data
             memory = data.mem
             pointer, low = data.ptr, memory.ptr
             if pointer + self.first >= low and pointer + self.end <= low + memory.size:
                 return pointer, data.device_id
-        if array is BOTTOM:
-            device = int(_cuda().runtime.getDevice())
-            check_absolute(self.datatype, self.count, device)
-            return 0, device
         found = device_array(array, name, writable=writable)
-        self._check_view(name, found.shape, found.strides, found.itemsize)
+        self._check_view(name, found)
         found.check_bounds(self.datatype, self.count)
         return found.pointer, found.device
 
-    def _check_view(
-        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-    ) -> None:
-        """Raise if the items touch memory between a view's elements; the last view that passed is cached."""
-        view = shape, strides, itemsize
-        if view != self._view:
-            check_own_elements(name, *view, self.datatype, self.count)
-            self._view = view
+    def _check_view(self, name: str, view: CupyArray | DeviceArray) -> None:
+        """Raise if the items touch memory between a view's elements."""
+        shape, strides, itemsize = view.shape, view.strides, view.itemsize
+        check_own_elements(name, shape, strides, itemsize, self.datatype, self.count)
 
     def packed(self, array: object, name: str, device: int, *, writable: bool = False) -> int:
         """Address of a packed buffer, after a check of its size, dtype and memory."""

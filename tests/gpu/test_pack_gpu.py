@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import halox
-from halox import BOTTOM, pack, unpack
 from halox import datatypes as dt
+from halox import pack, unpack
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -257,47 +257,6 @@ class TestDestinations:
         assert packed.device.id == 1
         with cp.cuda.Device(1):
             assert packed.get().view("f8").tolist() == list(range(0, 100, 2))
-
-
-class TestAbsolute:
-    def arrays(self):
-        rng = np.random.default_rng(6)
-        return [cp.asarray(rng.random(n)) for n in (1000, 1, 333, 70)]
-
-    def datatype(self, arrays):
-        return dt.struct(
-            [1] * len(arrays),
-            [int(a.data.ptr) for a in arrays],
-            [dt.contiguous(a.size, "f8") for a in arrays],
-        )
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_scattered_allocations(self, method):
-        arrays = self.arrays()
-        packed = pack(BOTTOM, self.datatype(arrays), method=method)
-        expected = np.concatenate([a.get() for a in arrays])
-        assert packed.get().view("f8").tolist() == expected.tolist()
-        others = [cp.zeros_like(a) for a in arrays]
-        unpack(packed, self.datatype(others), BOTTOM, method=method)
-        for a, b in zip(arrays, others, strict=True):
-            assert (a.get() == b.get()).all()
-
-    def test_host_pointers_are_refused(self):
-        arrays = self.arrays()
-        host = np.zeros(10)
-        mixed = dt.struct([80, 80], [int(arrays[0].data.ptr), host.ctypes.data], ["u1", "u1"])
-        out = cp.full(160, 0xA5, np.uint8)
-        with pytest.raises(FieldError, match="host pointers where device ones are needed"):
-            pack(BOTTOM, mixed, 1, out)
-        with pytest.raises(FieldError, match="host pointers where device ones are needed"):
-            unpack(out, mixed, BOTTOM)
-        assert (out.get() == 0xA5).all() and not host.any()
-
-    def test_beyond_an_allocation(self):
-        memory = cp.cuda.Memory(1 << 21)  # a separate allocation, not from the pool
-        beyond = dt.hindexed([16], [int(memory.ptr) + (1 << 21) - 8 + (1 << 40)], "u1")
-        with pytest.raises(FieldError, match="datatype: "):
-            pack(BOTTOM, beyond)
 
 
 class TestBadInput:

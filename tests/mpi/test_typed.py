@@ -13,7 +13,7 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import FieldError
-from halox.packing import host_mpi
+from halox.paths.host import odd_blocks
 from halox.paths.host.odd_blocks import OddBlocks
 from tests.support import trials
 
@@ -128,16 +128,16 @@ def test_many_columns_of_a_matrix(comm: MPI.Intracomm) -> None:
 
 @pytest.fixture
 def packed_by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[OddBlocks]:
-    """Make MPI pack short blocks, whatever its speed here; the list records each channel that has such blocks."""
+    """Let any MPI library pack short blocks of odd sizes; the list records the messages that have such blocks."""
     found: list[OddBlocks] = []
-    views = OddBlocks.views
+    calls = OddBlocks.calls
 
-    def seen(self: OddBlocks, memories: Any) -> Any:
+    def seen(self: OddBlocks, *arguments: Any, unpack: bool) -> Any:
         found.append(self)
-        return views(self, memories)
+        return calls(self, *arguments, unpack=unpack)
 
-    monkeypatch.setattr(host_mpi, "speeds", lambda mpi: host_mpi.Speeds(1.0, 3.0, 3.0, 0.8))
-    monkeypatch.setattr(OddBlocks, "views", seen)
+    monkeypatch.setattr(odd_blocks, "usable_mpi", lambda: MPI)
+    monkeypatch.setattr(OddBlocks, "calls", seen)
     return found
 
 

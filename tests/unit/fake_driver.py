@@ -135,13 +135,6 @@ class FakeDriver:
         )
         return self._types.CUresult(code), self._types.CUdeviceptr(value.value)
 
-    def cuMemGetAddressRange(self, address):
-        base, nbytes = ctypes.c_uint64(), ctypes.c_uint64()
-        code = self._library.cuMemGetAddressRange_v2(
-            ctypes.byref(base), ctypes.byref(nbytes), ctypes.c_uint64(address)
-        )
-        return self._types.CUresult(code), self._types.CUdeviceptr(base.value), nbytes.value
-
     def cuGetProcAddress(self, name, version, flags):
         address = ctypes.c_void_p()
         code = self._library.cuGetProcAddress_v2(

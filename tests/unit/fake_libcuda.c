@@ -255,11 +255,3 @@ int cuPointerGetAttribute(void *value, int attribute, uint64_t address)
     *(uint64_t *)value = address + 4096;
     return 0;
 }
-
-int cuMemGetAddressRange_v2(uint64_t *base, size_t *n, uint64_t address)
-{
-    if (address < allocation || address >= allocation + allocation_bytes) return 500;
-    *base = allocation;
-    *n = allocation_bytes;
-    return refused(0);
-}

@@ -29,7 +29,7 @@ from halox.datatypes import (
 from halox.errors import DatatypeError, FieldError, HaloxError
 from halox.packing import host_copiers
 from halox.packing.host import HostPacker
-from halox.packing.host_choice import HostLayout
+from halox.packing.host_layout import HostLayout
 from halox.packing.host_views import block_view, element_view
 from halox.packing.pack import pack, unpack
 from halox.runtime.arrays import borrow
@@ -315,6 +315,65 @@ def test_types_that_touch_a_byte_twice_are_packed_but_not_unpacked() -> None:
     with pytest.raises(DatatypeError, match="touch some byte twice"):
         unpack(np.zeros(32, np.uint8), resized(contiguous(2, "f8"), 0, 8), target, count=2)
     assert target.tolist() == filled(9).tolist()
+
+
+@pytest.mark.parametrize("misaligned", [0, 1])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_boxes_of_several_fields_are_copied_box_by_box(order: Any, misaligned: int) -> None:
+    """A struct of boxes becomes one strided copy per box; bytes around them stay as they are."""
+    shapes = ((30, 20, 10), (20, 10), (8, 30, 20))
+    memory = np.random.default_rng(1).integers(1, 256, 60000, np.uint8)[misaligned:]
+    fields, types, starts, at = [], [], [], 16
+    for shape in shapes:
+        field = np.ndarray(shape, "f4", memory, at, order=order)
+        box = tuple(slice(1, n - 2) for n in shape)
+        sizes = tuple(n - 3 for n in shape)
+        types.append(slab(shape, field.strides, (1,) * len(shape), sizes, "f4"))
+        fields.append(field[box])
+        starts.append(at)
+        at += field.nbytes
+    made = struct([1] * len(types), starts, types)
+    assert made.strided is None
+    packer = HostPacker(memory, made)
+    out = np.full(packer.nbytes + GUARD, 0xA5, np.uint8)
+    call = packer.packing(out)
+    (moves,) = call.args  # type: ignore[attr-defined]
+    assert len(moves) == len(shapes)
+    call()
+    assert out[:-GUARD].tobytes() == b"".join(field.tobytes() for field in fields)
+    assert (out[-GUARD:] == 0xA5).all()
+    before = memory.copy()
+    for field in fields:
+        field[...] = 0
+    cleared = memory.copy()
+    HostPacker(memory, made).unpack(out)
+    np.testing.assert_array_equal(memory, before)
+    assert (cleared != before).any()
+
+
+@pytest.mark.parametrize("misaligned", [0, 1])
+@pytest.mark.parametrize(("block", "step"), [(23, 30), (20, 20), (40, 7)])
+def test_equal_blocks_at_any_places_are_indexed_block_by_block(
+    block: int, step: int, misaligned: int
+) -> None:
+    order = np.random.default_rng(2).permutation(60)[:50]
+    made = indexed_block(block, step * order, "f4")
+    memory = np.random.default_rng(1).integers(1, 256, 8000, np.uint8)[misaligned:]
+    packer = HostPacker(memory, made)
+    wanted = b"".join(memory[4 * step * n :][: 4 * block].tobytes() for n in order)
+    out = np.full(packer.nbytes + GUARD, 0xA5, np.uint8)
+    call = packer.packing(out)
+    index = call.args[1]  # type: ignore[attr-defined]
+    assert index.itemsize == 4 * block and index.kept().size == 50
+    call()
+    assert out[:-GUARD].tobytes() == wanted
+    assert (out[-GUARD:] == 0xA5).all()
+    target = np.zeros_like(memory)
+    HostPacker(target, made).unpacking(out)()
+    expected = np.zeros_like(memory)
+    for number, n in enumerate(order):
+        expected[4 * step * n :][: 4 * block] = out[4 * block * number :][: 4 * block]
+    np.testing.assert_array_equal(target, expected)
 
 
 SHAPES = {

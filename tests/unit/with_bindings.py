@@ -20,7 +20,7 @@ from halox.errors import DeviceError  # noqa: E402
 from halox.runtime.gpu import driver, launch  # noqa: E402
 from halox.runtime.gpu.copies import PreparedBatch, PreparedMemcpy  # noqa: E402
 from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
-from halox.runtime.gpu.memory import MemoryKind, memory_kind, memory_range  # noqa: E402
+from halox.runtime.gpu.memory import MemoryKind, memory_kind  # noqa: E402
 from halox.runtime.gpu.stream_words import PreparedWords, WordStep  # noqa: E402
 
 STREAM, CAPTURED = 0x5000, 7
@@ -85,11 +85,9 @@ variable("allocation", ctypes.c_uint64).value = 992
 variable("allocation_bytes", ctypes.c_uint64).value = 100
 variable("kind").value, variable("ordinal").value = 2, 3
 assert memory_kind(1000) == MemoryKind("device", 3, 1000)
-assert memory_range(1000) == (992, 100)
 variable("kind").value = 1
 assert memory_kind(1000) == MemoryKind("pinned", 3, 1000 + 4096)
 assert memory_kind(2000) == MemoryKind("unregistered", None, None)
-assert memory_range(2000) is None
 
 # Programmatic dependent launches; CuPy makes the others.
 launch.has_dependent_launch = lambda device: True
@@ -109,7 +107,7 @@ assert variable("launches").value == 2
 
 # halox's error numbers have the names that the bindings give them.
 names = {int(result): result.name.removeprefix("CUDA_ERROR_") for result in cu.CUresult}
-assert [names[code] for code in (*driver._REMEDIES, driver.NOT_INITIALIZED, driver.NOT_FOUND)] == [
+assert [names[code] for code in (*driver._REMEDIES, driver.NOT_INITIALIZED)] == [
     "INVALID_VALUE",
     "OUT_OF_MEMORY",
     "INVALID_DEVICE",
@@ -118,5 +116,4 @@ assert [names[code] for code in (*driver._REMEDIES, driver.NOT_INITIALIZED, driv
     "ILLEGAL_ADDRESS",
     "STREAM_CAPTURE_UNSUPPORTED",
     "NOT_INITIALIZED",
-    "NOT_FOUND",
 ]

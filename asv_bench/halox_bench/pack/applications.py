@@ -52,7 +52,6 @@ def wrf(axis: str, kind: str) -> Iterator[Case]:
             tuple(4 * {2: d1 * d3, 3: d1 * d2 * d3, 4: 2 * d1 * d2 * d3}[n] for n in WRF_ARRAYS),
             partial(_wrf_type, kind, dims, sub, at, boxes),
             4 * (4 * s1 * s3 + 5 * s1 * s2 * s3),
-            absolute=True,
             by_hand=Boxes(boxes),
             block_bytes=4 * s1,
         )
@@ -73,17 +72,17 @@ def _wrf_type(
     sub: Sequence[int],
     at: Sequence[int],
     boxes: Sequence[Box],
-    addresses: Sequence[int],
+    offsets: Sequence[int],
 ) -> dt.Datatype:
     """Return the struct of the nine fields."""
     (d1, d2, d3), (s1, s2, s3), (i, k, j) = dims, sub, at
     if kind == "vec":
-        places = [place + box.offset for place, box in zip(addresses, boxes, strict=True)]
+        places = [start + box.offset for start, box in zip(offsets, boxes, strict=True)]
         three = dt.hvector(s3, 1, 4 * d1 * d2, dt.vector(s2, s1, d1, "f4"))
         four = dt.hvector(1, 1, 4 * d1 * d2 * d3, three)
         made = {2: dt.vector(s3, s1, d1, "f4"), 3: three, 4: four}
     else:
-        places = list(addresses)
+        places = list(offsets)
         made = {
             2: dt.subarray((d3, d1), (s3, s1), (j, i), "f4"),
             3: dt.subarray((d3, d2, d1), (s3, s2, s1), (j, k, i), "f4"),
@@ -156,9 +155,9 @@ def lammps(pattern: str, widths: tuple[int, ...], inputs: Sequence[tuple[int, in
     for atoms, n in inputs:
         index = _list(atoms, atoms, n)
 
-        def build(addresses: Sequence[int], index: Int64Array = index) -> dt.Datatype:
+        def build(offsets: Sequence[int], index: Int64Array = index) -> dt.Datatype:
             types = [dt.indexed_block(width, width * index, "f8") for width in widths]
-            return dt.struct([1] * len(types), list(addresses), types)
+            return dt.struct([1] * len(types), list(offsets), types)
 
         cases.append(
             Case(
@@ -167,7 +166,6 @@ def lammps(pattern: str, widths: tuple[int, ...], inputs: Sequence[tuple[int, in
                 tuple(8 * width * (atoms + n) for width in widths),
                 build,
                 8 * sum(widths) * n,
-                absolute=True,
                 by_hand=Gathers(tuple(Gather(index, 8 * w, array=a) for a, w in enumerate(widths))),
             )
         )
@@ -202,9 +200,9 @@ def specfem_cm() -> Iterator[Case]:
     for size, (points_cm, points_ic, n_cm, n_ic) in SPECFEM_CM.items():
         lists = (_list(1, points_cm, n_cm), _list(2, points_ic, n_ic))
 
-        def build(addresses: Sequence[int], lists: Sequence[Int64Array] = lists) -> dt.Datatype:
+        def build(offsets: Sequence[int], lists: Sequence[Int64Array] = lists) -> dt.Datatype:
             types = [dt.indexed_block(3, 3 * index, "f4") for index in lists]
-            return dt.struct([1, 1], list(addresses), types)
+            return dt.struct([1, 1], list(offsets), types)
 
         yield Case(
             "SPECFEM3D_cm",
@@ -212,7 +210,6 @@ def specfem_cm() -> Iterator[Case]:
             (12 * points_cm, 12 * points_ic),
             build,
             12 * (n_cm + n_ic),
-            absolute=True,
             by_hand=Gathers(tuple(Gather(index, 12, array=a) for a, index in enumerate(lists))),
         )
 
@@ -241,15 +238,15 @@ def fft2() -> Iterator[Case]:
 
 
 def runs_of_arrays(pattern: str, size: str, runs: Sequence[tuple[str, int]]) -> Case:
-    """Return whole arrays one after another: a struct of contiguous parts by absolute address."""
+    """Return whole arrays one after another: a struct of contiguous parts."""
     sizes = tuple(np.dtype(dtype).itemsize * n for dtype, n in runs)
 
-    def build(addresses: Sequence[int]) -> dt.Datatype:
+    def build(offsets: Sequence[int]) -> dt.Datatype:
         lengths = [n for _, n in runs]
-        return dt.struct(lengths, list(addresses), [dtype for dtype, _ in runs])
+        return dt.struct(lengths, list(offsets), [dtype for dtype, _ in runs])
 
     boxes = tuple(Box(nbytes, array=a) for a, nbytes in enumerate(sizes))
-    return Case(pattern, size, sizes, build, sum(sizes), absolute=True, by_hand=Boxes(boxes))
+    return Case(pattern, size, sizes, build, sum(sizes), by_hand=Boxes(boxes))
 
 
 def vblock(particles: int) -> list[tuple[str, int]]:

@@ -225,10 +225,6 @@ class _OneDirection:
 
         placed, rig = self._placed, self._rig
         array = placed.array
-        if array is None:
-            from halox.packing.pack_device import BOTTOM
-
-            array = BOTTOM
         packed = rig.cp.empty(self._case.payload, "u1")
         datatype, count = placed.datatype, self._case.count
         rig.cp.cuda.Device(rig.device).synchronize()

@@ -25,15 +25,13 @@ class Case:
     arrays : tuple of int
         Bytes of memory of each array, from its first element.
     build : callable
-        Given the addresses of the arrays, returns the datatype; only absolute ones use them.
+        Given the offset of each array in the slab, returns the datatype.
     payload : int
         Bytes that are packed, by the pattern's own formula.
     count : int
         Items of the datatype.
     start : int
         Bytes from the first array's beginning to the datatype's buffer address.
-    absolute : bool
-        Whether displacements are addresses, as with ``MPI_BOTTOM``.
     by_hand : ByHand or None
         The layout for hand-written baselines.
     block_bytes : int
@@ -47,7 +45,6 @@ class Case:
     payload: int
     count: int = 1
     start: int = 0
-    absolute: bool = False
     by_hand: ByHand | None = None
     block_bytes: int = 0
 
@@ -82,8 +79,7 @@ class Case:
         -----
         For another slab the same datatype is valid, with the buffer address moved likewise.
         """
-        addresses = [base + offset for offset in self.offsets]
-        return self.build(addresses), 0 if self.absolute else base + self.start
+        return self.build(self.offsets), base + self.start
 
 
 def of_box(

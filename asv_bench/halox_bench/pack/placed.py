@@ -76,7 +76,7 @@ class Placed:
         self.slabs = tuple(base + turn * step for turn in range(turns))
         self.blocks: BlockList = self.datatype.blocks(case.count).shifted(address - base)
         self._step = step
-        self.array = self.memory[case.start : step] if not case.absolute else None
+        self.array = self.memory[case.start : step]
         self.refill()
 
     def refill(self) -> None:

@@ -1,79 +1,144 @@
-"""Messages of NumPy arrays with parts that MPI packs faster than NumPy: many short blocks of an odd size."""
+"""Messages of NumPy arrays with many short blocks of an odd size, which Open MPI copies faster than NumPy.
+
+NumPy copies elements of 1, 2, 4, 8 and 16 bytes in a loop. It calls a function for each element of another size, such
+as the three floats of a halo. Open MPI copies any number of words in a loop, in two thirds of the time; MPICH is slower
+than NumPy (docs/performance/log.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import gcd
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halox.packing.host_choice import HostLayout, host_layout
-from halox.packing.host_copiers import Call, Copier
-from halox.paths.base import Job
-from halox.paths.messages import Message
-from halox.runtime.arrays import Array, HostArray
+from halox.datatypes.boxes import contiguous_strides
+from halox.packing.blocking import copy_all, tile_of
+from halox.paths.host.indexed import PartView
+from halox.runtime.arrays import Array
 
-Calls = list[Call]
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Calls = list[Callable[[], object]]
+
+_NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
+# NumPy copies longer blocks at memory speed in spite of the function calls.
+_WIDE_BLOCK = 96
+# With fewer blocks the fixed cost of a copy dominates, about 300 ns with both.
+_FEW_BLOCKS = 8
+_MOST_BYTES = (1 << 31) - 1  # MPI counts packed bytes in an int
 
 
-def call_all(calls: Iterable[Call]) -> None:
+def call_all(calls: Calls) -> None:
     """Make some calls in sequence."""
     for call in calls:
         call()
 
 
-class _Part(NamedTuple):
-    """A part's layout, the number of its array, and the part's offset in the memory of that array."""
-
-    layout: HostLayout
-    array: int
-    start: int
-
-    def copier(self, memories: Sequence[memoryview]) -> Copier:
-        """Return the copier for the memory of some arrays."""
-        memory = np.ndarray((self.layout.span,), np.uint8, memories[self.array], self.start)
-        return self.layout.copier(memory, lasting=True)
+def usable_mpi() -> ModuleType | None:
+    """Return ``mpi4py.MPI`` if it is Open MPI and any thread may call it, else None; never imports it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    is_fast = mpi.get_vendor()[0] == "Open MPI" and mpi.Query_thread() == mpi.THREAD_MULTIPLE
+    return mpi if is_fast else None
 
 
 class OddBlocks:
-    """All parts of a job's messages, each with the fastest copier for its layout; all are regular and copied.
+    """The parts of one direction's messages, with an MPI datatype for each part that MPI copies faster."""
 
-    ``outgoing`` and ``incoming`` have the packed bytes of each part by slot, in contiguous memory.
+    def __init__(self, places: Sequence[PartView]) -> None:
+        self._places = places
+        self._mpi = mpi = usable_mpi()
+        self._types = [None if mpi is None else _mpi_type(mpi, place) for place in places]
+        for made in self._types:
+            if mpi is not None and made is not None:
+                weakref.finalize(self, _free, mpi, made).atexit = False
+
+    def __bool__(self) -> bool:
+        """Whether MPI copies any of the parts."""
+        return any(made is not None for made in self._types)
+
+    def calls(
+        self,
+        views: Sequence[Array],
+        packed: Sequence[Array],
+        memories: Sequence[memoryview],
+        *,
+        unpack: bool,
+    ) -> Calls:
+        """Return the calls that pack ``views`` of some memories to ``packed``, or unpack, part by part."""
+        found: Calls = []
+        for place, made, view, buffer in zip(self._places, self._types, views, packed, strict=True):
+            word = _word(place)
+            if made is None or view.ctypes.data % word:
+                found.append(partial(copy_all, [(view, buffer) if unpack else (buffer, view)]))
+                continue
+            mpi = self._mpi
+            assert mpi is not None
+            number, _, _, offset, _ = place
+            memory = np.ndarray((_span(place),), np.uint8, memories[number], offset)
+            inside, outside = mpi.buffer(memory), mpi.buffer(buffer.reshape(-1).view(np.uint8))
+            if unpack:
+                found.append(partial(made.Unpack, outside, 0, inside, mpi.COMM_SELF))
+            else:
+                found.append(partial(made.Pack, inside, outside, 0, mpi.COMM_SELF))
+        return found
+
+
+def _is_odd(place: PartView) -> bool:
+    """Whether NumPy calls a function for each of many short blocks, in ascending order and without tiles."""
+    _, shape, dtype, _, strides = place
+    size, blocks = dtype.itemsize, int(np.prod(shape))
+    if size in _NUMPY_ELEMENTS or size >= _WIDE_BLOCK or blocks < _FEW_BLOCKS:
+        return False
+    if min(strides) <= 0 or blocks * size > _MOST_BYTES:
+        return False
+    return tile_of(shape, size, contiguous_strides(shape, size), strides) is None
+
+
+def _word(place: PartView) -> int:
+    """Return the largest word, up to 8 bytes, that divides the length and all strides of the blocks."""
+    _, _, dtype, _, strides = place
+    return gcd(8, dtype.itemsize, *strides)
+
+
+def _span(place: PartView) -> int:
+    """Return the bytes from the first byte of the blocks to the last."""
+    _, shape, dtype, _, strides = place
+    return dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+
+
+def _mpi_type(mpi: ModuleType, place: PartView) -> MPI.Datatype | None:
+    """Return a committed MPI datatype of the blocks from their first byte, or None if NumPy copies them.
+
+    The datatype is made of words, because Open MPI copies blocks of bytes up to 4 times slower.
     """
-
-    def __init__(
-        self, job: Job, outgoing: Sequence[Sequence[Array]], incoming: Sequence[Sequence[Array]]
-    ) -> None:
-        self._sent, self._received = _parts(job, job.sends), _parts(job, job.receives)
-        self._outgoing, self._incoming = outgoing, incoming
-
-    @property
-    def are_some(self) -> bool:
-        """Whether MPI packs or unpacks any of the parts."""
-        return any(part.layout.prefers_mpi for part in (*self._sent, *self._received))
-
-    def views(self, memories: Sequence[memoryview]) -> tuple[list[Calls], list[Calls]]:
-        """Return for each slot the calls that pack, and the calls that unpack, for the memory of some arrays."""
-        packs = [part.copier(memories) for part in self._sent]
-        unpacks = [part.copier(memories) for part in self._received]
-        return _rows(packs, self._outgoing, False), _rows(unpacks, self._incoming, True)
+    if not _is_odd(place):
+        return None
+    _, shape, dtype, _, strides = place
+    word = _word(place)
+    words = {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[word]
+    made = words.Create_contiguous(dtype.itemsize // word)
+    for count, stride in zip(reversed(shape), reversed(strides), strict=True):
+        made = _replaced(made, made.Create_hvector(count, 1, stride))
+    # With the extent of the whole memory, mpi4py passes a count of one item.
+    return _replaced(made, made.Create_resized(0, _span(place))).Commit()
 
 
-def _parts(job: Job, messages: Sequence[Message]) -> list[_Part]:
-    found = []
-    for message in messages:
-        for part in message.parts:
-            layout, array = host_layout(part.datatype, part.count), job.arrays[part.array]
-            assert isinstance(array, HostArray)
-            found.append(_Part(layout, part.array, array.origin + layout.first))
-    return found
+def _replaced(old: MPI.Datatype, made: MPI.Datatype) -> MPI.Datatype:
+    old.Free()
+    return made
 
 
-def _rows(copiers: Sequence[Copier], rows: Sequence[Sequence[Array]], unpack: bool) -> list[Calls]:
-    return [
-        [
-            copier(packed.reshape(-1).view(np.uint8), unpack)
-            for copier, packed in zip(copiers, row, strict=True)
-        ]
-        for row in rows
-    ]
+def _free(mpi: ModuleType, handle: MPI.Datatype) -> None:
+    if not mpi.Is_finalized():
+        with suppress(mpi.Exception):
+            handle.Free()

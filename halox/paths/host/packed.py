@@ -121,7 +121,7 @@ class HostChannel(Channel):
         self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
-        self._odd: OddBlocks | None = None
+        self._odd: tuple[OddBlocks, OddBlocks] | None = None  # of sends and receives
         # The same moves as indices of lent arrays.
         self.lent: Sequence[Array] = ()
         self._puts: list[_Sliced] = []
@@ -148,8 +148,8 @@ class HostChannel(Channel):
         self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
         if not adds and self._indexed is None:
-            odd = OddBlocks(job, self._outgoing, self._incoming)
-            if odd.are_some:
+            odd = OddBlocks(sent), OddBlocks(received)
+            if any(odd):
                 self._odd, self._pack, self._take = odd, call_all, call_all
         self._is_large = any(
             [
@@ -164,10 +164,14 @@ class HostChannel(Channel):
         if self._indexed is not None:
             pack, unpack = self._indexed.views(memories)
             return _Views(pack, [], unpack)
-        if self._odd is not None:
-            packs_of, unpacks_of = self._odd.views(memories)
-            return _Views(packs_of, [], unpacks_of)
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
+        if self._odd is not None:
+            out, into = self._odd
+            return _Views(
+                [out.calls(sent, row, memories, unpack=False) for row in self._outgoing],
+                [],
+                [into.calls(received, row, memories, unpack=True) for row in self._incoming],
+            )
         packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
         if self._is_large:

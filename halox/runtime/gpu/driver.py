@@ -14,7 +14,7 @@ from typing import Any
 from halox.errors import DeviceError
 from halox.runtime.gpu.cuda import INSTALL_BINDINGS, cupy, version_text
 
-INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT, NOT_FOUND = 1, 3, 201, 500
+INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT = 1, 3, 201
 
 _REMEDIES = {
     INVALID_VALUE: "check that every address is in memory that this GPU can reach, and that "

@@ -49,23 +49,6 @@ def memory_kind(address: int) -> MemoryKind:
     return MemoryKind("unregistered", None, None)
 
 
-def memory_range(address: int) -> tuple[int, int] | None:
-    """Return address and size in bytes of the device allocation that contains an address; does not block.
-
-    For CuPy's arrays this is the allocation of the memory pool. Returns None if the address is not in device or managed
-    memory. Raises `DeviceError` without a GPU.
-    """
-    if memory_kind(address).kind not in ("device", "managed"):
-        return None
-    look_up = driver.bindings().cuMemGetAddressRange
-    code, base, nbytes = look_up(address)
-    if code in (driver.INVALID_VALUE, driver.NOT_FOUND):
-        return None
-    if code:
-        raise driver.failure(look_up, code)
-    return int(base), int(nbytes)
-
-
 @cache
 def _attributes(cu: ModuleType) -> list[object]:
     asked = cu.CUpointer_attribute

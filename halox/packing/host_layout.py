@@ -1,0 +1,123 @@
+"""Copies of a datatype's items in host memory by the form of their layout; the datatype keeps the result."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import gcd
+
+import numpy as np
+
+from halox.datatypes import Datatype, Layout
+from halox.datatypes.boxes import contiguous_strides
+from halox.packing.blocking import SMALL_BYTES
+from halox.packing.host_copiers import (
+    Bytes,
+    Call,
+    Copier,
+    Index,
+    Pair,
+    gathered,
+    places_of,
+    sliced,
+    strided,
+)
+from halox.packing.host_views import View, block_view, common_views
+
+# For a larger mean block length one slice copy per block is faster than one index entry per word.
+_LONG_BLOCK = 4096
+# An index copies this many words in about the time that a strided copy takes to start.
+_PART_WORDS = 512
+_MOST_PARTS = 64
+# If all blocks are multiples of this many words or more, these are the elements of an index. NumPy copies such an
+# element in about 5 ns.
+_BLOCK_WORDS = 10
+# Largest number of layouts that a datatype keeps, each for another number of items.
+_MOST_KEPT = 16
+
+
+class HostLayout:
+    """Layout of a datatype's items in host memory, independent of the array.
+
+    ``first`` is the displacement of the first byte touched. The memory passed to copies begins at ``first``. The layout
+    has no reference to the datatype, because the datatype keeps the layout.
+    """
+
+    def __init__(self, datatype: Datatype, count: int) -> None:
+        layout, nbytes = datatype.items(count), datatype.size * count
+        self.first = first = datatype.reach(count)[0]
+        self._overlaps: bool | None = None
+        self._view: View | None = None  # of a small layout with regular blocks
+        self._copier: Copier
+        form = layout.strided
+        if form is not None:
+            view = block_view(form.shifted(-first))
+            if nbytes < SMALL_BYTES:
+                self._view = view
+            if form.counts:
+                steps = contiguous_strides(view.shape, view.dtype.itemsize)
+                packed = View(view.shape, view.dtype, 0, steps)
+                self._copier = partial(strided, [(view, packed)])
+            else:
+                self._copier = partial(sliced, [(slice(0, nbytes),) * 2])
+            return
+        blocks = layout.block_list().shifted(-first)
+        word = gcd(8, *(int(np.gcd.reduce(v)) for v in (blocks.offsets, blocks.lengths)))
+        if blocks.nbytes >= _LONG_BLOCK * blocks.n_blocks:
+            self._copier = partial(sliced, places_of(blocks))
+            return
+        parts = _parts(layout, first, min(_MOST_PARTS, nbytes // word // _PART_WORDS))
+        if parts is not None:
+            self._copier = partial(strided, parts)
+            return
+        block = int(np.gcd.reduce(blocks.lengths))
+        itemsize = block if block >= _BLOCK_WORDS * word else word
+        self._copier = partial(gathered, Index(blocks, itemsize, word))
+
+    def move(self, memory: Bytes, packed: Bytes, unpack: bool) -> None:
+        """Pack ``memory`` into ``packed``, or unpack ``packed`` into ``memory``, once."""
+        view = self._view
+        if view is None:
+            self._copier(memory, packed, unpack)()
+            return
+        inside, outside = view.of(memory), np.ndarray(view.shape, view.dtype, packed)
+        if unpack:
+            inside[...] = outside
+        else:
+            outside[...] = inside
+
+    def prepared(self, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
+        """Return a call that packs ``memory`` into ``packed``, or unpacks, each time."""
+        return self._copier(memory, packed, unpack)
+
+    def overlaps(self, datatype: Datatype, count: int) -> bool:
+        """Whether the items touch a byte twice."""
+        if self._overlaps is None:
+            self._overlaps = datatype.overlaps(count)
+        return self._overlaps
+
+
+def _parts(layout: Layout, first: int, limit: int) -> list[Pair] | None:
+    """Return the views of a layout's regular parts, such as boxes of several fields.
+
+    Memory begins at displacement ``first``. None if there are more than ``limit`` parts, or if one copy cannot move a
+    part in order.
+    """
+    pairs = []
+    for part in layout.parts(limit) or ():
+        views = common_views(part.packed, part.memory.shifted(-first))
+        if views is None:
+            return None
+        packed, memory = views
+        pairs.append((memory, packed))
+    return pairs or None
+
+
+def host_layout(datatype: Datatype, count: int) -> HostLayout:
+    """Return the layout of ``count`` items of a datatype in host memory; the datatype keeps it."""
+    kept = datatype.kept
+    found: HostLayout | None = kept.get(count)
+    if found is None:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        found = kept[count] = HostLayout(datatype, count)
+    return found
