@@ -28,8 +28,8 @@ _LONG_BLOCK = 4096
 # An index copies this many words in about the time that a strided copy takes to start.
 _PART_WORDS = 512
 _MOST_PARTS = 64
-# If all blocks are multiples of this many words or more, these are the elements of an index. NumPy copies such an
-# element in about 5 ns.
+# If the greatest common divisor of the block lengths is this many words or more, it is the element of an index. NumPy
+# copies an element in about 5 ns.
 _BLOCK_WORDS = 10
 # Largest number of layouts that a datatype keeps, each for another number of items.
 _MOST_KEPT = 16
@@ -97,7 +97,7 @@ class HostLayout:
 
 
 def _parts(layout: Layout, first: int, limit: int) -> list[Pair] | None:
-    """Return the views of a layout's regular parts, such as boxes of several fields.
+    """Return the views of a layout's regular parts, for example boxes of several fields.
 
     Memory begins at displacement ``first``. None if there are more than ``limit`` parts, or if one copy cannot move a
     part in order.
