@@ -10,16 +10,15 @@ from halox.decomposition import (
     check_same_field,
     check_same_grid,
     common_axes,
-    inverse_axes,
     normalise_axes,
-    overlaps,
 )
 from halox.domain import Domain
 from halox.errors import ClosedError, DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
+from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
-from halox.exchange.transpose import Side, memory_order, transpose_draft
+from halox.exchange.transpose import both_sides, memory_order, transpose_draft
 from halox.grid import Grid
 from halox.paths.requested import requested_path
 from halox.runtime.arrays import describe, share_memory
@@ -92,7 +91,7 @@ class Transpose(Closing):
         self._closed = False
         self._world = a.world
 
-        def check() -> tuple[Domain, tuple[int, ...]]:
+        def check() -> tuple[tuple[Domain, tuple[int, ...]], dict[str, object]]:
             b = _domain_of("grid_b", grid_b)
             b.world.check_open()
             _check_ranks(a, b)
@@ -100,22 +99,21 @@ class Transpose(Closing):
             order = normalise_axes(axes, a.decomposition.ndim)
             check_same_grid(a.decomposition, b.decomposition, order)
             requested_path(path)
-            return b, order
+            of_b = b.decomposition
+            return (b, order), {
+                "axes": order,
+                "path": path,
+                "proc_shape of grid_b": of_b.proc_shape,
+                "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
+                "placement of grid_b": of_b.placement.coords,
+            }
 
         with self._world.guard:
             self._world.begin("making a Transpose")
-            self.domain_b, self.axes = self._world.guarded(check, f"{_MAKING} from grid_a")
-            of_b = self.domain_b.decomposition
-            self._world.compare(
-                {
-                    "axes": self.axes,
-                    "path": path,
-                    "proc_shape of grid_b": of_b.proc_shape,
-                    "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
-                    "placement of grid_b": of_b.placement.coords,
-                },
-                _MAKING,
+            (self.domain_b, self.axes), arguments = self._world.prepare(
+                check, f"{_MAKING} from grid_a"
             )
+            self._world.check_alike(arguments)
         layouts_a, layouts_b = self.domain_a.layouts, self.domain_b.layouts
         self._plans = PlanCache(
             lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))
@@ -242,25 +240,18 @@ class Transpose(Closing):
         world = self._world
         world.begin("plan" if keep else direction)
         self._plans.sweep()
-        (of_u, of_v), orders = world.prepare(lambda: self._read(direction, u, v), _MAKING)
-        world.compare(
-            {
-                "direction": direction,
-                "dtype": describe(u).dtype,
-                "layout of u": of_u.spec,
-                "layout of v": of_v.spec,
-            },
-            _MAKING,
-        )
-        back, natural = inverse_axes(self.axes), range(len(self.axes))
-        a, b = self.domain_a.decomposition, self.domain_b.decomposition
-        source = Side(u, overlaps(of_u, b, back), common_axes(of_u.spec, natural))
-        target = Side(v, overlaps(of_v, a, self.axes), common_axes(of_v.spec, back))
-        if direction == "backward":
-            source, target = target, source
+        (of_u, of_v), records = world.prepare(lambda: self._read(direction, u, v), _MAKING)
+        world.check_alike([arguments for arguments, _ in records])
+        order = records[0][1]
+
+        def draft() -> Draft:
+            sides = both_sides(u, of_u, v, of_v, self.axes)
+            source, target = sides if direction == "forward" else sides[::-1]
+            return transpose_draft(source, target, order)
+
         plan = make_domain_plan(
             self.domain_a,
-            lambda: transpose_draft(source, target, orders[0]),
+            draft,
             keep=keep,
             path=self._path if path is None else path,
             call="start of a plan" if keep else direction,
@@ -271,8 +262,8 @@ class Transpose(Closing):
 
     def _read(
         self, direction: str, u: object, v: object
-    ) -> tuple[tuple[FieldLayout, FieldLayout], tuple[int, ...]]:
-        """Check this rank's arguments; return the layouts, and the memory order of ``u``."""
+    ) -> tuple[tuple[FieldLayout, FieldLayout], tuple[dict[str, object], tuple[int, ...]]]:
+        """Check this rank's arguments; return the layouts, the arguments to compare, and the memory order of ``u``."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
         self.domain_b.world.check_open()
@@ -289,8 +280,14 @@ class Transpose(Closing):
             raise FieldError(
                 "u and v share memory, and cells would be overwritten before they are read; give two arrays apart"
             )
+        arguments = {
+            "direction": direction,
+            "dtype": first.dtype,
+            "layout of u": layout_u.spec,
+            "layout of v": layout_v.spec,
+        }
         order = memory_order(first, common_axes(layout_u.spec, range(len(self.axes))))
-        return (layout_u, layout_v), order
+        return (layout_u, layout_v), (arguments, order)
 
 
 def _check_ranks(a: Domain, b: Domain) -> None:

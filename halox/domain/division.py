@@ -76,7 +76,7 @@ class Division:
 def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) -> Division:
     """Divide a grid among the ranks of a world, with the errors of `halox.Grid`; collective."""
 
-    def build() -> Division:
+    def build() -> tuple[Division, dict[str, object]]:
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
         by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
@@ -98,21 +98,20 @@ def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) 
         requested_path(options.path)
         gpu = choose_device(options.device, world.turn)
         leave_sms = check_bool("leave_sms", options.leave_sms, DecompositionError)
-        return Division(decomposition, layout, gpu, corners, options.path, leave_sms)
+        division = Division(decomposition, layout, gpu, corners, options.path, leave_sms)
+        return division, {
+            "grid_shape": decomposition.grid_shape,
+            "halo": layout.spec.halo,
+            "periodic": decomposition.periodic,
+            "proc_shape": decomposition.proc_shape,
+            "blocks": tuple(axis.bounds for axis in decomposition.axes),
+            "corners": corners,
+            "device": division.device,
+            "placement": decomposition.placement.coords,
+            "path": options.path,
+            "leave_sms": leave_sms,
+        }
 
-    division: Division = world.guarded(build, _MAKING)
-    decomposition = division.decomposition
-    mine = {
-        "grid_shape": decomposition.grid_shape,
-        "halo": division.layout.spec.halo,
-        "periodic": decomposition.periodic,
-        "proc_shape": decomposition.proc_shape,
-        "blocks": tuple(axis.bounds for axis in decomposition.axes),
-        "corners": division.corners,
-        "device": division.device,
-        "placement": decomposition.placement.coords,
-        "path": division.path,
-        "leave_sms": division.leave_sms,
-    }
-    world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
+    division, arguments = world.prepare(build, _MAKING)
+    world.check_alike(arguments, remedies={"device": 'say device="cpu" or device="gpu"'})
     return division

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halox.datatypes import slab
-from halox.decomposition import Overlap
+from halox.decomposition import FieldLayout, Overlap, common_axes, inverse_axes, overlaps
 from halox.exchange.draft import Draft
 from halox.paths.messages import Part, fuse
 from halox.runtime.arrays import Described, describe
@@ -35,6 +35,20 @@ class Side:
 def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
     """Return the memory order of some axes, the slowest first, as indices into ``axes``."""
     return tuple(sorted(range(len(axes)), key=lambda i: -abs(found.strides[axes[i]])))
+
+
+def both_sides(
+    u: object, of_u: FieldLayout, v: object, of_v: FieldLayout, axes: Sequence[int]
+) -> tuple[Side, Side]:
+    """Return the ends of a transpose between an array ``u`` with layout ``of_u`` and an array ``v``.
+
+    Grid axis ``k`` of ``v`` is grid axis ``axes[k]`` of ``u``.
+    """
+    back, natural = inverse_axes(axes), range(len(axes))
+    return (
+        Side(u, overlaps(of_u, of_v.decomposition, back), common_axes(of_u.spec, natural)),
+        Side(v, overlaps(of_v, of_u.decomposition, axes), common_axes(of_v.spec, back)),
+    )
 
 
 def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:

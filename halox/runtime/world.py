@@ -284,12 +284,22 @@ class World:
         remedies: Mapping[str, str] | None = None,
         shown: Callable[[Any], object] = str,
     ) -> None:
-        """Raise `MismatchError` on all ranks unless all have the same arguments.
+        """Raise `MismatchError` on all ranks unless all have the same arguments; see `check_alike`."""
+        self.check_alike(self.gather(dict(mine), step), remedies=remedies, shown=shown)
 
-        ``mine`` has this rank's arguments by name, in the order of comparison. The error names the first argument that
-        differs, its values as ``shown`` formats them, and its remedy ("give the same on all ranks" by default).
+    def check_alike(
+        self,
+        found: Sequence[Mapping[str, object]],
+        *,
+        remedies: Mapping[str, str] | None = None,
+        shown: Callable[[Any], object] = str,
+    ) -> None:
+        """Raise `MismatchError` on all ranks unless the gathered arguments of all ranks are the same; local.
+
+        ``found`` has the arguments of every rank by name, in the order of comparison. The error names the first
+        argument that differs, its values as ``shown`` formats them, and its remedy ("give the same on all ranks" by
+        default).
         """
-        found = self.gather(dict(mine), step)
         first = found[0]
         errors = []
         for rank, other in enumerate(found):
