@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
@@ -20,6 +22,7 @@ from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, check_dtype, fill, fill_value
 from halox.runtime.world import World
+from halox.values import rounded_up
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import Field
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 Contents = Literal["zeros", "ones", "full", "empty"]
 
 _ALLOCATION = "an allocation"
+_ALIGNMENT = 256
 
 Form = Callable[[], tuple[FieldLayout, DType]]
 """Returns the layout and dtype of a field; raises an error if their description is invalid."""
@@ -85,6 +89,28 @@ class Allocation:
 
         return self._allocate_on_all(form, contents, value, dtype)
 
+    def reserve(self, forms: Sequence[tuple[tuple[int, ...], DType]]) -> Callable[[], list[Field]]:
+        """Reserve memory for arrays of some shapes and dtypes that neighbours can read; collective.
+
+        Returns a local function that makes the arrays, with undefined contents. The function raises `HaloxError` if
+        memory runs out.
+        """
+        ends = list(
+            accumulate(
+                rounded_up(prod(shape) * dtype.itemsize, _ALIGNMENT) for shape, dtype in forms
+            )
+        )
+        arena, block = self._context.arena, None
+        if self._device is None:
+            block = arena.allocate(ends[-1], is_field=True)
+        if block is None:
+            return lambda: [self._private(shape, dtype) for shape, dtype in forms]
+        memory = arena.array(block, (ends[-1],), np.dtype("u1"))
+        return lambda: [
+            np.ndarray(shape, dtype, memory, start)
+            for (shape, dtype), start in zip(forms, [0, *ends], strict=False)
+        ]
+
     @one_thread
     def _allocate_on_all(
         self, form: Form, contents: Contents, value: object, dtype: object
@@ -140,16 +166,17 @@ class Allocation:
 
     def _allocate(self, described: _Description) -> Field:
         """Allocate a field in this rank's private memory; local."""
-        shape, dtype = described.layout.padded_shape, described.dtype
+        return described.filled(self._private(described.layout.padded_shape, described.dtype))
+
+    def _private(self, shape: tuple[int, ...], dtype: DType) -> Field:
+        """Allocate an array in this rank's private memory; local."""
         try:
             if self._device is not None and self._world.size > 1:
                 # Neighbours can map this memory to write into the halo, and network adapters register all of it.
-                array: Field = self._context.use_device(self._device).array(shape, dtype)
-            else:
-                array = allocate(shape, dtype, self._device)
+                return self._context.use_device(self._device).array(shape, dtype)
+            return allocate(shape, dtype, self._device)
         except MemoryError as error:
             raise HaloxError(
                 f"no memory for a field of shape {shape} and dtype {dtype} ({error}); use more ranks, or a smaller "
                 "dtype"
             ) from error
-        return described.filled(array)

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec
 from halox.domain import Domain
+from halox.exchange.draft import Draft
+from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
+from halox.exchange.transpose import both_sides, transpose_draft
 from halox.fft.modes import factor, kept
-from halox.fft.route import DomainStage, Route
+from halox.fft.stages import DividedStage, Schedule
 from halox.runtime.dlpack import DType
 from halox.runtime.gpu.cufft import Run
 
@@ -71,58 +75,87 @@ Step: TypeAlias = tuple[Op, int, int]
 
 
 class Pipeline:
-    """Steps of both directions, on one rank; collective to make.
+    """Steps of both directions for fields of one dtype and component shape, on one rank.
 
-    ``engine`` has the transforms (`HostTransforms` or `CuFFT`). ``complex_dtype`` is the spectral dtype. ``real_dtype``
-    is the dtype of real fields, None for complex transforms. ``components`` has the extents of the component axes.
+    ``domain`` gives the memory of the work arrays, and owns the plans. ``engine`` has the transforms (`HostTransforms`
+    or `CuFFT`). ``complex_dtype`` is the spectral dtype. ``real_dtype`` is the dtype of real fields, None for complex
+    transforms. ``components`` has the extents of the component axes. `connect` must precede the first `bind` of a
+    direction.
     """
 
     def __init__(
         self,
-        route: Route,
+        schedule: Schedule,
+        domain: Domain,
         engine: Any,
-        xp: ModuleType,
         complex_dtype: DType,
         real_dtype: DType | None,
         components: tuple[int, ...],
     ) -> None:
-        self._route, self._engine, self._xp = route, engine, xp
+        self._schedule, self._domain, self._engine = schedule, domain, engine
+        self._xp = domain.xp
         self._complex, self._real = complex_dtype, real_dtype
-        self.complex_dtype = complex_dtype
         self._components = components
         self._work: list[Any] = [None, None]
+        # Layouts and dtypes of the work arrays between stages, which have the first slots.
+        self._fields: list[tuple[FieldLayout, DType]] = []
+        self._plans: dict[bool, list[Plan]] = {}
+        self._steps: dict[bool, list[Step]] = {}
         self._bound: dict[object, list[tuple[Run, int, int]]] = {}
-        stages = route.stages
+        self.ready: set[bool] = set()
+        """Directions with steps on all ranks."""
+        stages = schedule.stages
         self._before, self._after = [IN], []
         done = False  # whether the halved axis is complex already
         for number, stage in enumerate(stages):
             if number:
                 self._before.append(self._field(stage.before, done))
-            same = stage.before is stage.after and (done or route.half not in stage.axes)
-            done |= route.half in stage.axes
+            same = stage.before is stage.after and (done or schedule.half not in stage.axes)
+            done |= schedule.half in stage.axes
             if number == len(stages) - 1:
                 self._after.append(OUT)
             elif number and same:
                 self._after.append(self._before[-1])
             else:
                 self._after.append(self._field(stage.after, done))
-        self._plans = {
-            forward: [
-                transpose.plan(
-                    self._work[self._after[k]],
-                    self._work[self._before[k + 1]],
-                    backward=not forward,
-                )
-                for k, transpose in enumerate(route.transposes)
-            ]
-            for forward in (True, False)
-        }
-        self._steps: dict[bool, list[Step]] = {}
 
-    @property
-    def is_new(self) -> bool:
-        """Whether no steps have been made yet."""
-        return not self._bound
+    def _field(self, division: Decomposition, is_complex: bool) -> int:
+        """Add a work array that a transpose reads or writes, and return its slot."""
+        spec = FieldSpec(((0, 0),) * division.ndim, self._components)
+        layout = FieldLayout(division, self._domain.world.rank, spec)
+        dtype = self._complex if is_complex or self._real is None else self._real
+        self._fields.append((layout, dtype))
+        return len(self._fields) + 1
+
+    def connects(self, forward: bool) -> bool:
+        """Whether a direction has its plans."""
+        return forward in self._plans
+
+    def connect(self, forward: bool, path: str | None) -> None:
+        """Make the plans of a direction, before the first plan also the work arrays; collective."""
+        stages, allocate = self._schedule.stages, None
+        if self._fields and len(self._work) == 2:
+            forms = [(layout.padded_shape, dtype) for layout, dtype in self._fields]
+            allocate = self._domain.allocation.reserve(forms)
+
+        def draft(k: int) -> Draft:
+            """Return the transpose between stages ``k`` and ``k + 1``."""
+            if len(self._work) == 2 and allocate is not None:
+                self._work += allocate()
+            i, j = self._after[k], self._before[k + 1]
+            orders = stages[k].order, stages[k + 1].order
+            axes = tuple(orders[0].index(axis) for axis in orders[1])
+            (of_u, _), (of_v, _) = self._fields[i - 2], self._fields[j - 2]
+            sides = both_sides(self._work[i], of_u, self._work[j], of_v, axes)
+            walk = range(len(sides[0].axes))  # all work arrays are in C order
+            return transpose_draft(*(sides if forward else sides[::-1]), walk)
+
+        self._plans[forward] = [
+            make_domain_plan(
+                self._domain, partial(draft, k), keep=True, path=path, call="start of a plan"
+            )
+            for k in range(len(stages) - 1)
+        ]
 
     def run(self, forward: bool, source: XArray, target: XArray) -> None:
         """Transform a view of a field's cells into another view, both with the component axes first."""
@@ -137,10 +170,10 @@ class Pipeline:
         key = forward, engine.key(source), engine.key(target)
         bound = self._bound.get(key)
         if bound is None:
-            if not self._steps:
-                self._steps = {True: self._forward(), False: self._backward()}
+            steps = self._steps.get(forward)
+            if steps is None:
+                steps = self._steps[forward] = self._forward() if forward else self._backward()
             arrays = [source, target, *self._work[2:]]
-            steps = self._steps[forward]
             bound = [(self._make(op, arrays[i], arrays[j]), i, j) for op, i, j in steps]
             self._bound[key] = bound
         return bound
@@ -148,8 +181,8 @@ class Pipeline:
     # Steps
 
     def _forward(self) -> list[Step]:
-        route, steps = self._route, list[Step]()
-        for number, stage in enumerate(route.stages):
+        steps = list[Step]()
+        for number, stage in enumerate(self._schedule.stages):
             if number:
                 plan = self._plans[True][number - 1]
                 steps.append((Op("move", plan=plan), self._after[number - 1], self._before[number]))
@@ -159,11 +192,11 @@ class Pipeline:
         return self._scaled(steps, True)
 
     def _backward(self) -> list[Step]:
-        route, steps = self._route, list[Step]()
+        stages, steps = self._schedule.stages, list[Step]()
         # The user's input is the array at the end of the forward transform.
         swapped = {IN: OUT, OUT: IN}
-        for number in reversed(range(len(route.stages))):
-            stage = route.stages[number]
+        for number in reversed(range(len(stages))):
+            stage = stages[number]
             start = swapped.get(self._after[number], self._after[number])
             end = swapped.get(self._before[number], self._before[number])
             form = self._user_form(stage.after, self._complex) if start == IN else None
@@ -173,20 +206,20 @@ class Pipeline:
                 steps.append((Op("move", plan=plan), end, self._after[number - 1]))
         return self._scaled(steps, False)
 
-    def _user_form(self, domain: Domain, dtype: DType) -> Form:
-        return (*self._components, *domain.rank_shape), dtype
+    def _user_form(self, division: Decomposition, dtype: DType) -> Form:
+        return (*self._components, *division.rank_shape(self._domain.world.rank)), dtype
 
-    def _ops(self, stage: DomainStage, forward: bool) -> list[Op]:
+    def _ops(self, stage: DividedStage, forward: bool) -> list[Op]:
         """Return the steps of a stage between transposes, without arrays."""
-        route, first = self._route, len(self._components)
+        schedule, first = self._schedule, len(self._components)
 
         def place(axis: int) -> int:
             return first + stage.order.index(axis)
 
         def transform(axes: Sequence[int], norm: str) -> Op:
-            if route.half not in axes:
+            if schedule.half not in axes:
                 return Op("c2c", tuple(map(place, axes)), forward, norm)
-            n = route.padded[axes[-1]]
+            n = schedule.padded[axes[-1]]
             kind, extent = ("r2c", n // 2 + 1) if forward else ("c2r", n)
             at = place(axes[-1])
             return Op(kind, tuple(map(place, axes)), forward, norm, extents={at: extent})
@@ -194,12 +227,12 @@ class Pipeline:
         plain = "backward" if forward else "forward"  # numpy.fft's norms without a factor
         if not stage.axes:
             return []
-        if not route.dealias:
-            return [transform(stage.axes, route.norm if self._engine.scales else plain)]
+        if not schedule.dealias:
+            return [transform(stage.axes, schedule.norm if self._engine.scales else plain)]
         pairs = []
         for axis in reversed(stage.axes):  # the halved axis, the last one, first
-            n, m, half = route.points[axis], route.padded[axis], axis == route.half
-            scale = factor(route.norm, forward, n, m)
+            n, m, half = schedule.points[axis], schedule.padded[axis], axis == schedule.half
+            scale = factor(schedule.norm, forward, n, m)
             extent = n if forward else m
             if half:
                 extent = extent // 2 + 1
@@ -245,8 +278,10 @@ class Pipeline:
 
     def _scaled(self, steps: list[Step], forward: bool) -> list[Step]:
         """Add the factor to a copy step, or else append a scaling step, if the transforms do not scale."""
-        scale = 1.0 if self._route.dealias else self._route.factor(forward)
-        if self._engine.scales or scale == 1.0:
+        if self._engine.scales or self._schedule.dealias:
+            return steps
+        scale = self._schedule.factor(forward)
+        if scale == 1.0:
             return steps
         for number, (op, i, j) in enumerate(steps):
             if op.kind == "copy":
@@ -255,12 +290,6 @@ class Pipeline:
         return [*steps, (Op("scale", factor=scale), OUT, OUT)]
 
     # Arrays
-
-    def _field(self, domain: Domain, is_complex: bool) -> int:
-        """Allocate a work array that a transpose reads or writes; collective."""
-        dtype = self._complex if is_complex or self._real is None else self._real
-        self._work.append(domain.allocation.new(dtype, {"components": self._components}, "empty"))
-        return len(self._work) - 1
 
     def _temporary(self, form: Form) -> int:
         """Allocate a work array of this rank alone; local."""

@@ -1,4 +1,4 @@
-"""Stages of a distributed transform: the divisions among ranks in which axes are whole; integers only.
+"""Stages of a distributed transform: the divisions among ranks in which axes are whole; without arrays.
 
 In each stage every rank transforms the axes along which it has whole lines. Between two stages, a transpose moves the
 division of one or more axes to other axes, which are whole and already transformed if possible. Messages then stay
@@ -21,8 +21,9 @@ from heapq import heappop, heappush
 from itertools import chain, combinations, count, product
 from typing import TypeAlias
 
-from halox.decomposition import Placement
+from halox.decomposition import AxisPartition, Decomposition, Placement
 from halox.errors import DecompositionError
+from halox.fft.modes import factor
 
 Moves: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs of axes: the division of the first axis moves to the second axis."""
@@ -45,6 +46,61 @@ class Stage:
     parts: tuple[int, ...]
     moves: Moves
     axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DividedStage:
+    """A stage with the divisions of its cells.
+
+    Attributes
+    ----------
+    before, after : Decomposition
+        Divisions before and after the transforms of this stage. They are the same object if the transforms do not
+        change the extents, except in the first stage. Their axes are in ``order``.
+    order : tuple of int
+        For each axis of the divisions, the axis of the user's grid.
+    axes : tuple of int
+        Transformed axes of the user's grid, the halved axis last.
+    """
+
+    before: Decomposition
+    after: Decomposition
+    order: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The parts of a transform that do not depend on the fields.
+
+    Attributes
+    ----------
+    stages : sequence of DividedStage
+        A transpose leads from the cells after each stage to the cells before the next stage.
+    half : int or None
+        Axis with about half the coefficients, for a real transform.
+    norm : str
+    points, padded : tuple of int
+        Points per axis of the spectral and of the physical resolution.
+    """
+
+    stages: Sequence[DividedStage]
+    half: int | None
+    norm: str
+    points: tuple[int, ...]
+    padded: tuple[int, ...]
+
+    @property
+    def dealias(self) -> bool:
+        """Whether physical fields have more points than spectra."""
+        return self.points != self.padded
+
+    def factor(self, forward: bool) -> float:
+        """Return the normalization factor of plain sums over exponentials."""
+        axes = chain.from_iterable(stage.axes for stage in self.stages)
+        return math.prod(
+            factor(self.norm, forward, self.points[axis], self.padded[axis]) for axis in axes
+        )
 
 
 def find_stages(
@@ -73,6 +129,58 @@ def find_stages(
         return found
     wished = search.run(tuple(parts), bounded=False) or []
     raise DecompositionError(_why_impossible(search, tuple(parts), wished))
+
+
+def divide_stages(
+    stages: Sequence[Stage],
+    physical: Decomposition,
+    modes: Sequence[int],
+    half: int | None,
+    *,
+    turns: bool,
+) -> list[DividedStage]:
+    """Divide the cells of each stage.
+
+    ``physical`` is the division of the physical fields, ``modes`` has the extents of each axis after its transform, and
+    ``half`` is the halved axis. With ``turns``, intermediate stages store their transformed axes innermost.
+    """
+    order = natural = tuple(range(physical.ndim))
+    sizes: list[Sequence[int]] = [axis.sizes for axis in physical.axes]
+    placement, current = physical.placement, physical
+    found: list[DividedStage] = []
+    for number, stage in enumerate(stages):
+        if number:
+            placement = moved_placement(placement, stage.moves)
+            for axis, (old, new) in enumerate(
+                zip(stages[number - 1].parts, stage.parts, strict=True)
+            ):
+                if new != old:
+                    sizes[axis] = AxisPartition.even(sum(sizes[axis]), new, periodic=False).sizes
+            inner = stage.axes if turns and number < len(stages) - 1 else ()
+            order = _turned(natural, inner)
+            current = _divided(sizes, order, placement)
+        before = current
+        for axis in stage.axes:
+            sizes[axis] = (modes[axis],)
+        if number == 0 or before.grid_shape != tuple(sum(sizes[axis]) for axis in order):
+            current = _divided(sizes, order, placement)
+        axes = sorted(stage.axes, key=lambda axis: axis == half)
+        found.append(DividedStage(before, current, order, tuple(axes)))
+    return found
+
+
+def _divided(
+    sizes: Sequence[Sequence[int]], order: tuple[int, ...], placement: Placement
+) -> Decomposition:
+    axes = tuple(AxisPartition.from_blocks(sizes[axis], periodic=False) for axis in order)
+    return Decomposition(axes, turned_placement(placement, order))
+
+
+def _turned(natural: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the order with some axes innermost. Outermost axes stay there, since their lines form one batch."""
+    if axes == natural[: len(axes)]:
+        return natural
+    return (*(axis for axis in natural if axis not in axes), *axes)
 
 
 def moved_parts(parts: Sequence[int], moves: Moves) -> tuple[int, ...]:

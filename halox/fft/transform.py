@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.domain import Domain
+from halox.decomposition import Decomposition
+from halox.domain import Domain, GridOptions
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
 from halox.fft.fields import PHYSICAL, Call, Fields, KnownCalls
-from halox.fft.modes import NORMS, wavenumbers
+from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import Pipeline
-from halox.fft.route import RouteMaker
-from halox.fft.stages import Stage, find_stages
+from halox.fft.stages import Schedule, Stage, divide_stages, find_stages
 from halox.grid import Grid
 from halox.paths.requested import requested_path
 from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
-from halox.transpose import Transpose
 from halox.values import as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
@@ -115,60 +114,61 @@ class FFT(Closing):
             raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
         self._base, self._world = grid, grid.domain.world
         self._closed = False
-        self._made: list[Domain | Grid | Transpose] = []
+        self._grids: list[Grid] = []  # made here, closed with the FFT
         self._pipelines: dict[object, Pipeline] = {}
         self._engine: HostTransforms | CuFFT = (
             HostTransforms() if grid.device_id is None else CuFFT()
         )
 
-        def check() -> tuple[tuple[int, ...], bool, bool, list[Stage]]:
+        shape = grid.grid_shape
+
+        def read() -> tuple[
+            tuple[tuple[int, ...], bool, bool, tuple[int, ...], list[Stage]], dict[str, object]
+        ]:
             is_real = check_bool("real", real, DecompositionError)
             is_padded = check_bool("dealias", dealias, DecompositionError)
             if not isinstance(norm, str) or norm not in NORMS:
                 raise DecompositionError(f"norm must be one of {NORMS}, got {shown(norm)}")
-            numbers = _axes(axes, len(grid.grid_shape))
+            numbers = _axes(axes, len(shape))
             requested_path(path)
             half = numbers[-1] if is_real else None
-            shape = grid.grid_shape
-            modes = [n // 2 + 1 if axis == half else n for axis, n in enumerate(shape)]
-            return (
-                numbers,
-                is_real,
-                is_padded,
-                find_stages(shape, modes, grid.proc_shape, numbers, half),
-            )
+            modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
+            stages = find_stages(shape, modes, grid.proc_shape, numbers, half)
+            return (numbers, is_real, is_padded, modes, stages), {
+                "axes": numbers,
+                "real": is_real,
+                "norm": norm,
+                "dealias": is_padded,
+                "path": path,
+            }
 
         with self._world.guard:
             self._world.begin("making an FFT")
-            self.axes, self.real, self.dealias, stages = self._world.guarded(
-                check, f"{_MAKING} of this grid"
+            (self.axes, self.real, self.dealias, modes, stages), arguments = self._world.prepare(
+                read, f"{_MAKING} of this grid"
             )
+            self._world.check_alike(arguments)
             self.norm = norm
-            mine = {
-                "axes": self.axes,
-                "real": self.real,
-                "norm": norm,
-                "dealias": self.dealias,
-                "path": path,
-            }
-            self._world.compare(mine, _MAKING)
-            maker = RouteMaker(grid)
-            self._made = maker.made
+            self._path = grid.domain.division.path if path is None else path
+            half = self.axes[-1] if self.real else None
+            fine = tuple(
+                padded(n) if self.dealias and axis in self.axes else n
+                for axis, n in enumerate(shape)
+            )
             try:
-                self._route = maker.make(
+                self.physical: Grid = grid if fine == shape else self._grid_of_points(fine)
+                divided = divide_stages(
                     stages,
-                    self.axes,
-                    half=self.axes[-1] if self.real else None,
-                    norm=norm,
-                    dealias=self.dealias,
-                    path=grid.domain.division.path if path is None else path,
+                    self.physical.domain.decomposition,
+                    modes,
+                    half,
                     turns=self._engine.turns,
                 )
+                self._schedule = Schedule(divided, half, norm, shape, fine)
+                self.grid: Grid = self._grid_of_modes(divided[-1].after)
             except HaloxError:
                 self._release()  # raised on all ranks
                 raise
-        self.physical: Grid = self._route.physical
-        self.grid: Grid = self._route.spectral
         self._fields = Fields(self.physical, self.grid, real=self.real)
         self._calls: KnownCalls[tuple[Call, Pipeline]] = KnownCalls()
         for side in (self.physical, self.grid):
@@ -286,7 +286,7 @@ class FFT(Closing):
         )
         return (
             f"<halox.FFT {kind} {' to '.join(sides)}, axes {self.axes}, norm {self.norm!r}, "
-            f"{len(self._route.transposes)} transpose(s){', dealias' if self.dealias else ''}"
+            f"{len(self._schedule.stages) - 1} transpose(s){', dealias' if self.dealias else ''}"
             f"{', closed' if self._closed else ''}>"
         )
 
@@ -296,9 +296,41 @@ class FFT(Closing):
         self._closed = True
         self._engine.close()
         self._pipelines.clear()
-        for one in reversed(self._made):
-            one.close()
-        self._made.clear()
+        for grid in reversed(self._grids):
+            grid.close()
+        self._grids.clear()
+
+    def _grid_of_points(self, shape: Sequence[int]) -> Grid:
+        """Make the grid of the padded fields; collective."""
+        base = self._base
+        return self._new_grid(
+            shape,
+            halo=base.halo,
+            periodic=base.periodic,
+            corners=base.corners,
+            path=base.domain.division.path,
+            proc_shape=base.proc_shape,
+            placement=base.domain.decomposition.placement,
+        )
+
+    def _grid_of_modes(self, division: Decomposition) -> Grid:
+        """Make the grid of the spectra; collective."""
+        return self._new_grid(
+            division.grid_shape,
+            halo=0,
+            proc_shape=division.proc_shape,
+            blocks=[axis.sizes for axis in division.axes],
+            placement=division.placement,
+        )
+
+    def _new_grid(self, shape: Sequence[int], **options: Any) -> Grid:
+        base = self._base
+        with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
+            leave_sms = base.domain.division.leave_sms
+            every = GridOptions(device=base.device, leave_sms=leave_sms, **options)
+            grid = Grid.of_domain(Domain(base.comm, shape, every))
+        self._grids.append(grid)
+        return grid
 
     def _check_open(self) -> None:
         self._world.check_open()
@@ -325,8 +357,9 @@ class FFT(Closing):
             pipeline.bind(forward, *views(target))
             return target
 
-        if pipeline.is_new:  # one rank alone can run out of memory
+        if forward not in pipeline.ready:  # one rank alone can run out of memory
             target = self._world.guarded(first, direction)
+            pipeline.ready.add(forward)
         else:
             target = fields.new(forward, call) if out is None else out
         self._world.guard.begin()
@@ -335,35 +368,45 @@ class FFT(Closing):
         return target
 
     def _look_up(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:
-        """Check new arrays, and find their steps; collective if steps must be made or a check fails."""
+        """Check new arrays, and find their steps; collective if plans must be made or a check fails."""
         forward = direction == "forward"
         pipeline = None
         with suppress(HaloxError):
             call = self._fields.read(forward, source, out)
             pipeline = self._pipelines.get((call.dtype, call.components))
-        if pipeline is None:
-            # Use the world of the first transpose, where ranks with cached arrays wait: so both sides find that the
-            # calls differ.
-            moves = self._route.transposes[:: 1 if forward else -1]
-            world = moves[0].domain_a.world if moves else self._world
-            world.begin(direction)
-            call, _ = world.prepare(
-                lambda: (self._fields.read(forward, source, out), None), direction
-            )
-            mine = {"dtype": str(call.dtype), "components": call.components}
-            world.compare(mine, direction)
-            pipeline = self._pipelines.get((call.dtype, call.components))
-        if pipeline is None:
-            pipeline = Pipeline(
-                self._route,
-                self._engine,
-                self._base.xp,
-                call.dtype,
-                PHYSICAL[call.dtype] if self.real else None,
-                sum(call.components, ()),
-            )
-            self._pipelines[call.dtype, call.components] = pipeline
+        if pipeline is None or not pipeline.connects(forward):
+            call, pipeline = self._connect(direction, source, out)
         self._calls.add(forward, source, out, (call, pipeline))
+        return call, pipeline
+
+    def _connect(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:
+        """Compare the arguments of all ranks, and make the plans of a direction; collective."""
+        forward = direction == "forward"
+
+        def read() -> tuple[Call, dict[str, object]]:
+            call = self._fields.read(forward, source, out)
+            return call, {"dtype": str(call.dtype), "components": call.components}
+
+        # Use the ranks of the plans, for which ranks with cached arrays wait: so both sides find that the calls differ.
+        world = self._world if len(self._schedule.stages) == 1 else self.grid.domain.world
+        with world.guard:
+            world.begin(direction)
+            call, arguments = world.prepare(read, direction)
+            world.check_alike(arguments)
+            key = call.dtype, call.components
+            pipeline = self._pipelines.get(key)
+            if pipeline is None:
+                pipeline = Pipeline(
+                    self._schedule,
+                    self.grid.domain,
+                    self._engine,
+                    call.dtype,
+                    PHYSICAL[call.dtype] if self.real else None,
+                    sum(call.components, ()),
+                )
+            if not pipeline.connects(forward):
+                pipeline.connect(forward, self._path)
+            self._pipelines[key] = pipeline
         return call, pipeline
 
 

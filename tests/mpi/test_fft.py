@@ -321,7 +321,7 @@ def test_divisions_of_pencils(real: bool, comm: World) -> None:
         (pipeline,) = fft._pipelines.values()
         cells = 24 * 24 * (13 if real else 24)
         # One transpose per divided axis; no message leaves its row or column.
-        assert len(fft._route.transposes) == (p > 1) + (q > 1)
+        assert len(fft._schedule.stages) == 1 + (p > 1) + (q > 1)
         sizes = [n for n in (q, p) if n > 1]
         for plan, size in zip(pipeline._plans[True], sizes, strict=True):
             assert plan.messages_sent == size - 1
@@ -335,14 +335,14 @@ def test_divisions_of_slabs_and_blocks(comm: World) -> None:
         halox.FFT(slabs, real=True) as fft,
         halox.FFT(slabs, (1, 2)) as local,
     ):
-        assert fft.grid.proc_shape == (1, n, 1) and len(fft._route.transposes) == (n > 1)
-        assert local.grid.proc_shape == (n, 1, 1) and not local._route.transposes
+        assert fft.grid.proc_shape == (1, n, 1) and len(fft._schedule.stages) == 1 + (n > 1)
+        assert local.grid.proc_shape == (n, 1, 1) and len(local._schedule.stages) == 1
     if n == 8:
         with (
             halox.Grid((16, 16, 16), proc_shape=(2, 2, 2), comm=comm, device="cpu") as blocks,
             halox.FFT(blocks) as fft,
         ):
-            assert fft.grid.proc_shape == (1, 4, 2) and len(fft._route.transposes) == 3
+            assert fft.grid.proc_shape == (1, 4, 2) and len(fft._schedule.stages) == 4
 
 
 def test_wave_numbers(comm: World) -> None:
@@ -435,20 +435,35 @@ def test_the_nyquist_modes_make_the_round_trip(comm: World) -> None:
 def test_later_calls_make_no_plans(comm: World) -> None:
     """New arrays, also with other strides, need no new plans and no new work arrays."""
     with box(comm) as grid, halox.FFT(grid) as fft:
-        assert agree(fft.forward(grid.ones("c16")) is not None, comm)
-        plans = grid._plan_number, [t.domain_a.world.ranks.plans for t in fft._route.transposes]
-        works = [len(p._work) for p in fft._pipelines.values()]
+
+        def made() -> list[int]:
+            """Count the plans on the ranks of each grid, and the work arrays."""
+            grids = [one.domain.world.ranks.plans for one in (grid, fft.grid)]
+            return [*grids, *(len(p._work) for p in fft._pipelines.values())]
+
+        fft.backward(fft.forward(grid.ones("c16")))
+        before = made()
         for k in range(3):
             u = np.full(grid.padded_shape, k + 1j, order="CFC"[k])
             s = fft.forward(u)
             v = fft.backward(s)
             assert np.allclose(grid.interior(v), k + 1j)
             assert grid.layout(v).spec.halo == grid.halo
-        assert plans == (
-            grid._plan_number,
-            [t.domain_a.world.ranks.plans for t in fft._route.transposes],
-        )
-        assert works == [len(p._work) for p in fft._pipelines.values()]
+        assert made() == before
+
+
+def test_a_direction_makes_its_plans_in_its_first_call(comm: World) -> None:
+    with box(comm) as grid, halox.FFT(grid) as fft:
+        u = grid.ones("c16")
+        s = fft.forward(u)
+        (pipeline,) = fft._pipelines.values()
+        plans = fft.grid.domain.world.ranks.plans
+        assert [*pipeline._plans] == [True]
+        v = grid.interior(fft.backward(s))
+        assert [*pipeline._plans] == [True, False]
+        transposes = len(fft._schedule.stages) - 1
+        assert fft.grid.domain.world.ranks.plans == plans + transposes
+        assert agree(bool(np.allclose(v, 1)), comm)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
