@@ -120,7 +120,7 @@ class Transpose(Closing):
         )
         layouts_a.watch(self._plans)
         layouts_b.watch(self._plans)
-        self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
+        self._dependents: weakref.WeakSet[Plan] = weakref.WeakSet()
 
     def forward(self, u: object, v: object) -> None:
         """Copy the cells of ``u`` to ``v``.
@@ -194,7 +194,7 @@ class Transpose(Closing):
         """Close the plans; local. The grids stay open, and repeated calls have no effect."""
         self._closed = True
         self._plans.clear()
-        for plan in list(self._all_plans):
+        for plan in list(self._dependents):
             plan.close()
 
     def __repr__(self) -> str:
@@ -224,11 +224,11 @@ class Transpose(Closing):
     # Internal
 
     def _run(self, direction: str, u: object, v: object) -> None:
-        found = self._plans.find(direction, (u, v))
-        if found is None:
-            found = self._make(direction, u, v, keep=False), None
-            self._plans.add(direction, (u, v), found[0])
-        plan, bound = found
+        cached = self._plans.find(direction, (u, v))
+        if cached is None:
+            cached = self._make(direction, u, v, keep=False), None
+            self._plans.add(direction, (u, v), cached[0])
+        plan, bound = cached
         plan.__call__(bound)
 
     @one_thread
@@ -257,7 +257,7 @@ class Transpose(Closing):
             call="start of a plan" if keep else direction,
             partner=self.domain_b,
         )
-        self._all_plans.add(plan)
+        self._dependents.add(plan)
         return plan
 
     def _read(

@@ -32,9 +32,9 @@ class Side:
     axes: tuple[int, ...]  # in the order that both ends use
 
 
-def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
+def memory_order(array: Described, axes: Sequence[int]) -> tuple[int, ...]:
     """Return the memory order of some axes, the slowest first, as indices into ``axes``."""
-    return tuple(sorted(range(len(axes)), key=lambda i: -abs(found.strides[axes[i]])))
+    return tuple(sorted(range(len(axes)), key=lambda i: -abs(array.strides[axes[i]])))
 
 
 def both_sides(
@@ -59,12 +59,12 @@ def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:
     described = describe(source.array), describe(target.array)
 
     def part(number: int, side: Side, overlap: Overlap) -> Part:
-        found, box = described[number], overlap.box
+        array, box = described[number], overlap.box
         shape, strides, starts, subsizes = (
             [form[side.axes[i]] for i in walk]
-            for form in (found.shape, found.strides, box.starts, box.subsizes)
+            for form in (array.shape, array.strides, box.starts, box.subsizes)
         )
-        return Part(number, slab(shape, strides, starts, subsizes, found.dtype))
+        return Part(number, slab(shape, strides, starts, subsizes, array.dtype))
 
     return Draft(
         (source.array, target.array),

@@ -51,9 +51,9 @@ def wavenumbers(n: int, *, half: bool) -> npt.NDArray[np.float64]:
     """
     if half:
         return np.arange(n // 2 + 1, dtype="f8")
-    found = np.arange(n, dtype="f8")
-    found[(n + 1) // 2 :] -= n
-    return found
+    numbers = np.arange(n, dtype="f8")
+    numbers[(n + 1) // 2 :] -= n
+    return numbers
 
 
 def factor(norm: str, forward: bool, n: int, points: int) -> float:

@@ -124,11 +124,11 @@ def find_stages(
     [(), (1,), (0,)]
     """
     search = _Search(tuple(cells), tuple(modes), frozenset(axes), first)
-    found = search.run(tuple(parts), bounded=True)
-    if found is not None:
-        return found
-    wished = search.run(tuple(parts), bounded=False) or []
-    raise DecompositionError(_why_impossible(search, tuple(parts), wished))
+    stages = search.run(tuple(parts), bounded=True)
+    if stages is not None:
+        return stages
+    unbounded = search.run(tuple(parts), bounded=False) or []
+    raise DecompositionError(_why_impossible(search, tuple(parts), unbounded))
 
 
 def divide_stages(
@@ -147,7 +147,7 @@ def divide_stages(
     order = natural = tuple(range(physical.ndim))
     sizes: list[Sequence[int]] = [axis.sizes for axis in physical.axes]
     placement, current = physical.placement, physical
-    found: list[DividedStage] = []
+    divided: list[DividedStage] = []
     for number, stage in enumerate(stages):
         if number:
             placement = moved_placement(placement, stage.moves)
@@ -165,8 +165,8 @@ def divide_stages(
         if number == 0 or before.grid_shape != tuple(sum(sizes[axis]) for axis in order):
             current = _divided(sizes, order, placement)
         axes = sorted(stage.axes, key=lambda axis: axis == half)
-        found.append(DividedStage(before, current, order, tuple(axes)))
-    return found
+        divided.append(DividedStage(before, current, order, tuple(axes)))
+    return divided
 
 
 def _divided(
@@ -185,11 +185,11 @@ def _turned(natural: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
 
 def moved_parts(parts: Sequence[int], moves: Moves) -> tuple[int, ...]:
     """Return the ranks per axis after moves."""
-    found = list(parts)
+    moved = list(parts)
     for source, target in moves:
-        found[target] *= parts[source]
-        found[source] = 1
-    return tuple(found)
+        moved[target] *= parts[source]
+        moved[source] = 1
+    return tuple(moved)
 
 
 def moved_placement(placement: Placement, moves: Moves) -> Placement:
@@ -261,15 +261,15 @@ class _Search:
         number = count()
         queue: list[tuple[tuple[object, ...], int, frozenset[int], list[Stage]]] = []
         heappush(queue, ((0, 0, (), 0), next(number), ready, start))
-        known = set()
+        visited = set()
         while queue:
             cost, _, done, stages = heappop(queue)
             here = stages[-1].parts
             if done == self.axes:
                 return stages
-            if (here, done) in known:
+            if (here, done) in visited:
                 continue
-            known.add((here, done))
+            visited.add((here, done))
             for moves in self.candidates(here, done):
                 there = moved_parts(here, moves)
                 if bounded and any(p > n for p, n in zip(there, self.extents(done), strict=True)):
@@ -284,23 +284,23 @@ class _Search:
 def _raised(cost: tuple[object, ...], parts: tuple[int, ...], moves: Moves) -> tuple[object, ...]:
     """Return the cost of a sequence with one more transpose; smaller is better."""
     merges, steps, order, ranks = cost
-    onto = [target for _, target in moves]
-    merged = sum(parts[target] > 1 for target in onto) + len(onto) - len(set(onto))
+    targets = [target for _, target in moves]
+    merged = sum(parts[target] > 1 for target in targets) + len(targets) - len(set(targets))
     group = math.prod(parts[source] for source, _ in moves)
     # Prefer later axes first, so that axis 0 is last, since its lines form one batch. Also keep lines along the last
     # axis long.
-    preference = tuple(-source for source, _ in reversed(moves)), tuple(onto)
+    preference = tuple(-source for source, _ in reversed(moves)), tuple(targets)
     return (merges + merged, steps + 1, (*order, preference), ranks + group)  # type: ignore[operator,misc]
 
 
-def _why_impossible(search: _Search, parts: tuple[int, ...], wished: list[Stage]) -> str:
-    if not wished:
+def _why_impossible(search: _Search, parts: tuple[int, ...], stages: list[Stage]) -> str:
+    if not stages:
         return (
             f"proc_shape={parts} of grid_shape={search.cells}: the transform needs the whole axis on one rank, and "
             "there is no other axis to divide among the ranks; use a grid of one rank, as with comm=MPI.COMM_SELF"
         )
-    done = frozenset(wished[0].axes)
-    for stage in wished[1:]:
+    done = frozenset(stages[0].axes)
+    for stage in stages[1:]:
         extents = search.extents(done)
         for axis, (ranks, lines) in enumerate(zip(stage.parts, extents, strict=True)):
             if ranks > lines:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.decomposition import Decomposition
 from halox.domain import Domain, GridOptions
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
 from halox.fft.fields import PHYSICAL, Call, Fields, KnownCalls
 from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import Pipeline
-from halox.fft.stages import Schedule, Stage, divide_stages, find_stages
+from halox.fft.stages import Schedule, divide_stages, find_stages
 from halox.grid import Grid
 from halox.paths.requested import requested_path
 from halox.runtime.call_guard import Closing, one_thread
@@ -120,21 +119,14 @@ class FFT(Closing):
             HostTransforms() if grid.device_id is None else CuFFT()
         )
 
-        shape = grid.grid_shape
-
-        def read() -> tuple[
-            tuple[tuple[int, ...], bool, bool, tuple[int, ...], list[Stage]], dict[str, object]
-        ]:
+        def read() -> tuple[tuple[tuple[int, ...], bool, bool], dict[str, object]]:
             is_real = check_bool("real", real, DecompositionError)
             is_padded = check_bool("dealias", dealias, DecompositionError)
             if not isinstance(norm, str) or norm not in NORMS:
                 raise DecompositionError(f"norm must be one of {NORMS}, got {shown(norm)}")
-            numbers = _axes(axes, len(shape))
+            numbers = _axes(axes, len(grid.grid_shape))
             requested_path(path)
-            half = numbers[-1] if is_real else None
-            modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
-            stages = find_stages(shape, modes, grid.proc_shape, numbers, half)
-            return (numbers, is_real, is_padded, modes, stages), {
+            return (numbers, is_real, is_padded), {
                 "axes": numbers,
                 "real": is_real,
                 "norm": norm,
@@ -144,28 +136,14 @@ class FFT(Closing):
 
         with self._world.guard:
             self._world.begin("making an FFT")
-            (self.axes, self.real, self.dealias, modes, stages), arguments = self._world.prepare(
+            (self.axes, self.real, self.dealias), arguments = self._world.prepare(
                 read, f"{_MAKING} of this grid"
             )
             self._world.check_alike(arguments)
             self.norm = norm
             self._path = grid.domain.division.path if path is None else path
-            half = self.axes[-1] if self.real else None
-            fine = tuple(
-                padded(n) if self.dealias and axis in self.axes else n
-                for axis, n in enumerate(shape)
-            )
             try:
-                self.physical: Grid = grid if fine == shape else self._grid_of_points(fine)
-                divided = divide_stages(
-                    stages,
-                    self.physical.domain.decomposition,
-                    modes,
-                    half,
-                    turns=self._engine.turns,
-                )
-                self._schedule = Schedule(divided, half, norm, shape, fine)
-                self.grid: Grid = self._grid_of_modes(divided[-1].after)
+                self._schedule = self._make_grids()
             except HaloxError:
                 self._release()  # raised on all ranks
                 raise
@@ -258,7 +236,7 @@ class FFT(Closing):
         self._check_open()
         shape, xp = self._base.grid_shape, self._base.xp
         scales = [1.0] * len(shape) if lengths is None else _scales(lengths, len(shape))
-        found = []
+        arrays = []
         for axis, (n, owned, scale) in enumerate(zip(shape, self.grid.owned, scales, strict=True)):
             numbers = (
                 wavenumbers(n, half=self.real and axis == self.axes[-1])[owned] * scale
@@ -266,12 +244,12 @@ class FFT(Closing):
                 else np.zeros(owned.stop - owned.start)
             )
             numbers = numbers.reshape([-1 if k == axis else 1 for k in range(len(shape))])
-            found.append(numbers if xp is np else xp.asarray(numbers))
-        return tuple(found)
+            arrays.append(numbers if xp is np else xp.asarray(numbers))
+        return tuple(arrays)
 
     @one_thread
     def close(self) -> None:
-        """Close the transposes and the grids that the transform has made.
+        """Close the plans and the grids that the transform has made.
 
         Collective; repeated calls have no effect. Arrays stay valid. The user's grid stays open.
         """
@@ -300,28 +278,38 @@ class FFT(Closing):
             grid.close()
         self._grids.clear()
 
-    def _grid_of_points(self, shape: Sequence[int]) -> Grid:
-        """Make the grid of the padded fields; collective."""
-        base = self._base
-        return self._new_grid(
-            shape,
-            halo=base.halo,
-            periodic=base.periodic,
-            corners=base.corners,
-            path=base.domain.division.path,
-            proc_shape=base.proc_shape,
-            placement=base.domain.decomposition.placement,
+    def _make_grids(self) -> Schedule:
+        """Make the grids of both sides, and return the stages between them; collective."""
+        base, shape = self._base, self._base.grid_shape
+        half = self.axes[-1] if self.real else None
+        modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
+        stages = find_stages(shape, modes, base.proc_shape, self.axes, half)
+        fine = tuple(
+            padded(n) if self.dealias and axis in self.axes else n for axis, n in enumerate(shape)
         )
-
-    def _grid_of_modes(self, division: Decomposition) -> Grid:
-        """Make the grid of the spectra; collective."""
-        return self._new_grid(
-            division.grid_shape,
+        self.physical: Grid = base
+        if fine != shape:
+            self.physical = self._new_grid(
+                fine,
+                halo=base.halo,
+                periodic=base.periodic,
+                corners=base.corners,
+                path=base.domain.division.path,
+                proc_shape=base.proc_shape,
+                placement=base.domain.decomposition.placement,
+            )
+        divided = divide_stages(
+            stages, self.physical.domain.decomposition, modes, half, turns=self._engine.turns
+        )
+        spectral = divided[-1].after
+        self.grid: Grid = self._new_grid(
+            spectral.grid_shape,
             halo=0,
-            proc_shape=division.proc_shape,
-            blocks=[axis.sizes for axis in division.axes],
-            placement=division.placement,
+            proc_shape=spectral.proc_shape,
+            blocks=[axis.sizes for axis in spectral.axes],
+            placement=spectral.placement,
         )
+        return Schedule(divided, half, self.norm, shape, fine)
 
     def _new_grid(self, shape: Sequence[int], **options: Any) -> Grid:
         base = self._base

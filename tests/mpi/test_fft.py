@@ -21,6 +21,7 @@ from halox.errors import (
     MismatchError,
     PathError,
 )
+from halox.runtime.communicator import Communicator
 from tests.mpi.bad_input import Table, check_error, read_only, undocumented
 from tests.mpi.conftest import agree, by_first
 from tests.mpi.reference import allocated, factorisations, host
@@ -464,6 +465,33 @@ def test_a_direction_makes_its_plans_in_its_first_call(comm: World) -> None:
         transposes = len(fft._schedule.stages) - 1
         assert fft.grid.domain.world.ranks.plans == plans + transposes
         assert agree(bool(np.allclose(v, 1)), comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_first_calls_gather_few_times(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further transpose adds only the gathers of its plan."""
+    steps: list[str] = []
+    gather = Communicator._gather
+
+    def counted(self: Communicator, mine: object, step: str, **options: Any) -> list[Any]:
+        steps.append(step)
+        return gather(self, mine, step, **options)
+
+    with box(comm) as grid:
+        u = grid.ones("c16")
+        monkeypatch.setattr(Communicator, "_gather", counted)
+        with halox.FFT(grid) as fft:
+            more = 4 * (len(fft._schedule.stages) - 2)
+            assert 0 < len(steps) <= 6, steps
+            steps.clear()
+            s = fft.forward(u)
+            assert 4 <= len(steps) <= 12 + more, steps
+            steps.clear()
+            fft.backward(s)
+            assert 4 <= len(steps) <= 6 + more, steps
+            steps.clear()
+            fft.forward(u, s)
+            assert not steps
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
