@@ -209,13 +209,11 @@ class Grid(Closing):
         self._layouts.watch(self._plans)
         self._reductions: HostReductions | DeviceReductions
         if domain.device_id is None:
-            self._reductions = HostReductions(domain.context, None, self._layouts.find)
+            self._reductions = HostReductions(domain)
         else:
             from halox.collectives.device.device_fields import DeviceReductions
 
-            self._reductions = DeviceReductions(
-                domain.context, domain.device_id, self._layouts.find
-            )
+            self._reductions = DeviceReductions(domain)
         self._of_fields = self._reductions.fields.launches
         self._of_arrays = self._reductions.arrays.launches
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives.cells import Cells, FindLayout, cells_of
+from halox.collectives.cells import Cells, cells_of
 from halox.collectives.host.cell_sums import dot, sum_of_squares, total
 from halox.collectives.host.grid_allreduce import DOING as _COMBINING
 from halox.collectives.host.grid_allreduce import GridAllreduce
 from halox.collectives.operations import check_out, result_dtype
 from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, weak_call
 from halox.decomposition import FieldLayout
+from halox.domain import Domain
 from halox.errors import FieldError, HaloxError, as_halox_error
 from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.context import Context
@@ -110,9 +111,9 @@ class HostArrays:
 
     fields: PreparedReductions[Any]
 
-    def __init__(self, context: Context, device: int | None, find_layout: FindLayout) -> None:
-        self._context, self._world, self._device = context, context.world, device
-        self._find_layout = find_layout
+    def __init__(self, domain: Domain) -> None:
+        self._context, self._world, self._device = domain.context, domain.world, domain.device_id
+        self._find_layout = domain.layouts.find
         self.fields = PreparedReductions()
         self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
 
