@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from halox.errors import (
     MismatchError,
     PathError,
 )
+from halox.runtime import shared_memory
 from halox.runtime.communicator import Communicator
 from tests.mpi.bad_input import Table, check_error, read_only, undocumented
 from tests.mpi.conftest import agree, by_first
@@ -274,6 +276,30 @@ def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.Mon
     monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, 43, comm.size, number])
     check(random_case(rng, comm.size), comm, rng)
+
+
+def test_with_full_shared_memory(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for segments, work arrays are in private memory, and all messages use MPI requests."""
+    refused: list[int] = []
+    create = shared_memory.create
+
+    def without_room(name: str, nbytes: int) -> Any:
+        if nbytes >= 1 << 18:  # segments; the status of the ranks is smaller
+            refused.append(nbytes)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(name, nbytes)
+
+    monkeypatch.setattr(shared_memory, "create", without_room)
+    own = comm.Dup()  # without segments of earlier tests
+    with box(own) as grid, halox.FFT(grid) as fft:
+        s = fft.forward(grid.ones("c16"))
+        assert np.isclose(fft.grid.sum(s), math.prod(grid.grid_shape))
+        v = grid.interior(fft.backward(s))
+        assert agree(bool(np.allclose(v, 1)), comm)
+        (pipeline,) = fft._pipelines.values()
+        rows = [row for plan in pipeline._plans[True] for row in plan.explain().rows]
+    assert agree(bool(refused), comm)
+    assert {row.protocol for row in rows if row.path == "host"} == {"mpi"}, rows
 
 
 @pytest.mark.ranks(3, 4, 6)
