@@ -1,4 +1,4 @@
-"""Stages of a distributed transform: the divisions among ranks in which axes are whole; without arrays.
+"""Stages of a distributed transform: divisions among ranks in which the transformed axes are whole.
 
 In each stage every rank transforms the axes along which it has whole lines. Between two stages, a transpose moves the
 division of one or more axes to other axes, which are whole and already transformed if possible. Messages then stay

@@ -81,8 +81,8 @@ class FFT(Closing):
     Notes
     -----
     Collective over the grid's ranks. Axes that are whole on every rank need no communication. Transposes make the other
-    axes whole: one for slabs, two for pencils, three for blocks. The first call with fields of a dtype and component
-    shape makes work arrays and plans, which are kept.
+    axes whole: one for slabs, two for pencils, three for blocks. The first call of a direction with fields of a dtype
+    and component shape makes work arrays and plans, which are kept.
 
     Examples
     --------
@@ -375,7 +375,7 @@ class FFT(Closing):
             call = self._fields.read(forward, source, out)
             return call, {"dtype": str(call.dtype), "components": call.components}
 
-        # Use the ranks of the plans, for which ranks with cached arrays wait: so both sides find that the calls differ.
+        # Ranks with cached arrays wait in the plans. The world of the plans detects that the calls differ.
         world = self._world if len(self._schedule.stages) == 1 else self.grid.domain.world
         with world.guard:
             world.begin(direction)
