@@ -342,10 +342,7 @@ class FFT(Closing):
             call = self._fields.read(forward, source, out)
             pipeline = self._pipelines.get((call.dtype, call.components))
         if pipeline is None:
-            # Use the world of the first transpose, where ranks with cached arrays wait: so both sides find that the
-            # calls differ.
-            moves = self._route.transposes[:: 1 if forward else -1]
-            world = moves[0].domain_a.world if moves else self._world
+            world = self._world
             world.begin(direction)
             call, _ = world.prepare(
                 lambda: (self._fields.read(forward, source, out), None), direction
