@@ -60,7 +60,7 @@ class Grid(Closing):
     blocks : sequence, optional
         Per axis the number of cells of each block, or None for an even division.
     comm : mpi4py.MPI.Intracomm, optional
-        Communicator of the ranks; ``MPI.COMM_WORLD`` by default. The grid uses a private duplicate.
+        Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it.
     corners : bool
         Whether exchanges also fill the edges and corners of the halo.
     device : {"auto", "cpu", "gpu"}

@@ -292,14 +292,15 @@ class Transpose(Closing):
 
 def _check_ranks(a: Domain, b: Domain) -> None:
     MPI, first, second = a.world.mpi, a.world, b.world
-    compared = MPI.Comm.Compare(first.comm, second.comm)
-    if compared in (MPI.IDENT, MPI.CONGRUENT):
+    if first.ranks is second.ranks:
         return
-    what = (
-        f"has the ranks of grid_a in another order (here rank {second.rank}, in grid_a {first.rank})"
-        if compared == MPI.SIMILAR
-        else f"is over {second.size} rank(s), grid_a over {first.size}, not the same ones"
-    )
+    compared = MPI.Comm.Compare(first.comm, second.comm)
+    if compared == MPI.CONGRUENT:
+        what = "is on another communicator of the same ranks"
+    elif compared == MPI.SIMILAR:
+        what = f"has the ranks of grid_a in another order (here rank {second.rank}, in grid_a {first.rank})"
+    else:
+        what = f"is over {second.size} rank(s), grid_a over {first.size}, not the same ones"
     raise MismatchError(f"grid_b {what}; make both grids with the same comm=")
 
 

@@ -115,7 +115,7 @@ class Allreduce(Closing):
         *,
         device: Literal["auto", "cpu", "gpu"] = "auto",
     ) -> None:
-        self._world = world = World(comm, "making an Allreduce")
+        self._world = world = World(comm, "making an Allreduce", "Allreduce")
         self._context = Context(world)
 
         def check() -> tuple[tuple[int, ...], DType, str | None, int | None]:
@@ -219,17 +219,18 @@ class Allreduce(Closing):
     def _call(self, array: Any, out: Any) -> Any:
         self._world.check_open()
         guard = self._world.guard
-        if guard.user:
-            guard.refuse()
+        outer = guard.user
+        if outer:
+            guard.check_thread()
         guard.user = 1
         try:
             if self._tick is not None:
                 self._tick()
             result = self._reduction(array, out)
         except BaseException as error:
-            guard.leave(error)
+            guard.leave(error, outer)
             raise
-        guard.user = 0
+        guard.user = outer
         if self._bind is not None:
             bind = self._bind
             self._prepared.prepare("", (array,), out, lambda: bind(array, out))

@@ -61,7 +61,7 @@ class Domain:
     def __init__(
         self, comm: MPI.Intracomm | None, grid_shape: int | Sequence[int], options: GridOptions
     ) -> None:
-        self.world = World(comm, "making a grid")
+        self.world = World(comm, "making a grid", "grid")
         self.context = Context(self.world)
         try:
             self.division: Division = divide(self.world, grid_shape, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -131,15 +130,14 @@ def make_domain_plan(
 ) -> Plan:
     """Make a plan between fields of a domain, with the domain's options; see `make_plan`.
 
-    ``partner`` is a second domain on the same ranks if fields of both take part. The plan is closed with each domain.
+    ``partner`` is a second domain on the same communicator if fields of both take part. The plan is closed with each
+    domain.
     """
     domain.world.check_open()
-    division, context = domain.division, domain.context
+    division = domain.division
     path = division.path if path is None else path
-    with nullcontext() if partner is None else context.borrowing(partner.context):
-        plan = make_plan(
-            context, draft, keep=keep, path=path, leave_sms=division.leave_sms, call=call
-        )
+    leave_sms = division.leave_sms
+    plan = make_plan(domain.context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
     for one in (domain, partner):
         if one is not None:
             one.dependents.add(plan)
@@ -174,7 +172,7 @@ def _prepared(
         drafted.operation,
         drafted.numbers,
         drafted.specs,
-        context.leftovers.closed,
+        context.leftovers.closed_plans(),
         context.world.ranks.plans,
         drafted.relocatable,
     )

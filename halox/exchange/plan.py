@@ -132,11 +132,12 @@ class Plan(Unique):
         """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`."""
         # The same code as `_advance`, to save the time of another call.
         guard, life = self._guard, self._life
-        if life.state or guard.user:
-            self._refuse(_READY, "called between start() and finish(); call finish() first")
+        outer = guard.user
+        if life.state or outer:
+            self._check_state(_READY, "called between start() and finish(); call finish() first")
         guard.user = life.state = _RUNNING
         if self._checks:
-            self._check(_READY)
+            self._check(_READY, outer)
         try:
             if _bound is not self.bound:  # not earlier: until here another thread may be inside
                 if type(_bound) is tuple:
@@ -147,9 +148,9 @@ class Plan(Unique):
             for step in self._steps:
                 step()
         except BaseException as error:
-            self._fail(error)
+            self._fail(error, outer)
             raise
-        guard.user, life.state = 0, _READY
+        guard.user, life.state = outer, _READY
 
     def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
         """Keep the plan's arrays alive: always, or only after a failure."""
@@ -254,43 +255,49 @@ class Plan(Unique):
         """Run the steps between two states; keeps other threads out, and marks the plan as failed on an error."""
         before, after = states
         guard, life = self._guard, self._life
-        if life.state != before or guard.user:
-            self._refuse(before, misuse)
+        outer = guard.user
+        if life.state != before or outer:
+            self._check_state(before, misuse)
         guard.user = life.state = _RUNNING
         if self._checks:
-            self._check(before)
+            self._check(before, outer)
         try:
             for step in steps:
                 step()
         except BaseException as error:
-            self._fail(error)
+            self._fail(error, outer)
             raise
-        guard.user, life.state = 0, after
+        guard.user, life.state = outer, after
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, outer: int) -> None:
         """Mark the exchange as failed, and keep the arrays alive, since peers may still access them."""
         life = self._life
         life.state, life.arrays = _FAILED, self.arrays
         life.fail()
-        self._guard.spoil()
-        self._guard.leave(error)
+        self._guard.leave(error, outer)
 
-    def _check(self, before: int) -> None:
+    def _check(self, before: int, outer: int) -> None:
         """Let the channels refuse the exchange; the state is then the same as before the call."""
         try:
             for check in self._checks:
                 check()
         except BaseException:
-            self._guard.user, self._life.state = 0, before
+            self._guard.user, self._life.state = outer, before
             raise
+
+    def _check_state(self, before: int, misuse: str) -> None:
+        """Raise unless the plan is in a state, and no other thread is inside a call on the communicator."""
+        if self._life.state != before or self._guard.user < 0:
+            self._refuse(before, misuse)
+        self._guard.check_thread()  # an enclosing call of this thread is allowed
 
     def _refuse(self, before: int, misuse: str) -> NoReturn:
         """Raise the reason why the call is not allowed in this state."""
         self._check_open()
         if self._life.state == _RUNNING:
             raise StateError(
-                "another thread is inside this plan; call it from one thread, or make a plan for each, on a grid of "
-                "its own"
+                "another thread is inside this plan; call it from one thread, or make a plan for each thread, on a "
+                "grid with a duplicate of the communicator"
             )
         if self._life.state == _FAILED:
             misuse = "an exchange of this plan has failed on the way; make a new grid to go on"

@@ -127,7 +127,7 @@ class Exchange(Closing):
         comm: MPI.Intracomm | None = None,
         path: str | None = None,
     ) -> None:
-        world = World(comm, "making an Exchange")
+        world = World(comm, "making an Exchange", "Exchange")
         self._context = Context(world)
         try:
             self._plan: Plan = make_plan(

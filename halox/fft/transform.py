@@ -375,26 +375,24 @@ class FFT(Closing):
             call = self._fields.read(forward, source, out)
             return call, {"dtype": str(call.dtype), "components": call.components}
 
-        # Ranks with cached arrays wait in the plans. The world of the plans detects that the calls differ.
-        world = self._world if len(self._schedule.stages) == 1 else self.grid.domain.world
-        with world.guard:
-            world.begin(direction)
-            call, arguments = world.prepare(read, direction)
-            world.check_alike(arguments)
-            key = call.dtype, call.components
-            pipeline = self._pipelines.get(key)
-            if pipeline is None:
-                pipeline = Pipeline(
-                    self._schedule,
-                    self.grid.domain,
-                    self._engine,
-                    call.dtype,
-                    PHYSICAL[call.dtype] if self.real else None,
-                    sum(call.components, ()),
-                )
-            if not pipeline.connects(forward):
-                pipeline.connect(forward, self._path)
-            self._pipelines[key] = pipeline
+        world = self._world
+        world.begin(direction)
+        call, arguments = world.prepare(read, direction)
+        world.check_alike(arguments)
+        key = call.dtype, call.components
+        pipeline = self._pipelines.get(key)
+        if pipeline is None:
+            pipeline = Pipeline(
+                self._schedule,
+                self.grid.domain,
+                self._engine,
+                call.dtype,
+                PHYSICAL[call.dtype] if self.real else None,
+                sum(call.components, ()),
+            )
+        if not pipeline.connects(forward):
+            pipeline.connect(forward, self._path)
+        self._pipelines[key] = pipeline
         return call, pipeline
 
 

@@ -252,7 +252,7 @@ class RequestBuffers(TransportBuffers):
         leftovers: Leftovers | None = None,
     ) -> None:
         self._world, self._mpi_tag = world, mpi_tag
-        self._leftovers = Leftovers(world) if leftovers is None else leftovers
+        self._leftovers = Leftovers(world.ranks) if leftovers is None else leftovers
         self._buffers_out = [allocate(m.packed_bytes) for m in sends]
         self._buffers_in = [allocate(m.packed_bytes) for m in receives]
         self.outgoing, self.incoming = (

@@ -5,8 +5,9 @@ fields that a grid allocates and the staging memory of plans. A release is local
 different time. An allocation therefore asks all ranks of the node whether they have room, and the ranks without room
 create a segment.
 
-The segments belong to a communicator and serve all grids made on it, one after the other. Closing a grid unmaps the
-free segments. A field that outlives its grid returns its pages to the system when its last view is deleted.
+The segments belong to a communicator and serve all grids and other objects on it. Closing an object unmaps large free
+segments, and closing the last one unmaps all free segments. A field that outlives all grids returns its pages to the
+system when its last view is deleted.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from halox.runtime import shared_memory
+from halox.runtime.communicator import Communicator
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.free_list import FreeList
 from halox.runtime.place import Place
 from halox.runtime.shared_memory import Bytes, SharedSegment
-from halox.runtime.world import World
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
@@ -41,14 +42,10 @@ _CLOSING = "a collective close"
 
 
 class SegmentKey(NamedTuple):
-    """Identity of a segment: its number among the segments of one rank, and the index of this rank on the node.
-
-    ``arena`` is the index of the arena in the context that located the segment (`Context.locate`).
-    """
+    """Identity of a segment: its number among the segments of one rank, and the index of this rank on the node."""
 
     number: int
     node_rank: int
-    arena: int = 0
 
 
 HostPlace: TypeAlias = Place[SegmentKey]
@@ -101,19 +98,10 @@ class Room:
         return (self.needs_segment, self.idle) if self.needs_segment or self.idle else None
 
 
-def arena_of(world: World) -> SharedArena:
-    """Return the shared memory of a world's communicator, created at the first use; local."""
-    arena: SharedArena | None = world.ranks.kept.get("arena")
-    if arena is None:
-        arena = world.ranks.kept["arena"] = SharedArena(world)
-    arena.open(world)
-    return arena
-
-
 class SharedArena:
     """Shared memory of the ranks of one node."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         self._segments: dict[SegmentKey, SharedSegment] = {}
         self._own: dict[int, _Own] = {}
         self._used: dict[int, tuple[int, int, int, bool]] = {}
@@ -123,21 +111,14 @@ class SharedArena:
         self._numbers = count()
         self._chunk = _FIRST_CHUNK
         self._registered: dict[SegmentKey, RegisteredBuffer] = {}
-        self._is_open = False
-        self._world: weakref.ref[World] | None = None
-        self.node_rank = world.node_rank
-        self.open(world)
-
-    def open(self, world: World) -> None:
-        """Serve the next world of the same communicator; local. The previous world must be closed on all ranks."""
-        if self._world is not None and self._world() is world:
-            return
-        self._world = weakref.ref(world)
-        self._release_plans()
         self._is_open = True
-        self.shares_memory = world.shares_memory
-        # A field's finalizer references the arena, so the arena must not reference the world.
-        self._gather: Callable[[object, str], list[Any]] = world.ranks.gather_node
+        self.node_rank = ranks.node_ranks[ranks.rank]
+        self.shares_memory = ranks.shares_memory
+        self._gather: Callable[[object, str], list[Any]] = ranks.gather_node
+
+    def open(self) -> None:
+        """Serve another object after `close`; local."""
+        self._is_open = True
 
     @property
     def segments(self) -> int:
@@ -316,17 +297,26 @@ class SharedArena:
             self._registered[key] = register(self._segments[key].memory)
         return int(self._registered[key].device_pointer) + place.offset
 
-    def close(self) -> None:
-        """Return the segments without fields to the system; collective over the ranks of the node."""
-        for registration in self._registered.values():
-            registration.close()
-        self._registered.clear()
-        if not self._is_open or not self.shares_memory:
+    def close(self, *, is_last: bool) -> None:
+        """Unmap large free segments; of the last object all segments without fields. Collective over the node's ranks.
+
+        All ranks have completed all calls of the closed object.
+        """
+        if is_last:
+            for registration in self._registered.values():
+                registration.close()
+            self._registered.clear()
+            self._is_open = False
+            self._release_plans()
+        else:
+            self._sweep()
+        if not self.shares_memory:
             return
-        self._gather(None, _CLOSING)  # until here, other ranks may read packed messages
-        self._is_open = False
-        self._release_plans()
-        unused = [number for number, own in self._own.items() if own.free.is_whole]
+        unused = [
+            number
+            for number, own in self._own.items()
+            if own.free.is_whole and (is_last or own.segment.nbytes > _LAST_CHUNK)
+        ]
         for node_rank, dropped in enumerate(self._gather(unused, _CLOSING)):
             self._drop(node_rank, dropped)
 
@@ -339,6 +329,9 @@ class SharedArena:
     def _drop(self, node_rank: int, numbers: Sequence[int]) -> None:
         """Unmap segments that their rank no longer uses."""
         for number in numbers:
+            registration = self._registered.pop(SegmentKey(number, node_rank), None)
+            if registration is not None:
+                registration.close()
             self._segments.pop(SegmentKey(number, node_rank), None)
             if node_rank == self.node_rank:
                 self._own.pop(number, None)

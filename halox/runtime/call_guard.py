@@ -52,10 +52,10 @@ _waiting: deque[tuple[CallGuard, _LateClose]] = deque()
 
 
 class CallGuard:
-    """Mark of the thread that is inside a collective call of an object.
+    """Mark of the thread that is inside a collective call on a communicator.
 
     ``with guard:`` raises `StateError` in other threads and admits nested calls of the same thread. Hot paths set
-    `user` directly and reset it to 0 at the end. `user` is negative once the object is closed.
+    `user` directly and restore it at the end. `user` is negative once a call has failed.
 
     A call may end on this rank alone, by a timeout, an interrupt or an unexpected error; the ranks are then out of
     step. The guard then disables all further calls on the communicator of ``watch``. ``watch`` is None on a
@@ -103,15 +103,18 @@ class CallGuard:
             self.watch.fail(f"{type(error).__name__}: {error}")
             self.shut()
 
-    def leave(self, error: BaseException) -> None:
-        """End a call of a hot path after an error; disable all further calls if only this rank has raised it."""
-        self.fail(error)
-        self.user = self._idle
+    def check_thread(self) -> None:
+        """Raise `StateError` if another thread is inside a call."""
+        if self.user > 0 and self.user != get_ident():
+            self.refuse()
 
-    def spoil(self) -> None:
-        """Prevent reuse of the communicator, since late messages of a failed exchange could reach the next object."""
-        if self.watch is not None:
-            self.watch.is_spoiled = True
+    def leave(self, error: BaseException, outer: int = 0) -> None:
+        """End a call of a hot path after an error; disable all further calls if only this rank has raised it.
+
+        ``outer`` is the thread of the enclosing call, if there is one.
+        """
+        self.fail(error)
+        self.user = outer or self._idle
 
     def outside(self, close: Callable[[], object]) -> None:
         """Close a collected object: at once, or after the collective call in progress, which a close could disturb.
@@ -125,7 +128,7 @@ class CallGuard:
             close()
 
     def shut(self) -> None:
-        """Mark the object as closed: hot paths test only `user`, and then take the slow path, which raises."""
+        """Note a failure: hot paths test only `user`, and then take the slow path, which raises."""
         self._idle = -1
         if self.user <= 0:
             self.user = -1
@@ -133,8 +136,9 @@ class CallGuard:
     def refuse(self) -> NoReturn:
         """Raise `StateError` in a second thread."""
         raise StateError(
-            "another thread is inside a collective call of this grid, exchange, transpose or allreduce; make its calls "
-            "one after the other, in the same order on all ranks, or use a grid for each thread"
+            "another thread is inside a collective call on the same communicator; make the calls on one communicator "
+            "one after the other, in the same order on all ranks, or make the objects of each thread on a duplicate "
+            "of the communicator"
         )
 
 

@@ -4,7 +4,7 @@ All control messages between ranks go through `Communicator.gather`. If all rank
 memory; otherwise it uses one nonblocking MPI collective. Each record names the collective call of its rank. Ranks in
 different calls therefore detect the mismatch together, before they read any other part of the records.
 
-A released communicator is reused by the next object on the same ranks (`halox.runtime.pool`).
+All objects on a user's communicator use the same duplicate (`halox.runtime.duplicates`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from halox.errors import HaloxError, MismatchError, StateError
 from halox.runtime import shared_memory
+from halox.runtime.call_guard import CallGuard
 from halox.runtime.status import (
     ANY_FAILED,
     BLOCK_BYTES,
@@ -69,17 +70,22 @@ class Communicator:
     """A duplicate of a user's communicator, with the resources that its ranks share; `World` documents most attributes.
 
     ``data_comm`` is ``comm`` itself if the ranks gather in shared memory. ``node_comm`` is ``comm`` itself if all ranks
-    are on one node. `begin` must precede each use. Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank
-    does not enter the constructor within ``limit_s`` seconds; 0 means no limit.
+    are on one node. ``node_names`` has the ``HALOX_NODE`` of each rank. ``guard`` is the `CallGuard` of all collective
+    calls. ``users`` is the number of open objects on the communicator.
+
+    Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank does not enter the constructor within
+    ``limit_s`` seconds; 0 means no limit.
     """
 
     def __init__(self, mpi: ModuleType, parent: MPI.Intracomm, limit_s: float) -> None:
         self.mpi = mpi
-        self.node_name = node_name()
         self.plans = 0
         """Number of plans made so far, by all objects on this communicator; plan numbers distinguish messages."""
         self.kept: dict[str, Any] = {}
-        """Resources that all objects on this communicator use, one after the other."""
+        """Resources that all objects on this communicator use."""
+        self.users = 0
+        self._counts: dict[str, int] = {}
+        self._is_gone = False
         self.waiter = Waiter(limit_s, True)
         self.comm: MPI.Intracomm = self._duplicate(parent)
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -87,9 +93,11 @@ class Communicator:
         """Whether this node has several ranks, and they share memory."""
         blocks = {self.rank: Block(np.zeros(BLOCK_BYTES, np.uint8))}
         self.watch = CallWatch(mpi, self.comm, blocks, {})
+        self.guard = CallGuard()
         self._find_nodes()
         if self.size > 1:
             self._share_status()
+            self.guard.watch = self.watch
         self.data_comm: MPI.Intracomm = self.comm
         if not (self.is_one_node and self.shares_memory):
             self.data_comm = self._duplicate(self.comm)
@@ -99,6 +107,7 @@ class Communicator:
             within: Any = self.comm.Split(self.nodes[self.rank], self.rank)
             self.node_comm = within
         self._spins = range(0 if self.crowded else SPINS)
+        self.set_limit(limit_s)
 
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return a duplicate of a communicator; collective over its ranks."""
@@ -114,11 +123,13 @@ class Communicator:
 
     def _find_nodes(self) -> None:
         """Group the ranks into nodes: ranks that share memory and have the same ``HALOX_NODE``."""
-        name = f"rank {self.rank}" if self.node_name == "rank" else f"name {self.node_name}"
-        cores = os.sched_getaffinity(0)
-        own = _machine(), name, os.getpid(), _pid_space(), cores
+        own = _machine(), node_name(), os.getpid(), _pid_space(), os.sched_getaffinity(0)
         all_ranks = [own] if self.size == 1 else self._gather(own, MAKING)
-        machines = [(machine, name) for machine, name, *_ in all_ranks]
+        self.node_names: list[str] = [name for _, name, *_ in all_ranks]
+        machines = [
+            (machine, f"rank {rank}" if name == "rank" else f"name {name}")
+            for rank, (machine, name, *_) in enumerate(all_ranks)
+        ]
         numbers = {key: n for n, key in enumerate(dict.fromkeys(machines))}
         self.nodes: tuple[int, ...] = tuple(numbers[key] for key in machines)
         mates = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
@@ -353,9 +364,29 @@ class Communicator:
 
     # Life
 
+    def set_limit(self, limit_s: float) -> None:
+        """Set the time limit of waits, in seconds; 0 means no limit."""
+        self.watch.note_after_s = min(1.0, limit_s / 4 or 1.0)
+        self.waiter = Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
+
+    def add_user(self, kind: str) -> int:
+        """Count an object, of a kind of `halox.runtime.status.OBJECTS`, and return its number among its kind."""
+        self.users += 1
+        number = self._counts[kind] = self._counts.get(kind, 0) + 1
+        return number
+
+    def remove_user(self) -> None:
+        """Note that an object was closed or collected; local."""
+        self.users -= 1
+        if self._is_gone:
+            self.destroy()
+
     def destroy(self) -> None:
-        """Free the communicators; harmless when repeated."""
-        if _left_to_mpi:
+        """Free the communicators, once no object uses them; called when the user's communicator is freed."""
+        self._is_gone = True
+        if (
+            self.users or self.watch.failed or _left_to_mpi
+        ):  # late messages may arrive after a failure
             return
         with suppress(Exception):
             self.watch.drain()
@@ -363,15 +394,6 @@ class Communicator:
                 if comm is not self.comm:
                     comm.Free()
             self.comm.Free()
-
-    def begin(self, limit_s: float, number: int, error: str) -> tuple[int, list[str]]:
-        """Prepare for the next object; return the largest number and the errors of all ranks; collective."""
-        self.watch.note_after_s = min(1.0, limit_s / 4 or 1.0)
-        self.waiter = Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
-        self.watch.renumber(0)
-        said: list[tuple[int, int, str]] = self.gather((self.plans, number, error), MAKING)
-        self.plans = max(plans for plans, _, _ in said)
-        return max(number for _, number, _ in said), [text for _, _, text in said]
 
 
 def objects(records: Sequence[Record]) -> list[Any]:

@@ -1,18 +1,15 @@
-"""Context of all plans and reductions of a grid: its ranks, their shared memory and their GPUs."""
+"""Context of all plans and reductions of an object: its ranks, their shared memory and their GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from halox.errors import ExchangeTimeoutError
-from halox.runtime.arena import HostPlace, SharedArena, arena_of
+from halox.runtime.arena import SharedArena
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.leftovers import Leftovers
-from halox.runtime.place import Place
-from halox.runtime.shared_memory import Bytes
 from halox.runtime.topology import Topology, survey
 from halox.runtime.world import World
 
@@ -24,49 +21,25 @@ Found = TypeVar("Found")
 class Context:
     """Shared state of all plans and reductions of a grid, of an exchange, or of an allreduce.
 
-    ``arena`` is host memory that the ranks of the node share. ``device_arena`` is memory of this rank's GPU that the
-    other ranks of the node can map. ``events`` are interprocess events, for which the streams of these ranks can wait.
-    ``device_arena`` and ``events`` are None until the GPU of this rank is known. ``topology`` lists the GPUs of all
-    ranks; it is None until any rank makes a plan or reduction for a GPU.
+    ``arena`` is host memory that the ranks of the node share. ``leftovers`` keeps the memory of closed plans. Both
+    belong to all objects on the communicator. ``device_arena`` is memory of this rank's GPU that the other ranks of the
+    node can map. ``events`` are interprocess events, for which the streams of these ranks can wait. ``device_arena``
+    and ``events`` are None until the GPU of this rank is known. ``topology`` lists the GPUs of all ranks; it is None
+    until any rank makes a plan or reduction for a GPU.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.arena: SharedArena = arena_of(world)
-        self.leftovers = Leftovers(world)
+        ranks = world.ranks
+        if "arena" not in ranks.kept:
+            ranks.kept["arena"], ranks.kept["leftovers"] = SharedArena(ranks), Leftovers(ranks)
+        self.arena: SharedArena = ranks.kept["arena"]
+        self.leftovers: Leftovers = ranks.kept["leftovers"]
+        self.arena.open()
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
-        self._arenas: tuple[SharedArena, ...] = (self.arena,)
         self._kept: dict[Callable[[Context], object], Any] = {}
-
-    @contextmanager
-    def borrowing(self, other: Context) -> Iterator[None]:
-        """Locate arrays in the shared memory of a second context too, while a plan is constructed.
-
-        Both contexts have the same ranks in the same order, and all ranks enter the block. The plan must be closed
-        before the context ``other``.
-        """
-        self._arenas = (self.arena, other.arena)
-        try:
-            yield
-        finally:
-            self._arenas = (self.arena,)
-
-    def locate(self, start: int, end: int) -> HostPlace | None:
-        """Return the place of memory [start, end) of this rank if it is in an arena of this context."""
-        for number, arena in enumerate(self._arenas):
-            place = arena.locate(start, end)
-            if place is not None:
-                return (
-                    Place(place.segment._replace(arena=number), place.offset) if number else place
-                )
-        return None
-
-    def segment_of(self, place: HostPlace) -> Bytes:
-        """Return the bytes of the whole segment that contains a place from `locate`, of any rank of the node."""
-        segment = place.segment
-        return self._arenas[segment.arena].memory(Place(segment._replace(arena=0)))
 
     @property
     def device(self) -> int | None:
@@ -78,6 +51,7 @@ class Context:
         if self.device_arena is None:
             self.device_arena = DeviceArena(device)
             self.events = EventPool(device)
+            self.leftovers.arenas.add(self.device_arena)
         return self.device_arena
 
     def find_gpus(self) -> Topology:
@@ -94,7 +68,7 @@ class Context:
         return found
 
     def close(self) -> None:
-        """Free the memory of plans and release the communicator; collective, and harmless when repeated.
+        """Free the memory of plans, and end the use of the communicator; collective, and harmless when repeated.
 
         Local after a failed call, when the ranks may be out of step.
         """
@@ -113,21 +87,30 @@ class Context:
 
     def _free(self) -> None:
         """Free the memory, which other ranks may have mapped; collective."""
-        self.world.begin("close")
-        self.leftovers.close()
-        # Memory must not be freed while a peer has it mapped.
-        names = self.world.gather(
-            None if self.device_arena is None else self.device_arena.name, _CLOSING
+        world, arena = self.world, self.device_arena
+        world.begin("close")
+        mine = (
+            world.ranks.users == 1,
+            self.leftovers.closed_plans(),
+            None if arena is None else arena.name,
         )
-        if any(names):
-            if self.device_arena is not None:
-                self.device_arena.unmap([name for name in names if name is not None])
-            self.world.gather(None, _CLOSING)
-        if self.device_arena is not None:
-            self.device_arena.free()
+        answers = world.gather(mine, _CLOSING)
+        is_last = all(is_last for is_last, _, _ in answers)
+        self.leftovers.reclaim([closed for _, closed, _ in answers])
+        if is_last:
+            self.leftovers.close()
+        # Memory must not be freed while a peer has it mapped.
+        names = [name for _, _, name in answers if name is not None]
+        if names:
+            if arena is not None:
+                arena.unmap(names)
+            world.gather(None, _CLOSING)
+        if arena is not None:
+            arena.free()
+            self.leftovers.arenas.discard(arena)
         if self.events is not None:
             self.events.close()
-        self.arena.close()
+        self.arena.close(is_last=is_last)
 
     def close_after(self, error: BaseException) -> None:
         """Free all resources after an error in construction, if all ranks have raised this error."""

@@ -175,6 +175,10 @@ class DeviceArena:
         pointer = _mapped[place.segment] if own is None else own._segments[number].pointer
         return pointer + place.offset
 
+    def synchronize(self) -> None:
+        """Wait until the GPU is idle."""
+        cupy().cuda.Device(self.device).synchronize()
+
     def unmap(self, names: Collection[str]) -> None:
         """Unmap the memory of peers' arenas, once it is no longer used; local."""
         with cupy().cuda.Device(self.device) as device:

@@ -20,12 +20,15 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from halox.runtime.world import World
+from halox.runtime.communicator import Communicator
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from halox.runtime.device_arena import DeviceArena
 
 
 class Closable(Protocol):
@@ -70,11 +73,12 @@ class _Shared:
 class Leftovers:
     """Requests and memory of closed plans, of one communicator."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, ranks: Communicator) -> None:
+        self._ranks = ranks
         self._active: list[_Active] = []
         self._shared: dict[int, _Shared] = {}
-        self._has_plans = False
+        self.arenas: weakref.WeakSet[DeviceArena] = weakref.WeakSet()
+        """Open memory of this rank's GPUs; the work of these GPUs may access the memory of closed plans."""
 
     def keep(
         self,
@@ -90,7 +94,7 @@ class Leftovers:
 
     def sweep(self) -> None:
         """Free the completed requests; local, does not block."""
-        if not self._active or self._world.mpi.Is_finalized():
+        if not self._active or self._ranks.mpi.Is_finalized():
             return
         # The garbage collector may append to the list meanwhile.
         kept, self._active = self._active, []
@@ -115,34 +119,37 @@ class Leftovers:
         if not all(channel.has_ended for channel in channels):
             return
         self._shared[number] = shared
-        if self._world.size == 1:
+        if self._ranks.size == 1:
             self._free(number)
 
-    @property
-    def closed(self) -> tuple[int, ...]:
-        """Numbers of the plans that this rank has closed, and that other ranks may not have closed."""
+    def closed_plans(self) -> tuple[int, ...]:
+        """Return the numbers of the plans that this rank has closed; wait until its GPUs do not use them. Local."""
+        if self._shared:
+            for arena in list(self.arenas):
+                arena.synchronize()
         return tuple(sorted(self._shared))
 
     def reclaim(self, closed: Sequence[Sequence[int]]) -> None:
-        """Free the plans that are in `closed` of every rank, gathered in one call; local, on idle GPUs."""
-        self._has_plans = True
+        """Free the plans that are in `closed_plans` of every rank, gathered in one call; local."""
         self.sweep()
         for number in sorted(set(closed[0]).intersection(*closed)):
             if number in self._shared:
                 self._free(number)
 
     def close(self) -> None:
-        """Free the rest after all plans are closed, and cancel receives; unmatched sends stay active. Collective."""
+        """Free the rest after all ranks have closed all plans; unmatched sends stay active. Collective."""
         for number in sorted(self._shared):
             self._free(number)
-        if not self._has_plans:
-            return
-        self._world.gather(None, "a collective close")
         self.sweep()
         receives = [request for active in self._active for request in active.receives]
         for request in receives:
             request.Cancel()
-        self._world.wait(receives, "in a collective close for receives to be cancelled")
+        self._ranks.until(
+            partial(self._ranks.mpi.Request.Testall, receives),
+            lambda: "a collective close has waited for receives to be cancelled",
+            tuple,
+            receives,
+        )
         for active in self._active:
             for request in active.receives:
                 request.Free()

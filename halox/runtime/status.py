@@ -6,9 +6,10 @@ Each rank has a block in the shared memory of its node. Only this rank writes to
     | count | wait | calls: a ring of 64 words | slot 0 | slot 1 |
 
 ``count`` and the slots carry the objects that ranks gather (`halox.runtime.communicator`). A word of the ring has the
-number of a call and its code. The numbers count the collective calls of one grid, exchange or allreduce, so ranks that
-make the same calls have equal words. A rank that has waited long compares its words with the words of other ranks. Two
-different words with the same number mean that the ranks made different calls, and that a wait between them cannot end.
+number of a call and its code. The numbers count the collective calls on one communicator, of all grids, exchanges and
+allreduces on it, so ranks that make the same calls have equal words. A rank that has waited long compares its words
+with the words of other ranks. Two different words with the same number mean that the ranks made different calls, and
+that a wait between them cannot end.
 
 After a second of waiting, a rank also sends its word to ranks of other nodes, with at most one pending message to each.
 """
@@ -68,8 +69,11 @@ CALLS = (
 )
 """Names of the counted calls; the index of a name is its code."""
 
-CODE_BITS = 20
-"""Bits of a call's word that hold its code; the others hold its number."""
+OBJECTS = ("grid", "Exchange", "Allreduce", "object")
+"""Kinds of objects that make calls; the index of a kind is part of a call's code."""
+
+CODE_BITS = 24
+"""Bits of a call's word that hold its code: 6 for its name, 8 for its object, 10 for its plan."""
 
 BLOCK_BYTES = 8192
 SLOT_BYTES = 3520
@@ -78,7 +82,8 @@ SLOT_BYTES = 3520
 _HEAD_BYTES = 64  # a cache line, so that values in slots are aligned alike on all ranks
 _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
-_PLAN_BITS = 12
+_PLAN_BITS, _KIND_BITS, _NUMBER_BITS = 10, 2, 6
+_NAME_SHIFT = _PLAN_BITS + _KIND_BITS + _NUMBER_BITS
 # Words of `Block.wait`: whether the rank waits; the call in which it has found a mismatch, the other rank, and the
 # words of both ranks; the call for which it has printed a notice; whether a call has failed on it. The last word is
 # used only in the block of the node's first rank: whether a call has failed on any rank of the node.
@@ -90,35 +95,56 @@ _MOST_NOTES = 64
 _HAS_FAILED = -1  # in the rank entry of a note: a call has failed on the sender
 
 
-_CODES = {name: number << _PLAN_BITS for number, name in enumerate(CALLS)}
+_CODES = {name: number << _NAME_SHIFT for number, name in enumerate(CALLS)}
 
 
-def code_of(name: str, plan: int = 0) -> int:
-    """Return the code of a call; ``plan`` is the number of its plan, 0 without a plan."""
-    return _CODES[name] | plan % (1 << _PLAN_BITS)
+def object_code(kind: str, number: int) -> int:
+    """Return the code of an object: ``number`` counts the objects of its kind, one of `OBJECTS`, on a communicator."""
+    return OBJECTS.index(kind) << _NUMBER_BITS | number % (1 << _NUMBER_BITS)
+
+
+def code_of(name: str, who: int = 0, plan: int = 0) -> int:
+    """Return the code of a call; ``who`` is the code of its object, ``plan`` the number of its plan, if it has one."""
+    return _CODES[name] | who << _PLAN_BITS | plan % (1 << _PLAN_BITS)
 
 
 def name_of(word: int) -> str:
     """Return the name of the call that a word encodes."""
-    number = (word & ((1 << CODE_BITS) - 1)) >> _PLAN_BITS
+    number = (word & ((1 << CODE_BITS) - 1)) >> _NAME_SHIFT
     return CALLS[number] if number < len(CALLS) else CALLS[0]
 
 
-def word_text(word: int, *, with_plan: bool = False) -> str:
-    """Return a call as errors show it: "exchange by plan 3 (call 42)"."""
-    plan = word & ((1 << _PLAN_BITS) - 1)
+def _object_of(word: int) -> int:
+    """Return the code of the object whose call a word encodes."""
+    return (word & ((1 << _NAME_SHIFT) - 1)) >> _PLAN_BITS
+
+
+def _plan_of(word: int) -> int:
+    """Return the number of the plan of a call; 0 without a plan."""
+    return word & ((1 << _PLAN_BITS) - 1)
+
+
+def word_text(word: int, *, with_object: bool = False, with_plan: bool = False) -> str:
+    """Return a call as errors show it: "exchange on grid 2 by plan 3 (call 42)"."""
+    kind, number = divmod(_object_of(word), 1 << _NUMBER_BITS)
+    on = f" on {OBJECTS[kind]} {number}" if with_object else ""
+    plan = _plan_of(word)
     by = "" if not with_plan else f" by plan {plan}" if plan else " by a new plan"
-    return f"{name_of(word)}{by} (call {word >> CODE_BITS})"
+    return f"{name_of(word)}{on}{by} (call {word >> CODE_BITS})"
 
 
 def calls_text(words: Sequence[tuple[int, int]]) -> str:
-    """Return the call of each rank as errors show it: "rank 0: sum (call 41), ranks 1, 2: exchange (call 41)"."""
+    """Return the call of each rank as errors show it: "rank 0: sum (call 41), ranks 1, 2: exchange (call 41)".
+
+    Calls of the same name are told apart by their objects, and by their plans if the objects are the same.
+    """
     by_call: dict[int, list[int]] = {}
     for rank, word in words:
         by_call.setdefault(word, []).append(rank)
     alike = len({word_text(word) for word in by_call}) < len(by_call)
+    on_one = len({_object_of(word) for word in by_call}) == 1
     return ", ".join(
-        f"{ranks_text(ranks)}: {word_text(word, with_plan=alike)}"
+        f"{ranks_text(ranks)}: {word_text(word, with_object=alike and not on_one, with_plan=alike and on_one)}"
         for word, ranks in by_call.items()
     )
 
@@ -139,13 +165,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def mismatch(words: Sequence[tuple[int, int]]) -> MismatchError:
     """Return the error for ranks that have made different calls."""
-    plans = [word & ((1 << _PLAN_BITS) - 1) for _, word in words]
+    plans = [_plan_of(word) for _, word in words]
     hint = ""
-    if len({name_of(word) for _, word in words}) == 1 and any(plans) and not all(plans):
-        hint = (
-            "; a plan is new where fields come in another order than before, or arrays of another dtype, shape or "
-            "strides (the view of a larger buffer has others than a new array)"
-        )
+    if len({name_of(word) for _, word in words}) == 1:
+        if len({_object_of(word) for _, word in words}) > 1:
+            hint = "; the objects are numbered in the order of their construction"
+        elif any(plans) and not all(plans):
+            hint = (
+                "; a plan is new where fields come in another order than before, or arrays of another dtype, shape or "
+                "strides (the view of a larger buffer has others than a new array)"
+            )
     return MismatchError(
         f"the ranks have made different calls: {calls_text(words)}; all ranks must make the same collective "
         f"calls, in the same order, and give the same arrays{hint}"
@@ -180,8 +209,7 @@ class CallWatch:
     ``blocks`` are the blocks of the ranks of this node. ``pids`` are the processes of the ranks in the same PID
     namespace. After a wait of ``note_after_s`` seconds, this rank exchanges notes with ranks of other nodes. ``failed``
     is the reason why no further call is possible; it is empty as long as no call has failed. ``first`` has the status
-    words of the node's first rank. ``is_spoiled`` says that messages of a failed exchange may still arrive, so that no
-    later object may use the communicator.
+    words of the node's first rank.
     """
 
     def __init__(
@@ -194,7 +222,6 @@ class CallWatch:
         self.number = 0
         self.word = 0
         self.failed = ""
-        self.is_spoiled = False
         self._failed_ranks: set[int] = set()  # on other nodes
         self._notes: dict[int, tuple[MPI.Request, Array]] = {}
         self._heard: dict[int, int] = {}
@@ -245,6 +272,17 @@ class CallWatch:
             if rank in self._failed_ranks or (block is not None and block.wait[_FAILED]):
                 return rank
         return None
+
+    def has_failed_before(self) -> bool:
+        """Whether a call has failed on another rank that, to this rank's knowledge, has not made the current call."""
+        for rank in range(self._comm.size):
+            if rank == self.rank or self.find_failed((rank,)) is None:
+                continue
+            block = self.blocks.get(rank)
+            last = self._heard.get(rank, 0) if block is None else block.last()
+            if last != self.word and last >> CODE_BITS <= self.number:
+                return True
+        return False
 
     def look_for_failed(self, ranks: Sequence[int]) -> None:
         """Raise `ExchangeTimeoutError` if a call has failed on one of ``ranks`` (all if empty)."""

@@ -1,4 +1,4 @@
-"""Ranks of one grid, exchange or allreduce, with checked access to a private communicator.
+"""Ranks of one grid, exchange or allreduce, with checked access to the private duplicate of its communicator.
 
 Every wait for other ranks here ends after ``HALOX_TIMEOUT`` seconds. Ranks with diverging programs therefore raise an
 error instead of hanging.
@@ -32,9 +32,9 @@ from halox.runtime.communicator import (
     Communicator,
     leave_to_mpi,
 )
+from halox.runtime.duplicates import duplicate_of
 from halox.runtime.finalizing import before_finalize
-from halox.runtime.pool import acquire
-from halox.runtime.status import CODE_BITS, code_of, ranks_text
+from halox.runtime.status import CODE_BITS, code_of, object_code, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
 
@@ -71,23 +71,27 @@ def load_mpi() -> ModuleType:
 
 
 class World:
-    """Ranks of ``comm`` (``MPI.COMM_WORLD`` if None), with a private communicator and their placement on nodes.
+    """Ranks of ``comm`` (``MPI.COMM_WORLD`` if None), with a private duplicate of it and their placement on nodes.
 
-    ``making`` is the name of the constructing call, for errors. The constructor is collective. It raises `StateError`
-    if another thread is constructing a world.
+    The objects of each world share the duplicate, and their collective calls are one sequence. ``making`` is the name
+    of the constructing call, for errors. ``kind`` is the kind of the object, one of `halox.runtime.status.OBJECTS`. The
+    constructor is collective. It raises `StateError` if another thread is constructing a world, or is inside a call on
+    the same communicator.
 
     A node is a set of ranks that can share memory. ``HALOX_NODE`` divides it further: ranks of a machine with different
     values are on different nodes, and ``HALOX_NODE=rank`` makes every rank a separate node. ``HALOX_DEBUG=1`` prints
     every collective call of every rank, with the time.
 
-    ``ranks`` is the `Communicator` with its shared resources; it outlives the world. ``comm`` is the duplicate of the
-    user's communicator. ``data_comm`` is used for collectives on users' data, and ``node_comm`` has the ranks of this
+    ``ranks`` is the `Communicator` with its shared resources; it outlives the world. ``comm`` is its MPI communicator.
+    ``data_comm`` is used for collectives on users' data, and ``node_comm`` has the ranks of this
     node. ``nodes`` has the node number of each rank. ``node_ranks`` maps each rank of this node to its index on the
     node. ``machine_rank`` is the index of this rank on its machine. ``crowded`` is True if some node has more ranks
-    than cores. ``guard`` is the `CallGuard` of the collective calls on these ranks.
+    than cores. ``guard`` is the `CallGuard` of the collective calls on the communicator.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None = None, making: str = "a call") -> None:
+    def __init__(
+        self, comm: MPI.Intracomm | None = None, making: str = "a call", kind: str = "object"
+    ) -> None:
         mpi = load_mpi()
         if mpi.Is_finalized() or not mpi.Is_initialized():
             state = "has been finalized" if mpi.Is_finalized() else "is not initialized"
@@ -107,19 +111,17 @@ class World:
         self.mpi = mpi
         settings, error = _attempt(_settings)  # the settings may be invalid on this rank alone
         self.limit_s, self._debug = settings or (DEFAULT_TIMEOUT_S, False)
-        self.guard = CallGuard()
         with alone_in_making():
-            found = acquire(mpi, comm, making, self.limit_s, "" if error is None else str(error))
-        ranks, release, errors = found
+            text = "" if error is None else str(error)
+            ranks, errors = duplicate_of(mpi, comm, making, self.limit_s, text)
         if any(errors):
-            release()
             said = [(rank, HaloxError, text) for rank, text in enumerate(errors) if text]
             raise_together(said, len(errors), error)
-        self._release = weakref.finalize(self, release)
-        self._release.atexit = False
         self.ranks: Communicator = ranks
-        if ranks.size > 1:
-            self.guard.watch = ranks.watch
+        self.guard: CallGuard = ranks.guard
+        self._code = object_code(kind, ranks.add_user(kind))
+        self._release = weakref.finalize(self, ranks.remove_user)
+        self._release.atexit = False
         self.comm: MPI.Intracomm = ranks.comm
         self.data_comm, self.node_comm = ranks.data_comm, ranks.node_comm
         self.rank, self.size = ranks.rank, ranks.size
@@ -131,7 +133,8 @@ class World:
         self._closed_why = ""
         before_finalize(mpi, _close_all)
         _living.add(self)
-        self.begin(making)
+        if self._debug:
+            self._log(making, None)
 
     @property
     def failed(self) -> str:
@@ -158,13 +161,13 @@ class World:
             guard.refuse()
         guard.begin()
         if self.size > 1:
-            self.ranks.watch.call(code_of(name))
+            self.ranks.watch.call(code_of(name, self._code))
         if self._debug:
             self._log(name, detail)
 
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
         """Return the function that counts the runs of a plan; None if there is nothing to count or log."""
-        tick = None if self.size == 1 else self.ranks.watch.ticker(code_of(name, plan))
+        tick = None if self.size == 1 else self.ranks.watch.ticker(code_of(name, self._code, plan))
         if not self._debug:
             return tick
 
@@ -367,10 +370,14 @@ class World:
             self.close()
 
     def close(self, why: str = "") -> None:
-        """Release the communicator for the next object; local, and harmless when repeated."""
+        """End the use of the communicator by this object; local, and harmless when repeated.
+
+        ``why`` is the reason if no object can use the communicator any longer.
+        """
         if not self.closed:
             self.closed, self._closed_why = True, why
-            self.guard.shut()
+            if why:
+                self.guard.shut()
             self._release()
 
 

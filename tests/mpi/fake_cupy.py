@@ -153,6 +153,9 @@ class FakeArena:
     def reclaim(self) -> None:
         self.retired = 0
 
+    def synchronize(self) -> None:
+        pass
+
     def unmap(self, names: Any) -> None:
         pass
 

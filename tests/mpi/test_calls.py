@@ -291,26 +291,69 @@ def test_a_wrong_variable_on_one_rank(
 # Communicators
 
 
-def test_communicators_are_used_again(node: str, comm: Comm) -> None:
+def test_all_objects_use_one_duplicate(node: str, comm: Comm) -> None:
     own = comm.Dup()
-    with (
-        halox.Grid((4 * comm.size,), comm=own, device="cpu") as first,
-        halox.Grid((4 * comm.size,), comm=own, device="cpu") as second,
-    ):
-        assert first._world.ranks is not second._world.ranks
-        kept = {id(g._world.ranks) for g in (first, second)}
+    first = halox.Grid((4 * comm.size,), comm=own, device="cpu")
+    duplicate = first.comm
     for number in range(20):
         grid = halox.Grid((4 * comm.size,), comm=own, device="cpu", periodic=bool(number % 2))
-        assert id(grid._world.ranks) in kept
+        assert grid.comm == duplicate
         u = grid.full(comm.rank)
         grid.exchange(u)
         if number % 3:
             grid.close()
         del grid, u
         gc.collect()
-    duplicate = first._world.ranks.comm
+    with halox.Allreduce(own, 3, "f8", device="cpu") as reduce:
+        reduce(np.ones(3))
+    with halox.Grid((4 * comm.size,), comm=duplicate, device="cpu") as on_duplicate:
+        assert on_duplicate.comm == duplicate
+    first.close()
     own.Free()
     assert duplicate == MPI.COMM_NULL
+
+
+def test_a_communicator_may_be_freed_before_its_grid(node: str, comm: Comm) -> None:
+    own = comm.Dup()
+    grid = halox.Grid((4 * comm.size,), comm=own, device="cpu", periodic=True)
+    duplicate = grid.comm
+    own.Free()
+    u = grid.full(comm.rank)
+    grid.exchange(u)
+    assert u[0] == (comm.rank - 1) % comm.size
+    grid.close()
+    assert duplicate == MPI.COMM_NULL
+
+
+@several
+def test_two_grids_in_another_order(node: str, comm: Comm) -> None:
+    own = comm.Dup()
+    grids = [halox.Grid((4 * comm.size,), comm=own, device="cpu") for _ in range(2)]
+    fields = [grid.ones() for grid in grids]
+    for grid, field in zip(grids, fields, strict=True):
+        grid.exchange(field)
+    order = (1, 0) if comm.rank == 1 else (0, 1)
+    with pytest.raises(
+        MismatchError, match=r"exchange on grid [12] .*exchange on grid [12] "
+    ) as caught:
+        for number in order:
+            grids[number].exchange(fields[number])
+            grids[number].sum(fields[number])
+    assert "numbered in the order of their construction" in str(caught.value)
+    own.Barrier()
+
+
+@several
+def test_a_grid_that_one_rank_makes_alone(node: str, comm: Comm) -> None:
+    """The other ranks are in a call on another grid: the mismatch is found long before the time limit."""
+    own = comm.Dup()
+    grid = halox.Grid((4 * comm.size,), comm=own, device="cpu")
+    with pytest.raises(MismatchError, match="making a grid"):
+        if comm.rank == 0:
+            halox.Grid((4 * comm.size,), comm=own, device="cpu")
+        else:
+            grid.sum(np.ones(grid.padded_shape))
+    own.Barrier()
 
 
 @several

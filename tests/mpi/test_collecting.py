@@ -116,7 +116,7 @@ def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usually(1, 2)
 @pytest.mark.parametrize(
     "modules",
-    ["runtime/pool", "runtime", "exchange collectives", "paths", ""],
+    ["runtime/duplicates", "runtime", "exchange collectives", "paths", ""],
     ids=lambda modules: modules.replace("/", ".") or "all",
 )
 @pytest.mark.parametrize("node", ["one node", *full("a node each")])

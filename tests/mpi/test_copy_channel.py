@@ -415,7 +415,7 @@ def test_memory_stays_until_all_have_closed(
     started: bool, rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
     made = rig(ring("put", comm.size))
-    left, array = Leftovers(made.world), np.zeros(3)
+    left, array = Leftovers(made.world.ranks), np.zeros(3)
     made.step(0)
     held = sys.getrefcount(array)
     if started:
@@ -423,13 +423,13 @@ def test_memory_stays_until_all_have_closed(
     if comm.rank == 0:
         made.channel.close()
         left.add(1, [made.channel], [array] if started else [])
-    left.reclaim(made.world.gather(left.closed, "a test"))
+    left.reclaim(made.world.gather(left.closed_plans(), "a test"))
     assert not made.events._free
     assert agree(sys.getrefcount(array) == held + (started and comm.rank == 0), comm)
     if comm.rank != 0:
         made.channel.close()
         left.add(1, [made.channel], [])
-    left.reclaim(made.world.gather(left.closed, "a test"))
+    left.reclaim(made.world.gather(left.closed_plans(), "a test"))
     assert agree(sys.getrefcount(array) == held, comm)
     assert made.events._free
     made.channel = SimpleNamespace(close=lambda: None, free=lambda: None)

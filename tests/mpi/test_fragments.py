@@ -169,7 +169,7 @@ class Rig:
         )
         arrays = [borrow(array) for array in self.arrays] if host else self.arrays
         self.job = Job(arrays, self.sends, self.receives)
-        self.arena = SharedArena(self.world)
+        self.arena = SharedArena(self.world.ranks)
         self.carrier = self._carrier(kind, cut)
         self.gpu: LateGpu | None = None
         self.channel: Channel
@@ -212,7 +212,7 @@ class Rig:
         self.channel.close()
         if self.world.size > 1:
             self.comm.Barrier()
-        self.arena.close()
+        self.arena.close(is_last=True)
         self.world.close()
 
 
@@ -418,5 +418,5 @@ def test_buffers_stay_until_the_messages_have_come(
     if comm.rank == 0:
         gc.collect()
         assert all(found() is None for found in memory)
-    rig.arena.close()
+    rig.arena.close(is_last=True)
     rig.world.close()

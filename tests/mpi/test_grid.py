@@ -243,11 +243,8 @@ def test_ranks_out_of_step(comm: MPI.Intracomm) -> None:
                 assert right, (halo, step)
 
 
-def test_more_grids_than_communicators_are_kept(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Grids beyond the limit exchange like others, and so do those made after them."""
-    monkeypatch.setattr("halox.runtime.pool._MOST_KEPT", 2)
+def test_many_grids_at_once(comm: MPI.Intracomm) -> None:
+    """All grids on a communicator use one duplicate."""
     ours = comm.Dup()
     for _ in range(3):
         grids = [

@@ -69,7 +69,7 @@ class Rig:
         cut: Any = whole,
     ) -> None:
         self.world = World(comm)
-        self.shared = SharedArena(self.world)
+        self.shared = SharedArena(self.world.ranks)
         self.gpu = FakeGpu(self.world, self.shared)
         self.gpu.install(monkeypatch)
         self.arena, self.events = FakeArena(self.world), EventPool(0)
@@ -205,7 +205,7 @@ class Rig:
     def close(self) -> None:
         self.leave()
         self.world.comm.Barrier()
-        self.shared.close()
+        self.shared.close(is_last=True)
         self.world.close()
 
 
@@ -466,7 +466,7 @@ def test_memory_stays_until_all_have_closed(
 ) -> None:
     """Memory stays until all ranks have closed; rank 0 closes first, after finish or between start and finish."""
     made = rig(ring(way, comm.size))
-    left, array = Leftovers(made.world), np.zeros(3)
+    left, array = Leftovers(made.world.ranks), np.zeros(3)
     made.poison()
     made.step(0)
     held = sys.getrefcount(array)
@@ -475,13 +475,13 @@ def test_memory_stays_until_all_have_closed(
     if comm.rank == 0:
         made.channel.close()
         left.add(1, [made.channel], [array] if started else [])
-    left.reclaim(made.world.gather(left.closed, "a test"))
+    left.reclaim(made.world.gather(left.closed_plans(), "a test"))
     assert made.arena.released == [] and not made.events._free
     assert agree(sys.getrefcount(array) == held + (started and comm.rank == 0), comm)
     if comm.rank != 0:
         made.channel.close()
         left.add(1, [made.channel], [])
-    left.reclaim(made.world.gather(left.closed, "a test"))
+    left.reclaim(made.world.gather(left.closed_plans(), "a test"))
     assert agree(sys.getrefcount(array) == held, comm)
     assert len(made.arena.released) == (way == "staging") and made.events._free
     made.channel = IdleChannel()

@@ -257,7 +257,7 @@ def test_many_times(node: str, comm: MPI.Intracomm) -> None:
 
         def count() -> tuple[int, int]:
             progress(comm)
-            left.reclaim(grid._world.gather(left.closed, "a test"))
+            left.reclaim(grid._world.gather(left.closed_plans(), "a test"))
             return len(left._active) + len(left._shared), grid.domain.context.arena.segments
 
         leave_some(4)
@@ -287,7 +287,7 @@ class Told(Channel):
 def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
     """Plans are freed once all ranks have closed them, in any order; a plan that never ends is not freed."""
     world = World(comm)
-    left = Leftovers(world)
+    left = Leftovers(world.ranks)
     plans = {number: Told() for number in range(6)}
     if comm.rank == 1:
         plans[4].has_ended = False
@@ -303,10 +303,10 @@ def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
 
     close(*([0, 2] if comm.rank == 0 else [2, 3]))
     assert freed() == []
-    left.reclaim(world.gather(left.closed, "a test"))
+    left.reclaim(world.gather(left.closed_plans(), "a test"))
     assert agree(freed() == [2], comm)
     close(*([3, 4] if comm.rank == 0 else [0, 4]))
-    left.reclaim(world.gather(left.closed, "a test"))
+    left.reclaim(world.gather(left.closed_plans(), "a test"))
     assert agree(freed() == [0, 2, 3], comm), freed()
     close(1, 5)
     left.close()

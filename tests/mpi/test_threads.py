@@ -124,7 +124,10 @@ def test_a_grid_in_two_threads(what: str, comm: World) -> None:
                     lambda: transpose.forward(u, t),
                     lambda: transpose.backward(np.ones_like(t), u),
                     lambda: halox.Transpose(g, h),
+                    lambda: h.exchange(t),  # another grid on the same communicator
+                    lambda: h.sum(t),
                     g.close,
+                    h.close,
                 ):
                     refused(call, "another thread is inside")
         assert g.sum(u) == 24 * comm.size
@@ -176,9 +179,9 @@ def test_a_thread_that_makes_a_grid_beside_another(comm: World) -> None:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("node", ["", "rank"])
 def test_two_grids_in_two_threads(node: str, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads use two grids of one communicator at once, first calls included."""
+    """Two threads use grids of two communicators at once, first calls included."""
     monkeypatch.setenv("HALOX_NODE", node)
-    grids = [make_grid(comm) for _ in range(2)]
+    grids = [make_grid(comm.Dup()) for _ in range(2)]
     wrong: list[Any] = []
 
     def work(number: int) -> None:
@@ -210,11 +213,11 @@ def test_two_grids_in_two_threads(node: str, comm: World, monkeypatch: pytest.Mo
 
 
 def test_a_plan_whose_ranks_are_gone(comm: World) -> None:
-    """Calls of a plan raise once the private communicator of its grid is closed."""
+    """Calls of a plan raise once MPI has been finalized, or in a forked process."""
     g = make_grid(comm.Dup())
     plan = g.plan(g.zeros())
     plan()
-    g._world.close()
+    g._world.close("MPI has been finalized")
     for call in (plan, plan.start, plan.measure):
-        with pytest.raises(ClosedError, match="grid or exchange is closed"):
+        with pytest.raises(ClosedError, match="MPI has been finalized"):
             call()

@@ -51,7 +51,7 @@ class Rig:
 
     def __init__(self, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, shape: Any) -> None:
         self.world = World(comm)
-        self.shared = SharedArena(self.world)
+        self.shared = SharedArena(self.world.ranks)
         self.gpu = FakeGpu(self.world, self.shared)
         self.gpu.install(monkeypatch)
         monkeypatch.setattr(tree_allreduce, "cupy", cuda.cupy)
@@ -128,7 +128,7 @@ def rig(
     yield made
     made.reduction.close()
     comm.Barrier()
-    made.shared.close()
+    made.shared.close(is_last=True)
     made.world.close()
 
 

@@ -151,14 +151,12 @@ def test_launches_whose_arrays_go_while_another_is_kept(monkeypatch: pytest.Monk
 
 def test_fields_that_go_while_their_grid_is_closed() -> None:
     found: list[SharedArena] = []
-    world: Any = Owner()
-    world.node_rank, world.shares_memory = 0, True
-    world.ranks = SimpleNamespace(gather_node=None)
+    ranks: Any = SimpleNamespace(rank=0, node_ranks={0: 0}, shares_memory=True, gather_node=None)
 
     def make() -> tuple[list[Any], Any]:
         if found:
             assert not found[0]._used and found[0]._own[0].free.is_whole
-        arena = SharedArena(world)
+        arena = SharedArena(ranks)
         segment = SimpleNamespace(nbytes=MIB, memory=np.zeros(MIB, "u1"), trim=lambda: None)
         arena._own[0] = arena_module._Own(segment, FreeList(MIB))  # type: ignore[arg-type]
         blocks: list[Any] = []

@@ -48,7 +48,7 @@ class HostPath(Path):
             return None
         if any(part.count != 1 for part in message.parts):
             return None
-        return located(message, arrays, context.locate)
+        return located(message, arrays, context.arena.locate)
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
         """Return True for fields whose blocks are read in place, and for small fields."""
@@ -97,6 +97,6 @@ class HostPath(Path):
         job = build.job(self, "direct")
         if agreed is not None and job.messages:
             windows = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
-            channel = DirectChannel(job, build.context, agreed, windows)
+            channel = DirectChannel(job, build.context.arena, agreed, windows)
             made.append(ChannelMessages("host/direct", channel, job.messages))
         return [*made, *packed_channels(build, self, agreed)]

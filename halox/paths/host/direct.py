@@ -19,9 +19,9 @@ from halox.paths.base import Job
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Located
 from halox.paths.node import NodeLink
-from halox.runtime.arena import HostPlace, SegmentKey
+from halox.runtime.arena import HostPlace, SegmentKey, SharedArena
 from halox.runtime.arrays import WORDS, HostArray, common_word
-from halox.runtime.context import Context
+from halox.runtime.place import Place
 
 Window: TypeAlias = Located[SegmentKey]
 """Parts of a message at one end, each a single strided item, in memory of the node."""
@@ -74,9 +74,9 @@ def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, Stri
     return to, out_of
 
 
-def _array_at(context: Context, place: HostPlace) -> HostArray:
+def _array_at(arena: SharedArena, place: HostPlace) -> HostArray:
     """Return the memory of another rank's array, by its address in this process."""
-    segment = context.segment_of(place)
+    segment = arena.memory(Place(place.segment))
     return HostArray(segment.data, place.offset, segment.ctypes.data + place.offset)
 
 
@@ -86,7 +86,7 @@ class DirectChannel(InPlaceChannel):
     def __init__(
         self,
         job: Job,
-        context: Context,
+        arena: SharedArena,
         link: NodeLink,
         windows: Mapping[tuple[int, int], Window],
     ) -> None:
@@ -99,7 +99,7 @@ class DirectChannel(InPlaceChannel):
             for part, place, layout in zip(message.parts, places or (), layouts, strict=True):
                 own = part.strided
                 assert own is not None, "a part without a strided form was sent the direct way"
-                source = _array_at(context, place), layout
+                source = _array_at(arena, place), layout
                 moves.append(_move((job.arrays[part.array], own), source))
         self._moves = blocked(moves)
 

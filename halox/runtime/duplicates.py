@@ -1,0 +1,132 @@
+"""Private duplicate of a user's communicator, stored as its attribute and used by all halox objects on it.
+
+The collective calls of all grids, exchanges and allreduces on a user's communicator are therefore one sequence. After a
+failed call on a duplicate, the next object makes another one. A duplicate is freed only together with the user's
+communicator, when no message can be on its way. If a rank freed one earlier, MPI could give its context to a new
+communicator, and deliver late messages to that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from halox.errors import ExchangeTimeoutError, MismatchError
+from halox.runtime.communicator import UNFINISHED, Communicator, node_name
+from halox.runtime.status import code_of, ranks_text
+from halox.runtime.waiting import Waiter
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_MOST_NAMED = 32
+
+
+def duplicate_of(
+    mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
+) -> tuple[Communicator, list[str]]:
+    """Return the private duplicate of a communicator, and the errors of all ranks; collective over its ranks.
+
+    The result for a private duplicate is the duplicate itself. Each rank passes its ``error``, or an empty text.
+    ``making`` is the name of the constructing call, for errors.
+
+    Raises `ExchangeTimeoutError` if a rank is missing after ``limit_s`` seconds; 0 means no limit. Raises
+    `MismatchError` if another rank is in another call on the duplicate.
+    """
+    itself = cast("Communicator | None", parent.Get_attr(_keyvals(mpi)[1]))
+    made = _made_for(mpi, parent) if itself is None else [itself]
+    found = None
+    if itself is not None or (made and not made[-1].watch.failed):
+        found = _agreed(made, making, limit_s, error, is_fixed=itself is not None)
+    if found is None:
+        _wait_for_all(mpi, parent, making, limit_s)
+        one = Communicator(mpi, parent, limit_s)
+        one.comm.Set_attr(_keyvals(mpi)[1], one)
+        made.append(one)
+        one.watch.call(code_of(making))
+        found = one, one.gather(error, making)
+    return found
+
+
+def _agreed(
+    made: Sequence[Communicator], making: str, limit_s: float, error: str, *, is_fixed: bool
+) -> tuple[Communicator, list[str]] | None:
+    """Return the duplicate to use, by agreement on the latest one, and the errors of all ranks.
+
+    Returns None if a new duplicate is needed: no duplicate has the current names of the nodes, or calls have failed.
+    """
+    latest = made[-1]
+    latest.guard.check_thread()
+    latest.set_limit(limit_s)
+    latest.watch.call(code_of(making))
+    failed = [number for number, one in enumerate(made) if one.watch.failed]
+    try:
+        answers = latest.gather((node_name(), error, failed), making)
+    except (ExchangeTimeoutError, MismatchError):
+        if is_fixed or not latest.watch.has_failed_before():
+            raise
+        return None  # the rank where a call has failed will not use this duplicate again
+    errors = [text for _, text, _ in answers]
+    if is_fixed:
+        return latest, errors
+    names = [name for name, _, _ in answers]
+    unusable = set[int]().union(*(numbers for _, _, numbers in answers))
+    for number, one in reversed([*enumerate(made)]):
+        if number not in unusable and one.node_names == names:
+            one.set_limit(limit_s)
+            return one, errors
+    return None
+
+
+def _wait_for_all(mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: float) -> None:
+    """Wait until all ranks construct an object on ``parent``; with few ranks a timeout names the missing ranks."""
+    rank, size = parent.rank, parent.size
+    if size == 1:
+        return
+    is_named = size <= _MOST_NAMED
+    bytes_of = np.zeros((size if is_named else 0, 1), np.uint8)
+
+    def missing() -> list[int]:
+        return [r for r, one in enumerate(requests) if not one.Test()] if is_named else []
+
+    def what() -> str:
+        away = missing()
+        whom = ranks_text(away) if away else "other ranks"
+        some = "" if len(away) == 1 else " (one or more of them)"
+        return f"rank {rank} has waited in {making} for {whom}{some} to do so with the same comm"
+
+    broadcasts = [parent.Ibcast(one, r) for r, one in enumerate(bytes_of)]
+    requests = broadcasts or [parent.Ibarrier()]
+    try:
+        Waiter(limit_s, True).until(partial(mpi.Request.Testall, requests), what)
+    except BaseException:
+        UNFINISHED.extend([*requests, bytes_of])
+        raise
+
+
+def _made_for(mpi: ModuleType, parent: MPI.Intracomm) -> list[Communicator]:
+    """Return the duplicates of a user's communicator, equal on all its ranks: several only after failures.
+
+    A change of ``HALOX_NODE`` during the program also makes another duplicate.
+    """
+    keyval = _keyvals(mpi)[0]
+    made = cast("list[Communicator] | None", parent.Get_attr(keyval))
+    if made is None:
+        made = []
+        parent.Set_attr(keyval, made)
+    return made
+
+
+@cache
+def _keyvals(mpi: ModuleType) -> tuple[int, int]:
+    """Return the attribute key of users' communicators, and the attribute key of private duplicates."""
+
+    def destroy(comm: object, keyval: int, made: list[Communicator]) -> None:
+        for one in made:
+            one.destroy()
+
+    return int(mpi.Comm.Create_keyval(delete_fn=destroy)), int(mpi.Comm.Create_keyval())
