@@ -42,6 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # Without .pyc files every process that a test starts would compile all of halox, and every rank all tests.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    if importlib.util.find_spec("hypothesis"):
+        from hypothesis import HealthCheck, settings
+
+        # No test fails because the machine is slow.
+        settings.register_profile(
+            "slow", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        )
+        settings.load_profile("slow")
 
 
 @pytest.hookimpl(trylast=True)

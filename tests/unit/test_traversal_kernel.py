@@ -78,7 +78,7 @@ def check(datatype, count=1, *, at=0, to=0, **options):
 OFFSETS = st.sampled_from([0, 0, 0, 1, 2, 4, 8, 3, 12])
 
 
-@settings(max_examples=trials(400), deadline=None)
+@settings(max_examples=trials(400))
 @given(
     recipe=recipes(),
     count=st.sampled_from([1, 2, 3]),
@@ -123,7 +123,7 @@ def branching(draw):
     return small[-1 - draw(st.integers(0, min(2, len(small) - 1)))]
 
 
-@settings(max_examples=trials(200), deadline=None)
+@settings(max_examples=trials(200))
 @given(branching(), st.sampled_from([1, 3]), OFFSETS, st.booleans())
 def test_random_branches(datatype, count, at, backwards):
     check(datatype, count, at=at, shape=SMALL, backwards=backwards)
