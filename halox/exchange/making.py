@@ -1,11 +1,11 @@
-"""Collective plan construction: compares both ends of every message, and chooses each message's route."""
+"""Collective plan construction: compares both ends of every message, chooses routes, links nodes, makes channels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from halox.domain import Domain
@@ -25,16 +25,20 @@ from halox.paths.base import (
     Job,
     Key,
     Operation,
+    Path,
+    Protocol,
     Route,
     SelectionContext,
 )
-from halox.paths.messages import check_match
+from halox.paths.messages import Message, check_match
+from halox.paths.node import NodeLink
 from halox.paths.requested import requested_path
 from halox.runtime.context import Context
 from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"
+NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
 
 Routes = dict[Key, tuple[Route, EndpointInfo]]
 """For each message its route, and the description of its other end."""
@@ -102,8 +106,8 @@ def make_plan(
         for m in whole.messages
     }
     routes, error = _choose_routes(world, whole, ends, choose)
-    build = Build(context, whole, drafted.device, routes, number)
-    channels, needs_host, is_movable = _build_channels(build, error)
+    build = _build(context, number, whole, drafted.device, routes, error)
+    channels, needs_host, is_movable = _make_channels(build)
     plan = Plan(
         [one.channel for one in channels],
         _report(world.rank, drafted, build),
@@ -281,31 +285,103 @@ def _choose_routes(
     return routes, None
 
 
-def _build_channels(
-    build: Build, error: HaloxError | None
-) -> tuple[list[ChannelMessages], bool, bool]:
+def _build(
+    context: Context,
+    number: int,
+    whole: Job,
+    device: int | None,
+    routes: Routes,
+    error: HaloxError | None,
+) -> Build:
+    """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
+
+    Raises on all ranks if any rank has an error.
+    """
+    world = context.world
+    needing = _needing_links(whole, routes) if error is None else {}
+    mine = {(route.path, route.protocol) for route, _ in routes.values()}
+    records = world.gather((mine, set(needing)), _MAKING, error)
+    chosen = set().union(*(chosen for chosen, _ in records))
+    near = set().union(*(records[rank][1] for rank in world.node_ranks))
+    links: dict[str, NodeLink] = {}
+    for name in PATHS:
+        if name in near:
+            link, fallbacks = _link(context, whole, needing.get(name, []))
+            links |= {name: link} if link is not None else {}
+            routes = routes | {key: (route, routes[key][1]) for key, route in fallbacks.items()}
+    build = Build(context, number, whole, device, routes, chosen, links)
+    return replace(build, copies_path=_copies_path(build))
+
+
+def _needing_links(whole: Job, routes: Routes) -> dict[str, list[tuple[Message, Protocol]]]:
+    """Return by path the messages with protocols that need the node's shared memory."""
+    found: dict[str, list[tuple[Message, Protocol]]] = {}
+    for message in whole.messages:
+        route, _ = routes[message.key]
+        protocol = PATHS[route.path].protocol(route.protocol)
+        if protocol is not None and protocol.fallback is not None:
+            found.setdefault(route.path, []).append((message, protocol))
+    return found
+
+
+def _link(
+    context: Context, whole: Job, needing: Sequence[tuple[Message, Protocol]]
+) -> tuple[NodeLink | None, dict[Key, Route]]:
+    """Make the shared block of a path's messages; collective over the ranks of the node.
+
+    Returns also the routes of the messages that must change to their fallback protocols: all of them, on all ranks of
+    the node, if the node has too little shared memory.
+    """
+    packed = [m for m, protocol in needing if m.direction == "send" and protocol.is_packed]
+    peers = sorted({m.peer for m, _ in needing})
+    link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
+    if link.failed:
+        names = {m.key: str(protocol.fallback).partition("/") for m, protocol in needing}
+        return None, {
+            key: Route(path, protocol, NODE_MEMORY_IS_FULL)
+            for key, (path, _, protocol) in names.items()
+        }
+    if not needing:
+        link.close()  # only other ranks of the node need it
+        return None, {}
+    return link, {}
+
+
+def _copies_path(build: Build) -> str | None:
+    """Return the first path of the registry whose channel can carry this rank's messages to itself, too."""
+    copies = build.copies
+    if copies.messages:
+        for path in _paths_of(build):
+            if not path.to_self and path.carries_copies(build.job(path), copies):
+                return path.name
+    return None
+
+
+def _paths_of(build: Build) -> list[Path]:
+    """Return the paths of this rank's messages, in the order of the registry."""
+    mine = {route.path for route, _ in build.routes.values()}
+    return [PATHS[name] for name in PATHS if name in mine]
+
+
+def _make_channels(build: Build) -> tuple[list[ChannelMessages], bool, bool]:
     """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
 
     Returns also whether any channel of any rank needs the host, and whether all channels can move to other arrays.
     """
-    world = build.world
-    routes = [route for route, _ in build.routes.values()] if error is None else []
-    used = {(route.path, route.protocol) for route in routes}
-    near = {path for path, _ in used if build.messages_near(PATHS[path])}
-    records = world.gather((used, near), _MAKING, error)
-    build.near = [near for _, near in records]
-    build.protocols_used = set().union(*(used for used, _ in records))
-    anywhere = {path for path, _ in build.protocols_used}
-    agreed = {name: path.negotiate(build) for name, path in PATHS.items() if name in anywhere}
+    anywhere = {path for path, _ in build.chosen}
+    agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
 
-    def build_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
+    def make_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
         made = [
-            one for name, path in PATHS.items() for one in path.channels(build, agreed.get(name))
+            one
+            for path in _paths_of(build)
+            if build.job(path).messages
+            for one in path.channels(build, agreed.get(path.name))
         ]
         found = [one.channel for one in made]
         return made, (any(c.needs_host for c in found), all(c.is_movable for c in found))
 
     # Page-locking and compiling can fail on one rank alone.
-    channels, flags = world.prepare(build_all, _MAKING)
+    channels, flags = build.world.prepare(make_all, _MAKING)
     needs_host, is_movable = zip(*flags, strict=True)
     return channels, any(needs_host), all(is_movable)

@@ -45,8 +45,7 @@ class CudaAwarePath(Path):
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make the channel; its messages are not cut into fragments."""
         job, device = build.job(self), build.device
-        if device is None or not job.messages:
-            return ()
+        assert device is not None
         from halox.paths.staged.channel import staged_channel
         from halox.runtime.gpu.cuda import cupy
 

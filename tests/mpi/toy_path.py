@@ -71,8 +71,4 @@ class ToyPath(Path):
 
     def channels(self, build: Build, agreed: Any) -> list[ChannelMessages]:
         job = build.job(self)
-        return (
-            [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]
-            if job.messages
-            else []
-        )
+        return [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]

@@ -10,7 +10,6 @@ from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Pat
 from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes
 from halox.paths.host.packed import packed_channels
 from halox.paths.messages import Message, located
-from halox.paths.node import NodeLink
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 
@@ -91,12 +90,12 @@ class HostPath(Path):
             return [self.offer("direct", why, preferred=True)]
         return [self.offer("shared", why)]
 
-    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make a channel for each protocol."""
         made = []
         job = build.job(self, "direct")
-        if agreed is not None and job.messages:
+        if job.messages:
             windows = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
-            channel = DirectChannel(job, build.context, agreed, windows)
+            channel = DirectChannel(job, build.context, build.links[self.name], windows)
             made.append(ChannelMessages("host/direct", channel, job.messages))
-        return [*made, *packed_channels(build, self, agreed)]
+        return [*made, *packed_channels(build, self)]

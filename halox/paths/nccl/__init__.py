@@ -76,25 +76,21 @@ class NcclPath(Path):
         """Return the condition for sends of separate parts."""
         return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 
+    def carries_copies(self, job: Job, copies: Job) -> bool:
+        """Return whether the packing launch can copy the messages."""
+        is_copy = bool(job.sends) and job.operation == "copy"
+        return is_copy and all(map(is_movable_copy, copies.pairs()))
+
     def negotiate(self, build: Build) -> Agreed:
         """Make NCCL's communicator if necessary, connect this plan's ranks, and agree on the plan's name."""
-        job = build.job(self)
-        copies = build.whole.only(lambda m: m.peer == build.world.rank and not build.taken)
-        is_joint = (
-            job.sends and job.operation == "copy" and all(map(is_movable_copy, copies.pairs()))
-        )
-        if not is_joint:
-            copies = build.whole.only(lambda _: False)
-        build.taken.update(m.key for m in copies.messages)
-        ranks = nccl_of(build.context)
+        job, ranks = build.job(self), nccl_of(build.context)
         peers = ({m.peer for m in some} for some in (job.sends, job.receives))
-        return Agreed(ranks, ranks.connect(build.world, *peers), copies)
+        return Agreed(ranks, ranks.connect(build.world, *peers), build.carried(self))
 
-    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: Agreed) -> Sequence[ChannelMessages]:
         """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
-        if agreed is None or arena is None or not job.messages:
-            return ()
+        assert arena is not None
         from halox.paths.nccl.channel import NcclChannel
 
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)

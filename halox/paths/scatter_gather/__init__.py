@@ -235,14 +235,14 @@ class ScatterGatherPath(Path):
 
     def negotiate(self, build: Build) -> Agreed:
         """Swap keys with the peers, engine by engine."""
-        link = build.link(self, words=len(build.whole.arrays))
+        link = build.links.get(self.name)
         made: Agreed = {}
         for name, make in (
             (ProcessVm.name, _on_node),
             (CopyEngine.name, self._of_gpus),
             (Mlx5Umr.name, _of_adapters),
         ):
-            if (self.name, name) in build.protocols_used:
+            if (self.name, name) in build.chosen:
                 job = build.job(self, name)
                 made[name] = agreed(build.world, partial(make, build, job, link), job)
         return made
@@ -263,10 +263,10 @@ class ScatterGatherPath(Path):
         )
         return "put" if receiver is not None and receiver.is_mapped else "get"
 
-    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: Agreed) -> Sequence[ChannelMessages]:
         """Return the channels that `negotiate` made."""
         return [
             ChannelMessages(f"{self.name}/{name}", channel, channel.messages)
-            for name, channel in (agreed or {}).items()
+            for name, channel in agreed.items()
             if channel is not None
         ]
