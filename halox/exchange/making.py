@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
-from halox.exchange.calibration import costs_of
 from halox.exchange.costs import Costs
 from halox.exchange.draft import Borrowed, Draft, checked
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end
-from halox.paths import PATHS
+from halox.paths import PATHS, requested_path
 from halox.paths.base import (
     Build,
     ChannelMessages,
@@ -32,9 +31,7 @@ from halox.paths.base import (
 )
 from halox.paths.messages import Message, check_match
 from halox.paths.node import NodeLink
-from halox.paths.requested import requested_path
 from halox.runtime.context import Context
-from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"
@@ -161,13 +158,14 @@ def _prepared(
     drafted = draft()
     arrays = checked(drafted)
     if drafted.device is not None:
+        from halox.runtime.gpu.cuda import cupy
+        from halox.runtime.gpu.streams import is_capturing
+
         if is_capturing(None):
             raise StateError(
                 "the current stream is being captured, and making a plan needs the host; make the plan before "
                 "the capture (grid.plan, or one grid.exchange of these fields) and call it in there"
             )
-        from halox.runtime.gpu.cuda import cupy
-
         context.use_device(drafted.device)
         cupy().cuda.Device(drafted.device).synchronize()
     record = PlanRecord(
@@ -189,15 +187,16 @@ def _chooser(
     context: Context, records: Sequence[PlanRecord], *, leave_sms: bool
 ) -> Callable[..., Route]:
     """Return `choose_route` with the inputs common to all messages; collective if any rank's arrays are on a GPU."""
-    on_gpu = any(one.on_gpu for one in records)
-    topology = context.find_gpus() if on_gpu else None
-    costs = context.once(costs_of) if on_gpu else Costs.default()
+    paths: Mapping[str, Path]
+    if any(one.on_gpu for one in records):
+        from halox.exchange.calibration import costs_of
+
+        topology, costs, paths = context.find_gpus(), context.once(costs_of), PATHS
+    else:
+        paths = PATHS.on_host()
+        topology, costs = None, Costs.default(paths.values())
     named = (records[0].requested or "").partition("/")[0]
-    surveys = {
-        name: path.survey(context, is_named=name == named)
-        for name, path in PATHS.items()
-        if on_gpu or path.moves("host")
-    }
+    surveys = {name: path.survey(context, is_named=name == named) for name, path in paths.items()}
     selection = SelectionContext(records[0].operation, topology, surveys, leave_sms)
     return partial(choose_route, selection=selection, costs=costs, requested=records[0].requested)
 

@@ -26,7 +26,7 @@ def describe_end(
     paths: dict[str, object] = {}
     on_host = arrays[message.parts[0].array].device is None
     if message.peer != world.rank:
-        for name, path in PATHS.items():
+        for name, path in (PATHS.on_host() if on_host else PATHS).items():
             if on_host and path.memory == "gpu":
                 continue
             found = path.describe(message, arrays, context, relocatable=relocatable)
@@ -97,9 +97,13 @@ def candidates(
     """Return the protocols by which a message can travel, at least one, and for every other path the reason why not."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
-    for name, path in PATHS.items():
-        if path.to_self == to_self:
-            found = path.candidates(ends)
+    are_on_host = ends.sender.memory == ends.receiver.memory == "host"
+    asked = PATHS.on_host() if are_on_host else PATHS
+    for name in PATHS:
+        if name not in asked:
+            impossible[name] = str(ends.on_host)
+        elif asked[name].to_self == to_self:
+            found = asked[name].candidates(ends)
             if isinstance(found, str):
                 impossible[name] = found
             else:

@@ -325,7 +325,10 @@ class Path(ABC):
     is_tuned: ClassVar[bool] = True  # by ``halox tune``
 
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
-        """Raise a `HaloxError` if an environment variable of the path has an invalid value; local."""
+        """Raise a `HaloxError` if the path's environment variable has an invalid value; local.
+
+        The variable is HALOX_ with the name of the path in capitals. Called only if it is set.
+        """
 
     def survey(self, context: Context, *, is_named: bool) -> object:
         """Find facts about all ranks that `candidates` needs, the same on all ranks; collective.
@@ -364,7 +367,10 @@ class Path(ABC):
         return False
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
-        """Whether a grid's field on the host should be in shared memory; the same on all ranks."""
+        """Whether a grid's field on the host should be in shared memory; the same on all ranks.
+
+        Called for paths with a protocol for arrays on the host.
+        """
         return False
 
     def negotiate(self, build: Build) -> object:

@@ -20,9 +20,9 @@ from halox.errors import PathError
 from halox.exchange.calibration import Fingerprint, load, tuning_file
 from halox.exchange.costs import Costs
 from halox.exchange.making import NODE_MEMORY_IS_FULL
+from halox.paths import requested_path
 from halox.paths.base import Build, ChannelMessages, Job, Protocol
 from halox.paths.local import LocalHostChannel
-from halox.paths.requested import requested_path
 from halox.runtime.arena import SharedArena
 from tests.mpi.conftest import agree
 from tests.mpi.toy_path import ToyChannel, ToyPath
