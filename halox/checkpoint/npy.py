@@ -25,9 +25,9 @@ from halox.decomposition import FieldLayout
 from halox.domain import Domain
 from halox.domain.options import dtype_text
 from halox.errors import CheckpointError, FieldError
+from halox.gathering.message_queue import as_bytes
 from halox.gathering.scatter import components_of
 from halox.gathering.staging import owned_cells, part_shape, staging
-from halox.gathering.window import as_bytes
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 

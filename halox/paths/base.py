@@ -395,6 +395,6 @@ class Path(ABC):
         """Return the protocol of a name; None if the path has no such protocol."""
         return next((p for p in self.protocols if p.name == name), None)
 
-    def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
+    def candidate(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
         """Return a candidate of this path."""
         return Candidate(self.name, protocol, reason, preferred=preferred)

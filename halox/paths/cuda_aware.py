@@ -40,7 +40,7 @@ class CudaAwarePath(Path):
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""
         why = ends.on_host or ends.selection.surveys.get(self.name, "no MPI library was asked")
-        return why or [self.offer("mpi", "MPI takes device pointers")]
+        return why or [self.candidate("mpi", "MPI takes device pointers")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make the channel; its messages are not cut into fragments."""

@@ -134,14 +134,14 @@ class IpcPath(Path):
         why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
-        found = [self.offer("staging", "mapped memory, streams ordered by events")]
+        found = [self.candidate("staging", "mapped memory, streams ordered by events")]
         can_send, can_receive = ends.described(self)
         if ends.selection.operation == "copy" and can_receive:
             why = "mapped memory, packed straight into the receiver's contiguous array"
-            found.append(self.offer("put", why))
+            found.append(self.candidate("put", why))
         if ends.selection.operation == "copy" and can_send:
             why = "mapped memory, unpacked straight from the sender's contiguous array"
-            found.append(self.offer("get", why))
+            found.append(self.candidate("get", why))
         return found
 
     def negotiate(self, build: Build) -> IpcChannel | None:

@@ -40,7 +40,7 @@ class LocalPath(Path):
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate]:
         """Offer the copy."""
-        return [self.offer("copy", "the neighbour is this rank")]
+        return [self.candidate("copy", "the neighbour is this rank")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make the channel."""

@@ -67,7 +67,7 @@ class ToyPath(Path):
         if ends.selection.operation == "add":
             return "a toy does not add"
         sender, receiver = ends.described(self)
-        return [self.offer("bytes", f"somebody wants to play, {sender} to {receiver}")]
+        return [self.candidate("bytes", f"somebody wants to play, {sender} to {receiver}")]
 
     def channels(self, build: Build, agreed: Any) -> list[ChannelMessages]:
         job = build.job(self)

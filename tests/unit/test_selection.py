@@ -22,7 +22,7 @@ from halox.paths import PATHS, reads_in_place, requested_path
 from halox.paths.base import EndpointInfo, MessageEnds, Route, SelectionContext
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.paths.host import DIRECT_BYTES
-from halox.paths.host.direct import Window
+from halox.paths.host.direct import SharedParts
 from halox.paths.messages import Message, Part
 from halox.paths.peer import PeerInfo
 from halox.runtime.arena import SegmentKey
@@ -30,8 +30,8 @@ from halox.runtime.place import Place
 from halox.runtime.topology import Topology
 
 
-def window(block: int) -> Window:
-    return Window((Place(SegmentKey(0, 0)),), (StridedBlocks(0, (8,), (2 * block,), block),))
+def shared_parts(block: int) -> SharedParts:
+    return SharedParts((Place(SegmentKey(0, 0)),), (StridedBlocks(0, (8,), (2 * block,), block),))
 
 
 def end(
@@ -41,7 +41,7 @@ def end(
     if memory == "gpu":
         paths["peer"] = PeerInfo(1, None, None)
     elif shared:
-        paths["host"] = window(block)
+        paths["host"] = shared_parts(block)
     return EndpointInfo(node, memory, block, (), paths=paths)  # type: ignore[arg-type]
 
 

@@ -50,12 +50,14 @@ class PeerPath(Path):
         if why is not None:
             return why
         infos: tuple[PeerInfo, PeerInfo] = ends.described(self)
-        found = [self.offer("staging", "a GPU each, peer access: packed, a flag a chunk")]
+        found = [self.candidate("staging", "a GPU each, peer access: packed, a flag a chunk")]
         if min(info.word_bytes for info in infos) >= PACKET_WORD:
-            found.append(self.offer("ll", "a GPU each, peer access: data and epoch in one store"))
+            found.append(
+                self.candidate("ll", "a GPU each, peer access: data and epoch in one store")
+            )
         if ends.selection.operation == "copy" and _is_straight(*infos):
             why = "a GPU each, peer access: straight into the receiver's array"
-            found.append(self.offer("direct", why))
+            found.append(self.candidate("direct", why))
         return found
 
     def carries_copies(self, job: Job, copies: Job) -> bool:

@@ -151,10 +151,10 @@ class ScatterGatherPath(Path):
             else (BLOCK_BYTES_BOTH_WAYS, MESSAGE_BYTES_BOTH_WAYS)
         )
         is_long = block >= least[0] and sender.nbytes >= least[1]
-        said = f"same node, copied by the kernel: blocks of {block} B on average"
+        why = f"same node, copied by the kernel: blocks of {block} B on average"
         if sender.is_one_way:
-            said += ", half by each end"
-        return [self.offer(PROCESS_VM, said, preferred=is_long)]
+            why += ", half by each end"
+        return [self.candidate(PROCESS_VM, why, preferred=is_long)]
 
     def _between_nodes(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the adapters; for arrays on GPUs only if the adapters can register them."""
@@ -168,7 +168,7 @@ class ScatterGatherPath(Path):
                 why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
         if why is not None:
             return f"ranks {a} and {b} are on different nodes, and {why}"
-        return [self.offer(MLX5_UMR, "other node, written by the network adapters")]
+        return [self.candidate(MLX5_UMR, "other node, written by the network adapters")]
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Return why an engine cannot work between two ranks."""
@@ -194,13 +194,13 @@ class ScatterGatherPath(Path):
             return why
         ours, theirs = ends.described(self)
         if theirs is not None and theirs.is_mapped:
-            said = "copied by the driver into the receiver's array, no kernel"
+            why = "copied by the driver into the receiver's array, no kernel"
         elif ours is not None and ours.is_mapped:
-            said = "copied by the driver from the sender's array, no kernel"
+            why = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
         preferred = ends.selection.leave_sms and ends.block_bytes >= ROW_BYTES
-        return [self.offer(COPY_ENGINE, said, preferred=preferred)]
+        return [self.candidate(COPY_ENGINE, why, preferred=preferred)]
 
     def negotiate(self, build: Build) -> Channels:
         """Swap keys with the peers, engine by engine."""

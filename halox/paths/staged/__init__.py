@@ -43,7 +43,7 @@ class StagedPath(Path):
             why = "same node, through host memory that both GPUs map"
         else:
             why = "other node, through pinned host memory"
-        return [self.offer("shared" if is_near else "mpi", why)]
+        return [self.candidate("shared" if is_near else "mpi", why)]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make a channel for each protocol; also called on ranks with NumPy arrays."""
