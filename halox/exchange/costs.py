@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from halox.errors import HaloxError
 from halox.paths import PATHS
-from halox.paths.base import Candidate, Path
+from halox.paths.base import Candidate
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 
 _SHARED = ", shared GPU"
@@ -35,10 +35,10 @@ class Costs:
     origin: str  # source of the constants, as text for people
 
     @classmethod
-    def default(cls, paths: Iterable[Path] | None = None) -> Costs:
-        """Return the shipped constants of some paths, by default of all registered paths."""
+    def default(cls) -> Costs:
+        """Return the shipped constants of all registered paths."""
         found = {}
-        for path in PATHS.values() if paths is None else paths:
+        for path in PATHS.values():
             for protocol in path.protocols:
                 for cost, shared in ((protocol.cost, False), (protocol.shared_gpu_cost, True)):
                     if cost is not None:

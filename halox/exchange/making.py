@@ -10,7 +10,6 @@ from functools import partial
 
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
-from halox.exchange.costs import Costs
 from halox.exchange.draft import Borrowed, Draft, checked
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
@@ -187,14 +186,12 @@ def _chooser(
     context: Context, records: Sequence[PlanRecord], *, leave_sms: bool
 ) -> Callable[..., Route]:
     """Return `choose_route` with the inputs common to all messages; collective if any rank's arrays are on a GPU."""
-    paths: Mapping[str, Path]
+    topology, costs = None, None
+    paths: Mapping[str, Path] = PATHS.on_host()
     if any(one.on_gpu for one in records):
         from halox.exchange.calibration import costs_of
 
         topology, costs, paths = context.find_gpus(), context.once(costs_of), PATHS
-    else:
-        paths = PATHS.on_host()
-        topology, costs = None, Costs.default(paths.values())
     named = (records[0].requested or "").partition("/")[0]
     surveys = {name: path.survey(context, is_named=name == named) for name, path in paths.items()}
     selection = SelectionContext(records[0].operation, topology, surveys, leave_sms)

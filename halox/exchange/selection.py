@@ -55,7 +55,9 @@ def choose_route(
 ) -> Route:
     """Choose the path of one message; both ends call this with the same arguments.
 
-    ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the reason.
+    Between arrays on the host the first possible protocol is taken, preferred ones before others; ``costs`` decide
+    otherwise. ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the
+    reason.
     """
     ends = MessageEnds(sender, receiver, selection)
     possible, impossible = candidates(ends, to_self=to_self)
@@ -79,6 +81,9 @@ def choose_route(
                 f"path {requested!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {there_are}"
             )
+    if ends.are_on_host:
+        best = next((one for one in possible if one.preferred), possible[0])
+        return Route(best.path, best.protocol, best.reason, None, impossible)
     costs = Costs.default() if costs is None else costs
     block, topology = ends.block_bytes, selection.topology
     shared = topology is not None and any(
@@ -97,8 +102,7 @@ def candidates(
     """Return the protocols by which a message can travel, at least one, and for every other path the reason why not."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
-    are_on_host = ends.sender.memory == ends.receiver.memory == "host"
-    asked = PATHS.on_host() if are_on_host else PATHS
+    asked = PATHS.on_host() if ends.are_on_host else PATHS
     for name in PATHS:
         if name not in asked:
             impossible[name] = str(ends.on_host)

@@ -157,7 +157,7 @@ class Protocol:
     """A protocol of a path, as named by ``path="peer/ll"``."""
 
     name: str
-    # Shipped constants; None for protocols that are chosen by fixed rules.
+    # Shipped constants for messages with an end on a GPU; None for protocols that are chosen by fixed rules.
     cost: ProtocolCost | None = None
     shared_gpu_cost: ProtocolCost | None = None  # the same for ranks that share a GPU
     # Of a protocol that needs a `NodeLink`: "path/protocol", one without `Path.negotiate`, that replaces it if a node
@@ -206,6 +206,11 @@ class MessageEnds(NamedTuple):
     def are_near(self) -> bool:
         """Whether both ends are on one node."""
         return self.sender.node == self.receiver.node
+
+    @property
+    def are_on_host(self) -> bool:
+        """Whether both ends' arrays are on the host."""
+        return self.sender.memory == self.receiver.memory == "host"
 
     @property
     def block_bytes(self) -> int:
