@@ -23,8 +23,10 @@ from halox.paths.costs import ProtocolCost
 from halox.paths.host.indexed import Indices, PartView, Words, at_once, index_all, pays, words_of
 from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
 from halox.paths.host.slices import Base, Index, flat, grouped, slices_of
+from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import Array, HostArray
+from halox.runtime.gpu.cuda import cupy
 
 
 class LocalPath(Path):
@@ -45,11 +47,8 @@ class LocalPath(Path):
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make the channel."""
         job, device = build.job(self), build.device
-        if device is None:
-            return [ChannelMessages(self.name, LocalHostChannel(job), job.messages)]
-        from halox.paths.local_device import LocalDeviceChannel
-
-        return [ChannelMessages(self.name, LocalDeviceChannel(job, device), job.messages)]
+        channel = LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
+        return [ChannelMessages(self.name, channel, job.messages)]
 
 
 _Moves: TypeAlias = tuple[list[Move], list[Callable[[], object]]]
@@ -176,3 +175,21 @@ def _places_of(
             return None
         sources[number], targets[number] = common
     return sources, targets
+
+
+class LocalDeviceChannel(MovableChannel):
+    """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
+
+    needs_host = False
+
+    def __init__(self, job: Job, device: int) -> None:
+        copies, self.is_movable = copying(job, [*job.pairs()], device)
+        self._movable = [copies, *clearing_of(job, device)]
+        self._current_stream = cupy().cuda.get_current_stream
+
+    def start(self) -> None:
+        """Put the kernel on the current stream."""
+        pointer = self._current_stream().ptr
+        for launches in self._movable:
+            for launch, source, target in launches.stages[0]:
+                launch(pointer, source, target)

@@ -19,7 +19,7 @@ from halox.packing.refine import Copy
 from halox.packing.strided_plan import plan
 from halox.paths.base import Job
 from halox.paths.launches import PackingWithCopies
-from halox.paths.local_device import LocalDeviceChannel
+from halox.paths.local import LocalDeviceChannel
 from halox.runtime.arrays import describe
 from tests.support import require
 from tests.unit.cpu_kernels import aligned, run
@@ -46,7 +46,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "StridedCopy", OnCpu)
     stream = SimpleNamespace(ptr=0)
     cuda = SimpleNamespace(get_current_stream=lambda: stream)
-    monkeypatch.setattr("halox.paths.local_device.cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("halox.paths.local.cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream=None: False)
     OnCpu.made = 0
 
