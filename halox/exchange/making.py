@@ -293,54 +293,57 @@ def _build(
 
     Raises on all ranks if any rank has an error.
     """
-    world = context.world
     needing = _needing_links(whole, routes) if error is None else {}
     mine = {(route.path, route.protocol) for route, _ in routes.values()}
-    records = world.gather((mine, set(needing)), _MAKING, error)
+    records = context.world.gather((mine, set(needing)), _MAKING, error)
     chosen = set().union(*(chosen for chosen, _ in records))
-    near = set().union(*(records[rank][1] for rank in world.node_ranks))
-    links: dict[str, NodeLink] = {}
-    for name in PATHS:
-        if name in near:
-            link, fallbacks = _link(context, whole, needing.get(name, []))
-            links |= {name: link} if link is not None else {}
-            routes = routes | {key: (route, routes[key][1]) for key, route in fallbacks.items()}
+    near = set().union(*(records[rank][1] for rank in context.world.node_ranks))
+    routes, links = _link(
+        context, whole, routes, {n: needing.get(n, []) for n in PATHS if n in near}
+    )
     build = Build(context, number, whole, device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
 
 
-def _needing_links(whole: Job, routes: Routes) -> dict[str, list[tuple[Message, Protocol]]]:
+def _needing_links(whole: Job, routes: Routes) -> dict[str, list[Message]]:
     """Return by path the messages with protocols that need the node's shared memory."""
-    found: dict[str, list[tuple[Message, Protocol]]] = {}
+    found: dict[str, list[Message]] = {}
     for message in whole.messages:
         route, _ = routes[message.key]
-        protocol = PATHS[route.path].protocol(route.protocol)
-        if protocol is not None and protocol.fallback is not None:
-            found.setdefault(route.path, []).append((message, protocol))
+        if _protocol(route).fallback is not None:
+            found.setdefault(route.path, []).append(message)
+    return found
+
+
+def _protocol(route: Route) -> Protocol:
+    found = PATHS[route.path].protocol(route.protocol)
+    assert found is not None
     return found
 
 
 def _link(
-    context: Context, whole: Job, needing: Sequence[tuple[Message, Protocol]]
-) -> tuple[NodeLink | None, dict[Key, Route]]:
-    """Make the shared block of a path's messages; collective over the ranks of the node.
+    context: Context, whole: Job, routes: Routes, needing: dict[str, list[Message]]
+) -> tuple[Routes, dict[str, NodeLink]]:
+    """Make the shared blocks of some paths for the messages that need them; collective over the ranks of the node.
 
-    Returns also the routes of the messages that must change to their fallback protocols: all of them, on all ranks of
-    the node, if the node has too little shared memory.
+    Returns the links by path, and the routes: if the node has too little shared memory for a path, its ranks change the
+    path's messages to their fallback protocols.
     """
-    packed = [m for m, protocol in needing if m.direction == "send" and protocol.is_packed]
-    peers = sorted({m.peer for m, _ in needing})
-    link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
-    if link.failed:
-        names = {m.key: str(protocol.fallback).partition("/") for m, protocol in needing}
-        return None, {
-            key: Route(path, protocol, NODE_MEMORY_IS_FULL)
-            for key, (path, _, protocol) in names.items()
-        }
-    if not needing:
-        link.close()  # only other ranks of the node need it
-        return None, {}
-    return link, {}
+    routes, links = dict(routes), {}
+    for name, messages in needing.items():
+        protocols = {m.key: _protocol(routes[m.key][0]) for m in messages}
+        packed = [m for m in messages if m.direction == "send" and protocols[m.key].is_packed]
+        peers = sorted({m.peer for m in messages})
+        link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
+        if link.failed:
+            for key, one in protocols.items():
+                path, _, protocol = str(one.fallback).partition("/")
+                routes[key] = Route(path, protocol, NODE_MEMORY_IS_FULL), routes[key][1]
+        elif messages:
+            links[name] = link
+        else:
+            link.close()  # only other ranks of the node need it
+    return routes, links
 
 
 def _copies_path(build: Build) -> str | None:
