@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from halox.datatypes import StridedBlocks
+from halox.datatypes import Datatype, StridedBlocks, indexed, vector
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import PathError
 from halox.exchange.costs import Costs
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import candidates, choose_route
 from halox.paths import PATHS, reads_in_place, requested_path
-from halox.paths.base import EndpointInfo, MessageEnds, Route, SelectionContext
+from halox.paths.base import EndpointInfo, Job, MessageEnds, Operation, Route, SelectionContext
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import SharedParts
@@ -560,6 +560,26 @@ def test_paths_for_gpus_are_not_imported_for_arrays_on_the_host() -> None:
     found, imported = run.stdout.splitlines()
     assert found == imported == " ".join(n for n, path in PATHS.items() if path.moves("host"))
     assert all(path.name == name for name, path in PATHS.items())
+
+
+@pytest.mark.parametrize(
+    ("datatype", "operation", "carrying"),
+    [
+        (vector(4, 1, 3, "f8"), "copy", {"peer", "nccl"}),
+        (indexed([1, 2], [0, 5], "f8"), "copy", set()),
+        (vector(4, 1, 3, "f8"), "add", set()),
+    ],
+)
+def test_paths_that_carry_a_rank_s_messages_to_itself(
+    datatype: Datatype, operation: Operation, carrying: set[str]
+) -> None:
+    part = Part(0, datatype)
+    job, copies = (
+        Job([], (Message(peer, "send", (part,)),), (Message(peer, "receive", (part,)),), operation)
+        for peer in (1, 0)
+    )
+    found = {name for name, path in PATHS.items() if path.carries_copies(job, copies)}
+    assert found == carrying
 
 
 def test_every_way_that_is_chosen_has_a_name() -> None:
