@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 
 import pytest
 
+from halox import packing, paths, runtime
 from halox.cli.launcher import mpi_defaults, running_ranks
 from tests import support
 
@@ -63,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all imported modules and collected tests from later garbage collections, which become faster."""
+    """Import modules for GPUs, and exclude all modules and tests from later garbage collections, which become faster.
+
+    A module that is first imported while a test has replaced a function would keep the replacement.
+    """
+    for room in (paths, packing, runtime):
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            importlib.import_module(module.name)
     gc.collect()
     gc.freeze()
