@@ -11,8 +11,17 @@ from mpi4py import MPI
 import halox
 from halox.gathering import gather as gathering
 from tests.mpi.conftest import agree
-from tests.mpi.reference import Case, Field, expected, random_case, same_bytes
-from tests.mpi.test_exchange import SEED, make_fields, make_grid
+from tests.mpi.reference import (
+    NUMERIC,
+    Case,
+    Field,
+    check_accumulate_as_on_cpu,
+    check_exchanges,
+    make_fields,
+    random_case,
+)
+from tests.mpi.test_exchange import SEED
+from tests.mpi.ways import GPU_DTYPES
 from tests.support import require
 
 require("gpu")
@@ -21,27 +30,18 @@ import cupy  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u2", "i4", "i8", "?"]
-NUMERIC = ["f8", "f4", "c16", "i4", "i8"]
 
-
-def check(case: Case, comm: MPI.Intracomm, rounds: int = 3) -> None:
-    with make_grid(case, comm, "gpu") as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+def check(case: Case, comm: MPI.Intracomm) -> None:
+    with case.grid(comm, "gpu") as grid:
+        wanted = case.expected(grid.coords)
         fields = make_fields(grid, case, [w.before for w in wanted])
-        for _ in range(rounds):
-            for u, w in zip(fields, wanted, strict=True):
-                u[...] = cupy.asarray(w.before)
-            comm.Barrier()
-            grid.exchange(*fields)
-            right = [same_bytes(u.get(), w.after) for u, w in zip(fields, wanted, strict=True)]
-            assert agree(all(right), comm), (SEED, case, right)
+        check_exchanges(grid, fields, wanted, (SEED, case))
 
 
 @pytest.mark.parametrize("number", range(40))
 def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([SEED, comm.size, number])
-    check(random_case(rng, comm.size, DTYPES), comm)
+    check(random_case(rng, comm.size, GPU_DTYPES), comm)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -50,7 +50,7 @@ def test_random_grid_by_mpi(
 ) -> None:
     monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, 3, comm.size, number])
-    check(random_case(rng, comm.size, DTYPES), comm)
+    check(random_case(rng, comm.size, GPU_DTYPES), comm)
 
 
 @pytest.mark.parametrize("n", [64, 130])
@@ -69,14 +69,8 @@ def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> 
     rng = np.random.default_rng([SEED, 5, comm.size, number])
     case = random_case(rng, comm.size, NUMERIC)
     mine = np.random.default_rng([SEED, number, comm.rank])
-    with make_grid(case, comm, "gpu") as gpu, make_grid(case, comm, "cpu") as cpu:
-        wanted = [expected(case, f, gpu.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        a, b = make_fields(gpu, case, start), make_fields(cpu, case, start)
-        gpu.accumulate(*a)
-        cpu.accumulate(*b)
-        right = [bool(np.array_equal(x.get(), y)) for x, y in zip(a, b, strict=True)]
-        assert agree(all(right), comm), (SEED, case, right)
+    with case.grid(comm, "gpu") as gpu, case.grid(comm) as cpu:
+        check_accumulate_as_on_cpu(gpu, cpu, case, mine)
 
 
 def stall(milliseconds: float = 20.0) -> None:

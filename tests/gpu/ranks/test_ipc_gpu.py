@@ -11,8 +11,6 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox import Exchange, Recv, Send
-from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
@@ -23,7 +21,6 @@ from halox.runtime.arrays import describe
 from halox.runtime.context import Context
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
-from tests.mpi.reference import expected, random_case, same_bytes
 from tests.mpi.test_ipc import Wire, chain, packed, ring, unpack
 from tests.mpi.test_typed import TYPES
 from tests.support import require
@@ -208,56 +205,6 @@ def test_capture_is_refused_and_goes_on(rig: Callable[..., Rig], comm: MPI.Intra
     assert agree(bool(made.right(0)), comm)
 
 
-@pytest.mark.parametrize("number", range(20))
-def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 1, comm.size, number])
-    case = random_case(rng, comm.size, ["f8", "f4", "c16", "i2", "u1"])
-    with grid_of(case, comm, "gpu", path="ipc") as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
-        fields = fields_of(grid, case, [w.before for w in wanted])
-        for _ in range(3):
-            for u, w in zip(fields, wanted, strict=True):
-                u[...] = cupy.asarray(w.before)
-            grid.exchange(*fields)
-            right = [same_bytes(u.get(), w.after) for u, w in zip(fields, wanted, strict=True)]
-            assert agree(all(right), comm), (case, right)
-
-
-@pytest.mark.parametrize("number", range(10))
-def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 2, comm.size, number])
-    case = random_case(rng, comm.size, ["f8", "f4", "c16", "i4"])
-    mine = np.random.default_rng([SEED, number, comm.rank])
-    with grid_of(case, comm, "gpu", path="ipc") as gpu, grid_of(case, comm, "cpu") as cpu:
-        wanted = [expected(case, f, gpu.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        a, b = fields_of(gpu, case, start), fields_of(cpu, case, start)
-        for _ in range(3):
-            gpu.accumulate(*a)
-            cpu.accumulate(*b)
-        right = [bool(np.array_equal(x.get(), y)) for x, y in zip(a, b, strict=True)]
-        assert agree(all(right), comm), (case, right)
-
-
-def grid_of(case: Any, comm: MPI.Intracomm, device: str, **options: Any) -> halox.Grid:
-    return halox.Grid(
-        case.shape,
-        halo=case.halo,
-        periodic=case.periodic,
-        proc_shape=case.procs,
-        corners=case.corners,
-        comm=comm,
-        device=device,
-        **options,
-    )
-
-
-def fields_of(grid: halox.Grid, case: Any, wanted: list[np.ndarray]) -> list[Any]:
-    from tests.mpi.test_exchange import make_fields
-
-    return make_fields(grid, case, wanted)
-
-
 @pytest.mark.parametrize("axis", [0, 2])
 def test_periodic_box(axis: int, comm: MPI.Intracomm) -> None:
     """Contiguous and strided faces with corners, of a field that halox allocated; some steps stall the stream."""
@@ -290,23 +237,6 @@ def test_periodic_box(axis: int, comm: MPI.Intracomm) -> None:
         assert agree(all(bool(r) for r in right), comm)
         others = [row for row in grid.plan(u).explain().rows if row.peer != comm.rank]
         assert {row.path for row in others} == {"ipc"}
-
-
-def test_one_way_with_fragments(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Messages in one direction only, larger than a fragment."""
-    n = 1 << 16
-    x, y = cupy.zeros(n), cupy.zeros(2 * n)
-    sends = [Send(x, dt.contiguous(n, "f8"), comm.rank + 1)] if comm.rank < comm.size - 1 else []
-    receives = [Recv(y, dt.vector(n, 1, 2, "f8"), comm.rank - 1)] if comm.rank else []
-    right = []
-    with Exchange(sends, receives, comm=comm, path="ipc") as exchange:
-        for step in range(50):
-            x[...] = step * 100 + comm.rank + cupy.arange(n) * 1e4
-            exchange()
-            if receives:
-                came = step * 100 + comm.rank - 1 + cupy.arange(n) * 1e4
-                right.append((y[::2] == came).all() & (y[1::2] == 0).all())
-        assert agree(all(bool(r) for r in right), comm)
 
 
 @pytest.mark.parametrize("sent", TYPES)
