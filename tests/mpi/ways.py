@@ -38,7 +38,7 @@ WORDS = ["f8", "f4", "c8", "c16", "i4", "i8"]
 
 @dataclass(frozen=True)
 class Way:
-    """A requested path, the device of the arrays, and the ranks' HALOX_NODE (``node``)."""
+    """A requested path, "" for halox's own choice, the device of the arrays, and the ranks' HALOX_NODE (``node``)."""
 
     path: str
     device: str = "gpu"
@@ -61,7 +61,7 @@ class Way:
         return self.path == "peer/direct" or is_copied
 
     def grid(self, shape: tuple[int, ...], comm: MPI.Intracomm, **options: Any) -> halox.Grid:
-        return halox.Grid(shape, comm=comm, device=self.device, path=self.path, **options)
+        return halox.Grid(shape, comm=comm, device=self.device, path=self.path or None, **options)
 
     def box(self, comm: MPI.Intracomm, axis: int = 0, n: int = 8, **options: Any) -> halox.Grid:
         """Return a periodic grid of n cells per axis on each rank, divided along one axis."""

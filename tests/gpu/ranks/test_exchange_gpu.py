@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import halox
 from halox.gathering import gather as gathering
+from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.reference import (
     NUMERIC,
@@ -21,14 +22,19 @@ from tests.mpi.reference import (
     random_case,
 )
 from tests.mpi.test_exchange import SEED
-from tests.mpi.ways import GPU_DTYPES
+from tests.mpi.ways import GPU_DTYPES, Way
 from tests.support import require
 
 require("gpu")
 
 import cupy  # noqa: E402
 
+from tests.gpu.guarded import stall  # noqa: E402
+
 pytestmark = pytest.mark.gpu
+
+CHOSEN = Way("")
+"""The path that halox chooses; on one rank, the copies within it."""
 
 
 def check(case: Case, comm: MPI.Intracomm) -> None:
@@ -73,18 +79,6 @@ def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> 
         check_accumulate_as_on_cpu(gpu, cpu, case, mine)
 
 
-def stall(milliseconds: float = 20.0) -> None:
-    """Keep the current stream busy, so that work that is not ordered after it runs too early."""
-    kernel = cupy.RawKernel(
-        r"""extern "C" __global__ void stall(long long cycles) {
-            long long start = clock64();
-            while (clock64() - start < cycles) { }
-        }""",
-        "stall",
-    )
-    kernel((1,), (1,), (np.int64(milliseconds * 1.5e6),))
-
-
 def numbered(grid: halox.Grid, step: int) -> cupy.ndarray:
     """Values that differ between steps, ranks and cells."""
     x, y, z = grid.indices()
@@ -98,28 +92,20 @@ def halo_is_right(u: cupy.ndarray, grid: halox.Grid, step: int) -> bool:
     return bool((u == wanted).all())
 
 
-@pytest.mark.parametrize("non_blocking", [False, True])
-def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm) -> None:
-    with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
-        u = grid.zeros("f8")
-        cupy.cuda.runtime.deviceSynchronize()  # another stream fills it
-        with cupy.cuda.Stream(non_blocking=non_blocking) as stream:
-            for step in range(4):
-                stall()
-                grid.interior(u)[...] = numbered(grid, step)
-                grid.exchange(u)
-                assert agree(halo_is_right(u, grid, step), comm)
-            stream.synchronize()
+@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
+def test_after_a_stalled_stream(own: bool, comm: MPI.Intracomm) -> None:
+    ways.after_a_stalled_stream(CHOSEN, comm, own)
 
 
 def test_exchanges_that_change_streams(comm: MPI.Intracomm) -> None:
+    """Calls of `Grid.exchange`, each behind other work on a stream."""
     with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
         u = grid.zeros("f8")
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
         cupy.cuda.runtime.deviceSynchronize()
         for step in range(6):
             with streams[step % 2] as stream:
-                stall(5)
+                stall()
                 grid.interior(u)[...] = numbered(grid, step)
                 grid.exchange(u)
                 right = halo_is_right(u, grid, step)
@@ -127,16 +113,8 @@ def test_exchanges_that_change_streams(comm: MPI.Intracomm) -> None:
                 assert agree(right, comm)
 
 
-def test_start_and_finish_around_work(comm: MPI.Intracomm) -> None:
-    with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
-        u, other = grid.zeros("f8"), cupy.zeros(1000)
-        plan = grid.plan(u)
-        for step in range(5):
-            grid.interior(u)[...] = numbered(grid, step)
-            plan.start()
-            other += 1
-            plan.finish()
-            assert agree(halo_is_right(u, grid, step), comm)
+def test_two_plans_under_way(comm: MPI.Intracomm) -> None:
+    ways.work_in_between(CHOSEN, comm)
 
 
 def test_reductions_and_gather(comm: MPI.Intracomm) -> None:
