@@ -201,8 +201,7 @@ def measure_ranks(result: Result) -> None:
 
 def measure_one(result: Result) -> None:
     """Run the benchmarks of one process."""
-    for name in ("strided", "nas_ft"):
-        measure(result, name, [f"tools.gpu.bench_{name}"], None)
+    measure(result, "nas_ft", ["tools.gpu.bench_nas_ft"], None)
     for kind in ("milc", "pack", "transpose"):
         targets(result, kind, None)
 
