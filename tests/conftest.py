@@ -36,7 +36,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "full" in config.option.markexpr.replace("not full", ""):
         os.environ[support.FULL] = "1"
-    os.environ.update(mpi_defaults() | launching.UNBOUND)
+    os.environ.update(mpi_defaults() | launching.SHARED_CORES)
     # There are more processes than cores, so BLAS threads would wait long for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Without .pyc files every process that a test starts would compile all of halox, and every rank all tests.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.launching import UNBOUND
+from tests.launching import SHARED_CORES
 from tools.gpu import outcomes
 from tools.gpu.running import ROOT, run
 
@@ -82,7 +82,7 @@ class Suite:
         ranks = self.ranks or 1
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "outcomes"
-            variables = {**UNBOUND, **self.variables, "HALOX_OUTCOMES": str(file)}
+            variables = {**SHARED_CORES, **self.variables, "HALOX_OUTCOMES": str(file)}
             status, said = run(command, self.ranks, variables)
             found, died_in = outcomes.read(file)
         for one in found:
