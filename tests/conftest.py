@@ -13,7 +13,7 @@ import pytest
 
 from halox import packing, paths, runtime
 from halox.cli.launcher import mpi_defaults, running_ranks
-from tests import support
+from tests import launching, support
 
 LAUNCHES = ("tests/test_", "tests/faults/")
 """Tests that start ranks and mostly wait for them. They run first, in one process, while other processes compute."""
@@ -39,7 +39,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "full" in config.option.markexpr.replace("not full", ""):
         os.environ[support.FULL] = "1"
-    os.environ.update(mpi_defaults())
+    os.environ.update(mpi_defaults() | launching.SHARED_CORES)
     # There are more processes than cores, so BLAS threads would wait long for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Without .pyc files every process that a test starts would compile all of halox, and every rank all tests.
