@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import numpy.typing as npt
 
-from halox.collectives.host.host_fields import HostReductions
 from halox.decomposition import PARITIES, FieldLayout
 from halox.domain import Domain, FieldOptions, GridOptions
 from halox.errors import FieldError
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from halox.checkpoint.arguments import Progress
     from halox.checkpoint.loading import Loaded
     from halox.collectives.device.device_fields import DeviceReductions
+    from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
 
 Declared = TypeVar("Declared")
@@ -209,6 +209,8 @@ class Grid(Closing):
         self._layouts.watch(self._plans)
         self._reductions: HostReductions | DeviceReductions
         if domain.device_id is None:
+            from halox.collectives.host.host_fields import HostReductions
+
             self._reductions = HostReductions(domain)
         else:
             from halox.collectives.device.device_fields import DeviceReductions

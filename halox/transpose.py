@@ -20,7 +20,7 @@ from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.transpose import both_sides, memory_order, transpose_draft
 from halox.grid import Grid
-from halox.paths.requested import requested_path
+from halox.paths import requested_path
 from halox.runtime.arrays import describe, share_memory
 from halox.runtime.call_guard import Closing, one_thread
 from halox.tables import html_table

@@ -239,12 +239,12 @@ def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = 
     Collective. All errors are raised on all ranks.
     """
 
-    def reading() -> tuple[Reading, Offer]:
+    def reading() -> tuple[Reading, ArrayRecord]:
         found = read(grid, array, dims)
-        return found, found.offer
+        return found, found.record
 
-    found, offers = grid.domain.world.prepare(reading, _CALL)
-    kinds = agreed(offers)
+    found, records = grid.domain.world.prepare(reading, _CALL)
+    kinds = agreed(records)
     if _is_open(kinds):
         raise FieldError(f"the array {found.choices}")
     return make_field(grid, found, kinds[0])
@@ -254,7 +254,7 @@ def make_field(grid: Fields, reading: Reading, kind: str) -> Any:
     """Make a field from a labelled array; collective."""
     spec = reading.layout.spec
     field = grid.zeros(
-        reading.offer.dtype,
+        reading.record.dtype,
         components=spec.components_before,
         components_after=spec.components_after,
         staggered=[axis for axis, is_staggered in enumerate(spec.staggered) if is_staggered],
@@ -265,7 +265,7 @@ def make_field(grid: Fields, reading: Reading, kind: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Offer:
+class ArrayRecord:
     """Layout and dtype of a rank's array, and the kinds that fit its shape (`WHOLE`, `BLOCK`, `HALO`)."""
 
     layout: FieldSpec
@@ -279,7 +279,7 @@ class Reading:
 
     array: xarray.DataArray
     layout: FieldLayout
-    offer: Offer
+    record: ArrayRecord
 
     @property
     def dims(self) -> tuple[Hashable, ...]:
@@ -325,10 +325,10 @@ class Reading:
         return owned.start, values
 
 
-def agreed(offers: Sequence[Offer], name: str | None = None) -> tuple[str, ...]:
+def agreed(records: Sequence[ArrayRecord], name: str | None = None) -> tuple[str, ...]:
     """Return the kinds that fit the arrays of all ranks; raises `MismatchError` on all ranks."""
-    first, arrays = offers[0], "the arrays" + ("" if name is None else f" of variable {name!r}")
-    for rank, other in enumerate(offers):
+    first, arrays = records[0], "the arrays" + ("" if name is None else f" of variable {name!r}")
+    for rank, other in enumerate(records):
         for which in ("layout", "dtype"):
             mine, theirs = getattr(first, which), getattr(other, which)
             if mine != theirs:
@@ -336,9 +336,9 @@ def agreed(offers: Sequence[Offer], name: str | None = None) -> tuple[str, ...]:
                     f"{arrays} need one {which} on all ranks: rank 0 gave {mine}, rank {rank} {theirs}; give "
                     "the same on all ranks"
                 )
-    common = tuple(kind for kind in first.kinds if all(kind in other.kinds for other in offers))
+    common = tuple(kind for kind in first.kinds if all(kind in other.kinds for other in records))
     if not common:
-        told = "; ".join(f"rank {rank} gave {other.kinds[0]}" for rank, other in enumerate(offers))
+        told = "; ".join(f"rank {rank} gave {other.kinds[0]}" for rank, other in enumerate(records))
         raise MismatchError(f"{arrays} are not alike: {told}; give the same kind on all ranks")
     return common
 
@@ -388,7 +388,7 @@ def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
             f"the array has the extents {turned.shape} along {_listed(turned.dims)}; expected "
             + ", or ".join(f"{shape} for {kind}" for kind, shape in shapes.items())
         )
-    return Reading(turned, layout, Offer(spec, dtype, kinds))
+    return Reading(turned, layout, ArrayRecord(spec, dtype, kinds))
 
 
 def _halo_of_field(
@@ -437,15 +437,15 @@ def _listed(names: Iterable[Hashable]) -> str:
 # Datasets
 
 
-class _Told(NamedTuple):
+class _DatasetRecord(NamedTuple):
     """Variables of a dataset and their coordinates: for each axis, a variable that has it and the axis number."""
 
-    offers: dict[str, Offer]
+    arrays: dict[str, ArrayRecord]
     coords: dict[str, tuple[str, int]]
 
 
-def _told(told: _Told) -> str:
-    return f"the variables {_listed(told.offers)} with coordinates {_listed(told.coords)}"
+def _dataset_text(record: _DatasetRecord) -> str:
+    return f"the variables {_listed(record.arrays)} with coordinates {_listed(record.coords)}"
 
 
 def _kinds(
@@ -579,20 +579,21 @@ class DatasetFields:
         _check_grid(grid)
         world = grid.domain.world
         world.begin(_WRITING)
-        (axes, readings), told = world.prepare(lambda: self._written(grid, dims), _WRITING)
-        for rank, other in enumerate(told):
-            if list(other.offers) != list(told[0].offers) or other.coords != told[0].coords:
+        (axes, readings), datasets = world.prepare(lambda: self._written(grid, dims), _WRITING)
+        for rank, other in enumerate(datasets):
+            if list(other.arrays) != list(datasets[0].arrays) or other.coords != datasets[0].coords:
                 raise MismatchError(
-                    f"the datasets differ between ranks: rank 0 has {_told(told[0])}, rank {rank} {_told(other)}; give "
-                    "the same variables and coordinates on all ranks"
+                    f"the datasets differ between ranks: rank 0 has {_dataset_text(datasets[0])}, rank {rank} "
+                    f"{_dataset_text(other)}; give the same variables and coordinates on all ranks"
                 )
         kinds = _kinds(
-            readings, {name: agreed([one.offers[name] for one in told], name) for name in readings}
+            readings,
+            {name: agreed([one.arrays[name] for one in datasets], name) for name in readings},
         )
         fields = {name: make_field(grid, one, kinds[name]) for name, one in readings.items()}
         found = {
             axis: readings[name].own_part(self._dataset[axis].values, number, kinds[name])
-            for axis, (name, number) in told[0].coords.items()
+            for axis, (name, number) in datasets[0].coords.items()
         }
         parts = world.gather(found, _WRITING)
         coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in found}
@@ -607,7 +608,7 @@ class DatasetFields:
 
     def _written(
         self, grid: Fields, dims: Sequence[str] | None
-    ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _Told]:
+    ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _DatasetRecord]:
         """Return the names of the grid axes, the variables with all grid axes, and the facts that ranks compare."""
         axes, dataset = axis_names(dims, len(grid.grid_shape)), self._dataset
         readings: dict[str, Reading] = {}
@@ -620,8 +621,8 @@ class DatasetFields:
             for number, axis in enumerate(readings[name].dims):
                 if axis in dataset.coords:
                     coords.setdefault(str(axis), (name, number))
-        offers = {name: one.offer for name, one in readings.items()}
-        return (axes, readings), _Told(offers, coords)
+        arrays = {name: one.record for name, one in readings.items()}
+        return (axes, readings), _DatasetRecord(arrays, coords)
 
     def _names(self, axes: Sequence[str]) -> list[str]:
         """Return the sorted names of the variables with all grid axes.

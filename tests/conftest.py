@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 
 import pytest
 
+from halox import packing, paths, runtime
 from halox.cli.launcher import mpi_defaults, running_ranks
-from tests import support
+from tests import launching, support
 
 LAUNCHES = ("tests/test_", "tests/faults/")
 """Tests that start ranks and mostly wait for them. They run first, in one process, while other processes compute."""
@@ -36,12 +39,20 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "full" in config.option.markexpr.replace("not full", ""):
         os.environ[support.FULL] = "1"
-    os.environ.update(mpi_defaults())
+    os.environ.update(mpi_defaults() | launching.SHARED_CORES)
     # There are more processes than cores, so BLAS threads would wait long for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Without .pyc files every process that a test starts would compile all of halox, and every rank all tests.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    if importlib.util.find_spec("hypothesis"):
+        from hypothesis import HealthCheck, settings
+
+        # No test fails because the machine is slow.
+        settings.register_profile(
+            "slow", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        )
+        settings.load_profile("slow")
 
 
 @pytest.hookimpl(trylast=True)
@@ -55,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all imported modules and collected tests from later garbage collections, which become faster."""
+    """Import modules for GPUs, and exclude all modules and tests from later garbage collections, which become faster.
+
+    A module that is first imported while a test has replaced a function would keep the replacement.
+    """
+    for room in (paths, packing, runtime):
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            importlib.import_module(module.name)
     gc.collect()
     gc.freeze()

@@ -39,6 +39,18 @@ SETTINGS = {
 """Environment variables for running tests on ranks."""
 
 
+SHARED_CORES = {
+    "OMPI_MCA_hwloc_base_binding_policy": "none",  # Open MPI 4
+    "PRTE_MCA_hwloc_default_binding_policy": "none",  # Open MPI 5
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+"""Environment of ranks beside other launches: they may run on any core, and yield it while they wait in MPI.
+
+By default Open MPI binds the two ranks of a launch to the first two cores. Launches at the same time would share these
+two cores, on a machine with any number of cores, and a rank that waits keeps its core busy.
+"""
+
+
 @dataclass(frozen=True)
 class Ended:
     """Exit status of a command, None if it was stuck, and its output."""

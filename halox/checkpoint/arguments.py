@@ -30,7 +30,7 @@ Progress = Callable[[int, int], object]
 """Called as ``progress(done_bytes, total_bytes)``."""
 
 
-class Given(NamedTuple):
+class CallerField(NamedTuple):
     """A field of the caller."""
 
     array: Any
@@ -81,7 +81,7 @@ def _bucket_path(text: str) -> BucketPath:
 
 def fields_of(
     layouts: FieldLayouts, fields: object, named: Mapping[str, object], *, written: bool
-) -> dict[str, Given]:
+) -> dict[str, CallerField]:
     """Return the fields of a mapping and of keywords, sorted by name; raises `FieldError`."""
     if fields is None:
         fields = {}
@@ -112,7 +112,7 @@ def fields_of(
             raise FieldError(f"{name}: the array is read-only; give one that can be written")
         if written:
             check_elements_apart(described, name)
-        found[name] = Given(field, described, layout)
+        found[name] = CallerField(field, described, layout)
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from halox.checkpoint import arguments, npy
-from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.bucket import BucketPath
 from halox.checkpoint.fields import spec_text
 from halox.checkpoint.loading import LOADING, Loaded, load_group
@@ -90,7 +90,7 @@ def save(
             save_group(world, request)
 
 
-_Read = tuple[Path | BucketPath, dict[str, Given], tuple[str, ...] | None, Progress | None]
+_Read = tuple[Path | BucketPath, dict[str, CallerField], tuple[str, ...] | None, Progress | None]
 
 
 def load(domain: Domain, path: object, options: LoadOptions) -> Loaded:
@@ -122,7 +122,7 @@ def _is_npy(path: Path | BucketPath) -> bool:
 
 
 def _compared(
-    path: Path | BucketPath, fields: dict[str, Given], **more: object
+    path: Path | BucketPath, fields: dict[str, CallerField], **more: object
 ) -> dict[str, object]:
     """Return the arguments that must be the same on all ranks."""
     kinds = {name: f"{f.found.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}

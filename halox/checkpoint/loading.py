@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from halox.checkpoint import bucket, moving
-from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.bucket import BucketPath
 from halox.checkpoint.chunks import ShardGrid
 from halox.checkpoint.folder import opened, replaced
@@ -51,7 +51,7 @@ def load_group(
     domain: Domain,
     path: Path | BucketPath,
     names: tuple[str, ...] | None,
-    into: dict[str, Given],
+    into: dict[str, CallerField],
     progress: Progress | None,
 ) -> Loaded:
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
@@ -127,7 +127,7 @@ def _check(
     path: object,
     grid_shape: tuple[int, ...],
     names: tuple[str, ...] | None,
-    into: dict[str, Given],
+    into: dict[str, CallerField],
 ) -> None:
     """Check that the checkpoint fits the grid and the fields."""
     if contents.grid_shape != grid_shape:

@@ -23,8 +23,8 @@ from halox.checkpoint.chunks import Cut, Shard, ShardGrid, extents, relative
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.collectives.host.cell_sums import blocks
+from halox.gathering.message_queue import MessageQueue, opaque
 from halox.gathering.staging import Index, Staging, staging
-from halox.gathering.window import Window, opaque
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.world import World
@@ -47,16 +47,16 @@ def save(
     array = failure.attempt(partial(store.below(field.name).array, field.metadata, mode="write"))
     with (
         _Transfers(store, failure) as writes,
-        Window(world, _IN_FLIGHT, "a save") as window,
+        MessageQueue(world, _IN_FLIGHT, "a save") as queue,
         closing(_on_host(shards, cells, field)) as parts,
     ):
         for shard, values in zip(shards, parts, strict=True):
             if shard.writer == world.rank:
-                whole = _assembled(shard, values, window, world.rank)
+                whole = _assembled(shard, values, queue, world.rank)
                 writes.start(partial(_write, array, shard.cut, whole))
             else:
-                window.make_room()
-                window.send(np.ascontiguousarray(values), shard.writer)
+                queue.make_room()
+                queue.send(np.ascontiguousarray(values), shard.writer)
             failure.attempt(partial(tell, prod(values.shape) * field.dtype.itemsize))
     return failure.error
 
@@ -207,7 +207,7 @@ def _on_host(shards: ShardGrid, cells: Any, field: StoredField) -> Generator[Arr
             yield values
 
 
-def _assembled(shard: Shard, values: Array, window: Window, rank: int) -> Array:
+def _assembled(shard: Shard, values: Array, queue: MessageQueue, rank: int) -> Array:
     """Return the cells of a shard: this rank's cells, and the cells that other ranks send."""
     if len(shard.pieces) == 1:
         return values
@@ -217,8 +217,8 @@ def _assembled(shard: Shard, values: Array, window: Window, rank: int) -> Array:
         if piece.rank == rank:
             place[...] = values
         else:
-            window.receive_into(place, piece.rank)
-    window.end()
+            queue.receive_into(place, piece.rank)
+    queue.end()
     return whole
 
 

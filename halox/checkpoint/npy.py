@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.folder import Replacement, identity_of, opened, replaced
 from halox.checkpoint.loading import LOADING, Loaded, new_field, one_opened
@@ -25,9 +25,9 @@ from halox.decomposition import FieldLayout
 from halox.domain import Domain
 from halox.domain.options import dtype_text
 from halox.errors import CheckpointError, FieldError
+from halox.gathering.message_queue import as_bytes
 from halox.gathering.scatter import components_of
 from halox.gathering.staging import owned_cells, part_shape, staging
-from halox.gathering.window import as_bytes
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 
@@ -39,7 +39,7 @@ PART_BYTES = 16 << 20
 """Maximum bytes of a part; a single element may be larger."""
 
 
-def save(world: World, path: Path, given: Given, progress: Progress | None) -> None:
+def save(world: World, path: Path, given: CallerField, progress: Progress | None) -> None:
     """Write a field. Collective; blocks."""
     layout, dtype, step = given.layout, given.found.dtype, f"writing {path}"
     header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), step, SAVING)
@@ -77,7 +77,7 @@ def load(
     domain: Domain,
     path: Path,
     names: tuple[str, ...] | None,
-    into: dict[str, Given],
+    into: dict[str, CallerField],
     progress: Progress | None,
 ) -> Loaded:
     """Read the field, under the requested name or the file's name. Collective; blocks."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from halox.checkpoint import moving
-from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.bucket import BucketPath, BucketReplacement
 from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.fields import StoredField
@@ -29,7 +29,7 @@ class Request:
     """A rank's arguments of a save of a group."""
 
     path: Path | BucketPath
-    fields: dict[str, Given]
+    fields: dict[str, CallerField]
     grid_shape: tuple[int, ...]
     dims: tuple[str, ...]
     coords: dict[str, Array]

@@ -15,7 +15,7 @@ from halox.decomposition import FieldLayout
 from halox.domain.layouts import FieldLayouts
 from halox.domain.options import FieldOptions, fixed_dtype
 from halox.errors import HaloxError
-from halox.paths.requested import reads_in_place
+from halox.paths import reads_in_place
 from halox.runtime.arena import Room, Wishes
 from halox.runtime.arrays import Array, DType, check_extents, describe
 from halox.runtime.call_guard import one_thread

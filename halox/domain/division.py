@@ -16,7 +16,7 @@ from halox.decomposition import (
 )
 from halox.domain.options import GridOptions
 from halox.errors import DecompositionError
-from halox.paths.requested import requested_path
+from halox.paths import requested_path
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.values import check_bool

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from halox.errors import FieldError
-from halox.packing.host import check_inside
-from halox.packing.pack_device import overlapping
+from halox.packing.host import check_inside, overlapping
 from halox.paths.base import Operation
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described, HostArray, borrow

@@ -1,22 +1,20 @@
-"""Collective plan construction: compares both ends of every message, and chooses each message's route."""
+"""Collective plan construction: compares both ends of every message, chooses routes, links nodes, makes channels."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
-from halox.exchange.calibration import costs_of
-from halox.exchange.costs import Costs
 from halox.exchange.draft import Borrowed, Draft, checked
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end
-from halox.paths import PATHS
+from halox.paths import PATHS, requested_path
 from halox.paths.base import (
     Build,
     ChannelMessages,
@@ -24,16 +22,18 @@ from halox.paths.base import (
     Job,
     Key,
     Operation,
+    Path,
+    Protocol,
     Route,
     SelectionContext,
 )
-from halox.paths.messages import check_match
-from halox.paths.requested import requested_path
+from halox.paths.messages import Message, check_match
+from halox.paths.node import NodeLink
 from halox.runtime.context import Context
-from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"
+NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
 
 Routes = dict[Key, tuple[Route, EndpointInfo]]
 """For each message its route, and the description of its other end."""
@@ -101,8 +101,8 @@ def make_plan(
         for m in whole.messages
     }
     routes, error = _choose_routes(world, whole, ends, choose)
-    build = Build(context, whole, drafted.device, routes, number)
-    channels, needs_host, is_movable = _build_channels(build, error)
+    build = _build(context, number, whole, drafted.device, routes, error)
+    channels, needs_host, is_movable = _make_channels(build)
     plan = Plan(
         [one.channel for one in channels],
         _report(world.rank, drafted, build),
@@ -155,13 +155,14 @@ def _prepared(
     drafted = draft()
     arrays = checked(drafted)
     if drafted.device is not None:
+        from halox.runtime.gpu.cuda import cupy
+        from halox.runtime.gpu.streams import is_capturing
+
         if is_capturing(None):
             raise StateError(
                 "the current stream is being captured, and making a plan needs the host; make the plan before "
                 "the capture (grid.plan, or one grid.exchange of these fields) and call it in there"
             )
-        from halox.runtime.gpu.cuda import cupy
-
         context.use_device(drafted.device)
         cupy().cuda.Device(drafted.device).synchronize()
     record = PlanRecord(
@@ -183,15 +184,14 @@ def _chooser(
     context: Context, records: Sequence[PlanRecord], *, leave_sms: bool
 ) -> Callable[..., Route]:
     """Return `choose_route` with the inputs common to all messages; collective if any rank's arrays are on a GPU."""
-    on_gpu = any(one.on_gpu for one in records)
-    topology = context.find_gpus() if on_gpu else None
-    costs = context.once(costs_of) if on_gpu else Costs.default()
+    topology, costs = None, None
+    paths: Mapping[str, Path] = PATHS.on_host()
+    if any(one.on_gpu for one in records):
+        from halox.exchange.calibration import costs_of
+
+        topology, costs, paths = context.find_gpus(), context.once(costs_of), PATHS
     named = (records[0].requested or "").partition("/")[0]
-    surveys = {
-        name: path.survey(context, is_named=name == named)
-        for name, path in PATHS.items()
-        if on_gpu or path.moves("host")
-    }
+    surveys = {name: path.survey(context, is_named=name == named) for name, path in paths.items()}
     selection = SelectionContext(records[0].operation, topology, surveys, leave_sms)
     return partial(choose_route, selection=selection, costs=costs, requested=records[0].requested)
 
@@ -279,31 +279,106 @@ def _choose_routes(
     return routes, None
 
 
-def _build_channels(
-    build: Build, error: HaloxError | None
-) -> tuple[list[ChannelMessages], bool, bool]:
+def _build(
+    context: Context,
+    number: int,
+    whole: Job,
+    device: int | None,
+    routes: Routes,
+    error: HaloxError | None,
+) -> Build:
+    """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
+
+    Raises on all ranks if any rank has an error.
+    """
+    needing = _needing_links(whole, routes) if error is None else {}
+    mine = {(route.path, route.protocol) for route, _ in routes.values()}
+    records = context.world.gather((mine, set(needing)), _MAKING, error)
+    chosen = set().union(*(chosen for chosen, _ in records))
+    near = set().union(*(records[rank][1] for rank in context.world.node_ranks))
+    routes, links = _link(
+        context, whole, routes, {n: needing.get(n, []) for n in PATHS if n in near}
+    )
+    build = Build(context, number, whole, device, routes, chosen, links)
+    return replace(build, copies_path=_copies_path(build))
+
+
+def _needing_links(whole: Job, routes: Routes) -> dict[str, list[Message]]:
+    """Return by path the messages with protocols that need the node's shared memory."""
+    found: dict[str, list[Message]] = {}
+    for message in whole.messages:
+        route, _ = routes[message.key]
+        if _protocol(route).fallback is not None:
+            found.setdefault(route.path, []).append(message)
+    return found
+
+
+def _protocol(route: Route) -> Protocol:
+    found = PATHS[route.path].protocol(route.protocol)
+    assert found is not None
+    return found
+
+
+def _link(
+    context: Context, whole: Job, routes: Routes, needing: dict[str, list[Message]]
+) -> tuple[Routes, dict[str, NodeLink]]:
+    """Make the shared blocks of some paths for the messages that need them; collective over the ranks of the node.
+
+    Returns the links by path, and the routes: if the node has too little shared memory for a path, its ranks change the
+    path's messages to their fallback protocols.
+    """
+    routes, links = dict(routes), {}
+    for name, messages in needing.items():
+        protocols = {m.key: _protocol(routes[m.key][0]) for m in messages}
+        packed = [m for m in messages if m.direction == "send" and protocols[m.key].is_packed]
+        peers = sorted({m.peer for m in messages})
+        link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
+        if link.failed:
+            for key, one in protocols.items():
+                path, _, protocol = str(one.fallback).partition("/")
+                routes[key] = Route(path, protocol, NODE_MEMORY_IS_FULL), routes[key][1]
+        elif messages:
+            links[name] = link
+        else:
+            link.close()  # only other ranks of the node need it
+    return routes, links
+
+
+def _copies_path(build: Build) -> str | None:
+    """Return the first path of the registry whose channel can carry this rank's messages to itself, too."""
+    copies = build.copies
+    if copies.messages:
+        for path in _paths_of(build):
+            if not path.to_self and path.carries_copies(build.job(path), copies):
+                return path.name
+    return None
+
+
+def _paths_of(build: Build) -> list[Path]:
+    """Return the paths of this rank's messages, in the order of the registry."""
+    mine = {route.path for route, _ in build.routes.values()}
+    return [PATHS[name] for name in PATHS if name in mine]
+
+
+def _make_channels(build: Build) -> tuple[list[ChannelMessages], bool, bool]:
     """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
 
     Returns also whether any channel of any rank needs the host, and whether all channels can move to other arrays.
     """
-    world = build.world
-    routes = [route for route, _ in build.routes.values()] if error is None else []
-    used = {(route.path, route.protocol) for route in routes}
-    near = {path for path, _ in used if build.messages_near(PATHS[path])}
-    records = world.gather((used, near), _MAKING, error)
-    build.near = [near for _, near in records]
-    build.protocols_used = set().union(*(used for used, _ in records))
-    anywhere = {path for path, _ in build.protocols_used}
-    agreed = {name: path.negotiate(build) for name, path in PATHS.items() if name in anywhere}
+    anywhere = {path for path, _ in build.chosen}
+    agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
 
-    def build_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
+    def make_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
         made = [
-            one for name, path in PATHS.items() for one in path.channels(build, agreed.get(name))
+            one
+            for path in _paths_of(build)
+            if build.job(path).messages
+            for one in path.channels(build, agreed.get(path.name))
         ]
         found = [one.channel for one in made]
         return made, (any(c.needs_host for c in found), all(c.is_movable for c in found))
 
     # Page-locking and compiling can fail on one rank alone.
-    channels, flags = world.prepare(build_all, _MAKING)
+    channels, flags = build.world.prepare(make_all, _MAKING)
     needs_host, is_movable = zip(*flags, strict=True)
     return channels, any(needs_host), all(is_movable)

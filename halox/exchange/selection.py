@@ -26,7 +26,7 @@ def describe_end(
     paths: dict[str, object] = {}
     on_host = arrays[message.parts[0].array].device is None
     if message.peer != world.rank:
-        for name, path in PATHS.items():
+        for name, path in (PATHS.on_host() if on_host else PATHS).items():
             if on_host and path.memory == "gpu":
                 continue
             found = path.describe(message, arrays, context, relocatable=relocatable)
@@ -55,7 +55,9 @@ def choose_route(
 ) -> Route:
     """Choose the path of one message; both ends call this with the same arguments.
 
-    ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the reason.
+    Between arrays on the host the first possible protocol is taken, preferred ones before others; ``costs`` decide
+    otherwise. ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the
+    reason.
     """
     ends = MessageEnds(sender, receiver, selection)
     possible, impossible = candidates(ends, to_self=to_self)
@@ -79,6 +81,9 @@ def choose_route(
                 f"path {requested!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {there_are}"
             )
+    if ends.are_on_host:
+        best = next((one for one in possible if one.preferred), possible[0])
+        return Route(best.path, best.protocol, best.reason, None, impossible)
     costs = Costs.default() if costs is None else costs
     block, topology = ends.block_bytes, selection.topology
     shared = topology is not None and any(
@@ -97,9 +102,12 @@ def candidates(
     """Return the protocols by which a message can travel, at least one, and for every other path the reason why not."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
-    for name, path in PATHS.items():
-        if path.to_self == to_self:
-            found = path.candidates(ends)
+    asked = PATHS.on_host() if ends.are_on_host else PATHS
+    for name in PATHS:
+        if name not in asked:
+            impossible[name] = str(ends.on_host)
+        elif asked[name].to_self == to_self:
+            found = asked[name].candidates(ends)
             if isinstance(found, str):
                 impossible[name] = found
             else:

@@ -16,7 +16,7 @@ from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import Pipeline
 from halox.fft.stages import Schedule, divide_stages, find_stages
 from halox.grid import Grid
-from halox.paths.requested import requested_path
+from halox.paths import requested_path
 from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms

@@ -20,8 +20,8 @@ from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.domain import Domain
 from halox.errors import FieldError, MismatchError
+from halox.gathering.message_queue import MessageQueue, opaque
 from halox.gathering.staging import Index, owned_cells
-from halox.gathering.window import Window, opaque
 from halox.runtime.arrays import Array, DType, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate
@@ -46,7 +46,7 @@ _ALIKE = "dtype and layout"
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _GatherRecord:
     """A rank's arguments of a gather, which must be the same on all ranks."""
 
     root: int
@@ -61,21 +61,21 @@ _Ready = tuple[FieldLayout, Array | None, Array | None]
 def gather(domain: Domain, field: object, root: int) -> Array | None:
     """Return the whole field on rank ``root``, None on other ranks; see `halox.Grid.gather`. Collective; blocks."""
     world = domain.world
-    ready, offers = world.prepare(lambda: _prepare(domain, field, root), _GATHER)
+    ready, records = world.prepare(lambda: _prepare(domain, field, root), _GATHER)
     layout, cells, whole = ready
-    chosen, dtype, _ = offers[world.rank]
-    if any(offer != offers[0] for offer in offers):
-        _compare(world.gather(_Offer(chosen, dtype, layout.spec), _GATHER))
-    with Window(world, PARTS_IN_FLIGHT, _GATHER) as window:
+    chosen, dtype, _ = records[world.rank]
+    if any(record != records[0] for record in records):
+        _compare(world.gather(_GatherRecord(chosen, dtype, layout.spec), _GATHER))
+    with MessageQueue(world, PARTS_IN_FLIGHT, _GATHER) as queue:
         if whole is None:
             assert cells is not None
-            _send(world, opaque(cells), chosen, window)
+            _send(world, opaque(cells), chosen, queue)
             return None
         # One part of each other rank in turn.
         targets = blocks_of(layout, whole)
         own = targets.pop(world.rank)
         for rank, target in rounds(targets, world.size):
-            window.receive_into(target, rank)
+            queue.receive_into(target, rank)
         if cells is not None:
             own[...] = opaque(cells)
     return whole
@@ -115,11 +115,11 @@ def _copy_from_device(cells: Any, target: Array) -> None:
             part[...] = source[index].get()
 
 
-def _compare(offers: list[_Offer]) -> None:
+def _compare(records: list[_GatherRecord]) -> None:
     """Raise `MismatchError` if two ranks gave different arguments."""
-    for rank, other in enumerate(offers):
+    for rank, other in enumerate(records):
         for name, what in (("root", "root"), ("dtype", _ALIKE), ("spec", _ALIKE)):
-            mine, theirs = getattr(offers[0], name), getattr(other, name)
+            mine, theirs = getattr(records[0], name), getattr(other, name)
             if mine != theirs:
                 raise MismatchError(
                     f"gather needs one {what} on all ranks: rank 0 gave {name}={mine}, rank {rank} {name}={theirs}; "
@@ -156,7 +156,7 @@ def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, A
                 yield rank, blocks_by_rank[rank][index]
 
 
-def _send(world: World, cells: Array, root: int, window: Window) -> None:
+def _send(world: World, cells: Array, root: int, queue: MessageQueue) -> None:
     """Send this rank's cells to the root, part by part."""
     for index in parts_of(cells, world.size):
-        window.send_copy(cells[index], root)
+        queue.send_copy(cells[index], root)

@@ -15,8 +15,8 @@ from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
 from halox.errors import FieldError, MismatchError
 from halox.gathering.gather import PARTS_IN_FLIGHT, blocks_of, parts_of, root_of, rounds
+from halox.gathering.message_queue import MessageQueue, opaque
 from halox.gathering.staging import owned_cells, part_shape, staging
-from halox.gathering.window import Window, opaque
 from halox.runtime.arrays import (
     Array,
     Described,
@@ -44,7 +44,7 @@ class _Target:
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _ScatterRecord:
     """A rank's arguments; ``dtype`` and ``components`` describe the root's array."""
 
     root: int
@@ -60,12 +60,12 @@ def scatter(
     """Return the field with this rank's cells of the root's array; see `halox.Grid.scatter`. Collective; blocks."""
     world = domain.world
 
-    def prepare() -> tuple[tuple[_Target, Array | None], _Offer]:
+    def prepare() -> tuple[tuple[_Target, Array | None], _ScatterRecord]:
         chosen, target = root_of(world, root), _target_of(domain, out, options)
         out_dtype = None if target.found is None else target.found.dtype
         spec = None if target.layout is None else target.layout.spec
         if world.rank != chosen:
-            return (target, None), _Offer(chosen, out_dtype, spec, None, {})
+            return (target, None), _ScatterRecord(chosen, out_dtype, spec, None, {})
         array = _checked(whole, chosen)
         components: FieldOptions = {}
         if target.layout is None:
@@ -76,21 +76,21 @@ def scatter(
                 f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {shown(target.layout.global_shape)} of "
                 "the whole field; give all cells of the grid, without halo, as grid.gather returns them"
             )
-        return (target, array), _Offer(chosen, out_dtype, spec, array.dtype, components)
+        return (target, array), _ScatterRecord(chosen, out_dtype, spec, array.dtype, components)
 
-    (target, array), offers = world.prepare(prepare, _SCATTER)
-    _compare(offers)
-    told = offers[offers[0].root]
+    (target, array), records = world.prepare(prepare, _SCATTER)
+    _compare(records)
+    source = records[records[0].root]
     field = target.field
     if field is None:
-        assert told.dtype is not None  # the root's
-        field = domain.allocation.new(told.dtype, target.options | told.components)
+        assert source.dtype is not None  # the root's
+        field = domain.allocation.new(source.dtype, target.options | source.components)
     layout = domain.layouts.find(field)
-    with Window(world, PARTS_IN_FLIGHT, _SCATTER) as window:
+    with MessageQueue(world, PARTS_IN_FLIGHT, _SCATTER) as queue:
         if array is None:
-            _receive(world, told.root, owned_cells(field, layout), window)
+            _receive(world, source.root, owned_cells(field, layout), queue)
         else:
-            _send(world, layout, array, field, window)
+            _send(world, layout, array, field, queue)
     return field
 
 
@@ -147,10 +147,10 @@ def components_of(
     raise FieldError(f"{name}: shape {shape} {why}")
 
 
-def _compare(offers: list[_Offer]) -> None:
+def _compare(records: list[_ScatterRecord]) -> None:
     """Raise `MismatchError` if ranks gave different arguments, or a field of another dtype than the root's array."""
-    first = offers[0]
-    for rank, other in enumerate(offers):
+    first = records[0]
+    for rank, other in enumerate(records):
         for name, mine, theirs in (
             ("root", first.root, other.root),
             ("out", first.out is not None, other.out is not None),
@@ -161,21 +161,23 @@ def _compare(offers: list[_Offer]) -> None:
                     f"scatter needs one {name} on all ranks: rank 0 gave {name}={mine}, rank {rank} {name}={theirs}; "
                     "give the same on all ranks"
                 )
-    told = offers[first.root]
-    for rank, other in enumerate(offers):
-        if other.out is not None and other.out != told.dtype:
+    source = records[first.root]
+    for rank, other in enumerate(records):
+        if other.out is not None and other.out != source.dtype:
             raise MismatchError(
-                f"scatter needs one dtype: out has {other.out} on rank {rank}, and whole {told.dtype} on rank "
-                f"{told.root}; convert one of them, as by whole.astype({dtype_text(other.out)})"
+                f"scatter needs one dtype: out has {other.out} on rank {rank}, and whole {source.dtype} on rank "
+                f"{source.root}; convert one of them, as by whole.astype({dtype_text(other.out)})"
             )
 
 
-def _send(world: World, layout: FieldLayout, whole: Array, field: object, window: Window) -> None:
+def _send(
+    world: World, layout: FieldLayout, whole: Array, field: object, queue: MessageQueue
+) -> None:
     """Send each other rank its cells, one part to each rank in turn, and copy this rank's cells."""
     blocks = blocks_of(layout, whole)
     own = blocks.pop(world.rank)
     for rank, part in rounds(blocks, world.size):
-        window.send_copy(part, rank)
+        queue.send_copy(part, rank)
     cells = owned_cells(field, layout)
     if not is_device_array(cells):
         opaque(cells)[...] = own
@@ -186,22 +188,22 @@ def _send(world: World, layout: FieldLayout, whole: Array, field: object, window
             staged.store(index, own[index])
 
 
-def _receive(world: World, root: int, cells: Any, window: Window) -> None:
+def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
     """Receive this rank's cells, part by part."""
     if is_device_array(cells):
-        _receive_on_device(world, root, cells, window)
+        _receive_on_device(world, root, cells, queue)
         return
     target = opaque(cells)
     for index in parts_of(target, world.size):
-        window.receive_into(target[index], root)
+        queue.receive_into(target[index], root)
 
 
-def _receive_on_device(world: World, root: int, cells: Any, window: Window) -> None:
+def _receive_on_device(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
     """Receive into page-locked memory; a part is copied to the GPU while the next part arrives."""
     indices = list(parts_of(cells, world.size))
     shapes = [part_shape(cells.shape, index) for index in indices]
     with staging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
         for index, shape in zip(indices, shapes, strict=True):
-            window.receive(staged.take(shape), root)
-            window.end()
+            queue.receive(staged.take(shape), root)
+            queue.end()
             staged.put(index)

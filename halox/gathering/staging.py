@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from halox.decomposition import FieldLayout
-from halox.gathering.window import opaque
+from halox.gathering.message_queue import opaque
 from halox.runtime.arrays import Array, as_ndarray
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import as_device_array

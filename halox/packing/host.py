@@ -217,3 +217,11 @@ def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:
             f"the datatype touches bytes {first} to {stop} from the array's first element, but "
             f"its memory holds bytes {reach[0]} to {reach[1]}"
         )
+
+
+def overlapping(datatype: Datatype, count: int) -> DatatypeError:
+    """Return the error for items that touch a byte twice, which must not be unpacked."""
+    return DatatypeError(
+        f"{count} item(s) of {datatype!r} touch some byte twice, so that they cannot be received "
+        "into; give a datatype whose blocks do not overlap"
+    )

@@ -10,9 +10,9 @@ from halox.datatypes import Datatype, TypeLike, as_datatype
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
 from halox.packing.choosing import METHODS, Choice, choose
-from halox.packing.host import HostPacker
+from halox.packing.host import HostPacker, overlapping
 from halox.packing.own_elements import check_own_elements
-from halox.packing.pack_device import overlapping, pack_device, unpack_device
+from halox.packing.pack_device import pack_device, unpack_device
 from halox.runtime.arrays import as_ndarray
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.launch import check_max_blocks

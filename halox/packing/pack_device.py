@@ -17,10 +17,10 @@ from weakref import ref
 import numpy as np
 
 from halox.datatypes.arguments import count_of
-from halox.errors import DatatypeError
 from halox.packing.choosing import check_method, choose, device_packer
 from halox.packing.device_arrays import device_array, packed_bytes
 from halox.packing.device_packer import DevicePacker
+from halox.packing.host import overlapping
 from halox.packing.own_elements import check_own_elements
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import check_max_blocks
@@ -214,11 +214,3 @@ def _cuda() -> ModuleType:
 
 def _current_stream() -> int:
     return int(_cuda().get_current_stream().ptr)
-
-
-def overlapping(datatype: Datatype, count: int) -> DatatypeError:
-    """Return the error for items that touch a byte twice, which must not be unpacked."""
-    return DatatypeError(
-        f"{count} item(s) of {datatype!r} touch some byte twice, so that they cannot be received "
-        "into; give a datatype whose blocks do not overlap"
-    )

@@ -1,13 +1,17 @@
 """The contract of a data path: one object, registered once in `halox.paths`.
 
-A path answers six questions, and code outside `halox.paths` never refers to a path by name:
+A path answers seven questions, and code outside `halox.paths` never refers to a path by name:
 
 1. `Path.name`, `Path.protocols`: names, shipped cost constants, and how ``halox tune`` measures each protocol.
 2. `Path.survey`: facts about all ranks that the path needs (collective; most paths need nothing).
 3. `Path.describe`: the path's share of the `EndpointInfo` that both ends of a message swap when a plan is made.
 4. `Path.candidates`: the protocols by which the path can carry a message, each with a reason; or why it cannot.
-5. `Path.negotiate`: the agreement of the ranks before channels are made (collective; most paths need nothing).
-6. `Path.channels`: the `Channel` of the path's messages in one plan, started and finished in every exchange.
+5. `Path.carries_copies`: whether its channel can carry a rank's messages to itself, too (most paths cannot).
+6. `Path.negotiate`: the agreement of the ranks before channels are made (collective; most paths need nothing).
+7. `Path.channels`: the `Channel` of the path's messages in one plan, started and finished in every exchange.
+
+The answers do not depend on other paths. A `Build` is complete when `negotiate` and `channels` get it, and never
+changes.
 """
 
 from __future__ import annotations
@@ -19,15 +23,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part, PartSignature
-from halox.paths.node import NodeLink
 from halox.runtime.communicator import FIRST_PLAN_TAG
 
 if TYPE_CHECKING:
     from halox.decomposition import FieldLayout
     from halox.packing.device import Endpoint
+    from halox.paths.node import NodeLink
     from halox.runtime.arrays import Described
     from halox.runtime.context import Context
     from halox.runtime.topology import Topology
+    from halox.runtime.world import World
 
 Operation = Literal["copy", "add"]
 """Action on arrival: values replace the target's values ("copy"), or are added to them and cleared at the source."""
@@ -36,8 +41,6 @@ Key = tuple[str, int, int]
 """Direction, peer and tag of a message."""
 
 _TAGS_PER_PLAN = 256
-
-NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
 
 
 @dataclass(frozen=True)
@@ -154,12 +157,13 @@ class Protocol:
     """A protocol of a path, as named by ``path="peer/ll"``."""
 
     name: str
-    # Shipped constants; None for protocols that are chosen by fixed rules.
+    # Shipped constants for messages with an end on a GPU; None for protocols that are chosen by fixed rules.
     cost: ProtocolCost | None = None
     shared_gpu_cost: ProtocolCost | None = None  # the same for ranks that share a GPU
-    # "path/protocol" that replaces it if a node's shared memory is too small.
+    # Of a protocol that needs a `NodeLink`: "path/protocol", one without `Path.negotiate`, that replaces it if a node
+    # has too little shared memory.
     fallback: str | None = None
-    is_packed: bool = False  # through the node's shared memory
+    is_packed: bool = False  # into the shared block of the link
     # Partner in measurements: the rank itself, a rank of its node, or a rank of another node where possible.
     reach: Literal["self", "node", "nodes"] = "node"
     in_field: bool = False  # measured on a grid's field, in memory that other ranks can map
@@ -202,6 +206,11 @@ class MessageEnds(NamedTuple):
     def are_near(self) -> bool:
         """Whether both ends are on one node."""
         return self.sender.node == self.receiver.node
+
+    @property
+    def are_on_host(self) -> bool:
+        """Whether both ends' arrays are on the host."""
+        return self.sender.memory == self.receiver.memory == "host"
 
     @property
     def block_bytes(self) -> int:
@@ -248,36 +257,50 @@ class Route(Candidate):
     why_not: Mapping[str, str] = field(default_factory=dict)  # for each path that is impossible
 
 
+@dataclass(frozen=True)
 class Build:
     """A plan under construction: its messages with their routes, and the resources for its channels."""
 
-    def __init__(
-        self,
-        context: Context,
-        whole: Job,
-        device: int | None,
-        routes: Mapping[Key, tuple[Route, EndpointInfo]],
-        number: int,
-    ) -> None:
-        self.context, self.world = context, context.world
-        self.whole, self.device, self.number = whole, device, number
-        # As given, except for messages that `link` moved to a fallback protocol.
-        self.routes = dict(routes)
-        # Messages with a route on another path that a path's channel carries along with its messages.
-        self.taken: set[Key] = set()
-        # For each rank the paths by which it has messages that need the node's shared memory; set before `link`.
-        self.near: list[Collection[str]] = []
-        # Paths and protocols of the messages of all ranks.
-        self.protocols_used: set[tuple[str, str]] = set()
+    context: Context
+    number: int  # of the plan, the same on all ranks
+    whole: Job  # all messages of this rank
+    device: int | None  # GPU of the arrays; None for NumPy arrays
+    routes: Mapping[Key, tuple[Route, EndpointInfo]]  # with the description of the other end
+    # Paths and protocols that any rank chose, the same on all ranks; a node may have changed some to their fallbacks.
+    chosen: Collection[tuple[str, str]]
+    links: Mapping[str, NodeLink]  # by path; its channels free the shared block
+    copies_path: str | None = None  # path whose channel carries this rank's messages to itself, too
+
+    @property
+    def world(self) -> World:
+        """The ranks."""
+        return self.context.world
+
+    @property
+    def copies(self) -> Job:
+        """Messages of this rank to itself."""
+        return self.whole.only(lambda message: message.peer == self.world.rank)
 
     def job(self, path: Path, *protocols: str) -> Job:
-        """Return the messages on a path: with one of the given protocols, or with any protocol if none is given."""
+        """Return the messages on a path: with one of the given protocols, or with any protocol if none is given.
+
+        Messages of this rank to itself are not among them if another path's channel carries them.
+        """
 
         def fits(message: Message) -> bool:
             route = self.routes[message.key][0]
-            return route.path == path.name and (not protocols or route.protocol in protocols)
+            is_carried = self.copies_path is not None and message.peer == self.world.rank
+            return (
+                route.path == path.name
+                and not is_carried
+                and (not protocols or route.protocol in protocols)
+            )
 
         return self.whole.only(fits)
+
+    def carried(self, path: Path) -> Job:
+        """Return this rank's messages to itself that a path's channel carries; see `Path.carries_copies`."""
+        return self.copies if path.name == self.copies_path else self.whole.only(lambda _: False)
 
     def protocols(self, job: Job) -> dict[Key, str]:
         """Return the protocol of each message of a job."""
@@ -286,41 +309,6 @@ class Build:
     def peer_info(self, path: Path, message: Message) -> Any:
         """Return the result of a path's `Path.describe` at the other end of a message."""
         return self.routes[message.key][1].paths.get(path.name)
-
-    def link(self, path: Path, words: int = 0) -> NodeLink | None:
-        """Make the shared block of a path's messages; if memory is too small, change to their fallback protocols.
-
-        ``words`` is the number of 64-bit words for the peers that the block of this rank holds. Returns None if this
-        rank has no messages that need the block. The path's channels free it.
-
-        Collective over the ranks of the node.
-        """
-        if not any(path.name in self.near[rank] for rank in self.world.node_ranks):
-            return None
-        near = self.messages_near(path)
-        packed = [m for m in near if m.direction == "send" and self._protocol(path, m).is_packed]
-        peers = sorted({m.peer for m in near})
-        link = NodeLink(self.world, self.context.arena, packed, peers, words)
-        if link.failed:
-            for message in near:
-                name, _, protocol = str(self._protocol(path, message).fallback).partition("/")
-                other = self.routes[message.key][1]
-                self.routes[message.key] = Route(name, protocol, NODE_MEMORY_IS_FULL), other
-            return None
-        if not near:
-            link.close()  # it was only needed by other ranks of the node
-            return None
-        return link
-
-    def messages_near(self, path: Path) -> list[Message]:
-        """Return a path's messages that need the node's shared memory."""
-        job = self.job(path)
-        return [m for m in job.messages if self._protocol(path, m).fallback]
-
-    def _protocol(self, path: Path, message: Message) -> Protocol:
-        found = path.protocol(self.routes[message.key][0].protocol)
-        assert found is not None
-        return found
 
     def mpi_tag(self, message: Message) -> int:
         """Return a tag that distinguishes a message from all other messages between its ranks, in all plans."""
@@ -342,7 +330,10 @@ class Path(ABC):
     is_tuned: ClassVar[bool] = True  # by ``halox tune``
 
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
-        """Raise a `HaloxError` if an environment variable of the path has an invalid value; local."""
+        """Raise a `HaloxError` if the path's environment variable has an invalid value; local.
+
+        The variable is HALOX_ with the name of the path in capitals. Called only if it is set.
+        """
 
     def survey(self, context: Context, *, is_named: bool) -> object:
         """Find facts about all ranks that `candidates` needs, the same on all ranks; collective.
@@ -373,22 +364,32 @@ class Path(ABC):
         """Return why one protocol cannot carry a message, if others of the path can; None for no specific reason."""
         return None
 
+    def carries_copies(self, job: Job, copies: Job) -> bool:
+        """Whether the channel of a rank's messages ``job`` can carry the rank's messages to itself, too; local.
+
+        Of the paths of a plan that can, the first carries them: `Build.carried`.
+        """
+        return False
+
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
-        """Whether a grid's field on the host should be in shared memory; the same on all ranks."""
+        """Whether a grid's field on the host should be in shared memory; the same on all ranks.
+
+        Called for paths with a protocol for arrays on the host.
+        """
         return False
 
     def negotiate(self, build: Build) -> object:
-        """Agree with all ranks on a plan's channels; by default, make the node's shared block if it is needed.
+        """Agree with all ranks on a plan's channels; most paths need nothing.
 
         Collective over all ranks; called if any rank has messages on this path.
         """
-        return build.link(self)
+        return None
 
     @abstractmethod
     def channels(self, build: Build, agreed: Any) -> Sequence[ChannelMessages]:
-        """Make the channels of this rank's messages, from the result of `negotiate`; an empty result if it has none.
+        """Make the channels of this rank's messages on the path, of which there is at least one.
 
-        Local; an error raised here is raised on all ranks.
+        ``agreed`` is the result of `negotiate`. Local; an error raised here is raised on all ranks.
         """
 
     def moves(self, memory: Literal["host", "gpu"]) -> bool:
@@ -399,6 +400,6 @@ class Path(ABC):
         """Return the protocol of a name; None if the path has no such protocol."""
         return next((p for p in self.protocols if p.name == name), None)
 
-    def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
+    def candidate(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
         """Return a candidate of this path."""
         return Candidate(self.name, protocol, reason, preferred=preferred)

@@ -40,13 +40,12 @@ class CudaAwarePath(Path):
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""
         why = ends.on_host or ends.selection.surveys.get(self.name, "no MPI library was asked")
-        return why or [self.offer("mpi", "MPI takes device pointers")]
+        return why or [self.candidate("mpi", "MPI takes device pointers")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make the channel; its messages are not cut into fragments."""
         job, device = build.job(self), build.device
-        if device is None or not job.messages:
-            return ()
+        assert device is not None
         from halox.paths.staged.channel import staged_channel
         from halox.runtime.gpu.cuda import cupy
 

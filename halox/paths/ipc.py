@@ -134,19 +134,19 @@ class IpcPath(Path):
         why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
-        found = [self.offer("staging", "mapped memory, streams ordered by events")]
+        found = [self.candidate("staging", "mapped memory, streams ordered by events")]
         can_send, can_receive = ends.described(self)
         if ends.selection.operation == "copy" and can_receive:
             why = "mapped memory, packed straight into the receiver's contiguous array"
-            found.append(self.offer("put", why))
+            found.append(self.candidate("put", why))
         if ends.selection.operation == "copy" and can_send:
             why = "mapped memory, unpacked straight from the sender's contiguous array"
-            found.append(self.offer("get", why))
+            found.append(self.candidate("get", why))
         return found
 
     def negotiate(self, build: Build) -> IpcChannel | None:
         """Swap memory and events with the peers."""
-        context, link, job = build.context, build.link(self), build.job(self)
+        context, link, job = build.context, build.links.get(self.name), build.job(self)
         memory = None
         if context.device_arena is not None and context.events is not None:
             memory = context.device_arena, context.events
@@ -154,9 +154,9 @@ class IpcPath(Path):
         cut = one_way_cutter(job, sharers)
         return make_ipc_channel(build.world, job, build.protocols(job), memory, link, cut)
 
-    def channels(self, build: Build, agreed: IpcChannel | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: IpcChannel) -> Sequence[ChannelMessages]:
         """Return the channel that `negotiate` made."""
-        return [ChannelMessages(self.name, agreed, agreed.messages)] if agreed else []
+        return [ChannelMessages(self.name, agreed, agreed.messages)]
 
 
 def _packed(fragment: int) -> SignalKey:

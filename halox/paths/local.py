@@ -42,13 +42,11 @@ class LocalPath(Path):
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate]:
         """Offer the copy."""
-        return [self.offer("copy", "the neighbour is this rank")]
+        return [self.candidate("copy", "the neighbour is this rank")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
-        """Make the channel, unless a kernel of another path carries the messages along."""
+        """Make the channel."""
         job, device = build.job(self), build.device
-        if not job.sends or build.taken:
-            return ()
         channel = LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
         return [ChannelMessages(self.name, channel, job.messages)]
 

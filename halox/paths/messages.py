@@ -14,7 +14,6 @@ from typing import Generic, Literal, NamedTuple, TypeAlias
 from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
-from halox.packing.strided_plan import least_row_bytes
 from halox.runtime.arrays import Described, HostArray
 from halox.runtime.place import Place, SegmentT
 from halox.values import rounded_up
@@ -100,6 +99,8 @@ class Message:
     @cached_property
     def row_bytes(self) -> int:
         """The same on a GPU, where kernels move rows of tiles between arrays with different orders of axes."""
+        from halox.packing.strided_plan import least_row_bytes
+
         rows = [
             part.nbytes / least_row_bytes(strided)
             if (strided := part.strided) is not None

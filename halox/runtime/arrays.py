@@ -18,7 +18,6 @@ from halox.runtime import dlpack
 from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
-from halox.runtime.gpu.memory import memory_kind
 from halox.values import shown
 
 if TYPE_CHECKING:
@@ -144,6 +143,8 @@ def _on_gpu(array: object, name: str) -> Described:
         writable = not read_only
     kind, device = dlpack.device_of(array, name) or (dlpack.MANAGED, 0)
     if kind == dlpack.MANAGED and pointer:  # the driver knows the device of any pointer
+        from halox.runtime.gpu.memory import memory_kind
+
         device = memory_kind(pointer).device or 0
     return Described(int(pointer), shape, strides, dtype, device, writable)
 

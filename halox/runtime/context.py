@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from halox.errors import ExchangeTimeoutError
 from halox.runtime.arena import SharedArena
-from halox.runtime.device_arena import DeviceArena
-from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.leftovers import Leftovers
-from halox.runtime.topology import Topology, survey
 from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from halox.runtime.device_arena import DeviceArena
+    from halox.runtime.gpu.ipc_events import EventPool
+    from halox.runtime.topology import Topology
 
 _CLOSING = "a collective close"
 
@@ -49,6 +51,9 @@ class Context:
     def use_device(self, device: int) -> DeviceArena:
         """Set this rank's GPU, and return its exportable memory; local."""
         if self.device_arena is None:
+            from halox.runtime.device_arena import DeviceArena
+            from halox.runtime.gpu.ipc_events import EventPool
+
             self.device_arena = DeviceArena(device)
             self.events = EventPool(device)
             self.leftovers.arenas.add(self.device_arena)
@@ -57,6 +62,8 @@ class Context:
     def find_gpus(self) -> Topology:
         """Return the GPUs of all ranks, after a survey on the first call; collective."""
         if self.topology is None:
+            from halox.runtime.topology import survey
+
             self.topology = survey(self.world, self.device_arena, self.events)
         return self.topology
 

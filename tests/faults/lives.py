@@ -143,21 +143,11 @@ class Lives:
     # Grids
 
     def make_grid(self) -> None:
-        import halox
-
         if len(self.lives) >= _MOST_GRIDS:
             self.close_grid()
         case = random_case(self.rng, self.comm.size, DTYPES)
         os.environ["HALOX_NODE"] = "rank" if self.rng.integers(4) == 0 else ""
-        grid = halox.Grid(
-            case.shape,
-            halo=case.halo,
-            periodic=case.periodic,
-            proc_shape=case.procs,
-            corners=case.corners,
-            comm=self.pick(self.comms),
-            device="cpu",
-        )
+        grid = case.grid(self.pick(self.comms))
         self.lives.append(Life(grid, case))
         for layout in case.fields:
             self._make_field(self.lives[-1], layout)

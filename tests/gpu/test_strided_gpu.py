@@ -32,7 +32,6 @@ from tests.gpu.guarded import (  # noqa: E402
     coded,
     host_us,
     on_device,
-    stall,
 )
 
 
@@ -175,43 +174,6 @@ class TestCopy:
         copy.launch()
         assert copy.nbytes == 0
 
-    def test_order_follows_the_stream(self):
-        """The stream is busy when the copy is launched; the copy must see the data written before it on the stream."""
-        stream = cp.cuda.Stream(non_blocking=True)
-        source, packed = cp.zeros(1 << 20), Guarded(8 << 20)
-        copy = StridedCopy(
-            [
-                Copy(
-                    contiguous_side(source.data.ptr, 8 << 20),
-                    contiguous_side(packed.pointer, 8 << 20),
-                )
-            ],
-            device=DEVICE,
-        )
-        cp.cuda.runtime.deviceSynchronize()
-        with stream:
-            stall()
-            source[:] = 7
-            copy.launch()
-        stream.synchronize()
-        assert (packed.get().view("f8") == 7).all()
-
-    def test_captured_in_a_graph(self):
-        source, packed = cp.zeros(1000), Guarded(4000)
-        datatype = dt.vector(500, 1, 2, "f8")
-        copy = StridedCopy(packing(int(source.data.ptr), packed.pointer, datatype), device=DEVICE)
-        stream = cp.cuda.Stream(non_blocking=True)
-        cp.cuda.runtime.deviceSynchronize()
-        with stream:
-            stream.begin_capture()
-            copy.launch(stream)
-            graph = stream.end_capture()
-            for value in (3.0, 4.0):
-                source[:] = value
-                graph.launch(stream)
-                stream.synchronize()
-                assert (packed.get().view("f8") == value).all()
-
     def test_from_another_thread(self):
         """A thread without earlier CUDA calls has no current context."""
         source, packed = cp.arange(1000.0), Guarded(8000)
@@ -237,31 +199,6 @@ class TestCopy:
 
 
 class TestHostMemory:
-    @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
-    def test_pinned_memory_is_packed_into_and_unpacked_from(self, dtype):
-        host = coded((60, 61, 62), dtype)
-        for box in [((0, 1, 1), (1, 58, 59)), ((1, 1, 61), (58, 59, 1)), ((1, 1, 1), (58, 59, 60))]:
-            starts, subsizes = box
-            datatype = dt.subarray(host.shape, subsizes, starts, dtype)
-            where = slices_of((host.shape, *box))
-            buffer, source = pinned(datatype.size + 512), on_device(host)
-            buffer.array[:] = GUARD
-            packed = buffer.device_pointer + 256
-            StridedCopy(packing(source.pointer, packed, datatype), device=DEVICE).launch()
-            cp.cuda.get_current_stream().synchronize()
-            assert (buffer.array[:256] == GUARD).all()
-            assert (buffer.array[-256:] == GUARD).all()
-            assert buffer.array[256:-256].tobytes() == host[where].tobytes()
-
-            buffer.array[256:-256] ^= 0xFF
-            target = Guarded(host.nbytes)
-            StridedCopy(unpacking(target.pointer, packed, datatype), device=DEVICE).launch()
-            expected = np.full(host.nbytes, GUARD, np.uint8).view(dtype).reshape(host.shape)
-            flipped = np.frombuffer(host[where].tobytes(), np.uint8) ^ 0xFF
-            expected[where] = flipped.view(dtype).reshape(subsizes)
-            assert target.get().tobytes() == expected.tobytes()
-            buffer.close()
-
     def test_views_outlive_a_closed_pinned_buffer(self):
         buffer = pinned(4096)
         view = buffer.array[:10]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import numpy as np
 import pytest
@@ -19,16 +18,13 @@ import cupy as cp  # noqa: E402
 
 from halox.errors import DeviceError  # noqa: E402
 from halox.packing import workunits, workunits_lists  # noqa: E402
-from halox.packing.strided import StridedPacker  # noqa: E402
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker  # noqa: E402
 from halox.packing.workunits_lists import ListCache  # noqa: E402
-from halox.runtime.gpu.memory import pinned  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
     DEVICE,
     GUARD,
     Guarded,
     coded,
-    host_us,
     on_device,
     stall,
 )
@@ -151,34 +147,6 @@ class TestPacker:
         del source, packed, rows, found, part
         cp.get_default_memory_pool().free_all_blocks()
 
-    def test_pinned_memory(self):
-        rng = np.random.default_rng(3)
-        datatype, span = scattered(rng, rng.integers(1, 400, 300))
-        host = coded(span)
-        expected = np.zeros(datatype.size, np.uint8)
-        HostPacker(host, datatype).pack(expected)
-        buffer, source = pinned(datatype.size + 512), on_device(host)
-        buffer.array[:] = GUARD
-        packer = WorkUnitsPacker(datatype, 1, DEVICE)
-        packer.pack(source.pointer, buffer.device_pointer + 255, 0)
-        cp.cuda.runtime.deviceSynchronize()
-        assert (buffer.array[:255] == GUARD).all() and (buffer.array[-257:] == GUARD).all()
-        assert buffer.array[255:-257].tobytes() == expected.tobytes()
-        buffer.close()
-
-    def test_order_follows_the_stream(self):
-        stream = cp.cuda.Stream(non_blocking=True)
-        source, packed = cp.zeros(1 << 20), cp.zeros(1 << 22, np.uint8)
-        datatype = dt.indexed_block(1, np.arange(1 << 19) ** 2 % (1 << 20), "f8")
-        packer = WorkUnitsPacker(datatype, 1, DEVICE)
-        cp.cuda.runtime.deviceSynchronize()
-        with stream:
-            stall()
-            source[:] = 7
-            packer.pack(int(source.data.ptr), int(packed.data.ptr), stream.ptr)
-        stream.synchronize()
-        assert (packed.get().view("f8") == 7).all(), "also at the first, pipelined use"
-
     def test_captured_after_its_first_use_only(self, empty_cache):
         rng = np.random.default_rng(4)
         datatype = dt.indexed_block(1, rng.permutation(2000)[:1000], "f8")
@@ -200,36 +168,6 @@ class TestPacker:
                 graph.launch(stream)
                 stream.synchronize()
                 assert (packed.get().view("f8") == value).all()
-
-    def test_from_threads(self):
-        rng = np.random.default_rng(5)
-        datatype, span = scattered(rng, rng.integers(1, 400, 3000))
-        host = coded(span)
-        expected = np.zeros(datatype.size, np.uint8)
-        HostPacker(host, datatype).pack(expected)
-        source = on_device(host)
-        packer = WorkUnitsPacker(datatype, 1, DEVICE)
-        targets = [Guarded(datatype.size, i) for i in range(8)]
-        cp.cuda.runtime.deviceSynchronize()
-        failures = []
-
-        def work(target):
-            try:
-                cp.cuda.runtime.setDevice(DEVICE)
-                for _ in range(50):
-                    packer.pack(source.pointer, target.pointer, 0)
-                cp.cuda.runtime.deviceSynchronize()
-            except Exception as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=work, args=(target,)) for target in targets]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
-        for target in targets:
-            assert target.get().tobytes() == expected.tobytes()
 
 
 class TestLists:
@@ -324,17 +262,3 @@ class TestCopy:
         copy.launch()
         for target, wanted, _ in checks:
             assert target.get().tobytes() == wanted.tobytes()
-
-
-def test_host_time_of_a_call():
-    """A later call is one launch, as for the strided packer."""
-    datatype = dt.indexed_block(1, np.arange(1000) ** 2 % 5000, "f8")
-    source, packed = cp.zeros(5000), cp.zeros(1000)
-    listed = WorkUnitsPacker(datatype, 1, DEVICE)
-    strided = StridedPacker(dt.vector(1000, 1, 5, "f8"), 1, DEVICE)
-    stream = cp.cuda.get_current_stream()
-    arguments = (int(source.data.ptr), int(packed.data.ptr), stream.ptr)
-    took = host_us(
-        {"workunits": lambda: listed.pack(*arguments), "strided": lambda: strided.pack(*arguments)}
-    )
-    assert took["workunits"] < 3 * took["strided"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import halox
 from tests.mpi.reference import cast, factorisations, poison
 
 Halo = tuple[tuple[int, int], ...]
@@ -48,8 +49,22 @@ class Case:
     corners: bool
     fields: list[Field] = field(default_factory=list)
 
-    def blocks(self) -> list[tuple[int, ...]]:
-        return [tuple(b - a for a, b in pairwise(bounds)) for bounds in self.bounds]
+    def grid(self, comm: Any, device: Any = "cpu", **options: Any) -> halox.Grid:
+        return halox.Grid(
+            self.shape,
+            halo=self.halo,
+            periodic=self.periodic,
+            blocks=[tuple(b - a for a, b in pairwise(bounds)) for bounds in self.bounds],
+            corners=self.corners,
+            checkerboard=True,
+            comm=comm,
+            device=device,
+            **options,
+        )
+
+    def expected(self, coords: Sequence[int]) -> list[Expected]:
+        """Return a rank's arrays before and after an exchange, one per field."""
+        return [expected(self, f, coords, number) for number, f in enumerate(self.fields)]
 
 
 def random_case(rng: np.random.Generator, ranks: int, dtypes: Sequence[Any]) -> Case:

@@ -258,16 +258,16 @@ class Machine:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from halox.collectives.device import device_algorithms
         from halox.collectives.device import kernel_reductions as allreduce
-        from halox.runtime import context
-        from halox.runtime.gpu import cuda, memory, pools, streams
+        from halox.runtime import device_arena
+        from halox.runtime.gpu import cuda, ipc_events, memory, pools, streams
 
         module = self._cupy()
         monkeypatch.setitem(sys.modules, "cupy", module)
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
         monkeypatch.setattr(cuda, "_cupy_types", set())
         streams._query.cache_clear()
-        monkeypatch.setattr(context, "DeviceArena", FakeArena)
-        monkeypatch.setattr(context, "EventPool", FakeEvents)
+        monkeypatch.setattr(device_arena, "DeviceArena", FakeArena)
+        monkeypatch.setattr(ipc_events, "EventPool", FakeEvents)
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
         monkeypatch.setattr(device_algorithms, "pinned", pinned)
         monkeypatch.setattr(memory, "register", self._register)

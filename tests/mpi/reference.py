@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import halox
 from tests.mpi.conftest import agree
 
 RECORD = np.dtype([("a", "f8"), ("b", "i2"), ("c", "u1")], align=True)
@@ -49,6 +50,22 @@ class Case:
     halo: tuple[tuple[int, int], ...]
     corners: bool
     fields: list[Field] = field(default_factory=list)
+
+    def grid(self, comm: Any, device: Any = "cpu", **options: Any) -> halox.Grid:
+        return halox.Grid(
+            self.shape,
+            halo=self.halo,
+            periodic=self.periodic,
+            proc_shape=self.procs,
+            corners=self.corners,
+            comm=comm,
+            device=device,
+            **options,
+        )
+
+    def expected(self, coords: tuple[int, ...]) -> list[Expected]:
+        """Return a rank's arrays before and after an exchange, one per field."""
+        return [expected(self, f, coords, number) for number, f in enumerate(self.fields)]
 
 
 def factorisations(ranks: int, ndim: int) -> list[tuple[int, ...]]:
@@ -204,20 +221,65 @@ def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def check_adjoint(
-    grid: Any,
-    wanted: Sequence[Any],
-    make: Callable[[list[np.ndarray]], list[Any]],
-    rng: np.random.Generator,
-    told: tuple[Any, ...],
-) -> None:
-    """Assert <E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, for small integers from ``rng``.
+def make_fields(grid: halox.Grid, case: Any, values: Sequence[np.ndarray]) -> list[Any]:
+    """Make the fields of a case, with given values in all cells."""
+    fields = []
+    for f, array in zip(case.fields, values, strict=True):
+        if f.mine:
+            u = grid.xp.empty(array.shape, f.dtype)
+            grid.declare(u, **f.options())
+        else:
+            u = grid.empty(f.dtype, **f.options())
+        u[...] = grid.xp.asarray(array)
+        fields.append(u)
+    return fields
 
-    ``wanted`` has ``before``, ``filled`` and ``owned`` of each field; ``make`` makes fields with given values.
+
+def check_exchanges(
+    grid: halox.Grid,
+    fields: Sequence[Any],
+    wanted: Sequence[Any],
+    told: Any,
+    call: Callable[[], object] | None = None,
+    rounds: int = 3,
+) -> None:
+    """Exchange several times by ``call``, by default `Grid.exchange`, and compare all cells each time.
+
+    ``wanted`` has ``before``, with poisoned halos, and ``after`` of each field.
     """
-    start = [rng.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-    other = [rng.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-    u, v = make(start), make(other)
+    for _ in range(rounds):
+        for u, w in zip(fields, wanted, strict=True):
+            u[...] = grid.xp.asarray(w.before)
+        grid.comm.Barrier()
+        grid.exchange(*fields) if call is None else call()
+        right = [same_bytes(host(u), w.after) for u, w in zip(fields, wanted, strict=True)]
+        assert agree(all(right), grid.comm), (told, right)
+
+
+def small_integers(rng: np.random.Generator, wanted: Sequence[Any]) -> list[np.ndarray]:
+    """Return values for fields of these shapes and dtypes, whose sums are exact."""
+    return [rng.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+
+
+def check_accumulate_as_on_cpu(
+    gpu: halox.Grid, cpu: halox.Grid, case: Any, rng: np.random.Generator
+) -> None:
+    """Assert that an accumulation on GPUs has the result of the same accumulation of NumPy arrays."""
+    start = small_integers(rng, case.expected(gpu.coords))
+    a, b = make_fields(gpu, case, start), make_fields(cpu, case, start)
+    gpu.accumulate(*a)
+    cpu.accumulate(*b)
+    right = [bool(np.array_equal(host(x), y)) for x, y in zip(a, b, strict=True)]
+    assert agree(all(right), gpu.comm), (case, right)
+
+
+def check_adjoint(
+    grid: halox.Grid, case: Any, rng: np.random.Generator, told: tuple[Any, ...]
+) -> None:
+    """Assert <E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, for small integers from ``rng``."""
+    wanted = case.expected(grid.coords)
+    start, other = small_integers(rng, wanted), small_integers(rng, wanted)
+    u, v = make_fields(grid, case, start), make_fields(grid, case, other)
     grid.exchange(*u)
     grid.accumulate(*v)
 

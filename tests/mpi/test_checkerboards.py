@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,41 +16,23 @@ from mpi4py import MPI
 import halox
 from halox.errors import DecompositionError, FieldError, MismatchError
 from tests.mpi.bad_input import Table, check_error, undocumented
-from tests.mpi.checkerboards import Case, expected, random_case
+from tests.mpi.checkerboards import random_case
 from tests.mpi.conftest import agree
-from tests.mpi.reference import DTYPES, NUMERIC, check_adjoint, factorisations, same_bytes
+from tests.mpi.reference import (
+    DTYPES,
+    NUMERIC,
+    check_adjoint,
+    check_exchanges,
+    factorisations,
+    make_fields,
+    same_bytes,
+)
 from tests.support import full, trials
 
 pytestmark = pytest.mark.usually(1, 3, 4)
 
 SEED = int(os.environ.get("HALOX_SEED", "20261122"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(32)))
-
-
-def make_grid(case: Case, comm: MPI.Intracomm, **options: Any) -> halox.Grid:
-    return halox.Grid(
-        case.shape,
-        halo=case.halo,
-        periodic=case.periodic,
-        blocks=case.blocks(),
-        corners=case.corners,
-        checkerboard=True,
-        comm=comm,
-        **{"device": "cpu"} | options,
-    )
-
-
-def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[Any]:
-    fields = []
-    for f, array in zip(case.fields, wanted, strict=True):
-        if f.mine:
-            u = grid.xp.empty(array.shape, f.dtype)
-            grid.declare(u, **f.options())
-        else:
-            u = grid.empty(f.dtype, **f.options())
-        u[...] = grid.xp.asarray(array)
-        fields.append(u)
-    return fields
 
 
 @pytest.mark.parametrize("number", range(CASES))
@@ -65,8 +46,8 @@ def test_random_checkerboard(
         monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, comm.size, number])
     case = random_case(rng, comm.size, DTYPES)
-    with make_grid(case, comm) as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+    with case.grid(comm) as grid:
+        wanted = case.expected(grid.coords)
         shapes = [w.before.shape for w in wanted]
         fields = make_fields(grid, case, [w.before for w in wanted])
         assert agree([u.shape for u in fields] == shapes, comm), (SEED, case)
@@ -76,16 +57,8 @@ def test_random_checkerboard(
         received = sum(row.nbytes for row in plan.explain().rows if row.direction == "receive")
         minimum = sum(w.moved_bytes for w in wanted)
         assert agree(received == minimum, comm), (SEED, case, received, minimum)
-        for turn in range(3):
-            for u, w in zip(fields, wanted, strict=True):
-                u[...] = w.before
-            comm.Barrier()
-            if turn:
-                plan()
-            else:
-                grid.exchange(*fields)
-            right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
-            assert agree(all(right), comm), (SEED, case, right)
+        check_exchanges(grid, fields, wanted, (SEED, case), rounds=1)
+        check_exchanges(grid, fields, wanted, (SEED, case), plan, rounds=2)
 
 
 @pytest.mark.parametrize("number", range(CASES // 2))
@@ -94,9 +67,8 @@ def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([SEED, 7, comm.size, number])
     case = random_case(rng, comm.size, NUMERIC)
     mine = np.random.default_rng([SEED, number, comm.rank])
-    with make_grid(case, comm) as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
-        check_adjoint(grid, wanted, partial(make_fields, grid, case), mine, (SEED, case))
+    with case.grid(comm) as grid:
+        check_adjoint(grid, case, mine, (SEED, case))
 
 
 LATTICES = [(16,), (6, 24), (6, 8, 12), (6, 6, 4, 12)]

@@ -17,7 +17,7 @@ from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import DecompositionError, MismatchError, PathError
 from halox.paths.scatter_gather import copy_channel
-from halox.runtime import context
+from halox.runtime import device_arena
 from halox.runtime.device_arena import DevicePlace
 from halox.runtime.gpu import driver, streams
 from halox.runtime.gpu.pools import Pool
@@ -86,7 +86,7 @@ def machine(
     side = SimpleNamespace(stream=gpu.stream, before=event, after=event)
     monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(lambda device: side))
     monkeypatch.setattr(copy_channel, "why_not_captured", lambda device: None)
-    monkeypatch.setattr(context, "DeviceArena", MappedArena)
+    monkeypatch.setattr(device_arena, "DeviceArena", MappedArena)
     monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
     monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
     with ExitStack() as stack:

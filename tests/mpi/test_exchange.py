@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,8 @@ from tests.mpi.reference import (
     Case,
     Field,
     check_adjoint,
-    expected,
+    check_exchanges,
+    make_fields,
     random_case,
     same_bytes,
 )
@@ -30,52 +29,21 @@ SEED = int(os.environ.get("HALOX_SEED", "20261120"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
 
 
-def make_grid(case: Case, comm: MPI.Intracomm, device: str = "cpu") -> halox.Grid:
-    return halox.Grid(
-        case.shape,
-        halo=case.halo,
-        periodic=case.periodic,
-        proc_shape=case.procs,
-        corners=case.corners,
-        comm=comm,
-        device=device,
-    )
-
-
-def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[Any]:
-    fields = []
-    for f, array in zip(case.fields, wanted, strict=True):
-        if f.mine:
-            u = grid.xp.empty(array.shape, f.dtype)
-            grid.declare(u, **f.options())
-        else:
-            u = grid.empty(f.dtype, **f.options())
-        u[...] = grid.xp.asarray(array)
-        fields.append(u)
-    return fields
-
-
 @pytest.mark.parametrize("number", range(CASES))
 def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     if number % 2:  # read in place, as on large grids
         monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
     rng = np.random.default_rng([SEED, comm.size, number])
     case = random_case(rng, comm.size, DTYPES)
-    with make_grid(case, comm) as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+    with case.grid(comm) as grid:
+        wanted = case.expected(grid.coords)
         fields = make_fields(grid, case, [w.before for w in wanted])
         poisoned = [not w.filled.any() or not same_bytes(w.before, w.after) for w in wanted]
         assert agree(all(poisoned), comm), (SEED, case, poisoned)
         assert agree(
             all(u.shape == w.before.shape for u, w in zip(fields, wanted, strict=True)), comm
         )
-        for _ in range(3):
-            for u, w in zip(fields, wanted, strict=True):
-                u[...] = w.before
-            comm.Barrier()
-            grid.exchange(*fields)
-            right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
-            assert agree(all(right), comm), (SEED, case, right)
+        check_exchanges(grid, fields, wanted, (SEED, case))
 
 
 def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +62,8 @@ def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([SEED, 7, comm.size, number])
     case = random_case(rng, comm.size, NUMERIC)
     mine = np.random.default_rng([SEED, number, comm.rank])
-    with make_grid(case, comm) as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
-        check_adjoint(grid, wanted, partial(make_fields, grid, case), mine, (SEED, case))
+    with case.grid(comm) as grid:
+        check_adjoint(grid, case, mine, (SEED, case))
 
 
 @pytest.mark.parametrize("number", range(CASES // 4))
@@ -107,17 +74,12 @@ def test_without_shared_memory(
     monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, 11, comm.size, number])
     case = random_case(rng, comm.size, DTYPES)
-    with make_grid(case, comm) as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+    with case.grid(comm) as grid:
+        wanted = case.expected(grid.coords)
         fields = make_fields(grid, case, [w.before for w in wanted])
         ways = {row.protocol for row in grid.explain(*fields).rows}
         assert ways <= {"copy", "mpi"}
-        for _ in range(2):
-            for u, w in zip(fields, wanted, strict=True):
-                u[...] = w.before
-            grid.exchange(*fields)
-            right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
-            assert agree(all(right), comm), (SEED, case, right)
+        check_exchanges(grid, fields, wanted, (SEED, case), rounds=2)
 
 
 @pytest.mark.parametrize("corners", [False, True])
@@ -127,11 +89,6 @@ def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
     shape, procs = (200, 203, 6 * comm.size), (1, 1, comm.size)
     f = Field(np.dtype("f8"), ones, (), (), (False,) * 3, False)
     case = Case(shape, procs, (True, False, True), ones, corners, [f])
-    with make_grid(case, comm) as grid:
-        wanted = expected(case, f, grid.coords, 0)
-        (u,) = make_fields(grid, case, [wanted.before])
-        for _ in range(3):
-            u[...] = wanted.before
-            comm.Barrier()
-            grid.exchange(u)
-            assert agree(same_bytes(u, wanted.after), comm)
+    with case.grid(comm) as grid:
+        wanted = case.expected(grid.coords)
+        check_exchanges(grid, make_fields(grid, case, [wanted[0].before]), wanted, case)

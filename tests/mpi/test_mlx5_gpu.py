@@ -14,7 +14,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange
 from halox.errors import HaloxError, PathError, StateError
-from halox.runtime import context
+from halox.runtime import device_arena
 from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine, pinned
@@ -87,7 +87,7 @@ def machine(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
     cuda: Any = sys.modules["cupy"].cuda  # type: ignore[attr-defined]
     cuda.Memory, cuda.Event = memory, Event
     Event.work = []
-    monkeypatch.setattr(context, "DeviceArena", MappedArena)
+    monkeypatch.setattr(device_arena, "DeviceArena", MappedArena)
     monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
     monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
     with fake_driver() as fake:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -18,7 +19,11 @@ from halox.cli import paths as matrix
 from halox.errors import PathError
 from halox.exchange.calibration import Fingerprint, load, tuning_file
 from halox.exchange.costs import Costs
-from halox.paths.requested import requested_path
+from halox.exchange.making import NODE_MEMORY_IS_FULL
+from halox.paths import requested_path
+from halox.paths.base import Build, ChannelMessages, Job, Protocol
+from halox.paths.local import LocalHostChannel
+from halox.runtime.arena import SharedArena
 from tests.mpi.conftest import agree
 from tests.mpi.toy_path import ToyChannel, ToyPath
 
@@ -132,6 +137,52 @@ def test_it_is_tuned(
             < costs.predict("toy", "bytes", 1 << 24, 8)
         )
     comm.Barrier()
+
+
+class CarryingPath(ToyPath):
+    name = "carrying"
+    protocols = (Protocol("bytes", fallback="toy/bytes"),)
+
+    def carries_copies(self, job: Job, copies: Job) -> bool:
+        assert job.messages and copies.messages and not set(job.peers) & set(copies.peers)
+        return True
+
+    def channels(self, build: Build, agreed: Any) -> list[ChannelMessages]:
+        assert build.links[self.name] is not None
+        messages = {m.key for job in (build.job(self), build.carried(self)) for m in job.messages}
+        job = build.whole.only(lambda m: m.key in messages)
+        return [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]
+
+
+def test_its_channel_carries_messages_of_a_rank_to_itself(comm: MPI.Intracomm) -> None:
+    paths.register(CarryingPath())
+    try:
+        with grid_of(comm, path="carrying") as grid:
+            u = grid.full(-1.0, "f8")
+            plan = grid.plan(u)
+            grid.interior(u)[...] = comm.rank
+            plan()
+            assert agree(bool((u[1:-1, [0, -1]] == comm.rank).all()), comm)
+            assert [type(channel) for channel in plan._channels] == [ToyChannel]
+            routes = {(row.peer == comm.rank, row.path) for row in plan.explain().rows}
+            assert routes == {(True, "local"), (False, "carrying")}
+    finally:
+        del paths.PATHS["carrying"]
+
+
+def test_another_path_replaces_it_if_shared_memory_is_full(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths.register(CarryingPath())
+    monkeypatch.setattr(SharedArena, "allocate", lambda *_, **__: None)
+    try:
+        with grid_of(comm, path="carrying") as grid:
+            plan = grid.plan(np.zeros(grid.padded_shape))
+            rows = [row for row in plan.explain().rows if row.peer != comm.rank]
+            assert {(row.path, row.reason) for row in rows} == {("toy", NODE_MEMORY_IS_FULL)}
+            assert {type(channel) for channel in plan._channels} == {ToyChannel, LocalHostChannel}
+    finally:
+        del paths.PATHS["carrying"]
 
 
 def test_it_works_beside_other_paths(comm: MPI.Intracomm) -> None:

@@ -67,12 +67,8 @@ class ToyPath(Path):
         if ends.selection.operation == "add":
             return "a toy does not add"
         sender, receiver = ends.described(self)
-        return [self.offer("bytes", f"somebody wants to play, {sender} to {receiver}")]
+        return [self.candidate("bytes", f"somebody wants to play, {sender} to {receiver}")]
 
     def channels(self, build: Build, agreed: Any) -> list[ChannelMessages]:
         job = build.job(self)
-        return (
-            [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]
-            if job.messages
-            else []
-        )
+        return [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]

@@ -22,13 +22,13 @@ from tests.mpi.conftest import agree
 from tests.mpi.reference import (
     DTYPES,
     NUMERIC,
-    Case,
-    Expected,
-    expected,
+    check_exchanges,
+    host,
+    make_fields,
     random_case,
-    same_bytes,
+    small_integers,
 )
-from tests.mpi.test_exchange import SEED, make_fields
+from tests.mpi.test_exchange import SEED
 from tests.mpi.test_typed import TYPES
 
 # CuPy has no arrays of the other dtypes. WORDS consist of whole words of 4 bytes, as some protocols require.
@@ -38,7 +38,7 @@ WORDS = ["f8", "f4", "c8", "c16", "i4", "i8"]
 
 @dataclass(frozen=True)
 class Way:
-    """A requested path, the device of the arrays, and the ranks' HALOX_NODE (``node``)."""
+    """A requested path, "" for halox's own choice, the device of the arrays, and the ranks' HALOX_NODE (``node``)."""
 
     path: str
     device: str = "gpu"
@@ -61,7 +61,7 @@ class Way:
         return self.path == "peer/direct" or is_copied
 
     def grid(self, shape: tuple[int, ...], comm: MPI.Intracomm, **options: Any) -> halox.Grid:
-        return halox.Grid(shape, comm=comm, device=self.device, path=self.path, **options)
+        return halox.Grid(shape, comm=comm, device=self.device, path=self.path or None, **options)
 
     def box(self, comm: MPI.Intracomm, axis: int = 0, n: int = 8, **options: Any) -> halox.Grid:
         """Return a periodic grid of n cells per axis on each rank, divided along one axis."""
@@ -122,17 +122,6 @@ def wrong_cells(grid: halox.Grid, u: Any, step: Any) -> Any:
 # Random grids
 
 
-def case_grid(case: Case, way: Way, comm: MPI.Intracomm) -> halox.Grid:
-    return way.grid(
-        case.shape,
-        comm,
-        halo=case.halo,
-        periodic=case.periodic,
-        proc_shape=case.procs,
-        corners=case.corners,
-    )
-
-
 def random_grids(way: Way, comm: MPI.Intracomm, count: int) -> None:
     """Random grids and fields: every halo cell holds the neighbour's value, and nothing else has changed."""
     ran = 0
@@ -142,45 +131,31 @@ def random_grids(way: Way, comm: MPI.Intracomm, count: int) -> None:
         )
         for f in case.fields:
             f.mine = f.mine and not way.is_straight
-        with case_grid(case, way, comm) as grid:
-            wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+        with case.grid(comm, way.device, path=way.path) as grid:
+            wanted = case.expected(grid.coords)
             fields = make_fields(grid, case, [w.before for w in wanted])
             try:
                 plan = grid.plan(*fields)
             except PathError:
                 continue  # all ranks raise, or the next collective call would hang
             ran += way.check_taken(plan, comm)
-            for _ in range(3):
-                _run(plan, fields, wanted, comm, (case, number))
+            check_exchanges(grid, fields, wanted, (SEED, case, number), plan)
     assert ran >= count // 4, f"{ran} of {count} grids had messages that can go this way"
-
-
-def _run(
-    plan: Any, fields: list[Any], wanted: list[Expected], comm: MPI.Intracomm, what: Any
-) -> None:
-    from halox.runtime.gpu.devices import to_host
-
-    for u, w in zip(fields, wanted, strict=True):
-        u.set(w.before) if hasattr(u, "set") else np.copyto(u, w.before)
-    plan()
-    right = [same_bytes(to_host(u), w.after) for u, w in zip(fields, wanted, strict=True)]
-    assert agree(all(right), comm), (SEED, what, right)
 
 
 def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
     """Compare accumulated values with the result of the same call on NumPy arrays."""
-    from halox.runtime.gpu.devices import to_host
-
-    reference = Way("host", "cpu")
     ran = 0
     for number in range(count):
         dtypes = [t for t in NUMERIC if t in way.dtypes]
         rng = np.random.default_rng([SEED, 37, comm.size, number])
         case = random_case(rng, comm.size, dtypes)
         mine = np.random.default_rng([SEED, number, comm.rank])
-        with case_grid(case, way, comm) as a, case_grid(case, reference, comm) as b:
-            wanted = [expected(case, f, a.coords, k) for k, f in enumerate(case.fields)]
-            start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+        with (
+            case.grid(comm, way.device, path=way.path) as a,
+            case.grid(comm, path="host") as b,
+        ):
+            start = small_integers(mine, case.expected(a.coords))
             u, v = make_fields(a, case, start), make_fields(b, case, start)
             for _ in range(3):
                 try:
@@ -190,7 +165,7 @@ def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
                 b.accumulate(*v)
             else:
                 ran += 1
-            right = [np.array_equal(to_host(x), to_host(y)) for x, y in zip(u, v, strict=True)]
+            right = [np.array_equal(host(x), y) for x, y in zip(u, v, strict=True)]
             assert agree(ran == 0 or all(right), comm), (SEED, case, right)
     assert ran >= count // 2
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.collectives.device import kernel_plans as allreduce_plan
@@ -506,7 +506,7 @@ class TestFields:
             connect_fields("max", mixed)
 
 
-@settings(max_examples=trials(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=trials(80))
 @given(st.data())
 def test_any_array_in_any_order(data):
     algorithm = data.draw(st.sampled_from(sorted(PLANS)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from halox_bench.allreduce.baselines import HOST_STAGED
 from halox_bench.allreduce.baselines import NCCL as NCCL_ALLREDUCE
 from halox_bench.common.options import MIB, size_label
 from halox_bench.common.rows import BASELINE, GRAPH, PATH, SELECTED, STREAM, Row
-from halox_bench.common.targets import measured
+from halox_bench.common.targets import figure, measured
 from halox_bench.exchange import targets as exchange
 from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
 from halox_bench.ranks import busy
@@ -266,6 +267,14 @@ class TestTranspose:
         forward, backward = (one for name, one in found.items() if "FFT" in name)
         assert forward["value"] == 1.1 and forward["target"] == 1.15 and forward["met"]
         assert backward["value"] == 1.2 and backward["target"] is None
+
+
+def test_figure() -> None:
+    at_least = figure("n", 0.9, "share", 0.9, 1.0, "us")
+    at_most = figure("n", 1.2, "x", 1.1, 1.0, "us", at_most=True)
+    assert at_least["met"] and not at_most["met"]
+    starved = figure("n", math.inf, "share", 0.05, 1.0, "us", at_most=True, us=math.inf)
+    assert starved["value"] is None is starved["us"] and starved["met"] is False
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_any_two_views_as_by_one_copy() -> None:
     numbers = []
 
     @given(st.data(), st.lists(st.integers(1, 9), min_size=2, max_size=4), st.sampled_from(DTYPES))
-    @settings(max_examples=trials(400), deadline=None)
+    @settings(max_examples=trials(400))
     def check(data: Any, shape: list[int], name: str) -> None:
         dtype = np.dtype(name)
         target, memory = data.draw(views(tuple(shape), dtype))
@@ -232,7 +232,7 @@ class TestCommonViews:
         assert common_views(first, second) is None and common_views(second, first) is None
 
     @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
-    @settings(max_examples=trials(100), deadline=None)
+    @settings(max_examples=trials(100))
     def test_the_one_piece_is_that_of_pieces(self, shape: list[int], data: Any) -> None:
         sides = []
         for _ in range(2):

@@ -26,7 +26,6 @@ from halox.runtime.call_guard import CallGuard, close_collected
 from halox.runtime.deferred import Deferred
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.free_list import FreeList
-from halox.runtime.pool import _Kept
 from tests.collecting import at_each_instruction
 from tests.support import ROOT
 from tests.unit.lone_rank import nccl_of_one
@@ -95,19 +94,6 @@ class TestMemoryOfAGpu:
         modules = "runtime/device_arena", "runtime/free_list"
         assert at_each_instruction(made, modules) > 9
         check()
-
-
-def test_communicators_that_are_released_while_others_are_looked_through() -> None:
-    def make() -> tuple[list[Any], Any]:
-        kept, owner = _Kept(), Owner()
-        fine = SimpleNamespace(watch=SimpleNamespace(failed=""), node_name="")
-        kept.all, kept.free = [fine] * 40, {*range(30)}  # type: ignore[list-item]
-        weakref.finalize(owner, kept.free.add, 37)
-        doomed: list[Any] = [owner]
-        del owner
-        return doomed, kept.offered
-
-    assert at_each_instruction(make, ["runtime/pool"]) > 9
 
 
 def test_plans_whose_arrays_go_while_another_is_added(monkeypatch: pytest.MonkeyPatch) -> None:

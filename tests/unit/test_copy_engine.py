@@ -83,7 +83,7 @@ def check(datatype: Datatype, count: int, planned: Plan, span: int = ORIGIN) -> 
 
 class TestPlan:
     @given(recipes(), st.integers(0, 3))
-    @settings(max_examples=trials(400), deadline=None)
+    @settings(max_examples=trials(400))
     def test_random_types(self, recipe, count):
         datatype = build(recipe)
         check(datatype, count, plan(datatype, count))
@@ -91,7 +91,7 @@ class TestPlan:
     # Adjacent in memory, but not in the packed bytes.
     @example(("hindexed", ([1, 1, 1], [0, 1, 0]), (("primitive", ("i1",), ()),)), 2, 1, 3)
     @given(recipes(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12))
-    @settings(max_examples=trials(300), deadline=None)
+    @settings(max_examples=trials(300))
     def test_random_types_in_few_copies(self, recipe, count, most_boxes, most_runs):
         datatype = build(recipe)
         try:
@@ -219,7 +219,7 @@ def transfer(
 
 class TestPacker:
     @given(recipes(), st.integers(0, 3), st.integers(0, 9), st.integers(0, 9))
-    @settings(max_examples=trials(150), deadline=None)
+    @settings(max_examples=trials(150))
     def test_random_types(self, recipe, count, at, to):
         require("cxx")
         require("nvrtc")

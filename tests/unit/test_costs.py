@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halox.errors import HaloxError
@@ -31,7 +31,6 @@ runs = st.integers(1, 1 << 20)
 counts = st.integers(1, 64)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(CANDIDATES), sizes, sizes, runs, runs, counts, counts, st.booleans(), st.data()
 )
@@ -49,7 +48,6 @@ def test_more_bytes_shorter_runs_or_more_messages_never_cost_less(
     assert us(0, long, 1) > 0
 
 
-@settings(deadline=None)
 @given(
     sizes, runs, counts, st.booleans(), st.permutations(CANDIDATES), st.integers(1, len(CANDIDATES))
 )
@@ -73,7 +71,6 @@ def test_equal_times_are_decided_by_name() -> None:
         assert costs.best(order, 100, 8) == candidate("ipc", "put")
 
 
-@settings(deadline=None)
 @given(runs)
 def test_weights_between_lengths(run: int) -> None:
     weights = run_weights(run)

@@ -51,7 +51,7 @@ def cuts(nbytes: int, positions: list[int]) -> list[int]:
     return [*sorted(p % (nbytes + 1) for p in positions), nbytes]
 
 
-@settings(max_examples=trials(400), deadline=None)
+@settings(max_examples=trials(400))
 @given(recipes(), st.lists(st.integers(0, 1 << 14), max_size=6), st.booleans())
 def test_random_types(recipe: Recipe, positions: list[int], unpack: bool) -> None:
     datatype = build(recipe)

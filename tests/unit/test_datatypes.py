@@ -90,7 +90,7 @@ def pairs(blocks: BlockList) -> list[tuple[int, int]]:
     return list(zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True))
 
 
-@settings(max_examples=trials(1000), deadline=None)
+@settings(max_examples=trials(1000))
 @given(recipe=recipes(), count=st.integers(0, 3))
 def test_blocks_follow_the_typemap(recipe: Recipe, count: int) -> None:
     made, entries = build(recipe), typemap(recipe)
@@ -104,7 +104,7 @@ def test_blocks_follow_the_typemap(recipe: Recipe, count: int) -> None:
     assert made.overlaps(count) == (len(set(touched)) < len(touched))
 
 
-@settings(max_examples=trials(1000), deadline=None)
+@settings(max_examples=trials(1000))
 @given(recipe=recipes())
 def test_strided_form_is_a_function_of_the_bytes_alone(recipe: Recipe) -> None:
     made = build(recipe)

@@ -238,7 +238,7 @@ def widest(sizes: tuple[int, ...], periodic: bool, staggered: bool) -> tuple[int
     return low, high
 
 
-@settings(max_examples=trials(400), deadline=None, print_blob=True)
+@settings(max_examples=trials(400), print_blob=True)
 @given(cases())
 def test_random_exchanges_fill_every_halo_point(case: Case) -> None:
     event(f"{len(case.blocks)} axes")
@@ -381,7 +381,6 @@ def test_a_layout_refuses_a_spec_for_other_axes_and_ranks_that_do_not_exist() ->
         FieldLayout(domain, 2, FieldSpec(((1, 1),) * 2))
 
 
-@settings(deadline=None)
 @given(cases())
 def test_infer_spec_finds_the_field_or_says_that_it_cannot_tell(case: Case) -> None:
     layout = case.layouts()[0]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halox.cli.probing import POINTS
@@ -49,7 +49,6 @@ def test_noise_and_an_outlier_change_predictions_little(name: str, seed: int) ->
             assert found.us(nbytes, run) == pytest.approx(wanted.us(nbytes, run), rel=0.15)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0.1, 1e5), min_size=len(POINTS), max_size=len(POINTS)),
 )

@@ -17,8 +17,9 @@ from halox import datatypes as dt
 from halox.errors import FieldError
 from halox.packing import device_arrays
 from halox.packing.device_arrays import device_array, packed_bytes
-from halox.runtime import arrays, dlpack
+from halox.runtime import dlpack
 from halox.runtime.arrays import as_ndarray, borrow, describe
+from halox.runtime.gpu import memory
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 from halox.runtime.gpu.devices import to_host
 from tests.support import require
@@ -343,7 +344,7 @@ class TestOnAGpu:
     def test_the_driver_knows_whose_memory_it_is(self, kind, monkeypatch):
         array = numbers()
         kinds = {array.ctypes.data: SimpleNamespace(device=2)}
-        monkeypatch.setattr(arrays, "memory_kind", kinds.__getitem__)
+        monkeypatch.setattr(memory, "memory_kind", kinds.__getitem__)
         assert describe(kind(array)).device == 2
 
     def test_bytes_that_may_be_touched(self, gpu):
@@ -364,7 +365,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("stream", [None, 0, 77, 99])
     def test_the_stream_that_an_interface_names_comes_first(self, gpu, stream, monkeypatch):
-        monkeypatch.setattr(arrays, "memory_kind", lambda _: SimpleNamespace(device=0))
+        monkeypatch.setattr(memory, "memory_kind", lambda _: SimpleNamespace(device=0))
         device_array(InterfaceOnly(numbers(), stream), "source")
         expected = [] if stream in (None, gpu.stream) else [(gpu.stream, stream)]
         assert gpu.waits == expected
@@ -373,7 +374,7 @@ class TestOnAGpu:
         "kind", [lambda a: Tensor(a, (CUDA, 0)), lambda a: InterfaceOnly(a, 9)]
     )
     def test_a_capture_is_left_alone(self, gpu, kind, monkeypatch):
-        monkeypatch.setattr(arrays, "memory_kind", lambda _: SimpleNamespace(device=0))
+        monkeypatch.setattr(memory, "memory_kind", lambda _: SimpleNamespace(device=0))
         gpu.capturing = True
         tensor = kind(numbers())
         device_array(tensor, "source")

@@ -161,9 +161,8 @@ def test_one_command_measures_on_all_numbers_of_ranks(
         ran.append((name, number))
         return {"app": name, "ranks": number, "exit_status": 1}
 
-    def targets(kind: str, number: int | None, *words: object) -> list[dict[str, Any]]:
+    def targets(result: object, kind: str, number: int | None, *words: object) -> None:
         kinds.append((kind, number))
-        return []
 
     monkeypatch.setattr(check, "Result", lambda parts: result)
     monkeypatch.setattr(apps, "app", app)
@@ -188,19 +187,30 @@ def test_parts(
     result = SimpleNamespace(gpus=1, add=lambda **found: None, end=lambda: False)
     monkeypatch.setattr(check, "Result", lambda parts: result)
     monkeypatch.setattr(check, "run_suites", lambda result, found, at_once: ran.extend(found))
-    monkeypatch.setattr(check, "measure", lambda name, words, ranks: measured.append((name, ranks)))
+    monkeypatch.setattr(
+        check, "measure", lambda result, name, words, ranks: measured.append((name, ranks))
+    )
     monkeypatch.setattr(apps, "run_all", lambda gpus: [])
     assert check.main(words) == 1  # as the result has failures
     together, alone = suites.several_ranks(1)
     wanted = [*together, *alone] if is_tested else []
     assert ran == wanted + (suites.one_process(1) if is_whole else [])
     assert ("halox bench exchange", 2) in measured
-    assert (("strided", None) in measured) is (("halox bench pack", None) in measured) is is_whole
+    assert (("nas_ft", None) in measured) is (("halox bench pack", None) in measured) is is_whole
 
 
 def test_unknown_words_run_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main(["--one"]) == 2
     assert "--several" in capsys.readouterr().out
+
+
+@pytest.fixture
+def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> check.Result:
+    """An empty result of a machine with one GPU, which processes started by the test do not see."""
+    monkeypatch.setattr(check, "RESULT", tmp_path / "result.json")
+    monkeypatch.setattr(check, "machine", lambda: {"gpus": ["G"]})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return check.Result("all")
 
 
 SUITES = {
@@ -256,11 +266,13 @@ def test_ranks_that_skip_a_file_are_no_failure(tmp_path: Path) -> None:
     assert (found["test"], found["outcome"], found["ranks"]) == ("test_0.py", "skipped", 2)
 
 
-@pytest.mark.parametrize("name", ["strided", "nas_ft"])
-def test_a_benchmark_that_fails_has_failed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (figure,) = check.measure(name, [f"tools.gpu.bench_{name}"], None)
-    assert figure == {"name": f"{name} on 1 rank(s)", "failed": "exit status 1"}
+def test_a_benchmark_that_fails_has_failed(result: check.Result) -> None:
+    check.measure(result, "nas_ft", ["tools.gpu.bench_nas_ft"], None)
+    written = json.loads(check.RESULT.read_text())
+    assert written["benchmarks"] == [{"name": "nas_ft on 1 rank(s)", "failed": "exit status 1"}]
+    (launch,) = written["launches"]
+    assert launch["name"] == "nas_ft on 1 rank(s)" and launch["seconds"] > 0
+    assert not result.end()
 
 
 def test_a_command_that_is_stuck_is_ended() -> None:
@@ -269,12 +281,19 @@ def test_a_command_that_is_stuck_is_ended() -> None:
     assert status == 124 and said.endswith("printed nothing for 2 s")
 
 
-def test_the_result_is_written_after_each_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check, "RESULT", tmp_path / "result.json")
-    monkeypatch.setattr(check, "machine", lambda: {"gpus": ["G"]})
-    result = check.Result("all")
+def test_the_duration_of_each_launch_is_written(tmp_path: Path, result: check.Result) -> None:
+    for name in ("skipped", "passing"):
+        (tmp_path / f"test_{name}.py").write_text(SUITES[name])
+    found = [
+        Suite([str(path)], options=[f"--rootdir={tmp_path}"]) for path in tmp_path.glob("t*.py")
+    ]
+    check.run_suites(result, found, 2)
+    launches = json.loads(check.RESULT.read_text())["launches"]
+    assert sorted(one["name"] for one in launches) == sorted(suite.name for suite in found)
+    assert all(one["seconds"] > 0 and one["at_s"] >= 0 for one in launches)
+
+
+def test_the_result_is_written_after_each_step(result: check.Result) -> None:
     assert result.gpus == 1
     passing, skipped = {"outcome": "passed"}, {"outcome": "skipped", "reason": "no GPU"}
     result.add(tests=[passing, skipped], figures=[{"name": "a"}])

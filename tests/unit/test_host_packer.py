@@ -210,7 +210,7 @@ def test_add_needs_numbers_of_one_type() -> None:
     assert not memory.any()
 
 
-@settings(max_examples=trials(300), deadline=None)
+@settings(max_examples=trials(300))
 @given(recipe=recipes(), count=st.integers(0, 3))
 def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
     made = build(recipe)

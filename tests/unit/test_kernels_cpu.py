@@ -335,7 +335,7 @@ def layouts(draw, nbytes_factors):
     return StridedBlocks.canonical(0, outer, strides, block), span
 
 
-@settings(max_examples=trials(300), deadline=None)
+@settings(max_examples=trials(300))
 @given(st.data())
 def test_any_two_layouts_of_equal_size(data):
     """Copy between any strided layouts; the oracle enumerates all bytes."""

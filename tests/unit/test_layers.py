@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -241,6 +243,39 @@ def test_the_checks_see_what_they_look_for() -> None:
     assert place("halox.grid.Grid") < place("halox.fft") < place("halox.Grid") == place("halox")
     with pytest.raises(AssertionError, match="has no room"):
         place("halox.__init__")
+
+
+MOST_MODULES = 80
+"""Largest number of modules of halox that ``import halox`` may load."""
+
+FOR_GPUS = (
+    "halox.runtime.gpu",
+    "halox.runtime.device",
+    "halox.collectives.device",
+    "halox.packing.device",
+)
+"""Beginnings of the names of modules for GPUs."""
+
+LOADED = """
+import sys, halox
+print(*[name for name in sys.modules if name.partition(".")[0] == "halox"])
+grid = halox.Grid((8, 8), halo=1, periodic=True, device="cpu")
+u = grid.zeros()
+grid.exchange(u)
+assert grid.sum(u) == 0
+print(*[name for name in sys.modules if name.partition(".")[0] == "halox"])
+"""
+
+
+def test_modules_for_gpus_are_imported_for_gpus_only() -> None:
+    command = [sys.executable, "-c", LOADED]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+    imported, used = (line.split() for line in run.stdout.splitlines())
+    assert "halox.grid" in imported and len(imported) <= MOST_MODULES
+    assert "halox.collectives.host.host_fields" in used
+    # These two find out whether there is a GPU.
+    found = {name for name in used if name.startswith(FOR_GPUS)} - {"halox.runtime.gpu"}
+    assert found == {"halox.runtime.gpu.cuda", "halox.runtime.gpu.devices"}
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:

@@ -63,13 +63,13 @@ class Ends:
             raw = array.bytes
             start = raw.ctypes.data
             memory = Memory(start + array.origin, start, raw.nbytes, raw)
-            self.lists.append(own.local(one, chunk, [memory]))
-        offers = [
-            k.offer(own, 1 - n)
+            self.lists.append(own.acquire(one, chunk, [memory]))
+        exports = [
+            k.export(own, 1 - n)
             for n, (k, own) in enumerate(zip(self.keys, self.lists, strict=True))
         ]
         self.rounds = [
-            Rounds(k, self.lists[n], 1 - n, offers[1 - n], k.take(1 - n, offers[1 - n]))
+            Rounds(k, self.lists[n], 1 - n, exports[1 - n], k.take(1 - n, exports[1 - n]))
             for n, k in enumerate(self.keys)
         ]
 

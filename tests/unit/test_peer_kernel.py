@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.packing import tiles
@@ -540,7 +540,7 @@ def messages(draw) -> list[Flow]:
     return flows
 
 
-@settings(max_examples=trials(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=trials(120))
 @given(st.data())
 def test_any_messages_in_any_order(data):
     flows = data.draw(messages())

@@ -88,7 +88,7 @@ def assert_consistent(placement: Placement, shape, periodic, axis_bytes, nodes) 
     )
 
 
-@settings(max_examples=trials(150), deadline=None, print_blob=True)
+@settings(max_examples=trials(150), print_blob=True)
 @given(nodes_of_ranks(filled_nodes=False))
 def test_uneven_nodes_get_the_best_of_the_family(case) -> None:
     shape, periodic, axis_bytes, nodes = case
@@ -99,7 +99,7 @@ def test_uneven_nodes_get_the_best_of_the_family(case) -> None:
     assert place(*case) == placement
 
 
-@settings(max_examples=trials(100), deadline=None, print_blob=True)
+@settings(max_examples=trials(100), print_blob=True)
 @given(nodes_of_ranks(filled_nodes=True))
 def test_filled_nodes_get_the_best_of_all_assignments(case) -> None:
     shape, periodic, axis_bytes, nodes = case

@@ -84,7 +84,7 @@ def assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks) -> bool:
     return False
 
 
-@settings(max_examples=trials(150), deadline=None, print_blob=True)
+@settings(max_examples=trials(150), print_blob=True)
 @given(grids(), st.integers(1, 12), st.data())
 def test_the_choice_is_the_best_of_all_process_grids(grid, ranks, data) -> None:
     shape, halo, periodic = grid
@@ -111,7 +111,7 @@ def test_the_choice_is_the_best_on_every_small_plane(ranks, halo) -> None:
     assert any(outcomes) and not all(outcomes)
 
 
-@settings(max_examples=trials(100), deadline=None, print_blob=True)
+@settings(max_examples=trials(100), print_blob=True)
 @given(grids(), st.integers(2, 40))
 def test_what_an_error_suggests_works(grid, ranks) -> None:
     shape, halo, periodic = grid

@@ -64,17 +64,17 @@ class Pair:
         proposals = [propose(b, e.limits) for b, e in zip(ends, self.engines, strict=True)]
         chunk = agreed_chunk(*proposals, nbytes)
         assert chunk is not None and chunk > 0
-        lists = [k.local(b, chunk, m) for k, b, m in zip(self.keys, ends, memory, strict=True)]
-        offers = [
-            k.offer(own, 1 - n) for n, (k, own) in enumerate(zip(self.keys, lists, strict=True))
+        lists = [k.acquire(b, chunk, m) for k, b, m in zip(self.keys, ends, memory, strict=True)]
+        exports = [
+            k.export(own, 1 - n) for n, (k, own) in enumerate(zip(self.keys, lists, strict=True))
         ]
         a, b = (
             Rounds(
                 self.keys[n],
                 lists[n],
                 1 - n,
-                offers[1 - n],
-                self.keys[n].take(1 - n, offers[1 - n]),
+                exports[1 - n],
+                self.keys[n].take(1 - n, exports[1 - n]),
             )
             for n in (0, 1)
         )
@@ -343,23 +343,23 @@ def test_segments_of_a_gpu_that_are_freed_are_noticed() -> None:
     own, theirs = Keys(CopyEngine(arena)), Keys(CopyEngine(arena))
     blocks = blocks_of(dt.vector(8, 100, 200, "u1"))
     memory = [Memory(8192, 8192, 1600, None)]
-    offers = []
+    exports = []
     for name in ("first", "first", "second"):
         segment[0] = name
-        found = own.local(blocks, 1 << 20, memory)
-        offers.append(own.offer(found, 1))
-        (remote,) = theirs.take(0, offers[-1])
+        found = own.acquire(blocks, 1 << 20, memory)
+        exports.append(own.export(found, 1))
+        (remote,) = theirs.take(0, exports[-1])
         assert [place.segment for place in remote.blocks[0]] == [(name, 0)]
         own.release(found)
-    assert [offer.keys is None for offer in offers] == [False, True, False]
+    assert [exported.keys is None for exported in exports] == [False, True, False]
 
 
 def test_keys_in_use_survive_that_their_memory_is_registered_anew() -> None:
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     keys = pair.keys[0]
-    first = keys.local(blocks, 256, [memory_of(arrays[0])])
+    first = keys.acquire(blocks, 256, [memory_of(arrays[0])])
     used = [*first.keys]
-    again = keys.local(
+    again = keys.acquire(
         blocks, 256, [Memory(arrays[0].ctypes.data, arrays[0].ctypes.data, arrays[0].nbytes, pair)]
     )
     assert first.keys == used and not set(map(id, again.keys)) & set(map(id, used))
@@ -393,40 +393,40 @@ def test_unused_lists_give_way() -> None:
     third[:] = 7
     pair.move(linked, "get")
     assert (arrays[1].reshape(16, 128)[:, :64] == 7).all()
-    held = pair.keys[0].local(blocks, 256, [memory_of(second)])
+    held = pair.keys[0].acquire(blocks, 256, [memory_of(second)])
     assert pair.engines[0].mapped == 12, "the second one's are mapped still"
     with pytest.raises(PathError, match="all 8 are in use"):
-        pair.keys[0].local(blocks, 256, [memory_of(first)])
+        pair.keys[0].acquire(blocks, 256, [memory_of(first)])
     pair.keys[0].release(held)
 
 
 def test_keys_that_a_peer_does_not_know_are_refused() -> None:
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     keys = pair.keys[0]
-    offer = keys.offer(keys.local(blocks, 256, [memory_of(arrays[0])]), 1)
+    exported = keys.export(keys.acquire(blocks, 256, [memory_of(arrays[0])]), 1)
     with pytest.raises(PathError, match="not known here"):
-        pair.keys[1].take(0, offer._replace(keys=None))
-    pair.keys[1].take(0, offer)
-    assert pair.keys[1].take(0, offer._replace(keys=None)) == offer.keys
+        pair.keys[1].take(0, exported._replace(keys=None))
+    pair.keys[1].take(0, exported)
+    assert pair.keys[1].take(0, exported._replace(keys=None)) == exported.keys
     with pytest.raises(PathError, match="generation"):
-        pair.keys[1].take(0, offer._replace(keys=None, generation=99))
+        pair.keys[1].take(0, exported._replace(keys=None, generation=99))
 
 
-def test_offers_may_be_taken_in_another_order() -> None:
-    """A list is dropped and mapped again. The offer of the new list may arrive before the order to drop the old one."""
+def test_exports_may_be_taken_in_another_order() -> None:
+    """A list is dropped and mapped again. The new list may arrive before the order to drop the old one."""
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     keys, peer, memory = *pair.keys, [memory_of(arrays[0])]
-    former = keys.local(blocks, 256, memory)
-    peer.take(0, keys.offer(former, 1))
+    former = keys.acquire(blocks, 256, memory)
+    peer.take(0, keys.export(former, 1))
     keys.release(former)
     keys.drop(former)
-    other = keys.offer(keys.local(blocks, 128, memory), 1)
-    again = keys.local(blocks, 256, memory)
-    offer = keys.offer(again, 1)
-    assert other.dropped and offer.keys is not None and offer.generation != former.generation
-    for told in (offer, other):
-        peer.take(0, told)
-    assert peer.take(0, keys.offer(again, 1)) == offer.keys
+    other = keys.export(keys.acquire(blocks, 128, memory), 1)
+    again = keys.acquire(blocks, 256, memory)
+    exported = keys.export(again, 1)
+    assert other.dropped and exported.keys is not None and exported.generation != former.generation
+    for one in (exported, other):
+        peer.take(0, one)
+    assert peer.take(0, keys.export(again, 1)) == exported.keys
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 59, 118, 700, 1024])

@@ -5,32 +5,33 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from halox.datatypes import StridedBlocks
+from halox.datatypes import Datatype, StridedBlocks, indexed, vector
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import PathError
 from halox.exchange.costs import Costs
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import candidates, choose_route
-from halox.paths import PATHS
-from halox.paths.base import EndpointInfo, MessageEnds, Route, SelectionContext
+from halox.paths import PATHS, reads_in_place, requested_path
+from halox.paths.base import EndpointInfo, Job, MessageEnds, Operation, Route, SelectionContext
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.paths.host import DIRECT_BYTES
-from halox.paths.host.direct import Window
+from halox.paths.host.direct import SharedParts
 from halox.paths.messages import Message, Part
 from halox.paths.peer import PeerInfo
-from halox.paths.requested import reads_in_place, requested_path
 from halox.runtime.arena import SegmentKey
 from halox.runtime.place import Place
 from halox.runtime.topology import Topology
 
 
-def window(block: int) -> Window:
-    return Window((Place(SegmentKey(0, 0)),), (StridedBlocks(0, (8,), (2 * block,), block),))
+def shared_parts(block: int) -> SharedParts:
+    return SharedParts((Place(SegmentKey(0, 0)),), (StridedBlocks(0, (8,), (2 * block,), block),))
 
 
 def end(
@@ -40,7 +41,7 @@ def end(
     if memory == "gpu":
         paths["peer"] = PeerInfo(1, None, None)
     elif shared:
-        paths["host"] = window(block)
+        paths["host"] = shared_parts(block)
     return EndpointInfo(node, memory, block, (), paths=paths)  # type: ignore[arg-type]
 
 
@@ -545,6 +546,40 @@ def test_what_is_no_name_of_a_path() -> None:
     odd: Any = 5
     with pytest.raises(PathError, match="path: expected the name of a path, got 5; paths are peer"):
         requested_path(odd)
+
+
+def test_paths_for_gpus_are_not_imported_for_arrays_on_the_host() -> None:
+    code = (
+        "import sys\n"
+        "from halox.paths import PATHS\n"
+        "print(*PATHS.on_host())\n"
+        "print(*(name for name in PATHS if f'halox.paths.{name}' in sys.modules))\n"
+    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    found, imported = run.stdout.splitlines()
+    assert found == imported == " ".join(n for n, path in PATHS.items() if path.moves("host"))
+    assert all(path.name == name for name, path in PATHS.items())
+
+
+@pytest.mark.parametrize(
+    ("datatype", "operation", "carrying"),
+    [
+        (vector(4, 1, 3, "f8"), "copy", {"peer", "nccl"}),
+        (indexed([1, 2], [0, 5], "f8"), "copy", set()),
+        (vector(4, 1, 3, "f8"), "add", set()),
+    ],
+)
+def test_paths_that_carry_a_rank_s_messages_to_itself(
+    datatype: Datatype, operation: Operation, carrying: set[str]
+) -> None:
+    part = Part(0, datatype)
+    job, copies = (
+        Job([], (Message(peer, "send", (part,)),), (Message(peer, "receive", (part,)),), operation)
+        for peer in (1, 0)
+    )
+    found = {name for name, path in PATHS.items() if path.carries_copies(job, copies)}
+    assert found == carrying
 
 
 def test_every_way_that_is_chosen_has_a_name() -> None:

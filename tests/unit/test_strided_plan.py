@@ -88,7 +88,7 @@ class TestPaired:
         assert paired(0, dt.contiguous(0, "f8"), 1, 0) == []
         assert paired(0, dt.primitive("f8"), 0, 0) == []
 
-    @settings(max_examples=trials(300), deadline=None)
+    @settings(max_examples=trials(300))
     @given(recipes(), st.integers(0, 3))
     def test_parts_are_the_blocks(self, recipe, count):
         """All bytes of the parts equal the list of all blocks, in order."""
@@ -217,7 +217,7 @@ class TestChunks:
 @example(MAX_WORDS, MAX_WORDS)
 @example(3, 2**31 - 1)
 @example(2**30 + 1, 2**31 - 1)
-@settings(max_examples=trials(1000), deadline=None)
+@settings(max_examples=trials(1000))
 def test_division_by_multiplying(count, word):
     magic, shift = divisor(count)
     assert 0 < magic < 2**32

@@ -121,7 +121,7 @@ class TestShape:
         n = 80
         assert tiled([Level(n, 8, n * 8), Level(n, n * 8, 8)], 8, 16) is None
 
-    @settings(max_examples=trials(2000), deadline=None)
+    @settings(max_examples=trials(2000))
     @given(
         st.integers(4, 5000),
         st.integers(4, 5000),
@@ -211,7 +211,7 @@ class TestKernel:
             assert planned.tiled and whole.tobytes() == source.tobytes()
             assert line.tobytes() == row.tobytes()
 
-    @settings(max_examples=trials(60), deadline=None)
+    @settings(max_examples=trials(60))
     @given(st.data())
     def test_random_copies(self, data):
         n = data.draw(st.integers(2, 4))

@@ -122,7 +122,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=trials(300), deadline=None, print_blob=True)
+@settings(max_examples=trials(300), print_blob=True)
 @given(cases())
 def test_boxes_tile_every_block_and_fit_each_other(case: Case) -> None:
     event(f"{len(case.axes)} axes")
@@ -176,7 +176,7 @@ def laid_out(
     return array[tuple(slice(None, None, -1 if flip else 1) for flip in flipped)]
 
 
-@settings(max_examples=trials(150), deadline=None, print_blob=True)
+@settings(max_examples=trials(150), print_blob=True)
 @given(cases(), st.data())
 def test_messages_carry_the_field_whatever_the_strides(case: Case, data: st.DataObject) -> None:
     """NumPy packs with the sender's datatype and unpacks with the receiver's, for all ranks in one process."""

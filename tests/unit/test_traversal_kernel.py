@@ -28,12 +28,13 @@ from tests.support import require, trials
 from tests.unit.cpu_kernels import FLAGS, HERE, SHIM, aligned, before_a_forbidden_page
 from tests.unit.cpu_traversal import library, move
 from tests.unit.datatype_strategies import build, recipes
+from tests.unit.traversal_types import HALF, TYPES, items
 
 require("cxx")
 
 GUARD = 0xA5
-HALF = 1 << 17  # bytes on either side of displacement 0
 MAP_NORESERVE = 0x4000  # the value on Linux; mmap has the name since Python 3.13
+RNG = np.random.default_rng(7)
 SMALL = Shape(threads=8, in_flight=4, chunk_words=64, blocks=3)
 
 
@@ -78,7 +79,7 @@ def check(datatype, count=1, *, at=0, to=0, **options):
 OFFSETS = st.sampled_from([0, 0, 0, 1, 2, 4, 8, 3, 12])
 
 
-@settings(max_examples=trials(400), deadline=None)
+@settings(max_examples=trials(400))
 @given(
     recipe=recipes(),
     count=st.sampled_from([1, 2, 3]),
@@ -123,59 +124,15 @@ def branching(draw):
     return small[-1 - draw(st.integers(0, min(2, len(small) - 1)))]
 
 
-@settings(max_examples=trials(200), deadline=None)
+@settings(max_examples=trials(200))
 @given(branching(), st.sampled_from([1, 3]), OFFSETS, st.booleans())
 def test_random_branches(datatype, count, at, backwards):
     check(datatype, count, at=at, shape=SMALL, backwards=backwards)
 
 
-RNG = np.random.default_rng(7)
-LINE = dt.vector(3, 1, 2, "f4")
-LIST = dt.indexed([1, 2, 4], [0, 5, -9], "f8")
-TYPES = {
-    "primitive": dt.primitive("f8"),
-    "contiguous": dt.contiguous(100, "f8"),
-    "contiguous of list": dt.contiguous(5, LIST),
-    "vector": dt.vector(20, 3, 5, "f4"),
-    "vector backwards": dt.vector(20, 3, -5, "f4"),
-    "vector of list": dt.vector(4, 2, 3, LIST),
-    "hvector": dt.hvector(20, 3, 13, "f4"),
-    "hvector of list": dt.hvector(4, 2, 1000, LIST),
-    "subarray": dt.subarray((6, 7, 8), (4, 3, 5), (1, 2, 3), "f8"),
-    "subarray F": dt.subarray((6, 7, 8), (4, 3, 5), (1, 2, 3), "f4", order="F"),
-    "subarray of list": dt.subarray((4, 5), (2, 3), (1, 1), LIST),
-    "subarray of list F": dt.subarray((4, 5), (2, 3), (1, 1), LIST, order="F"),
-    "nine axes": dt.subarray((3,) * 9, (2,) * 9, (0,) * 9, "u1"),
-    "indexed": dt.indexed(RNG.integers(0, 9, 50), np.arange(50) * 20, "f4"),
-    "hindexed": dt.hindexed(RNG.integers(0, 9, 50), np.arange(50) * 37, "f4"),
-    "indexed over vector": dt.indexed([3, 1, 5], [0, 7, 20], dt.vector(3, 1, 2, "i2")),
-    "indexed_block": dt.indexed_block(3, RNG.permutation(200)[:60] * 4, "f8"),
-    "hindexed_block": dt.hindexed_block(3, RNG.integers(-2000, 2000, 100), "u1"),
-    "indexed_block over list": dt.indexed_block(2, [0, 9, 4], LIST),
-    "struct": dt.struct([1, 2, 3], [0, 40, 400], [LIST, LINE, "i1"]),
-    "struct of structs": dt.struct(
-        [2, 1],
-        [0, 2000],
-        [dt.struct([1, 1], [0, 300], [LIST, LINE]), dt.struct([2, 3], [0, 300], [LINE, LIST])],
-    ),
-    "structured dtype": dt.as_datatype(
-        np.dtype([("a", "u1"), ("b", "f8", (3,)), ("c", [("x", "f4"), ("y", "i2")])], align=True)
-    ),
-    "resized": dt.resized(LIST, -8, 24),
-    "negative extent": dt.contiguous(4, dt.resized(LIST, 0, -160)),
-    "dup": dt.dup(dt.dup(LIST)),
-    "zero lengths": dt.indexed([0, 2, 0, 3, 0], [5, 0, 1, 9, 2], "f4"),
-    "nothing": dt.indexed([0, 0], [1, 2], "f4"),
-    "empty children": dt.struct([1, 1, 2], [0, 8, 64], [dt.contiguous(0, "f8"), LIST, LINE]),
-    "overlapping": dt.indexed([4, 4, 3], [0, 2, 1], "f8"),
-    "stride 0": dt.hvector(5, 1, 0, LIST),
-}
-
-
 class TestConstructors:
     @pytest.mark.parametrize("flat_blocks", [0, 64])
-    @pytest.mark.parametrize("count", [1, 4])
-    @pytest.mark.parametrize("name", TYPES)
+    @pytest.mark.parametrize(("name", "count"), items(1, 4))
     def test_packs_and_unpacks(self, name, count, flat_blocks):
         check(TYPES[name], count, flat_blocks=flat_blocks, shape=SMALL)
 
@@ -193,8 +150,8 @@ class TestConstructors:
             check(TYPES[name], 3, sms=sms, max_blocks=max_blocks)
 
     def test_64_bit_numbers(self):
-        for name in TYPES:
-            check(TYPES[name], 2, shape=SMALL, index_bits=64)
+        for name, count in items(2):
+            check(TYPES[name], count, shape=SMALL, index_bits=64)
 
     def test_every_kind_of_record_and_kernel_has_been_met(self):
         met = [check(one, flat_blocks=0, shape=SMALL) for one in TYPES.values()]

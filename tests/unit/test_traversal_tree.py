@@ -61,7 +61,7 @@ def depth(tree: Tree) -> int:
     return sum(1 for _ in parts(tree))
 
 
-@settings(max_examples=trials(300), deadline=None)
+@settings(max_examples=trials(300))
 @given(recipes(), st.integers(0, 3), st.sampled_from([(0, 0), (0, 4096), (64, 4096)]))
 def test_random_types_keep_their_bytes_in_order(recipe, count, limits):
     datatype = build(recipe)

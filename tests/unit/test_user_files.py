@@ -90,7 +90,7 @@ def loaded(path: Path) -> Costs | None:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(documents())
 def test_any_tuning_file_is_used_or_ignored(place: Path, text: bytes) -> None:
     path = place / "tuning.json"
@@ -106,7 +106,7 @@ def test_any_tuning_file_is_used_or_ignored(place: Path, text: bytes) -> None:
     assert os.listdir(place) == ["tuning.json"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values, st.binary(max_size=5))
 def test_any_file_of_answers_is_used_or_ignored(place: Path, value: Any, more: bytes) -> None:
     os.environ["XDG_CACHE_HOME"] = str(place / "answers")

@@ -1,16 +1,10 @@
-"""Rules for prose: summaries and headings begin with a noun or a verb, and words are the terms of MPI and CUDA.
-
-``python -m tests.unit.test_words`` counts the offenders in every room, a file or a folder of the project. With rooms
-as arguments, it lists the offenders with file and line.
-"""
+"""Rules for prose: summaries and headings begin with a noun or a verb, and words are the terms of MPI and CUDA."""
 
 from __future__ import annotations
 
 import ast
 import io
 import re
-import signal
-import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,16 +172,6 @@ def offenders(room: str) -> list[Offender]:
     return found
 
 
-def rooms() -> list[str]:
-    """Return the rooms in `CLEAN`, and the other parts of halox."""
-    parts = [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / "halox").iterdir())
-        if (path.is_dir() or path.suffix == ".py") and path.name != "__pycache__"
-    ]
-    return CLEAN + [part for part in parts if part not in CLEAN]
-
-
 @pytest.mark.parametrize("room", CLEAN)
 def test_clean_rooms_stay_clean(room: str) -> None:
     assert files(room), f"{room} is gone: take it from CLEAN"
@@ -257,17 +241,3 @@ def test_lines_of_offenders() -> None:
 )
 def test_offenders_in_pages(page: str, expected: list[tuple[int, str]]) -> None:
     assert list(page_offenders(page)) == expected
-
-
-def main(asked: list[str]) -> None:
-    """Print the offenders in some rooms, or the number in each room."""
-    for room in asked:
-        print("\n".join(map(str, offenders(room))))
-    if not asked:
-        for room in rooms():
-            print(f"{len(offenders(room)):5} {room}{'' if room in CLEAN else '  (not in CLEAN)'}")
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
-    main(sys.argv[1:])

@@ -283,7 +283,7 @@ class TestForms:
         there_and_back(coded(aligned(span)), datatype)
 
 
-@settings(max_examples=trials(200), deadline=None)
+@settings(max_examples=trials(200))
 @given(st.data())
 def test_any_datatype(data):
     datatype = build(data.draw(recipes()))

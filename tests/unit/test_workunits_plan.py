@@ -49,7 +49,7 @@ def segments_of(datatype, count=1, unit_bytes=512):
     return wp.repeated(part.rows, count, datatype.extent, datatype.size), part.words
 
 
-@settings(max_examples=trials(150), deadline=None)
+@settings(max_examples=trials(150))
 @given(st.data())
 def test_every_byte_once_in_order(data):
     datatype = build(data.draw(recipes()))

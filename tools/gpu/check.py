@@ -31,9 +31,9 @@ from tools.gpu import apps, suites
 from tools.gpu.running import ROOT, run
 
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
-AT_ONCE, RANKS_AT_ONCE = 8, 3
+AT_ONCE, RANKS_AT_ONCE = 8, 4
 """Suites that run at the same time on a GPU: suites of one process, and suites of ranks, whose processes take turns on
-the GPU. A larger number of rank suites makes the whole check slower."""
+the GPU."""
 
 
 def sources_sha256(root: Path = ROOT) -> str:
@@ -86,6 +86,7 @@ class Result:
         self._tests: list[dict[str, Any]] = []
         self._figures: list[dict[str, Any]] = []
         self._apps: list[dict[str, Any]] = []
+        self._launches: list[dict[str, Any]] = []
 
     def add(
         self,
@@ -100,6 +101,14 @@ class Result:
             self._apps += runs
             self._write(ended=False)
 
+    def timed(self, name: str, began: float) -> None:
+        """Record the start and the duration of a launch that ends now; ``began`` is a time of `time.monotonic`."""
+        seconds = round(time.monotonic() - began, 1)
+        print(f"{name}: {seconds} s")
+        with self._lock:
+            launch = {"name": name, "at_s": round(began - self._started, 1), "seconds": seconds}
+            self._launches.append(launch)
+
     def _write(self, ended: bool) -> Counter[str]:
         """Write the file, print a summary line, and return the numbers of tests by outcome."""
         count = Counter(
@@ -110,6 +119,7 @@ class Result:
             "ended": ended,
             **{outcome: count[outcome] for outcome in ("passed", "skipped", "failed")},
             "seconds": round(time.monotonic() - self._started, 1),
+            "launches": self._launches,
             "benchmarks": self._figures,
             "apps": self._apps,
             "tests": self._tests,
@@ -135,19 +145,26 @@ class Result:
 
 def run_suites(result: Result, found: Sequence[suites.Suite], at_once: int) -> None:
     """Run suites, at most ``at_once`` at the same time, and add the outcomes to the result."""
+
+    def one(suite: suites.Suite) -> None:
+        began = time.monotonic()
+        tests = suite.run()
+        result.timed(suite.name, began)
+        result.add(tests=tests)
+
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(lambda suite: result.add(tests=suite.run()), found))
+        list(pool.map(one, found))
 
 
-def measure(name: str, words: Sequence[str], ranks: int | None) -> list[dict[str, Any]]:
-    """Run a benchmark and return its figures; its last command-line argument is the JSON file that it writes."""
+def measure(result: Result, name: str, words: Sequence[str], ranks: int | None) -> None:
+    """Run a benchmark and add its figures; its last command-line argument is the JSON file that it writes."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         status, said = run(["-m", *words, str(file)], ranks)
         found = json.loads(file.read_text()) if file.exists() else []
     where = f"{name} on {ranks or 1} rank(s)"
-    print(f"{where}: {time.monotonic() - began:.0f} s")
+    result.timed(where, began)
     if isinstance(found, dict):
         found = found.get("targets", [])
     if not found or (status and not any("failed" in row for row in found)):
@@ -156,15 +173,15 @@ def measure(name: str, words: Sequence[str], ranks: int | None) -> list[dict[str
     for row in found:
         shown = row.get("failed") or f"{row['value']} {row['unit']}"
         print(f"{row['name']}: {shown}; {row.get('baseline_name', '')} {row.get('baseline')}")
-    return found
+    result.add(figures=found)
 
 
 def targets(
-    kind: str, ranks: int | None, where: Sequence[str] = ("--device", "gpu")
-) -> list[dict[str, Any]]:
-    """Run one kind of ``halox bench`` and return its figures that have targets."""
+    result: Result, kind: str, ranks: int | None, where: Sequence[str] = ("--device", "gpu")
+) -> None:
+    """Run one kind of ``halox bench`` and add its figures that have targets."""
     words = ["halox", "bench", kind, *where, "--targets", "--json"]
-    return measure(f"halox bench {kind}", words, ranks)
+    measure(result, f"halox bench {kind}", words, ranks)
 
 
 def measure_ranks(result: Result) -> None:
@@ -177,17 +194,16 @@ def measure_ranks(result: Result) -> None:
         if ranks <= gpus:
             kinds.append("milc")
         for kind in kinds:
-            result.add(figures=targets(kind, ranks))
+            targets(result, kind, ranks)
     where = "--where", "1gpu" if gpus == 1 else "2gpus"
-    result.add(figures=targets("scatter_gather", 2, where))
+    targets(result, "scatter_gather", 2, where)
 
 
 def measure_one(result: Result) -> None:
     """Run the benchmarks of one process."""
-    for name in ("strided", "nas_ft"):
-        result.add(figures=measure(name, [f"tools.gpu.bench_{name}"], None))
+    measure(result, "nas_ft", ["tools.gpu.bench_nas_ft"], None)
     for kind in ("milc", "pack", "transpose"):
-        result.add(figures=targets(kind, None))
+        targets(result, kind, None)
 
 
 PARTS = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.launching import SHARED_CORES
 from tools.gpu import outcomes
 from tools.gpu.running import ROOT, run
 
@@ -23,20 +23,30 @@ ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
 ON_ONE_RANK = 2
 """Launches that run the rank tests on a single rank. Each contains files with tests for one rank."""
-ALONE = ("plan_memory", "tune", "bench")
-BY_THEMSELVES = (*ALONE, "allreduce", "paths", "nccl")
+ALONE = ("plan_memory", "tune")
+"""Rank tests of free memory and of times."""
+BY_THEMSELVES = (*ALONE, "bench", "allreduce", "paths", "nccl")
 LAUNCHES = 3
 """On several GPUs each file in BY_THEMSELVES has a launch of its own, and the other files share LAUNCHES launches. A
 launch takes 3 s."""
 LAUNCHES_ON_ONE = 6
-"""On one GPU each file in ALONE and LONGEST_OF_RANKS has a launch of its own, and the others share these launches."""
+"""On one GPU the files in ALONE share a launch, each file in LONGEST_OF_RANKS has a launch of its own, and the others
+share these launches."""
 FAILING = ("ipc", "staged", "not ipc and not staged")
 """The failure tests on one GPU, divided by path among processes."""
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py"
     for name in ("fft_examples", "bench", "milc", "nas_ft", "jacobi", "nas_mg", "workunits")
 )
-LONGEST_OF_RANKS = ("allreduce", "paths", "random_programs", "checkerboards", "collecting", "milc")
+LONGEST_OF_RANKS = (
+    "allreduce",
+    "paths",
+    "random_programs",
+    "checkerboards",
+    "collecting",
+    "milc",
+    "bench",
+)
 SOCKETS = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
@@ -57,28 +67,34 @@ class Suite:
     variables: Mapping[str, str] = field(default_factory=dict)
     how: str = ""
 
+    @property
+    def name(self) -> str:
+        """The files, options and ranks, for reports."""
+        others = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        options = "".join(f" {option}" for option in self.options)
+        return f"{self.files[0]}{others}{options} on {self.ranks or 1} rank(s){self.how}"
+
     def run(self) -> list[dict[str, Any]]:
         """Run the tests, and return the outcome of each; a run that died or ran no test has a further, bad outcome."""
         # --maxfail ends a broken suite early: a failing test on ranks may take HALOX_TIMEOUT seconds.
         command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
         command += ["-p", "tools.gpu.outcomes", *self.files, *self.options]
-        ranks, began = self.ranks or 1, time.monotonic()
+        ranks = self.ranks or 1
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "outcomes"
-            status, said = run(command, self.ranks, {**self.variables, "HALOX_OUTCOMES": str(file)})
+            variables = {**SHARED_CORES, **self.variables, "HALOX_OUTCOMES": str(file)}
+            status, said = run(command, self.ranks, variables)
             found, died_in = outcomes.read(file)
         for one in found:
             one["test"] += self.how
             one["ranks"] = ranks
-        others = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
-        where = f"{self.files[0]}{others} on {ranks} rank(s){self.how}"
+        where = self.name
         if status != 0 or not found or died_in is not None:
             outcome = f"exit status {status}{f' in {died_in}' if died_in else ''}"
             found.append({"test": where, "ranks": ranks, "outcome": outcome})
             print(said)
         count = Counter(one["outcome"] for one in found)
-        seconds = time.monotonic() - began
-        print(f"{where}: {count['passed']} of {len(found)} passed in {seconds:.0f} s")
+        print(f"{where}: {count['passed']} of {len(found)} passed")
         if count["skipped"] == len(found):
             reasons = {one["reason"] for one in found}
             print(f"{where}: all skipped: {'; '.join(sorted(reasons))}")
@@ -131,12 +147,12 @@ def several_ranks(gpus: int) -> tuple[list[Suite], list[Suite]]:
     separate = (*ALONE, *LONGEST_OF_RANKS) if gpus == 1 else BY_THEMSELVES
     files = rank_files()
     others = [file for file in files if not among(file, separate)]
-    by_themselves = [Suite([file], 2) for file in files if file not in others]
     shared = [Suite(others[k::launches], 2) for k in range(launches)]
     if gpus == 1:
-        alone = [one for one in by_themselves if among(one.files[0], ALONE)]
-        longest = [one for one in by_themselves if one not in alone]
-        return [*longest, *shared, *on_four], alone
+        longest = [Suite([file], 2) for file in files if among(file, LONGEST_OF_RANKS)]
+        alone = [file for file in files if among(file, ALONE)]
+        return [*longest, *shared, *on_four], [Suite(alone, 2)]
+    by_themselves = [Suite([file], 2) for file in files if file not in others]
     by_sockets = [f"{RANKS_FOLDER}/test_{name}_gpu.py" for name in BY_SOCKETS]
     return [Suite([FAILURES]), Suite([NCCL_FAILURES])], [
         *by_themselves,

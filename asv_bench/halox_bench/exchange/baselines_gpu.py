@@ -19,7 +19,7 @@ from halox_bench.common.byhand import EACH, THREADS, BoxRow, packed_buffer
 from halox_bench.common.kernels import defines, source
 from halox_bench.exchange.cases import Neighbourhood, Piece
 from halox_bench.ranks.methods import Baseline
-from halox_bench.ranks.nccl import Nccl
+from halox_bench.ranks.nccl import Nccl, exchange
 
 NCCL = "pack + NCCL + unpack"
 ZERO_COPY = "zero-copy + mpi4py"
@@ -167,17 +167,13 @@ class ByNccl(_Packed):
         self, wire: Nccl, comm: Any, near: Neighbourhood, fields: Sequence[Any], device: int
     ) -> None:
         super().__init__(comm, near, fields, device, host=False)
-        self._wire, self._byte = wire, wire.nccl.NCCL_UINT8
+        self._wire = wire
+        self._messages = [
+            [(peer, address, nbytes) for peer, _, address, nbytes in parts]
+            for parts in (self._sends, self._receives)
+        ]
 
     def __call__(self) -> None:
-        nccl, comm, byte = self._wire.nccl, self._wire.comm, self._byte
         self._pack()
-        if self._sends:
-            stream = self._current_stream().ptr
-            nccl.groupStart()
-            for peer, _, address, nbytes in self._sends:
-                comm.send(address, nbytes, byte, peer, stream)
-            for peer, _, address, nbytes in self._receives:
-                comm.recv(address, nbytes, byte, peer, stream)
-            nccl.groupEnd()
+        exchange(self._wire, *self._messages, self._current_stream().ptr)
         self._unpack()

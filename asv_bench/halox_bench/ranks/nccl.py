@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -54,6 +55,24 @@ def nccl_between(comm: Any, *, shared_gpu: bool) -> Nccl:
     if key not in _made:
         _made[key] = Nccl(comm)
     return _made[key]
+
+
+def exchange(
+    wire: Nccl,
+    sends: Sequence[tuple[int, int, int]],
+    receives: Sequence[tuple[int, int, int]],
+    stream: int,
+) -> None:
+    """Enqueue messages of bytes in one group, each given by its peer, address and length."""
+    if not sends and not receives:
+        return
+    nccl, comm, byte = wire.nccl, wire.comm, wire.nccl.NCCL_UINT8
+    nccl.groupStart()
+    for peer, address, nbytes in sends:
+        comm.send(address, nbytes, byte, peer, stream)
+    for peer, address, nbytes in receives:
+        comm.recv(address, nbytes, byte, peer, stream)
+    nccl.groupEnd()
 
 
 def why_no_nccl() -> str:

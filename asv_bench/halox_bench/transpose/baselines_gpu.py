@@ -9,7 +9,7 @@ import numpy as np
 
 from halox.errors import PathError
 from halox.runtime.gpu.cuda import cupy
-from halox_bench.ranks.nccl import Nccl
+from halox_bench.ranks.nccl import Nccl, exchange
 from halox_bench.transpose.baselines import COPY, Arrays, Turning, turned
 from halox_bench.transpose.cases import TransposeCase
 from halox_bench.transpose.pieces import Pieces
@@ -121,16 +121,8 @@ class ByNccl(Turning):
                 self._receives.append((piece.peer, int(buffer.data.ptr), buffer.nbytes))
 
     def __call__(self) -> None:
-        nccl, comm = self._wire.nccl, self._wire.comm
         for target, view in self._packs:
             target[...] = view
-        if self._sends or self._receives:
-            byte, stream = nccl.NCCL_UINT8, self._current_stream().ptr
-            nccl.groupStart()
-            for peer, address, nbytes in self._sends:
-                comm.send(address, nbytes, byte, peer, stream)
-            for peer, address, nbytes in self._receives:
-                comm.recv(address, nbytes, byte, peer, stream)
-            nccl.groupEnd()
+        exchange(self._wire, self._sends, self._receives, self._current_stream().ptr)
         for target, buffer in self._unpacks:
             target[...] = buffer

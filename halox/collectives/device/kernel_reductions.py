@@ -66,8 +66,8 @@ _Layout = tuple[tuple[Address, Address], PreparedLaunch]
 """Locations of the addresses of two fields' cells in a launch's argument, and the launch."""
 
 
-_Offer = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
-"""Offer of a rank: handles of its memory, its place in that memory, and the signature of its plan."""
+_KernelRecord = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
+"""Description of a rank for its peers: handles of its memory, its place there, and the signature of its plan."""
 
 
 class _Meeting:
@@ -90,17 +90,17 @@ class _Meeting:
             runtime.memset(self._block.pointer, 0, plan.memory_bytes)
             runtime.deviceSynchronize()
 
-    def offer(self) -> _Offer:
+    def record(self) -> _KernelRecord:
         """Return this rank's memory and plan for the remaining ranks."""
         assert self._block is not None
         place = self._block.place
         return self._arena.handles([place]), place, self.plan.signature
 
-    def open(self, offers: list[_Offer]) -> Self:
+    def open(self, records: list[_KernelRecord]) -> Self:
         """Map the memory of the remaining ranks and lay out the launch."""
         assert self._block is not None
         plan, rank = self.plan, self._world.rank
-        for other, (handles, _, signature) in enumerate(offers):
+        for other, (handles, _, signature) in enumerate(records):
             if signature != plan.signature:
                 raise MismatchError(
                     f"rank {other} reduces by {signature}, rank {rank} by {plan.signature}; give all ranks the "
@@ -108,7 +108,7 @@ class _Meeting:
                 )
             if other != rank:
                 self._arena.open(handles)
-        self._meet(rank, [self._arena.pointer(place) for _, place, _ in offers])
+        self._meet(rank, [self._arena.pointer(place) for _, place, _ in records])
         return self
 
     def open_alone(self) -> None:
@@ -404,6 +404,6 @@ _Kind = TypeVar("_Kind", bound=_Meeting)
 
 def meet(world: World, draft: Callable[[], _Kind]) -> _Kind:
     """Make a reduction whose launches meet the launches of all ranks; collective."""
-    rounds = [lambda made, _: made.offer(), lambda made, offers: made.open(offers)]
+    rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
     found: _Kind = handshake(world, draft, rounds, _MAKING)
     return found

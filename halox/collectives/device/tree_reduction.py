@@ -128,8 +128,8 @@ class DeviceMoves:
         runtime.memcpyAsync(target, source, self._nbytes, runtime.memcpyDefault, stream)
 
 
-class _Offer(NamedTuple):
-    """Offer of a rank: its memory, and the event that it records."""
+class _TreeRecord(NamedTuple):
+    """Description of a rank for its peers: its memory, and the event that it records."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace
@@ -164,28 +164,28 @@ class TreeReduction:
         self._epoch = 0
         self._order = StreamOrder()
 
-    def offer(self) -> _Offer:
+    def record(self) -> _TreeRecord:
         """Return this rank's memory and events for the remaining ranks."""
         assert self._block is not None
         place = self._block.place
-        return _Offer(
+        return _TreeRecord(
             self._arena.handles([place]), place, self._pool.handles(self._numbers), self._signature
         )
 
-    def open(self, offers: list[_Offer]) -> Self:
+    def open(self, records: list[_TreeRecord]) -> Self:
         """Map the memory and events of the ranks that exchange data with this rank."""
         rank, tree = self._world.rank, self._tree
-        if any(offer.signature != self._signature for offer in offers):
-            raise HaloxError(f"the ranks reduce differently: {[o.signature for o in offers]}")
+        if any(record.signature != self._signature for record in records):
+            raise HaloxError(f"the ranks reduce differently: {[o.signature for o in records]}")
         parent = next((r for r, found in enumerate(tree) if rank in found), None)
         mapped = {r for r in (parent, 0) if r is not None and r != rank}
         for other in mapped:
-            self._arena.open(offers[other].handles)
+            self._arena.open(records[other].handles)
         for other in {*tree[rank], *({0} - {rank})}:
-            self._pool.open(other, offers[other].events)
+            self._pool.open(other, records[other].events)
 
         def total_of(other: int) -> int:
-            return self._arena.pointer(offers[other].place)
+            return self._arena.pointer(records[other].place)
 
         self._own, self._first = total_of(rank), total_of(0)
         self._incoming = [self._own + self._slot * (_TOTALS + i) for i in range(len(tree[rank]))]
@@ -193,7 +193,7 @@ class TreeReduction:
         if parent is not None:
             place = _TOTALS + tree[parent].index(rank)
             self._to_parent = total_of(parent) + self._slot * place
-        numbers = [next(iter(offer.events)) for offer in offers]
+        numbers = [next(iter(record.events)) for record in records]
         self._event = self._pool.own(self._numbers[0])
         self._event_of = {
             other: self._pool.opened(other, numbers[other])
@@ -275,7 +275,7 @@ def make_tree_reduction(
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
         return TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
 
-    rounds = [lambda made, _: made.offer(), lambda made, offers: made.open(offers)]
+    rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
     try:
         found: TreeReduction = handshake(world, begun, rounds, _MAKING)
     except HaloxError:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 from halox.decomposition import FieldLayout
 from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
-from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes
+from halox.paths.host.direct import DirectChannel, SharedParts, are_readable, run_bytes
 from halox.paths.host.packed import packed_channels
 from halox.paths.messages import Message, located
-from halox.paths.node import NodeLink
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 
 DIRECT_BYTES = 256
-"""Blocks of at least this length are read in place from a neighbour's window; messages of shorter blocks travel packed.
+"""Blocks of at least this length are read in place from a neighbour's memory; messages of shorter blocks travel packed.
 
 A core fetches another core's cache lines one by one if blocks are short, but in streams if they are packed
 (docs/performance/host.md has the measurements).
@@ -42,7 +41,7 @@ class HostPath(Path):
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
-    ) -> Window | None:
+    ) -> SharedParts | None:
         """Return the layouts of the message's parts, and the places of the parts if all are in shared memory."""
         if relocatable or arrays[message.parts[0].array].device is not None:
             return None
@@ -71,9 +70,9 @@ class HostPath(Path):
         if "gpu" in (ends.sender.memory, ends.receiver.memory):
             return ends.on_host or "it is for NumPy arrays, and these are on a GPU"
         if not ends.are_near:
-            return [self.offer("mpi", "other node")]
-        windows: tuple[Window | None, Window | None] = ends.described(self)
-        source, target = windows
+            return [self.candidate("mpi", "other node")]
+        located_parts: tuple[SharedParts | None, SharedParts | None] = ends.described(self)
+        source, target = located_parts
         run, operation = ends.block_bytes, ends.selection.operation
         is_near = False
         if operation == "copy" and source is not None and target is not None:
@@ -88,15 +87,15 @@ class HostPath(Path):
             why = "same node, packed: array sent not in a grid's shared memory"
         else:
             why = f"same node, read in place: blocks of {run} B on average"
-            return [self.offer("direct", why, preferred=True)]
-        return [self.offer("shared", why)]
+            return [self.candidate("direct", why, preferred=True)]
+        return [self.candidate("shared", why)]
 
-    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make a channel for each protocol."""
         made = []
         job = build.job(self, "direct")
-        if agreed is not None and job.messages:
-            windows = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
-            channel = DirectChannel(job, build.context.arena, agreed, windows)
+        if job.messages:
+            located_parts = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
+            channel = DirectChannel(job, build.context.arena, build.links[self.name], located_parts)
             made.append(ChannelMessages("host/direct", channel, job.messages))
-        return [*made, *packed_channels(build, self, agreed)]
+        return [*made, *packed_channels(build, self)]

@@ -23,12 +23,12 @@ from halox.runtime.arena import HostPlace, SegmentKey, SharedArena
 from halox.runtime.arrays import WORDS, HostArray, common_word
 from halox.runtime.place import Place
 
-Window: TypeAlias = Located[SegmentKey]
+SharedParts: TypeAlias = Located[SegmentKey]
 """Parts of a message at one end, each a single strided item, in memory of the node."""
 
 
-def are_readable(source: Window, target: Window) -> bool:
-    """Whether each part of a message can be copied from the source's window in one loop nest."""
+def are_readable(source: SharedParts, target: SharedParts) -> bool:
+    """Whether each part of a message can be copied from the source's memory in one loop nest."""
     if source.places is None or len(target.layouts) != len(source.layouts):
         return False
     return all(
@@ -37,10 +37,10 @@ def are_readable(source: Window, target: Window) -> bool:
     )
 
 
-def run_bytes(window: Window) -> int:
+def run_bytes(parts: SharedParts) -> int:
     """Return the mean bytes of the contiguous runs of a message's parts, in the order of their addresses."""
-    nbytes = sum([layout.nbytes for layout in window.layouts])
-    return nbytes // sum([layout.nbytes // _run_bytes(layout) for layout in window.layouts])
+    nbytes = sum([layout.nbytes for layout in parts.layouts])
+    return nbytes // sum([layout.nbytes // _run_bytes(layout) for layout in parts.layouts])
 
 
 def _run_bytes(layout: StridedBlocks) -> int:
@@ -88,14 +88,14 @@ class DirectChannel(InPlaceChannel):
         job: Job,
         arena: SharedArena,
         link: NodeLink,
-        windows: Mapping[tuple[int, int], Window],
+        located_parts: Mapping[tuple[int, int], SharedParts],
     ) -> None:
         sources = sorted({m.peer for m in job.receives})
         readers = sorted({m.peer for m in job.sends})
         super().__init__(link, sources, readers)
         moves = []
         for message in job.receives:
-            places, layouts = windows[message.peer, message.tag]
+            places, layouts = located_parts[message.peer, message.tag]
             for part, place, layout in zip(message.parts, places or (), layouts, strict=True):
                 own = part.strided
                 assert own is not None, "a part without a strided form was sent the direct way"

@@ -22,7 +22,6 @@ from halox.paths.host.indexed import Indexed, IndexedMessages, PartView, index_a
 from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
 from halox.paths.host.slices import Base, Index, grouped, slices_of
 from halox.paths.messages import Message, Part
-from halox.paths.node import NodeLink
 from halox.runtime.arrays import Array, HostArray
 from halox.runtime.shared_memory import Bytes
 
@@ -248,9 +247,7 @@ class HostChannel(Channel):
         self._buffers.free()
 
 
-def packed_channels(
-    build: Build, path: Path, link: NodeLink | None, cut: Cutter = whole
-) -> list[ChannelMessages]:
+def packed_channels(build: Build, path: Path, cut: Cutter = whole) -> list[ChannelMessages]:
     """Make the channels of a path's packed messages: through the node's shared memory, and through MPI.
 
     The peers' arrays may be in a different kind of memory from this rank's arrays.
@@ -261,7 +258,8 @@ def packed_channels(
         if not job.messages:
             continue
         buffers: TransportBuffers
-        if protocol == "shared" and link is not None:
+        if protocol == "shared":
+            link = build.links[path.name]
             buffers = SharedBuffers(build.context.arena, link, job.sends, job.receives, cut)
         else:
             buffers = RequestBuffers(

@@ -63,38 +63,34 @@ class NcclPath(Path):
         why = ends.why_not_gpus(lambda *_: surveys.get(self.name, NOT_LOOKED_FOR))
         if why is not None:
             return why
-        found = [self.offer("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
+        found = [self.candidate("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
         runs: tuple[_Runs, _Runs] = ends.described(self)
         many, parts = [len(one) for one in runs], len(runs[0])
         is_long = ends.sender.nbytes >= parts * PART_BYTES
         if many[0] == many[1] and is_long and all(map(any, zip(*runs, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"
-            found.append(self.offer("parts", why))
+            found.append(self.candidate("parts", why))
         return found
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Return the condition for sends of separate parts."""
         return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 
+    def carries_copies(self, job: Job, copies: Job) -> bool:
+        """Return whether the packing launch can copy the messages."""
+        is_copy = bool(job.sends) and job.operation == "copy"
+        return is_copy and all(map(is_movable_copy, copies.pairs()))
+
     def negotiate(self, build: Build) -> Agreed:
         """Make NCCL's communicator if necessary, connect this plan's ranks, and agree on the plan's name."""
-        job = build.job(self)
-        copies = build.whole.only(lambda m: m.peer == build.world.rank and not build.taken)
-        is_joint = (
-            job.sends and job.operation == "copy" and all(map(is_movable_copy, copies.pairs()))
-        )
-        if not is_joint:
-            copies = build.whole.only(lambda _: False)
-        build.taken.update(m.key for m in copies.messages)
-        ranks = nccl_of(build.context)
+        job, ranks = build.job(self), nccl_of(build.context)
         peers = ({m.peer for m in some} for some in (job.sends, job.receives))
-        return Agreed(ranks, ranks.connect(build.world, *peers), copies)
+        return Agreed(ranks, ranks.connect(build.world, *peers), build.carried(self))
 
-    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: Agreed) -> Sequence[ChannelMessages]:
         """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
-        if agreed is None or arena is None or not job.messages:
-            return ()
+        assert arena is not None
         from halox.paths.nccl.channel import NcclChannel
 
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)

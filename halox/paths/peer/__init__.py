@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, PeerInfo, peer_info
@@ -50,28 +50,26 @@ class PeerPath(Path):
         if why is not None:
             return why
         infos: tuple[PeerInfo, PeerInfo] = ends.described(self)
-        found = [self.offer("staging", "a GPU each, peer access: packed, a flag a chunk")]
+        found = [self.candidate("staging", "a GPU each, peer access: packed, a flag a chunk")]
         if min(info.word_bytes for info in infos) >= PACKET_WORD:
-            found.append(self.offer("ll", "a GPU each, peer access: data and epoch in one store"))
+            found.append(
+                self.candidate("ll", "a GPU each, peer access: data and epoch in one store")
+            )
         if ends.selection.operation == "copy" and _is_straight(*infos):
             why = "a GPU each, peer access: straight into the receiver's array"
-            found.append(self.offer("direct", why))
+            found.append(self.candidate("direct", why))
         return found
 
+    def carries_copies(self, job: Job, copies: Job) -> bool:
+        """Return whether the kernel can copy the messages: no sums, and strided at both ends."""
+        return copies.operation == "copy" and all(m.is_strided for m in copies.messages)
+
     def negotiate(self, build: Build) -> PeerChannel | None:
-        """Make the channel with the peers; if possible it also carries this rank's messages to itself."""
+        """Make the channel with the peers."""
         from halox.paths.peer.channel import PeerChannel
         from halox.paths.peer.negotiation import Cts, Negotiation
 
-        world, whole, job = build.world, build.whole, build.job(self)
-        copies = whole.only(lambda m: m.peer == world.rank)
-        if (
-            not job.messages
-            or whole.operation == "add"
-            or not all(m.is_strided for m in copies.messages)
-        ):
-            copies = whole.only(lambda _: False)
-        build.taken.update(m.key for m in copies.messages)
+        world, job, copies = build.world, build.job(self), build.carried(self)
         infos = {(m.peer, m.tag): build.peer_info(self, m) for m in job.sends}
         arena = build.context.device_arena
 
@@ -91,12 +89,10 @@ class PeerPath(Path):
         )
         return channel
 
-    def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: PeerChannel) -> Sequence[ChannelMessages]:
         """Return the channel that `negotiate` made."""
-        if agreed is None:
-            return ()
-        taken = tuple(m for m in build.whole.messages if m.key in build.taken)
-        return [ChannelMessages(self.name, agreed, (*build.job(self).messages, *taken))]
+        messages = (*build.job(self).messages, *build.carried(self).messages)
+        return [ChannelMessages(self.name, agreed, messages)]
 
 
 def _is_straight(sender: PeerInfo, receiver: PeerInfo) -> bool:

@@ -12,29 +12,22 @@ cached (`keys`). Each engine is a protocol:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
-from halox.paths.base import Build, Candidate, ChannelMessages, Job, MessageEnds, Path, Protocol
+from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
-from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import AgreeingChannel, agreed
-from halox.paths.scatter_gather.copy_channel import CopyChannel
-from halox.paths.scatter_gather.copy_engine import CopyEngine
-from halox.paths.scatter_gather.engine import Direction
-from halox.paths.scatter_gather.keys import Keys
-from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel
-from halox.paths.scatter_gather.mlx5_gpu import GpuArrays, why_not_registered
-from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.node_channel import NodeChannel
-from halox.paths.scatter_gather.process_vm import ProcessVm
-from halox.runtime import mlx5
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
-from halox.runtime.device_arena import DeviceArena
-from halox.runtime.topology import Topology
+
+if TYPE_CHECKING:
+    from halox.paths.scatter_gather.engines import Channels
+    from halox.runtime.device_arena import DeviceArena
+    from halox.runtime.mlx5 import Adapters
+
+PROCESS_VM, COPY_ENGINE, MLX5_UMR = "process_vm", "copy_engine", "mlx5_umr"
+"""Names of the engines and of their protocols."""
 
 BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
 """Smallest blocks, and smallest one-way message, in bytes, that the kernel copies between NumPy arrays without packing.
@@ -48,15 +41,12 @@ ROW_BYTES = 128
 """Smallest blocks on GPUs, in bytes, for which copy engines are preferred if multiprocessors should stay free: a copy
 engine takes at least as long for each row of a box as for a few hundred bytes."""
 
-Agreed: TypeAlias = dict[str, AgreeingChannel | None]
-"""Channels by engine, None on a rank without messages for it."""
-
 
 class Survey(NamedTuple):
     """Memory of ranks that the kernel can access, and network adapters of ranks; None if all are on one node."""
 
     attachments: Attachments
-    adapters: mlx5.Adapters | None
+    adapters: Adapters | None
 
 
 class GpuMemory(NamedTuple):
@@ -67,45 +57,20 @@ class GpuMemory(NamedTuple):
     why_not_registered: str | None
 
 
-def _surveyed(context: Context) -> Survey:
+def surveyed(context: Context) -> Survey:
+    """Return the result of the communicator's survey."""
     found: Survey = context.world.ranks.kept[ScatterGatherPath.name]
     return found
 
 
-def _process_vm_keys(context: Context) -> Keys:
-    return Keys(ProcessVm(context.world.rank, _surveyed(context).attachments.pids))
-
-
-def _mlx5_keys(context: Context) -> tuple[Keys, Mail]:
-    adapters = _surveyed(context).adapters
-    assert adapters is not None and adapters.own is not None
-    engine = Mlx5Umr(context.world.rank, adapters.own, context.world.waiter)
-    return Keys(engine), Mail(engine)
-
-
 def _why_not_registered(context: Context) -> str | None:
     """Return why this rank's adapter cannot register its GPU's memory; None if it can, "" without adapter; local."""
-    adapters = _surveyed(context).adapters
+    adapters = surveyed(context).adapters
     if adapters is None or adapters.own is None or context.device is None:
         return ""
+    from halox.paths.scatter_gather.mlx5_gpu import why_not_registered
+
     return why_not_registered(adapters.own, context.device)
-
-
-def _copy_engine_keys(context: Context) -> tuple[Keys, CopyEngine]:
-    assert context.device_arena is not None
-    engine = CopyEngine(context.device_arena)
-    return Keys(engine), engine
-
-
-def _on_node(build: Build, job: Job, link: NodeLink | None) -> NodeChannel:
-    assert link is not None
-    return NodeChannel(job, build.context.once(_process_vm_keys), link)
-
-
-def _of_adapters(build: Build, job: Job, link: NodeLink | None) -> Mlx5Channel:
-    arena = build.context.device_arena
-    gpu = None if arena is None else GpuArrays(arena)
-    return Mlx5Channel(build.world, job, *build.context.once(_mlx5_keys), gpu)
 
 
 class ScatterGatherPath(Path):
@@ -114,17 +79,17 @@ class ScatterGatherPath(Path):
     name = "scatter_gather"
     protocols = (
         # Fixed rules decide between process_vm and the host path.
-        Protocol(ProcessVm.name, fallback="host/mpi", memory="host", is_tuned=False),
+        Protocol(PROCESS_VM, fallback="host/mpi", memory="host", is_tuned=False),
         # Like ipc/put, except that each row of a box costs a copy engine as much as some hundred bytes.
         Protocol(
-            CopyEngine.name,
+            COPY_ENGINE,
             ProtocolCost(26.0, 6.0, (1.0, 4.0, 16.0, 120.0)),
             ProtocolCost(390.0, 6.0, (1.0, 4.0, 16.0, 120.0)),
             fallback="staged/mpi",
             in_field=True,
         ),
         # Never run on hardware, and never chosen automatically.
-        Protocol(Mlx5Umr.name, reach="nodes", memory="host", is_tuned=False),
+        Protocol(MLX5_UMR, reach="nodes", memory="host", is_tuned=False),
     )
     summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
 
@@ -132,9 +97,13 @@ class ScatterGatherPath(Path):
         """Find pairs of ranks between which the kernel can copy, and ranks with an adapter; once per communicator."""
         world = context.world
         if self.name not in world.ranks.kept:
-            adapters = mlx5.survey(world) if len(set(world.nodes)) > 1 else None
+            adapters = None
+            if len(set(world.nodes)) > 1:
+                from halox.runtime import mlx5
+
+                adapters = mlx5.survey(world)
             world.ranks.kept[self.name] = Survey(survey(world), adapters)
-        return _surveyed(context)
+        return surveyed(context)
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
@@ -182,10 +151,10 @@ class ScatterGatherPath(Path):
             else (BLOCK_BYTES_BOTH_WAYS, MESSAGE_BYTES_BOTH_WAYS)
         )
         is_long = block >= least[0] and sender.nbytes >= least[1]
-        said = f"same node, copied by the kernel: blocks of {block} B on average"
+        why = f"same node, copied by the kernel: blocks of {block} B on average"
         if sender.is_one_way:
-            said += ", half by each end"
-        return [self.offer(ProcessVm.name, said, preferred=is_long)]
+            why += ", half by each end"
+        return [self.candidate(PROCESS_VM, why, preferred=is_long)]
 
     def _between_nodes(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the adapters; for arrays on GPUs only if the adapters can register them."""
@@ -199,74 +168,50 @@ class ScatterGatherPath(Path):
                 why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
         if why is not None:
             return f"ranks {a} and {b} are on different nodes, and {why}"
-        return [self.offer(Mlx5Umr.name, "other node, written by the network adapters")]
+        return [self.candidate(MLX5_UMR, "other node, written by the network adapters")]
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Return why an engine cannot work between two ranks."""
         a, b = ends.sender, ends.receiver
-        if protocol == Mlx5Umr.name and ends.are_near:
+        if protocol == MLX5_UMR and ends.are_near:
             return (
                 f"mlx5_umr is for different nodes, and ranks {a.rank} and {b.rank} are on the same"
             )
-        if protocol != Mlx5Umr.name and not ends.are_near:
+        if protocol != MLX5_UMR and not ends.are_near:
             return (
                 f"{protocol} is for one node, and ranks {a.rank} and {b.rank} are on different ones"
             )
-        if protocol == CopyEngine.name:
+        if protocol == COPY_ENGINE:
             return ends.on_host
-        if protocol == ProcessVm.name and "gpu" in (a.memory, b.memory):
+        if protocol == PROCESS_VM and "gpu" in (a.memory, b.memory):
             return "process_vm copies NumPy arrays, and one end's is on a GPU"
         return None
 
     def _on_gpus(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the copy engine if the arrays of either end can be mapped."""
-        why = ends.why_not_gpus(Topology.why_no_events)
+        why = ends.why_not_gpus(lambda topology, a, b: topology.why_no_events(a, b))
         if why is not None:
             return why
         ours, theirs = ends.described(self)
         if theirs is not None and theirs.is_mapped:
-            said = "copied by the driver into the receiver's array, no kernel"
+            why = "copied by the driver into the receiver's array, no kernel"
         elif ours is not None and ours.is_mapped:
-            said = "copied by the driver from the sender's array, no kernel"
+            why = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
         preferred = ends.selection.leave_sms and ends.block_bytes >= ROW_BYTES
-        return [self.offer(CopyEngine.name, said, preferred=preferred)]
+        return [self.candidate(COPY_ENGINE, why, preferred=preferred)]
 
-    def negotiate(self, build: Build) -> Agreed:
+    def negotiate(self, build: Build) -> Channels:
         """Swap keys with the peers, engine by engine."""
-        link = build.link(self, words=len(build.whole.arrays))
-        made: Agreed = {}
-        for name, make in (
-            (ProcessVm.name, _on_node),
-            (CopyEngine.name, self._of_gpus),
-            (Mlx5Umr.name, _of_adapters),
-        ):
-            if (self.name, name) in build.protocols_used:
-                job = build.job(self, name)
-                made[name] = agreed(build.world, partial(make, build, job, link), job)
-        return made
+        from halox.paths.scatter_gather.engines import make_channels
 
-    def _of_gpus(self, build: Build, job: Job, link: NodeLink | None) -> CopyChannel:
-        context = build.context
-        assert context.events is not None and link is not None
-        directions = {m.key: self._direction(build, m) for m in job.messages}
-        engine = context.once(_copy_engine_keys)
-        return CopyChannel(job, directions, *engine, context.events, link)
+        return make_channels(build, self)
 
-    def _direction(self, build: Build, message: Message) -> Direction:
-        """Return "put" if the receiver's arrays can be mapped, else "get"; the same at both ends."""
-        receiver: GpuMemory | None = (
-            build.peer_info(self, message)
-            if message.direction == "send"
-            else self.describe(message, build.whole.arrays, build.context, relocatable=False)
-        )
-        return "put" if receiver is not None and receiver.is_mapped else "get"
-
-    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: Channels) -> Sequence[ChannelMessages]:
         """Return the channels that `negotiate` made."""
         return [
             ChannelMessages(f"{self.name}/{name}", channel, channel.messages)
-            for name, channel in (agreed or {}).items()
+            for name, channel in agreed.items()
             if channel is not None
         ]

@@ -1,11 +1,10 @@
 """Agreement of both ends of messages on chunk sizes and keys, when a plan is made.
 
 The sender chooses a chunk size, and the receiver may reduce it: both ends swap the sizes that suit them, and derive the
-same size. Then each end maps its keys and offers them to the peer. An offer contains no keys if the peer has them
-already::
+same size. Then each end maps its keys and exports them to the peer, unless the peer has them already::
 
-    A: proposals | map keys | offers, keys only if B does not have them | transfers
-    B: proposals | map keys | offers, keys only if A does not have them | transfers
+    A: proposals | map keys | exports of keys that B does not have | transfers
+    B: proposals | map keys | exports of keys that A does not have | transfers
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from halox.errors import PathError
 from halox.paths.base import Channel, Job, Key
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Offer
+from halox.paths.scatter_gather.keys import ExportedKeys, KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks, Proposal, agreed_chunk, propose
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
@@ -28,7 +27,7 @@ Name = tuple[str, int]
 Proposals = Mapping[Name, Proposal]
 """Chunk sizes that suit a rank, by message."""
 
-Offers = Mapping[Name, tuple[tuple[int, ...], Offer]]
+Exports = Mapping[Name, tuple[tuple[int, ...], ExportedKeys]]
 """Keys of a rank by message, each with the numbers of the arrays to which its blocks belong."""
 
 
@@ -37,7 +36,7 @@ Swap = Callable[[dict[int, Any]], dict[int, Any]]
 
 
 class AgreeingChannel(Channel):
-    """A channel made in three steps: the peers swap `proposals`, then `offers`, and `open` the offers of the peers.
+    """A channel made in three steps: the peers swap `proposals`, then `exports` of their keys, which they `open`.
 
     ``_blocks``, ``_chunks`` (chunk sizes, once agreed) and ``_own`` (keys of this end) are by the key of a message.
     """
@@ -67,8 +66,8 @@ class AgreeingChannel(Channel):
         return dict(found)
 
     @abstractmethod
-    def offers(self, theirs: Mapping[int, Any]) -> dict[int, Any]:
-        """Map the keys, and return for each peer its share of the offers."""
+    def exports(self, theirs: Mapping[int, Any]) -> dict[int, Any]:
+        """Map the keys, and return those that each peer needs."""
 
     def _map(self, theirs: Mapping[int, Proposals]) -> None:
         """Derive the chunk sizes, and map this rank's keys; `PathError` if a message has no common size."""
@@ -84,15 +83,15 @@ class AgreeingChannel(Channel):
                 )
             self._chunks[m.key] = chunk
             blocks = self._blocks[m.key]
-            self._own[m.key] = self._keys.local(blocks, chunk, self._memory(blocks))
+            self._own[m.key] = self._keys.acquire(blocks, chunk, self._memory(blocks))
 
-    def _offered(self, messages: Sequence[Message]) -> dict[int, Offers]:
+    def _exported(self, messages: Sequence[Message]) -> dict[int, Exports]:
         """Return for each peer the keys of some messages; the peer must take them."""
-        found: dict[int, dict[Name, tuple[tuple[int, ...], Offer]]] = {}
+        found: dict[int, dict[Name, tuple[tuple[int, ...], ExportedKeys]]] = {}
         for m in messages:
-            offer = self._keys.offer(self._own[m.key], m.peer)
+            exported = self._keys.export(self._own[m.key], m.peer)
             arrays = self._blocks[m.key].arrays
-            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, offer
+            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, exported
         return dict(found)
 
     @abstractmethod
@@ -120,7 +119,7 @@ class AgreeingChannel(Channel):
         for own in self._own.values():
             self._keys.drop(own)
         self.let_go()
-        self.open(swap(self.offers(swap(self.proposals()))))
+        self.open(swap(self.exports(swap(self.proposals()))))
 
     def swap(self, said: dict[int, Any]) -> dict[int, Any]:
         """Send data to each peer, and return the data of the peers; collective over them."""
@@ -140,7 +139,7 @@ def agreed(world: World, make: Callable[[], Made], job: Job) -> Made | None:
         mine.open(theirs)
         return mine
 
-    rounds = (lambda mine, _: mine.proposals(), lambda mine, theirs: mine.offers(theirs), opened)
+    rounds = (lambda mine, _: mine.proposals(), lambda mine, theirs: mine.exports(theirs), opened)
     made: Made | None = handshake(
         world,
         lambda: make() if job.messages else None,

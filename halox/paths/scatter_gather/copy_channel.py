@@ -32,7 +32,7 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Exports, Proposals
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.graph_flags import GraphFlags
@@ -50,7 +50,7 @@ from halox.runtime.gpu.streams import CallStreams
 class CopyRecord:
     """Description of a rank for a peer."""
 
-    offers: Offers  # keys of the messages that the peer moves
+    exports: Exports  # keys of the messages that the peer moves
     segments: dict[Allocation, bytes]  # handles of the memory of these keys
     ready: int  # numbers of this rank's events
     moved: int
@@ -104,21 +104,21 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             found.append(Memory(array.pointer, address, before + behind, None))
         return found
 
-    def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
+    def exports(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
         """Map the keys, and return this rank's description for each peer."""
         self._map(theirs)
-        offers = self._offered(self._moved_by_peer)
+        exports = self._exported(self._moved_by_peer)
         ready, moved = self._numbers
         why, flags_memory = self._why_not_captured, self._flags.handles()
         found = {}
         for peer in sorted({m.peer for m in self.messages}):
             segments = dict(flags_memory)
-            for _, offer in offers.get(peer, {}).values():
-                for key in offer.keys or ():  # old keys: the peer has opened their memory
+            for _, exported in exports.get(peer, {}).values():
+                for key in exported.keys or ():  # old keys: the peer has opened their memory
                     segments |= self._engine.arena.handles(key.blocks[0])
             handles = self._events.handles(self._numbers)
             flags = self._flags.place(peer) if why is None else why
-            found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles, flags)
+            found[peer] = CopyRecord(exports.get(peer, {}), segments, ready, moved, handles, flags)
         return found
 
     def open(self, theirs: Mapping[int, CopyRecord]) -> None:
@@ -143,8 +143,8 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         if self._why_not_captured is None:
             self._flags.open(flags)
         for m in self._moving:
-            _, offer = theirs[m.peer].offers[m.opposite]
-            remote = self._keys.take(m.peer, offer)
+            _, exported = theirs[m.peer].exports[m.opposite]
+            remote = self._keys.take(m.peer, exported)
             self._transfers += [
                 self._engine.transfer(self._directions[m.key], key, other, m.peer)
                 for key, other in zip(self._own[m.key].keys, remote, strict=True)

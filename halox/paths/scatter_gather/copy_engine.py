@@ -11,6 +11,7 @@ import numpy as np
 
 from halox.packing.copy_boxes import PreparedCopies, common_blocks
 from halox.packing.copy_engine import MOST_RUNS
+from halox.paths.scatter_gather import COPY_ENGINE
 from halox.paths.scatter_gather.engine import (
     Direction,
     Engine,
@@ -27,7 +28,7 @@ from halox.runtime.place import Place
 class CopyEngine(Engine):
     """Mover of windows between GPUs of a node, or within a shared GPU; ``arena`` belongs to this rank's GPU."""
 
-    name = "copy_engine"
+    name = COPY_ENGINE
     limits = Limits(entries=MOST_RUNS, key_bytes=1 << 50, keys=1 << 30, pool=0)
     needs_registration = False
 

@@ -144,7 +144,7 @@ class Memory(NamedTuple):
     device: int | None = None  # None for memory of the host
 
 
-class Offer(NamedTuple):
+class ExportedKeys(NamedTuple):
     """A list of keys as sent to a peer; ``keys`` is None if the peer already has the keys.
 
     ``dropped`` are lists for the peer to forget, with their generations; ``at_once`` is the number of windows in a
@@ -166,11 +166,11 @@ class Keys:
         self.registrations = Registrations(engine)
         self._generations = count(1)
         self._local: dict[LayoutKey, KeyList] = {}  # least recently used first
-        self._remote: dict[tuple[int, LayoutKey], Offer] = {}
+        self._remote: dict[tuple[int, LayoutKey], ExportedKeys] = {}
         self._dropped: dict[int, list[tuple[LayoutKey, int]]] = {}
 
-    def local(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
-        """Return the keys of a message until `release`; ``memory`` has one entry for each of the message's arrays.
+    def acquire(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
+        """Reserve the keys of a message until `release`; ``memory`` has one entry for each of the message's arrays.
 
         They are the keys of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
         """
@@ -250,46 +250,53 @@ class Keys:
         self.pool.put_back(found.keys)
         found.keys = []
 
-    def offer(self, found: KeyList, rank: int) -> Offer:
-        """Return the offer of a list for a peer; the peer must `take` it."""
+    def export(self, found: KeyList, rank: int) -> ExportedKeys:
+        """Export a list of keys to a peer, which must `take` it."""
         keys = None if rank in found.sent_to else tuple(map(self.engine.export, found.keys))
         found.sent_to.add(rank)
         dropped = tuple(self._dropped.pop(rank, ()))
-        return Offer(found.key, found.generation, len(found.keys), keys, dropped)
+        return ExportedKeys(found.key, found.generation, len(found.keys), keys, dropped)
 
-    def take(self, rank: int, offer: Offer) -> tuple[RemoteKey, ...]:
-        """Return the keys of a peer's offer, sent with it or known from an earlier offer; offers arrive in any order.
+    def take(self, rank: int, exported: ExportedKeys) -> tuple[RemoteKey, ...]:
+        """Return the keys that a peer has exported, now or before; exports arrive in any order.
 
         Raises `PathError` if the keys are unknown, or if the known keys have a different generation.
         """
-        for key, generation in offer.dropped:
+        for key, generation in exported.dropped:
             gone = self._remote.get((rank, key))
             if gone is not None and gone.generation == generation:
                 del self._remote[rank, key]
-        if offer.keys is not None:
-            self._remote[rank, offer.key] = offer
-        known = self._remote.get((rank, offer.key))
-        if known is None or known.keys is None or known.generation != offer.generation:
+        if exported.keys is not None:
+            self._remote[rank, exported.key] = exported
+        known = self._remote.get((rank, exported.key))
+        if known is None or known.keys is None or known.generation != exported.generation:
             raise PathError(
-                f"rank {rank} counts on keys that are not known here (generation {offer.generation}); "
+                f"rank {rank} counts on keys that are not known here (generation {exported.generation}); "
                 "make the plan anew"
             )
         return known.keys
 
-    def moved(self, rank: int, offer: Offer, bases: tuple[int, ...]) -> tuple[RemoteKey, ...]:
-        """Return a peer's keys, known from an offer, for other arrays of the same layouts at some addresses."""
-        shifts = [new - old for new, old in zip(bases, offer.key[1], strict=True)]
-        return tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])
+    def moved(
+        self, rank: int, exported: ExportedKeys, bases: tuple[int, ...]
+    ) -> tuple[RemoteKey, ...]:
+        """Return a peer's exported keys for other arrays of the same layouts at some addresses."""
+        shifts = [new - old for new, old in zip(bases, exported.key[1], strict=True)]
+        return tuple([self.engine.moved(key, shifts) for key in self.take(rank, exported)])
 
 
 class Rounds:
-    """Rounds of one end of a message after the peer's offer of keys, with the transfers of each round's windows.
+    """Rounds of one end of a message after the peer has exported its keys, with the transfers of each round's windows.
 
     The ``count`` of rounds, equal at both ends, is 1 unless an engine has fewer keys than the message has windows.
     """
 
     def __init__(
-        self, keys: Keys, own: KeyList, peer: int, theirs: Offer, remote: tuple[RemoteKey, ...]
+        self,
+        keys: Keys,
+        own: KeyList,
+        peer: int,
+        theirs: ExportedKeys,
+        remote: tuple[RemoteKey, ...],
     ) -> None:
         self._keys, self._own, self._peer, self._remote = keys, own, peer, remote
         self.n_windows = len(own.windows)

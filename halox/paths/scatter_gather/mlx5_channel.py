@@ -19,7 +19,7 @@ from threading import Lock
 
 from halox.paths.base import Job, Key
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Exports, Proposals
 from halox.paths.scatter_gather.keys import Keys, Memory, Rounds
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
@@ -132,26 +132,26 @@ class Mlx5Channel(AgreeingChannel):
         addresses = self._mail.engine.invite(proposals)
         return {peer: (found, addresses[peer]) for peer, found in proposals.items()}
 
-    def offers(
+    def exports(
         self, theirs: Mapping[int, tuple[Proposals, QueueAddress]]
-    ) -> dict[int, tuple[Offers, dict[tuple[str, int], int]]]:
+    ) -> dict[int, tuple[Exports, dict[tuple[str, int], int]]]:
         """Connect, and return for each peer the keys of all messages with it, and their numbers."""
         self._mail.engine.connect({peer: address for peer, (_, address) in theirs.items()})
         self._map({peer: proposals for peer, (proposals, _) in theirs.items()})
         numbers: dict[int, dict[tuple[str, int], int]] = {peer: {} for peer in theirs}
         for m in self.messages:
             numbers[m.peer][m.direction, m.tag] = self._numbers[m.key]
-        offers = self._offered(self.messages)
-        return {peer: (offers[peer], numbers[peer]) for peer in theirs}
+        exports = self._exported(self.messages)
+        return {peer: (exports[peer], numbers[peer]) for peer in theirs}
 
-    def open(self, theirs: Mapping[int, tuple[Offers, Mapping[tuple[str, int], int]]]) -> None:
+    def open(self, theirs: Mapping[int, tuple[Exports, Mapping[tuple[str, int], int]]]) -> None:
         """Take the keys of the peers."""
         for m in self.messages:
-            offers, numbers = theirs[m.peer]
-            _, offer = offers[m.opposite]
-            remote = self._keys.take(m.peer, offer)
+            exports, numbers = theirs[m.peer]
+            _, exported = exports[m.opposite]
+            remote = self._keys.take(m.peer, exported)
             own = self._own[m.key]
-            rounds = Rounds(self._keys, own, m.peer, offer, remote)
+            rounds = Rounds(self._keys, own, m.peer, exported, remote)
             number = numbers[m.opposite]
             self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
 

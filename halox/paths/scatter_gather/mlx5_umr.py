@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from halox.errors import DeviceError, PathError
+from halox.paths.scatter_gather import MLX5_UMR
 from halox.paths.scatter_gather.engine import (
     IMMEDIATE_BITS,
     Direction,
@@ -92,7 +93,7 @@ class _Link:
 class Mlx5Umr(Engine):
     """Mover of windows between ranks with an mlx5 adapter each; ``waiter`` returns a waiter for completions."""
 
-    name = "mlx5_umr"
+    name = MLX5_UMR
 
     def __init__(self, rank: int, adapter: Adapter, waiter: Callable[[], Waiter]) -> None:
         self._rank, self._adapter, self._waiter = rank, adapter, waiter

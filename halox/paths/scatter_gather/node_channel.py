@@ -20,7 +20,7 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Exports, Proposals
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
@@ -85,11 +85,11 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         self._aim: tuple[Bases, ...] = ()
         self._transfers: list[Transfer] = []
 
-    def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
+    def exports(self, theirs: Mapping[int, Proposals]) -> dict[int, Exports]:
         """Return for each peer the keys of all messages with that peer, in windows that suit both ends."""
         self._map(theirs)
         self._shares = shares_of(self._job, self._blocks, self._chunks)
-        return self._offered(self.messages)
+        return self._exported(self.messages)
 
     def _memory(self, blocks: MessageBlocks, bases: Bases | None = None) -> list[Memory]:
         bases = bases or self._home
@@ -98,16 +98,16 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
             for n in blocks.arrays
         ]
 
-    def open(self, theirs: Mapping[int, Offers]) -> None:
+    def open(self, theirs: Mapping[int, Exports]) -> None:
         """Take the keys of the peers."""
-        self._their_offers = [theirs[s.message.peer][s.message.opposite] for s in self._shares]
+        self._their_exports = [theirs[s.message.peer][s.message.opposite] for s in self._shares]
         peers = list(dict.fromkeys(share.message.peer for share in self._shares))
         self._peer_words = [self._link.words(peer) for peer in peers]
         self._place = {peer: n for n, peer in enumerate(peers)}
         # Also take the keys of messages that the peer moves: it will not send them again.
         for message in self.messages:
-            _, offer = theirs[message.peer][message.opposite]
-            self._keys.take(message.peer, offer)
+            _, exported = theirs[message.peer][message.opposite]
+            self._keys.take(message.peer, exported)
 
     def views(self, memories: Sequence[memoryview]) -> Bases:
         """Return the addresses of other arrays."""
@@ -147,12 +147,14 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
     def _made(self, aim: tuple[Bases, ...]) -> tuple[list[Transfer], list[KeyList]]:
         keys, (own_bases, *peer_bases) = self._keys, aim
         transfers, lists = [], []
-        for share, (arrays, offer) in zip(self._shares, self._their_offers, strict=True):
+        for share, (arrays, exported) in zip(self._shares, self._their_exports, strict=True):
             peer = share.message.peer
-            own = keys.local(share.blocks, share.chunk_bytes, self._memory(share.blocks, own_bases))
+            own = keys.acquire(
+                share.blocks, share.chunk_bytes, self._memory(share.blocks, own_bases)
+            )
             lists.append(own)
             bases = peer_bases[self._place[peer]]
-            remote = keys.moved(peer, offer, tuple([bases[n] for n in arrays]))
+            remote = keys.moved(peer, exported, tuple([bases[n] for n in arrays]))
             transfers += [
                 keys.engine.transfer(share.direction, key, other, peer)
                 for key, other in [*zip(own.keys, remote, strict=True)][share.windows]

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
+from halox.paths.scatter_gather import PROCESS_VM
 from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey, Transfer
 from halox.paths.scatter_gather.windows import Int64Array
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
@@ -29,7 +30,7 @@ A window is a call of about 1 us; copying 8 KiB takes at least as long.
 class ProcessVm(Engine):
     """Mover of windows between processes of a node; ``pids`` has the process IDs of all ranks."""
 
-    name = "process_vm"
+    name = PROCESS_VM
     limits = Limits(
         entries=MOST_BLOCKS,
         key_bytes=MOST_BYTES,

@@ -8,7 +8,6 @@ from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Pat
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import cutter
 from halox.paths.host.packed import packed_channels
-from halox.paths.node import NodeLink
 
 
 class StagedPath(Path):
@@ -44,8 +43,8 @@ class StagedPath(Path):
             why = "same node, through host memory that both GPUs map"
         else:
             why = "other node, through pinned host memory"
-        return [self.offer("shared" if is_near else "mpi", why)]
+        return [self.candidate("shared" if is_near else "mpi", why)]
 
-    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[ChannelMessages]:
+    def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make a channel for each protocol; also called on ranks with NumPy arrays."""
-        return packed_channels(build, self, agreed, cutter())
+        return packed_channels(build, self, cutter())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from mpi4py import MPI
@@ -60,6 +62,18 @@ def way(
     if reason is not None:
         pytest.skip(reason)
     yield found
+
+
+@contextmanager
+def mappable_arrays(comm: MPI.Intracomm) -> Iterator[Callable[[int, str], Any]]:
+    """Yield a function that allocates arrays that other ranks can map."""
+    with halox.Grid((comm.size,), halo=0, comm=comm, device="gpu") as grid:
+
+        def make(n: int, dtype: str) -> Any:
+            found: Any = grid.zeros(dtype, components=(n,)).reshape(n)
+            return found
+
+        yield make
 
 
 def along(ways: Sequence[Way]) -> pytest.MarkDecorator:

@@ -98,7 +98,7 @@ def test_operations(algorithm: str, comm: MPI.Intracomm) -> None:
         assert agree(ok, comm), (op, dtype)
 
 
-@pytest.mark.parametrize("elements", [0, 1, 2, 255, 257, 40_000, (1 << 20) + 3])
+@pytest.mark.parametrize("elements", [0, 1, 255, 257, (1 << 20) + 3])
 def test_sizes_and_calls_in_a_row(algorithm: str, elements: int, comm: MPI.Intracomm) -> None:
     """Calls in place, many of them enqueued without synchronization where the algorithm needs no host."""
     base = cupy.arange(elements, dtype="f8")

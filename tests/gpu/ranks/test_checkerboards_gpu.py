@@ -9,20 +9,22 @@ from mpi4py import MPI
 import halox
 from halox.errors import PathError
 from tests.gpu.ranks.paths import WAYS, along
-from tests.mpi.checkerboards import Case, expected, random_case
+from tests.mpi.checkerboards import Case, random_case
 from tests.mpi.conftest import agree
-from tests.mpi.reference import same_bytes
-from tests.mpi.test_checkerboards import SEED, make_fields, make_grid
+from tests.mpi.reference import (
+    NUMERIC,
+    check_accumulate_as_on_cpu,
+    check_exchanges,
+    make_fields,
+    small_integers,
+)
+from tests.mpi.test_checkerboards import SEED
 from tests.mpi.ways import GPU_DTYPES, Way
 from tests.support import require
 
 require("gpu")
 
-import cupy  # noqa: E402
-
 pytestmark = pytest.mark.gpu
-
-NUMERIC = ["f8", "f4", "c16", "i4", "i8"]
 
 
 def check(case: Case, grid: halox.Grid, comm: MPI.Intracomm, way: Way | None = None) -> bool:
@@ -30,7 +32,7 @@ def check(case: Case, grid: halox.Grid, comm: MPI.Intracomm, way: Way | None = N
 
     Returns whether any message used ``way``.
     """
-    wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+    wanted = case.expected(grid.coords)
     fields = make_fields(grid, case, [w.before for w in wanted])
     try:
         plan = grid.plan(*fields)
@@ -40,16 +42,8 @@ def check(case: Case, grid: halox.Grid, comm: MPI.Intracomm, way: Way | None = N
     rows = plan.explain().rows
     received = sum(row.nbytes for row in rows if row.direction == "receive")
     assert agree(received == sum(w.moved_bytes for w in wanted), comm), (SEED, case, received)
-    for turn in range(3):
-        for u, w in zip(fields, wanted, strict=True):
-            u[...] = cupy.asarray(w.before)
-        comm.Barrier()
-        if turn and way is None:
-            grid.exchange(*fields)
-        else:
-            plan()
-        right = [same_bytes(u.get(), w.after) for u, w in zip(fields, wanted, strict=True)]
-        assert agree(all(right), comm), (SEED, case, right)
+    check_exchanges(grid, fields, wanted, (SEED, case), plan, rounds=1)
+    check_exchanges(grid, fields, wanted, (SEED, case), plan if way else None, rounds=2)
     return way is not None and way.check_taken(plan, comm)
 
 
@@ -57,7 +51,7 @@ def check(case: Case, grid: halox.Grid, comm: MPI.Intracomm, way: Way | None = N
 def test_random_checkerboard(number: int, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([SEED, comm.size, number])
     case = random_case(rng, comm.size, GPU_DTYPES)
-    with make_grid(case, comm, device="gpu") as grid:
+    with case.grid(comm, "gpu") as grid:
         check(case, grid, comm)
 
 
@@ -70,7 +64,7 @@ def test_on_each_path(way: Way, comm: MPI.Intracomm) -> None:
         case = random_case(rng, comm.size, way.dtypes)
         for f in case.fields:
             f.mine = f.mine and not way.is_straight
-        with make_grid(case, comm, device="gpu", path=way.path) as grid:
+        with case.grid(comm, "gpu", path=way.path) as grid:
             ran += check(case, grid, comm, way)
     assert ran >= count // 4, f"{ran} of {count} grids had messages that can go this way"
 
@@ -80,14 +74,8 @@ def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> 
     rng = np.random.default_rng([SEED, 5, comm.size, number])
     case = random_case(rng, comm.size, NUMERIC)
     mine = np.random.default_rng([SEED, number, comm.rank])
-    with make_grid(case, comm, device="gpu") as gpu, make_grid(case, comm) as cpu:
-        wanted = [expected(case, f, gpu.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        a, b = make_fields(gpu, case, start), make_fields(cpu, case, start)
-        gpu.accumulate(*a)
-        cpu.accumulate(*b)
-        right = [bool(np.array_equal(x.get(), y)) for x, y in zip(a, b, strict=True)]
-        assert agree(all(right), comm), (SEED, case, right)
+    with case.grid(comm, "gpu") as gpu, case.grid(comm) as cpu:
+        check_accumulate_as_on_cpu(gpu, cpu, case, mine)
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -95,9 +83,8 @@ def test_reductions_and_gather_equal_those_on_the_cpu(number: int, comm: MPI.Int
     rng = np.random.default_rng([SEED, 9, comm.size, number])
     case = random_case(rng, comm.size, ["f8", "i8"])
     mine = np.random.default_rng([SEED, number, comm.rank])
-    with make_grid(case, comm, device="gpu") as gpu, make_grid(case, comm) as cpu:
-        wanted = [expected(case, f, gpu.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+    with case.grid(comm, "gpu") as gpu, case.grid(comm) as cpu:
+        start = small_integers(mine, case.expected(gpu.coords))
         for u, v in zip(make_fields(gpu, case, start), make_fields(cpu, case, start), strict=True):
             for name in ("sum", "min", "max", "norm"):
                 found, right = getattr(gpu, name)(u), getattr(cpu, name)(v)

@@ -10,38 +10,44 @@ from mpi4py import MPI
 
 import halox
 from halox.gathering import gather as gathering
+from tests.mpi import ways
 from tests.mpi.conftest import agree
-from tests.mpi.reference import Case, Field, expected, random_case, same_bytes
-from tests.mpi.test_exchange import SEED, make_fields, make_grid
+from tests.mpi.reference import (
+    NUMERIC,
+    Case,
+    Field,
+    check_accumulate_as_on_cpu,
+    check_exchanges,
+    make_fields,
+    random_case,
+)
+from tests.mpi.test_exchange import SEED
+from tests.mpi.ways import GPU_DTYPES, Way
 from tests.support import require
 
 require("gpu")
 
 import cupy  # noqa: E402
 
+from tests.gpu.guarded import stall  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
-DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u2", "i4", "i8", "?"]
-NUMERIC = ["f8", "f4", "c16", "i4", "i8"]
+CHOSEN = Way("")
+"""The path that halox chooses; on one rank, the copies within it."""
 
 
-def check(case: Case, comm: MPI.Intracomm, rounds: int = 3) -> None:
-    with make_grid(case, comm, "gpu") as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+def check(case: Case, comm: MPI.Intracomm) -> None:
+    with case.grid(comm, "gpu") as grid:
+        wanted = case.expected(grid.coords)
         fields = make_fields(grid, case, [w.before for w in wanted])
-        for _ in range(rounds):
-            for u, w in zip(fields, wanted, strict=True):
-                u[...] = cupy.asarray(w.before)
-            comm.Barrier()
-            grid.exchange(*fields)
-            right = [same_bytes(u.get(), w.after) for u, w in zip(fields, wanted, strict=True)]
-            assert agree(all(right), comm), (SEED, case, right)
+        check_exchanges(grid, fields, wanted, (SEED, case))
 
 
 @pytest.mark.parametrize("number", range(40))
 def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([SEED, comm.size, number])
-    check(random_case(rng, comm.size, DTYPES), comm)
+    check(random_case(rng, comm.size, GPU_DTYPES), comm)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -50,7 +56,7 @@ def test_random_grid_by_mpi(
 ) -> None:
     monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, 3, comm.size, number])
-    check(random_case(rng, comm.size, DTYPES), comm)
+    check(random_case(rng, comm.size, GPU_DTYPES), comm)
 
 
 @pytest.mark.parametrize("n", [64, 130])
@@ -69,26 +75,8 @@ def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> 
     rng = np.random.default_rng([SEED, 5, comm.size, number])
     case = random_case(rng, comm.size, NUMERIC)
     mine = np.random.default_rng([SEED, number, comm.rank])
-    with make_grid(case, comm, "gpu") as gpu, make_grid(case, comm, "cpu") as cpu:
-        wanted = [expected(case, f, gpu.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        a, b = make_fields(gpu, case, start), make_fields(cpu, case, start)
-        gpu.accumulate(*a)
-        cpu.accumulate(*b)
-        right = [bool(np.array_equal(x.get(), y)) for x, y in zip(a, b, strict=True)]
-        assert agree(all(right), comm), (SEED, case, right)
-
-
-def stall(milliseconds: float = 20.0) -> None:
-    """Keep the current stream busy, so that work that is not ordered after it runs too early."""
-    kernel = cupy.RawKernel(
-        r"""extern "C" __global__ void stall(long long cycles) {
-            long long start = clock64();
-            while (clock64() - start < cycles) { }
-        }""",
-        "stall",
-    )
-    kernel((1,), (1,), (np.int64(milliseconds * 1.5e6),))
+    with case.grid(comm, "gpu") as gpu, case.grid(comm) as cpu:
+        check_accumulate_as_on_cpu(gpu, cpu, case, mine)
 
 
 def numbered(grid: halox.Grid, step: int) -> cupy.ndarray:
@@ -104,28 +92,20 @@ def halo_is_right(u: cupy.ndarray, grid: halox.Grid, step: int) -> bool:
     return bool((u == wanted).all())
 
 
-@pytest.mark.parametrize("non_blocking", [False, True])
-def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm) -> None:
-    with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
-        u = grid.zeros("f8")
-        cupy.cuda.runtime.deviceSynchronize()  # another stream fills it
-        with cupy.cuda.Stream(non_blocking=non_blocking) as stream:
-            for step in range(4):
-                stall()
-                grid.interior(u)[...] = numbered(grid, step)
-                grid.exchange(u)
-                assert agree(halo_is_right(u, grid, step), comm)
-            stream.synchronize()
+@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
+def test_after_a_stalled_stream(own: bool, comm: MPI.Intracomm) -> None:
+    ways.after_a_stalled_stream(CHOSEN, comm, own)
 
 
 def test_exchanges_that_change_streams(comm: MPI.Intracomm) -> None:
+    """Calls of `Grid.exchange`, each behind other work on a stream."""
     with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
         u = grid.zeros("f8")
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
         cupy.cuda.runtime.deviceSynchronize()
         for step in range(6):
             with streams[step % 2] as stream:
-                stall(5)
+                stall()
                 grid.interior(u)[...] = numbered(grid, step)
                 grid.exchange(u)
                 right = halo_is_right(u, grid, step)
@@ -133,16 +113,8 @@ def test_exchanges_that_change_streams(comm: MPI.Intracomm) -> None:
                 assert agree(right, comm)
 
 
-def test_start_and_finish_around_work(comm: MPI.Intracomm) -> None:
-    with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
-        u, other = grid.zeros("f8"), cupy.zeros(1000)
-        plan = grid.plan(u)
-        for step in range(5):
-            grid.interior(u)[...] = numbered(grid, step)
-            plan.start()
-            other += 1
-            plan.finish()
-            assert agree(halo_is_right(u, grid, step), comm)
+def test_two_plans_under_way(comm: MPI.Intracomm) -> None:
+    ways.work_in_between(CHOSEN, comm)
 
 
 def test_reductions_and_gather(comm: MPI.Intracomm) -> None:

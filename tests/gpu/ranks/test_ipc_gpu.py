@@ -1,4 +1,7 @@
-"""The `ipc` path with real GPUs, shared or not; tests/mpi/test_ipc.py tests the order of its steps on a fake GPU."""
+"""The `ipc` path with real GPUs, shared or not; tests/mpi/test_ipc.py tests the order of its steps on a fake GPU.
+
+test_paths_gpu.py tests what all paths have in common.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,17 @@ from mpi4py import MPI
 
 import halox
 from halox import Exchange, Recv, Send
-from halox import datatypes as dt
-from halox.errors import ExchangeTimeoutError, StateError
+from halox.errors import ExchangeTimeoutError
 from halox.paths.base import Job
-from halox.paths.fragments import cutter, whole
+from halox.paths.fragments import cutter
 from halox.paths.ipc import make_ipc_channel
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import describe
 from halox.runtime.context import Context
 from halox.runtime.world import World
+from tests.gpu.ranks.paths import mappable_arrays
 from tests.mpi.conftest import agree
-from tests.mpi.reference import expected, random_case, same_bytes
 from tests.mpi.test_ipc import Wire, chain, packed, ring, unpack
 from tests.mpi.test_typed import TYPES
 from tests.support import require
@@ -39,100 +41,78 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 3, 4)]
 SEED = 20261121
 ELEMENTS = 130
 
+Zeros = Callable[[int, str], Any]
 
-class Rig:
-    """A channel between the ranks' GPUs built without a plan, so that a test can choose each wire's way."""
 
-    def __init__(self, comm: MPI.Intracomm, wires: list[Wire], cut: Any = whole) -> None:
-        self.world, self.wires = World(comm), wires
-        device = self.world.node_rank % cupy.cuda.runtime.getDeviceCount()
-        cupy.cuda.Device(device).use()
-        self.around = Context(self.world)
-        self.shared, self.arena = self.around.arena, self.around.use_device(device)
-        assert self.around.events is not None
-        self.events = self.around.events
-        self.sends = [w for w in wires if w.source == comm.rank]
-        self.receives = [w for w in wires if w.target == comm.rank]
-        self.arrays = {w: self._array(w.way == "get") for w in self.sends}
-        self.arrays |= {w: self._array(w.way == "put") for w in self.receives}
+class Messages:
+    """An exchange of messages between GPUs, whose arrays are filled and compared on the stream, without the host.
+
+    ``path`` names a protocol, or leaves it to halox; arrays that a protocol moves directly come from ``zeros``.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, zeros: Zeros, wires: list[Wire], path: str) -> None:
+        sends = [w for w in wires if w.source == comm.rank]
+        receives = [w for w in wires if w.target == comm.rank]
+        # All ranks allocate together.
+        mappable = {w: zeros(ELEMENTS, "f8") for w in wires if w.way != "staging"}
+        self._sources = {w: self._array(mappable if w.way == "get" else {}, w) for w in sends}
+        self._targets = {w: self._array(mappable if w.way == "put" else {}, w) for w in receives}
         # Copied to the GPU now, so that later steps never synchronize with the host.
         values = {w: np.arange(ELEMENTS) + 1e4 * n for n, w in enumerate(wires)}
-        self.values = {w: cupy.asarray(values[w]) for w in self.sends}
-        self.wanted = {}
-        for w in self.receives:
+        self._values = {w: cupy.asarray(values[w]) for w in sends}
+        self._wanted = {}
+        for w in receives:
             wanted = np.full(ELEMENTS, -1.0)
             unpack(w.received[0], packed(w.sent[0], values[w]), wanted)
-            self.wanted[w] = cupy.asarray(wanted), cupy.asarray((wanted != -1) * 1e7)
+            self._wanted[w] = cupy.asarray(wanted), cupy.asarray((wanted != -1) * 1e7)
         cupy.cuda.get_current_stream().synchronize()
-        everything = [*self.sends, *self.receives]
-        sends = [self._message(w, "send") for w in self.sends]
-        receives = [self._message(w, "receive") for w in self.receives]
-        ways: Any = {m.key: w.way for m, w in zip([*sends, *receives], everything, strict=True)}
-        job = Job(
-            [describe(self.arrays[w]) for w in everything],
-            tuple(sorted(sends, key=lambda m: (m.peer, m.tag))),
-            tuple(sorted(receives, key=lambda m: (m.peer, m.tag))),
+        self.exchange = Exchange(
+            [Send(self._sources[w], TYPES[w.sent[0]], w.target, tag=w.tag) for w in sends],
+            [Recv(self._targets[w], TYPES[w.received[0]], w.source, tag=w.tag) for w in receives],
+            comm=comm,
+            path=path,
         )
-        peers = sorted({m.peer for m in (*sends, *receives)})
-        self.link = NodeLink(self.world, self.shared, [], peers)
-        memory = (self.arena, self.events)
-        self.channel = make_ipc_channel(self.world, job, ways, memory, self.link, cut)
 
-    def _array(self, exported: bool) -> cupy.ndarray:
-        shape, dtype = (ELEMENTS,), np.dtype("f8")
-        array = self.arena.array(shape, dtype) if exported else cupy.empty(shape, dtype)
+    @staticmethod
+    def _array(mappable: dict[Wire, Any], wire: Wire) -> Any:
+        array = mappable.get(wire)
+        if array is None:
+            array = cupy.empty(ELEMENTS)
         array[...] = -1.0
         return array
 
-    def _message(self, wire: Wire, direction: Any) -> Message:
-        sends = direction == "send"
-        number = list(self.arrays).index(wire)
-        names = wire.sent if sends else wire.received
-        peer = wire.target if sends else wire.source
-        return Message(peer, direction, (Part(number, TYPES[names[0]]),), wire.tag)
-
     def fill(self, epoch: int) -> None:
-        for wire, values in self.values.items():
-            self.arrays[wire][...] = values + 1e7 * epoch
+        for wire, values in self._values.items():
+            self._sources[wire][...] = values + 1e7 * epoch
 
-    def right(self, epoch: int) -> cupy.ndarray:
+    def right(self, epoch: int) -> Any:
         """Enqueue a comparison of all receive arrays; returns a device scalar."""
         right = cupy.ones((), bool)
-        for wire, (wanted, grown) in self.wanted.items():
-            right &= (self.arrays[wire] == wanted + grown * epoch).all()
+        for wire, (wanted, grown) in self._wanted.items():
+            right &= (self._targets[wire] == wanted + grown * epoch).all()
         return right
-
-    def exchange(self) -> None:
-        if self.channel is not None:
-            self.channel.start()
-            self.channel.finish()
-
-    def close(self) -> None:
-        if self.channel is not None:
-            self.channel.close()
-        self.link.close()
-        self.arrays.clear()
-        self.around.close()
 
 
 @pytest.fixture
-def rig(comm: MPI.Intracomm) -> Iterator[Callable[..., Rig]]:
-    made: list[Rig] = []
+def messages(comm: MPI.Intracomm) -> Iterator[Callable[[list[Wire], str], Messages]]:
+    """Return a function that prepares messages by a path."""
+    made: list[Messages] = []
+    with mappable_arrays(comm) as zeros:
 
-    def make(*args: Any, **options: Any) -> Rig:
-        made.append(Rig(comm, *args, **options))
-        return made[-1]
+        def make(wires: list[Wire], path: str) -> Messages:
+            made.append(Messages(comm, zeros, wires, path))
+            return made[-1]
 
-    yield make
-    for one in made:
-        one.close()
+        yield make
+        for one in made:
+            one.exchange.close()
 
 
 @pytest.mark.parametrize("shape", [ring, chain])
 @pytest.mark.parametrize("way", ["staging", "put", "get"])
-def test_every_way(way: str, shape: Any, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
+def test_every_way(way: str, shape: Any, messages: Any, comm: MPI.Intracomm) -> None:
     """Hosts run ahead of stalled streams and of each other; results are read only at the end."""
-    made = rig(shape(way, comm.size))
+    made = messages(shape(way, comm.size), f"ipc/{way}")
     rng = np.random.default_rng([SEED, comm.rank])
     right = []
     for epoch in range(60):
@@ -147,7 +127,8 @@ def test_every_way(way: str, shape: Any, rig: Callable[..., Rig], comm: MPI.Intr
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
+def test_random_messages(number: int, messages: Any, comm: MPI.Intracomm) -> None:
+    """Messages that halox moves by different protocols, since some of their arrays are contiguous and mappable."""
     rng = np.random.default_rng([SEED, number, comm.size])
     wires = []
     for tag in range(rng.integers(1, 9)):
@@ -159,7 +140,7 @@ def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intraco
             "contiguous" if way == "put" else received,
         )
         wires.append(Wire(a, b, (sent,), (received,), way, tag))
-    made = rig(wires)
+    made = messages(wires, "ipc")
     right = []
     for epoch in range(10):
         made.fill(epoch)
@@ -169,9 +150,9 @@ def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intraco
 
 
 @pytest.mark.parametrize("way", ["staging", "put", "get"])
-def test_streams_that_change(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
+def test_streams_that_change(way: str, messages: Any, comm: MPI.Intracomm) -> None:
     """Two streams exchange the same values in turn; only the exchanges order the streams."""
-    made = rig(ring(way, comm.size))
+    made = messages(ring(way, comm.size), f"ipc/{way}")
     made.fill(0)
     cupy.cuda.get_current_stream().synchronize()
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
@@ -184,129 +165,6 @@ def test_streams_that_change(way: str, rig: Callable[..., Rig], comm: MPI.Intrac
     for stream in streams:
         stream.synchronize()
     assert agree(all(bool(r) for r in right), comm)
-
-
-def test_capture_is_refused_and_goes_on(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    made = rig(ring("staging", comm.size))
-    made.fill(0)
-    made.exchange()
-    counter = cupy.zeros(1)
-    counter += 1  # compiled before the capture
-    cupy.cuda.get_current_stream().synchronize()
-    assert made.channel is not None
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        counter += 1
-        with pytest.raises(StateError, match=r"ipc path .*captured"):
-            made.channel.check()
-        graph = stream.end_capture()
-        for _ in range(3):
-            graph.launch(stream)
-        stream.synchronize()
-    assert float(counter[0]) == 4
-    made.exchange()
-    assert agree(bool(made.right(0)), comm)
-
-
-@pytest.mark.parametrize("number", range(20))
-def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 1, comm.size, number])
-    case = random_case(rng, comm.size, ["f8", "f4", "c16", "i2", "u1"])
-    with grid_of(case, comm, "gpu", path="ipc") as grid:
-        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
-        fields = fields_of(grid, case, [w.before for w in wanted])
-        for _ in range(3):
-            for u, w in zip(fields, wanted, strict=True):
-                u[...] = cupy.asarray(w.before)
-            grid.exchange(*fields)
-            right = [same_bytes(u.get(), w.after) for u, w in zip(fields, wanted, strict=True)]
-            assert agree(all(right), comm), (case, right)
-
-
-@pytest.mark.parametrize("number", range(10))
-def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 2, comm.size, number])
-    case = random_case(rng, comm.size, ["f8", "f4", "c16", "i4"])
-    mine = np.random.default_rng([SEED, number, comm.rank])
-    with grid_of(case, comm, "gpu", path="ipc") as gpu, grid_of(case, comm, "cpu") as cpu:
-        wanted = [expected(case, f, gpu.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        a, b = fields_of(gpu, case, start), fields_of(cpu, case, start)
-        for _ in range(3):
-            gpu.accumulate(*a)
-            cpu.accumulate(*b)
-        right = [bool(np.array_equal(x.get(), y)) for x, y in zip(a, b, strict=True)]
-        assert agree(all(right), comm), (case, right)
-
-
-def grid_of(case: Any, comm: MPI.Intracomm, device: str, **options: Any) -> halox.Grid:
-    return halox.Grid(
-        case.shape,
-        halo=case.halo,
-        periodic=case.periodic,
-        proc_shape=case.procs,
-        corners=case.corners,
-        comm=comm,
-        device=device,
-        **options,
-    )
-
-
-def fields_of(grid: halox.Grid, case: Any, wanted: list[np.ndarray]) -> list[Any]:
-    from tests.mpi.test_exchange import make_fields
-
-    return make_fields(grid, case, wanted)
-
-
-@pytest.mark.parametrize("axis", [0, 2])
-def test_periodic_box(axis: int, comm: MPI.Intracomm) -> None:
-    """Contiguous and strided faces with corners, of a field that halox allocated; some steps stall the stream."""
-    shape = [24, 20, 16]
-    shape[axis] *= comm.size
-    procs = [1, 1, 1]
-    procs[axis] = comm.size
-    with halox.Grid(
-        tuple(shape),
-        proc_shape=tuple(procs),
-        periodic=True,
-        corners=True,
-        comm=comm,
-        device="gpu",
-        path="ipc",
-    ) as grid:
-        u = grid.zeros("f8")
-        x, y, z = grid.indices(halo=True)
-        nx, ny, nz = grid.grid_shape
-        wanted = (x % nx) * 10000.0 + (y % ny) * 100 + z % nz
-        right = []
-        for step in range(40):
-            if (step + comm.rank) % 7 == 0:
-                stall()
-            u[...] = -1
-            i, j, k = grid.indices()
-            grid.interior(u)[...] = i * 10000.0 + j * 100 + k + step * 1e7
-            grid.exchange(u)
-            right.append((u == wanted + step * 1e7).all())
-        assert agree(all(bool(r) for r in right), comm)
-        others = [row for row in grid.plan(u).explain().rows if row.peer != comm.rank]
-        assert {row.path for row in others} == {"ipc"}
-
-
-def test_one_way_with_fragments(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
-    """Messages in one direction only, larger than a fragment."""
-    n = 1 << 16
-    x, y = cupy.zeros(n), cupy.zeros(2 * n)
-    sends = [Send(x, dt.contiguous(n, "f8"), comm.rank + 1)] if comm.rank < comm.size - 1 else []
-    receives = [Recv(y, dt.vector(n, 1, 2, "f8"), comm.rank - 1)] if comm.rank else []
-    right = []
-    with Exchange(sends, receives, comm=comm, path="ipc") as exchange:
-        for step in range(50):
-            x[...] = step * 100 + comm.rank + cupy.arange(n) * 1e4
-            exchange()
-            if receives:
-                came = step * 100 + comm.rank - 1 + cupy.arange(n) * 1e4
-                right.append((y[::2] == came).all() & (y[1::2] == 0).all())
-        assert agree(all(bool(r) for r in right), comm)
 
 
 @pytest.mark.parametrize("sent", TYPES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,16 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import PathError
-from tests.gpu.ranks.paths import BY_HOST, NCCL, PEER, WAYS, along, why_not
+from tests.gpu.ranks.paths import (
+    BY_HOST,
+    COPIES,
+    NCCL,
+    PEER,
+    WAYS,
+    along,
+    mappable_arrays,
+    why_not,
+)
 from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way
@@ -26,6 +37,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 STRIDED = [Way("peer/ll"), Way("peer/staging"), *NCCL, *BY_HOST]
 """The paths that accept arrays that halox did not allocate."""
+
+EVERY = [*WAYS, *COPIES]
+
+
+@pytest.fixture
+def zeros(way: Way, comm: MPI.Intracomm) -> Iterator[Any]:
+    """A function that allocates arrays that other ranks can map, if the path needs such arrays; else None."""
+    with mappable_arrays(comm) if way.is_straight else nullcontext() as made:
+        yield made
 
 
 def test_paths_that_must_be_there(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +64,13 @@ def test_paths_that_must_be_there(comm: MPI.Intracomm, monkeypatch: pytest.Monke
             assert reason is not None and "shares its GPU with rank" in reason, reason
     if linked:
         assert why_not(Way("ipc"), comm) is None, why_not(Way("ipc"), comm)
+    assert why_not(COPIES[0], comm) is None or why_not(Way("ipc"), comm) is not None
     assert why_not(Way("staged"), comm) is None
     monkeypatch.setenv("HALOX_NODE", "rank")
     assert why_not(Way("staged", node="rank"), comm) is None
 
 
-@along(WAYS)
+@along(EVERY)
 def test_random_grids(way: Way, comm: MPI.Intracomm) -> None:
     ways.random_grids(way, comm, 8)
 
@@ -67,59 +88,61 @@ def test_accumulate_never_goes_straight(
         grid.accumulate(grid.zeros("f8"))
 
 
-@along(WAYS)
+@along(EVERY)
 def test_fields_of_many_kinds(way: Way, comm: MPI.Intracomm) -> None:
     ways.fields_of_many_kinds(way, comm)
 
 
 @pytest.mark.parametrize("axis", [0, 2])
-@along(WAYS)
+@along(EVERY)
 def test_large_faces(way: Way, axis: int, comm: MPI.Intracomm) -> None:
     ways.large_faces(way, comm, axis)
 
 
-@along(WAYS)
+@along(EVERY)
 def test_two_plans_under_way(way: Way, comm: MPI.Intracomm) -> None:
     ways.work_in_between(way, comm)
 
 
-@along(WAYS)
+@along(EVERY)
 def test_streams_that_change(way: Way, comm: MPI.Intracomm) -> None:
     ways.changing_streams(way, comm)
 
 
-@along(WAYS)
+@along(EVERY)
 def test_two_streams(way: Way, comm: MPI.Intracomm) -> None:
     ways.two_streams(way, comm, 8, 200)
 
 
-@along(WAYS)
+@along(EVERY)
 def test_two_streams_of_much_work(way: Way, comm: MPI.Intracomm) -> None:
     """Each exchange could fill the whole GPU. A waiting exchange must leave room for the other exchange."""
     ways.two_streams(way, comm, 128, 20, 4)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
-@along(WAYS)
+@along(EVERY)
 def test_after_a_stalled_stream(way: Way, own: bool, comm: MPI.Intracomm) -> None:
     ways.after_a_stalled_stream(way, comm, own)
 
 
 @pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
 @pytest.mark.parametrize("pair", ways.TYPE_PAIRS)
-@along(STRIDED)
-def test_typed_messages(way: Way, pair: str, one_way: bool, comm: MPI.Intracomm) -> None:
+@along([*STRIDED, *COPIES])
+def test_typed_messages(
+    way: Way, pair: str, one_way: bool, zeros: Any, comm: MPI.Intracomm
+) -> None:
     try:
-        ways.typed_messages(way, comm, pair, one_way)
+        ways.typed_messages(way, comm, pair, one_way, zeros)
     except PathError as error:
         # LL packets carry words of 4 bytes or more.
         assert way.path == "peer/ll" and pair == "records", error
         pytest.skip(str(error))
 
 
-@along(STRIDED)
-def test_one_way_runs_ahead(way: Way, comm: MPI.Intracomm) -> None:
-    ways.one_way_runs_ahead(way, comm)
+@along([*STRIDED, *COPIES])
+def test_one_way_runs_ahead(way: Way, zeros: Any, comm: MPI.Intracomm) -> None:
+    ways.one_way_runs_ahead(way, comm, zeros)
 
 
 # Arrays of other libraries

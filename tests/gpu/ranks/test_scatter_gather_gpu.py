@@ -1,4 +1,7 @@
-"""The scatter_gather path by copy engines on GPUs, shared or not: received values, stream order, kinds of copies."""
+"""The scatter_gather path by copy engines on GPUs, shared or not: kinds of memory and of copies, and graphs.
+
+test_paths_gpu.py tests received values and stream order on every path.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import PathError, StateError
+from tests.gpu.ranks.paths import mappable_arrays
 from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way
@@ -45,57 +49,8 @@ def here(monkeypatch: pytest.MonkeyPatch, comm: MPI.Intracomm) -> None:
 @pytest.fixture
 def zeros(comm: MPI.Intracomm) -> Iterator[Callable[[int, str], Any]]:
     """Return a function that allocates arrays that other ranks can map."""
-    with halox.Grid((comm.size,), halo=0, comm=comm, device="gpu") as grid:
-
-        def make(n: int, dtype: str) -> Any:
-            found: Any = grid.zeros(dtype, components=(n,)).reshape(n)
-            return found
-
-        yield make
-
-
-def test_random_grids(comm: MPI.Intracomm) -> None:
-    ways.random_grids(WAY, comm, 12)
-
-
-def test_fields_of_many_kinds(comm: MPI.Intracomm) -> None:
-    ways.fields_of_many_kinds(WAY, comm)
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_large_faces(axis: int, comm: MPI.Intracomm) -> None:
-    ways.large_faces(WAY, comm, axis, 256)
-
-
-def test_two_plans_under_way(comm: MPI.Intracomm) -> None:
-    ways.work_in_between(WAY, comm)
-
-
-def test_streams_that_change(comm: MPI.Intracomm) -> None:
-    ways.changing_streams(WAY, comm)
-
-
-def test_two_streams(comm: MPI.Intracomm) -> None:
-    ways.two_streams(WAY, comm, 8, 100)
-
-
-def test_two_streams_of_much_work(comm: MPI.Intracomm) -> None:
-    ways.two_streams(WAY, comm, 128, 20, 4)
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
-def test_after_a_stalled_stream(own: bool, comm: MPI.Intracomm) -> None:
-    ways.after_a_stalled_stream(WAY, comm, own)
-
-
-@pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
-@pytest.mark.parametrize("pair", ways.TYPE_PAIRS)
-def test_typed_messages(pair: str, one_way: bool, zeros: Any, comm: MPI.Intracomm) -> None:
-    ways.typed_messages(WAY, comm, pair, one_way, zeros)
-
-
-def test_one_way_runs_ahead(zeros: Any, comm: MPI.Intracomm) -> None:
-    ways.one_way_runs_ahead(WAY, comm, zeros)
+    with mappable_arrays(comm) as made:
+        yield made
 
 
 @pytest.mark.parametrize("mappable", ["sender", "receiver", "neither"])

@@ -13,7 +13,7 @@ import halox
 from halox import Exchange, Recv, Send, datatypes
 from halox.errors import StateError
 from halox.paths import fragments
-from tests.gpu.ranks.test_exchange_gpu import check, stall
+from tests.gpu.ranks.test_exchange_gpu import check
 from tests.mpi.conftest import agree
 from tests.mpi.reference import Case, Field
 from tests.support import require
@@ -21,6 +21,8 @@ from tests.support import require
 require("gpu")
 
 import cupy  # noqa: E402
+
+from tests.gpu.guarded import stall  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 3, 4)]
 
@@ -87,7 +89,7 @@ def test_after_a_stalled_stream_and_on_changing_streams(comm: MPI.Intracomm) -> 
         for step in range(9):
             first, second = streams[step % 3], streams[(step // 2) % 3]
             with first:
-                stall(10)
+                stall()
                 grid.interior(u)[...] = x * 1e6 + y * 1e3 + z + step * 1e9
                 plan.start()
             with second:

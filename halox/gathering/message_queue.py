@@ -31,7 +31,7 @@ class _Message:
         return self.request is not None and bool(self.request.Test())
 
 
-class Window:
+class MessageQueue:
     """Queue of at most ``most`` messages in flight, the oldest first, each with its buffer.
 
     ``step`` names the call in timeout errors, as in "a gather".
@@ -96,8 +96,8 @@ class Window:
         if first.then is not None:
             first.then()
 
-    def __enter__(self) -> Window:
-        """Return the window."""
+    def __enter__(self) -> MessageQueue:
+        """Return the queue."""
         UNFINISHED.append(self._messages)
         return self
 
