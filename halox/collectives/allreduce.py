@@ -159,7 +159,7 @@ class Allreduce(Closing):
             raise
         self._prepared: PreparedReductions[ArrayReduction] = PreparedReductions()
         self._prepared.add((), self._reduction)
-        self._launches = self._prepared.launches
+        self._known = self._prepared.known
         self.algorithm, self.captures = self._reduction.algorithm, self._reduction.captures
         self.reasons = self._reduction.reasons
         self._tick = None if self.captures else world.ticker("allreduce", 0)
@@ -207,13 +207,10 @@ class Allreduce(Closing):
         streams run in the order of the calls, except in captures.
         """
         if self._bind is not None:
-            prepared = self._launches.get(("", id(array), id(out)))
-            if prepared is not None:
-                if out is not None:
-                    prepared[0]()
-                    return out
-                if array.shape == self.shape:  # the shape of CuPy arrays can be set
-                    return prepared[0]()
+            launch = self._known.find("", (array,) if out is None else (array, out))
+            if launch is not None:
+                result = launch()
+                return result if out is None else out
         return self._call(array, out)
 
     def _call(self, array: Any, out: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from halox.domain import Domain
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
-from halox.fft.fields import PHYSICAL, Call, Fields, KnownCalls
+from halox.fft.fields import PHYSICAL, Call, Fields
 from halox.fft.modes import NORMS, wavenumbers
 from halox.fft.pipeline import Pipeline
 from halox.fft.route import RouteMaker
@@ -21,6 +21,7 @@ from halox.paths.requested import requested_path
 from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
+from halox.runtime.known_arrays import KnownArrays
 from halox.transpose import Transpose
 from halox.values import as_int, as_list, check_bool, shown
 
@@ -170,9 +171,9 @@ class FFT(Closing):
         self.physical: Grid = self._route.physical
         self.grid: Grid = self._route.spectral
         self._fields = Fields(self.physical, self.grid, real=self.real)
-        self._calls: KnownCalls[tuple[Call, Pipeline]] = KnownCalls()
+        self._known: KnownArrays[tuple[Call, Pipeline]] = KnownArrays()
         for side in (self.physical, self.grid):
-            side.domain.layouts.watch(self._calls)
+            side.domain.layouts.register(self._known)
 
     def forward(self, u: object, out: object | None = None) -> Any:
         """Transform a physical field to its spectrum.
@@ -311,9 +312,11 @@ class FFT(Closing):
     def _run(self, direction: str, source: object, out: object | None) -> object:
         forward = direction == "forward"
         self._check_open()
-        known = self._calls.find(forward, source, out)
+        arrays = (source,) if out is None else (source, out)
+        known = self._known.find(forward, arrays)
         if known is None:
             known = self._look_up(direction, source, out)
+            self._known.keep(forward, arrays, known)
         call, pipeline = known
         fields = self._fields
 
@@ -363,7 +366,6 @@ class FFT(Closing):
                 sum(call.components, ()),
             )
             self._pipelines[call.dtype, call.components] = pipeline
-        self._calls.add(forward, source, out, (call, pipeline))
         return call, pipeline
 
 

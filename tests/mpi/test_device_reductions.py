@@ -609,11 +609,11 @@ class TestSeenBefore:
             results.append((grid.dot(field, field), call**2 * cells))
             assert float(grid.sum(field * 2)) == 2 * call * cells
         assert agree(all(float(number) == value for number, value in results), comm)
-        assert len(grid._reductions.fields.launches) == 3
+        assert len(grid._reductions.fields.known) == 3
 
     def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """The launch of an array does not serve a later array at its address."""
-        found = grid._reductions.arrays.launches
+        found = grid._reductions.arrays.known
         ids = set()
         total = comm.size * (comm.size + 1) // 2
         for dtype, elements in (("f8", 6), ("i8", 6), ("f8", 3)) * 3:
@@ -647,7 +647,7 @@ class TestSeenBefore:
             ok &= type(on_host) is np.ndarray and bool((on_host == total).all())
         assert agree(ok, comm)
         assert [device for device, *_ in grid._reductions.arrays.reductions] == ["gpu", "cpu"]
-        assert len(grid._reductions.arrays.launches) == 1
+        assert len(grid._reductions.arrays.known) == 1
 
     def test_arrays_of_the_host_on_one_rank_and_of_gpus_on_others(
         self, grid: halox.Grid, comm: MPI.Intracomm

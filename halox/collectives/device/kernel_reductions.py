@@ -82,7 +82,7 @@ class _Meeting:
         self.plan = plan
         self._world, self._arena = world, arena
         self._order = StreamOrder()
-        self._laid_for: Callable[[], None] | None = None  # call whose addresses are set
+        self._laid_for: Callable[[], object] | None = None  # call whose addresses are set
         self._failure: FailureWord | None = None
         self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
         runtime = cupy().cuda.runtime
@@ -150,36 +150,27 @@ class _Meeting:
         self, launch: PreparedLaunch, sources: Sequence[tuple[Address, int]], target: Target
     ) -> Launch:
         """Return a launch with fixed addresses on CuPy's current stream; it returns the array if the target is new."""
+        new: Callable[[], CupyArray] | None = None
+        values = [*sources]
         if callable(target):
-            return self._bind_to_new(self._bind_at(launch, sources), target)
-        return self._bind_at(launch, (*sources, (self._target, target)))
-
-    def _bind_to_new(self, go: Callable[[], None], new: Callable[[], CupyArray]) -> Launch:
-        target, current_stream = self._target, cupy().cuda.get_current_stream
-
-        def call() -> CupyArray:
-            try:
-                result = new()
-            except Exception:
-                self.cancel(current_stream())
-                raise
-            # The sources must be set again, too, since any launch in between has set other addresses.
-            target.value, self._laid_for = result.data.ptr, None
-            go()
-            return result
-
-        return call
-
-    def _bind_at(
-        self, launch: PreparedLaunch, values: Sequence[tuple[Address, int]]
-    ) -> Callable[[], None]:
-        """Return a function that sets some addresses, unless they are set, and launches on CuPy's current stream."""
+            new = target
+        else:
+            values.append((self._target, target))
         current_stream, failed, order = cupy().cuda.get_current_stream, self._failed, self._order
         on: Stream | None = None
         go: Callable[[], None]
 
-        def call() -> None:
+        def call() -> CupyArray | None:
             nonlocal on, go
+            result = None
+            if new is not None:
+                try:
+                    result = new()
+                except Exception:
+                    self.cancel(current_stream())
+                    raise
+                # The sources must be set again, too, since any launch in between has set other addresses.
+                self._target.value, self._laid_for = result.data.ptr, None
             stream = current_stream()
             if failed[0] or order.last is not stream:
                 self._enter(stream)
@@ -190,6 +181,7 @@ class _Meeting:
                     place.value = value
                 self._laid_for = call
             go()
+            return result
 
         return call
 

@@ -207,7 +207,7 @@ class TestSeenBefore:
     @staticmethod
     def kept(grid: halox.Grid) -> Any:
         """Return the launches that the grid has cached for arrays of `Grid.allreduce`."""
-        return grid._reductions.arrays.launches
+        return grid._reductions.arrays.known
 
     def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """Operations on one array in turn, with new values each; earlier results do not change."""
