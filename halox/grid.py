@@ -578,8 +578,8 @@ class Grid(Closing):
         first call it can be captured in a CUDA graph. Otherwise it works like a `halox.Allreduce` of one element.
 
         With one launch, an error that only one rank can detect (an array that does not fit) is raised on that rank at
-        once. After the first call, the remaining ranks raise it as a `MismatchError` in their next call, and the result
-        is not valid.
+        once. After the first call, the remaining ranks wait for that rank until the time limit, and their next call
+        raises `ExchangeTimeoutError`.
         """
         return self._reduce("sum", out, field)
 

@@ -188,9 +188,8 @@ class InOneLaunch:
         return self._reduction.bind(described, target)
 
     def refuse(self, error: Exception) -> None:
-        """Cancel the reduction, and raise the error."""
-        self._reduction.cancel(self._current_stream())
-        raise error
+        """Raise this rank's reason not to take part in a call."""
+        self._reduction.refuse(error, self._current_stream())
 
     def close(self) -> None:
         """Wait for the last launch."""
