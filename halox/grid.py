@@ -635,18 +635,21 @@ class Grid(Closing):
         operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
         make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
         """
-        launch = self._of_arrays.find(op, (array,) if out is None else (array, out))
-        if launch is None:
-            return self._reductions.array(op, array, out)
-        result = launch()
-        return result if out is None else out
+        if self.device_id is not None:  # on the host no call is prepared
+            arrays = (array,) if out is None else (array, out)
+            launch = self._of_arrays.find(op, arrays)
+            if launch is not None:
+                result = launch(arrays)
+                return result if out is None else out
+        return self._reductions.array(op, array, out)
 
     def _reduce(self, name: str, out: Any, *fields: Any) -> Any:
         """Reduce one or two fields to one value."""
-        launch = self._of_fields.find(name, fields if out is None else (*fields, out))
+        arrays = fields if out is None else (*fields, out)
+        launch = self._of_fields.find(name, arrays)
         if launch is None:
             return self._reductions.field(name, fields, out)
-        result = launch()
+        result = launch(arrays)
         return result if out is None else out
 
     # Whole arrays and checkpoints

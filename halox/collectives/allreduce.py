@@ -203,9 +203,10 @@ class Allreduce(Closing):
         streams run in the order of the calls, except in captures.
         """
         if self._bind is not None:
-            launch = self._known.find("", (array,) if out is None else (array, out))
+            arrays = (array,) if out is None else (array, out)
+            launch = self._known.find("", arrays)
             if launch is not None:
-                result = launch()
+                result = launch(arrays)
                 return result if out is None else out
         return self._call(array, out)
 

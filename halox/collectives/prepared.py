@@ -12,14 +12,14 @@ temporaries the preparation would cost more than it saves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from halox.runtime.known_arrays import KnownArrays
 
-Launch = Callable[[], object]
-"""A prepared call; returns the result."""
+Launch = Callable[[Sequence[Any]], object]
+"""A prepared call, with the arrays for which it is kept; returns the result. It must hold none of them."""
 
 Signature = tuple[object, ...]
 """Key of a reduction: a name, dtypes, a shape or layout; the same on all ranks."""

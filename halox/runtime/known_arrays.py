@@ -49,11 +49,11 @@ class _Argument:
 
         self.reference = weakref.ref(array, forget)
         self.shape: object = getattr(array, "shape", None)
-        self.is_numpy = isinstance(array, np.ndarray)
         self.dtype: DType | None = None
         self.writable: bool | None = None
+        self.is_numpy = False
         if isinstance(array, np.ndarray):
-            self.dtype, self.writable = array.dtype, array.flags.writeable
+            self.is_numpy, self.dtype, self.writable = True, array.dtype, array.flags.writeable
         self.values: dict[Hashable, Any] = {}
         self.following = _NOTHING
 
@@ -114,8 +114,8 @@ class KnownArrays(Generic[Value]):
                 if argument.following is _NOTHING:
                     argument.following = _Arguments()
                 arguments = argument.following
-            argument = arguments[id(array)]
-            if not argument.fits(array):
+            argument = arguments.get(id(array))
+            if argument is None or not argument.fits(array):
                 # A new argument also forgets the arrays that followed this one before it changed.
                 argument = arguments[id(array)] = _Argument(array, arguments)
         if argument is not None:

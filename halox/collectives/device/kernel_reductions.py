@@ -153,7 +153,7 @@ class _Meeting:
         on: Stream | None = None
         go: Callable[[], None]
 
-        def call() -> CupyArray | None:
+        def call(_: Sequence[object] = ()) -> CupyArray | None:
             nonlocal on, go
             result = None
             if new is not None:

@@ -242,9 +242,9 @@ class NcclAcrossNodes:
         """Prepare calls on CuPy's current stream, to one address, or to new arrays for the results."""
         reduce, current_stream = self.reduce, cupy().cuda.get_current_stream
         if not callable(target):
-            return lambda: reduce(source, target, current_stream(), None)
+            return lambda _: reduce(source, target, current_stream(), None)
 
-        def call() -> CupyArray:
+        def call(_: Sequence[object]) -> CupyArray:
             stream = current_stream()
             try:
                 result = target()

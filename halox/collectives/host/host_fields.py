@@ -5,7 +5,6 @@ Every call compares dtypes and layouts of the ranks, along with their errors, so
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,24 +71,21 @@ class HostFieldReduction:
         as_ndarray(out)[...] = result
         return out
 
-    def bind(self, cells: Sequence[Cells], out: object) -> Launch | None:
+    def bind(self, cells: Sequence[Cells]) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
         fields = [one.field for one in cells]
         if not all(type(array) is np.ndarray for array in fields):
             return None
-        # Hold the fields weakly, since a launch is cached as long as its arrays live.
-        found = [(weakref.ref(one.field), one.layout.interior) for one in cells]
-        find_out = None if out is None else weakref.ref(out)
-        world, name = self._world, self._name
+        world, name, run, count = self._world, self._name, self.__call__, len(cells)
+        interior = self._layout.interior
 
-        def launch() -> object:
-            views, place = [], None if find_out is None else find_out()
-            for find, interior in found:
-                field: Any = find()
-                views.append(field[interior])
+        def launch(arrays: Sequence[Any]) -> object:
+            views = [arrays[0][interior]]
+            if count == 2:
+                views.append(arrays[1][interior])
             with world.guard:
                 world.begin(name)
-                return self(views, place)
+                return run(views, arrays[count] if len(arrays) > count else None)
 
         return launch
 
@@ -167,7 +163,7 @@ class HostReductions(HostArrays):
                 self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
                 raise
             result = reduction(views, out)
-        self.fields.prepare(name, fields, out, lambda: reduction.bind(cells, out))
+        self.fields.prepare(name, fields, out, lambda: reduction.bind(cells))
         return result
 
 
