@@ -32,7 +32,7 @@ class Reduction(Protocol):
     """A reduction that the ranks have made together for calls of one signature."""
 
     def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call, also on the remaining ranks."""
+        """Raise this rank's reason not to take part in a call, on all ranks if the host takes part."""
 
     def close(self) -> None:
         """Free memory and communicators; collective."""
@@ -73,7 +73,7 @@ class PreparedReductions(Generic[R]):
                 self.known.keep(name, arrays if out is None else (*arrays, out), launch)
 
     def refuse(self, error: Exception, *name: str) -> bool:
-        """Raise an error on all ranks if exactly one reduction has this name; return whether any has it."""
+        """Let the reduction of a name refuse a call if there is exactly one; return whether any has the name."""
         known = [one for of, one in self.reductions.items() if of[: len(name)] == name]
         if len(known) == 1:
             known[0].refuse(error)

@@ -138,7 +138,8 @@ class PlanCache:
     def clear(self) -> None:
         """Close all plans; local."""
         for key in list(self._entries):
-            self._evict(key)
+            self._drop(key)
+        self.known.forget()
         self.sweep()
 
     def _evict(self, key: Hashable) -> None:
