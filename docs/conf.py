@@ -73,7 +73,7 @@ MADE_BY_HALOX = {
 """Classes that users do not construct: the pages omit the arguments of their constructors."""
 
 
-INTERNAL = {"Plan.accepts", "Plan.hold", "Plan.views", "Report.measured", "Row.of"}
+INTERNAL = {"Plan.hold", "Plan.views", "Report.measured", "Row.of"}
 """Methods that only halox calls; the pages omit them."""
 
 

@@ -205,8 +205,8 @@ class Grid(Closing):
         self.device_id: int | None = domain.device_id
         self.xp: ModuleType = domain.xp
         self._plan_number = 0
-        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key, self._layouts.owners)
-        self._layouts.watch(self._plans)
+        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
+        self._known_plans = self._plans.known
         self._reductions: HostReductions | DeviceReductions
         if domain.device_id is None:
             from halox.collectives.host.host_fields import HostReductions
@@ -216,8 +216,10 @@ class Grid(Closing):
             from halox.collectives.device.device_fields import DeviceReductions
 
             self._reductions = DeviceReductions(domain)
-        self._of_fields = self._reductions.fields.launches
-        self._of_arrays = self._reductions.arrays.launches
+        self._of_fields = self._reductions.fields.known
+        self._of_arrays = self._reductions.arrays.known
+        for table in (self._known_plans, self._of_fields):
+            self._layouts.register(table)
 
     # Fields
 
@@ -364,7 +366,6 @@ class Grid(Closing):
         """
         self._world.check_open()
         self._layouts.declare(array, self._layouts.of_options(layout))
-        self._reductions.forget()
         return array
 
     def layout(self, field: object) -> FieldLayout:
@@ -469,7 +470,7 @@ class Grid(Closing):
         current stream on a GPU. Halo cells outside the grid are not changed.
         """
         key = self.corners if corners is None else as_bool(corners)
-        found = self._plans.find(key, fields)
+        found = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if found is None:
             found = self._cached("copy", fields, corners, key)
         plan, bound = found
@@ -486,7 +487,7 @@ class Grid(Closing):
             Also if a field's dtype is not numeric, or two fields share memory, since their halos would count twice.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
-        found = self._plans.find(key, fields)
+        found = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if found is None:
             found = self._cached("add", fields, corners, key)
         plan, bound = found
@@ -526,9 +527,10 @@ class Grid(Closing):
         """
         if not fields:
             return self.domain.division.text(self.rank, len(set(self._world.nodes)))
-        found = self._plans.find(self.corners, fields)
+        key = self.corners
+        found = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if found is None:
-            found = self._cached("copy", fields, None, self.corners)
+            found = self._cached("copy", fields, None, key)
         return found[0].explain()
 
     # Reductions
@@ -576,8 +578,8 @@ class Grid(Closing):
         first call it can be captured in a CUDA graph. Otherwise it works like a `halox.Allreduce` of one element.
 
         With one launch, an error that only one rank can detect (an array that does not fit) is raised on that rank at
-        once. After the first call, the remaining ranks raise it as a `MismatchError` in their next call, and the result
-        is not valid.
+        once. After the first call, the remaining ranks wait for that rank until the time limit, and their next call
+        raises `ExchangeTimeoutError`.
         """
         return self._reduce("sum", out, field)
 
@@ -633,26 +635,22 @@ class Grid(Closing):
         operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
         make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
         """
-        try:
-            prepared = self._of_arrays.get((op, id(array), id(out)))
-        except TypeError:  # an unhashable operation
-            prepared = None
-        if prepared is not None:
-            launch, shape = prepared
-            if array.shape == shape and (out is None or out is array or out.shape == shape):
-                result = launch()
+        if self.device_id is not None:  # on the host no call is prepared
+            arrays = (array,) if out is None else (array, out)
+            launch = self._of_arrays.find(op, arrays)
+            if launch is not None:
+                result = launch(arrays)
                 return result if out is None else out
-        return self._reductions.array(op, (array,), out)
+        return self._reductions.array(op, array, out)
 
-    def _reduce(self, name: str, out: Any, field: Any, other: Any = None) -> Any:
+    def _reduce(self, name: str, out: Any, *fields: Any) -> Any:
         """Reduce one or two fields to one value."""
-        prepared = self._of_fields.get((name, id(field), id(other), id(out)))
-        if prepared is not None:
-            launch, shape = prepared
-            if field.shape == shape and (other is None or other.shape == shape):
-                result = launch()
-                return result if out is None else out
-        return self._reductions.field(name, (field, other) if name == "dot" else (field,), out)
+        arrays = fields if out is None else (*fields, out)
+        launch = self._of_fields.find(name, arrays)
+        if launch is None:
+            return self._reductions.field(name, fields, out)
+        result = launch(arrays)
+        return result if out is None else out
 
     # Whole arrays and checkpoints
 

@@ -118,8 +118,8 @@ class Transpose(Closing):
         self._plans = PlanCache(
             lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))
         )
-        layouts_a.watch(self._plans)
-        layouts_b.watch(self._plans)
+        layouts_a.register(self._plans.known)
+        layouts_b.register(self._plans.known)
         self._dependents: weakref.WeakSet[Plan] = weakref.WeakSet()
 
     def forward(self, u: object, v: object) -> None:
@@ -224,10 +224,11 @@ class Transpose(Closing):
     # Internal
 
     def _run(self, direction: str, u: object, v: object) -> None:
-        cached = self._plans.find(direction, (u, v))
+        arrays = u, v
+        cached = self._plans.known.find(direction, arrays) or self._plans.find(direction, arrays)
         if cached is None:
             cached = self._make(direction, u, v, keep=False), None
-            self._plans.add(direction, (u, v), cached[0])
+            self._plans.add(direction, arrays, cached[0])
         plan, bound = cached
         plan.__call__(bound)
 

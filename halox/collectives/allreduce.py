@@ -87,9 +87,9 @@ class Allreduce(Closing):
     Notes
     -----
     The constructor, calls and `close` are collective over ``comm``. All errors are raised on all ranks or on no rank,
-    with one exception. With "oneshot" and "reduce_scatter_allgather" the hosts do not synchronize in a call, so that a
-    call with an unsuitable array raises only on its rank; the kernels of the remaining ranks then stop, and their next
-    call raises.
+    with one exception. With "oneshot", "reduce_scatter_allgather", and "hierarchical" by NCCL the hosts do not
+    synchronize in a call, so that a call with an unsuitable array raises only on its rank. The remaining ranks wait for
+    that rank until the time limit, and their next call raises `ExchangeTimeoutError`.
 
     The result has the same bits on every rank and in every run: the values are combined in the order of the ranks
     ("hierarchical": within each node, and then in the order of the nodes; "binomial": in pairs, in pairs of pairs,
@@ -159,7 +159,7 @@ class Allreduce(Closing):
             raise
         self._prepared: PreparedReductions[ArrayReduction] = PreparedReductions()
         self._prepared.add((), self._reduction)
-        self._launches = self._prepared.launches
+        self._known = self._prepared.known
         self.algorithm, self.captures = self._reduction.algorithm, self._reduction.captures
         self.reasons = self._reduction.reasons
         self._tick = None if self.captures else world.ticker("allreduce", 0)
@@ -191,10 +191,6 @@ class Allreduce(Closing):
             If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot",
             "reduce_scatter_allgather", and "hierarchical" by NCCL, if another rank missed an earlier call. The results
             of that call and of all later calls are not valid.
-        MismatchError
-            If another rank has cancelled the last call, because its array was unsuitable; the result of that call is
-            not valid. Only with "oneshot", "reduce_scatter_allgather", and "hierarchical" by NCCL; with the last, an
-            earlier call may be cancelled.
         StateError
             If the current stream is being captured, and the algorithm does not support this (`captures`); if another
             thread is inside a call of this object.
@@ -207,13 +203,11 @@ class Allreduce(Closing):
         streams run in the order of the calls, except in captures.
         """
         if self._bind is not None:
-            prepared = self._launches.get(("", id(array), id(out)))
-            if prepared is not None:
-                if out is not None:
-                    prepared[0]()
-                    return out
-                if array.shape == self.shape:  # the shape of CuPy arrays can be set
-                    return prepared[0]()
+            arrays = (array,) if out is None else (array, out)
+            launch = self._known.find("", arrays)
+            if launch is not None:
+                result = launch(arrays)
+                return result if out is None else out
         return self._call(array, out)
 
     def _call(self, array: Any, out: Any) -> Any:

@@ -26,7 +26,7 @@ class ArrayReduction(ABC):
 
     @abstractmethod
     def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call, also on the remaining ranks."""
+        """Raise this rank's reason not to take part in a call, on all ranks if the host takes part."""
 
     @abstractmethod
     def close(self) -> None:

@@ -47,7 +47,7 @@ class Datatype:
         "arguments",
         "bounds",
         "constructor",
-        "kept",
+        "host_layouts",
         "layout",
         "olds",
         "signature",
@@ -68,8 +68,8 @@ class Datatype:
     """Blocks of one item, in order."""
     signature: Signature
     """The sequence of primitive types, comparable in constant time."""
-    kept: dict[int, Any]
-    """Plans of the host packer, by number of items."""
+    host_layouts: dict[int, Any]
+    """Layouts of the host packer, by number of items."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Datatype:
         self.bounds = bounds
         self.layout = layout
         self.signature = signature
-        self.kept = {}
+        self.host_layouts = {}
 
     def __reduce__(self) -> tuple[type[Datatype], tuple[object, ...]]:
-        """Pickle and copy the datatype without the packers' plans."""
+        """Pickle and copy the datatype without the packers' layouts."""
         parts = (self.constructor, self.arguments, self.olds, self.size)
         return Datatype, (*parts, self.bounds, self.layout, self.signature)
 

@@ -146,7 +146,7 @@ class Allocation:
             array = world.guarded(lambda: make() if array is None else array, _ALLOCATION)
         assert array is not None
         self._number_of_fields += 1
-        self._layouts.add(array, described.layout, self._number_of_fields)
+        self._layouts.record(array, described.layout, self._number_of_fields)
         return array
 
     def _describe(self, form: Form, contents: Contents, value: object) -> _Description:

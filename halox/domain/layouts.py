@@ -13,9 +13,9 @@ which views are alive, or on which ranks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from halox.decomposition import (
     PARITIES,
@@ -29,14 +29,8 @@ from halox.decomposition.normalise import Halo
 from halox.domain.options import FieldOptions, field_spec
 from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import Described, describe, owner
+from halox.runtime.known_arrays import KnownArrays
 from halox.values import shown
-
-
-class Forgetful(Protocol):
-    """Cache of results about arrays."""
-
-    def forget(self) -> None:
-        """Discard the results; examine each array again in its next call."""
 
 
 class FieldLayouts:
@@ -55,21 +49,17 @@ class FieldLayouts:
         self._device = device
         self._by_spec: dict[FieldSpec, FieldLayout] = {}
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
-        self._by_array: dict[int, tuple[weakref.ref[object], object, FieldLayout]] = {}
+        self._known: KnownArrays[FieldLayout] = KnownArrays()
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
         # Arrays that own the memory of declared fields, and whether the grid allocated it.
         self._owners: dict[int, tuple[weakref.ref[object], bool]] = {}
-        self._known: dict[int, FieldLayout] = {}  # by identity: `of` makes each once
-        self._caches: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+        # Layouts of declared fields, by identity: `of` makes each once.
+        self._in_use: dict[int, FieldLayout] = {}
+        self._tables: weakref.WeakSet[KnownArrays[Any]] = weakref.WeakSet()
 
     def __len__(self) -> int:
         """Return the number of known arrays, declared fields, and owners of their memory."""
-        return len(self._by_array) + len(self._declared) + len(self._owners)
-
-    @property
-    def owners(self) -> Collection[int]:
-        """Identities (``id``) of the arrays that own the memory of declared fields; a view."""
-        return self._owners
+        return len(self._known) + len(self._declared) + len(self._owners)
 
     def of(self, spec: FieldSpec) -> FieldLayout:
         """Return the layout of a spec: the same object for equal specs."""
@@ -84,20 +74,19 @@ class FieldLayouts:
         layout.check_widths()
         return layout
 
-    def watch(self, cache: Forgetful) -> None:
-        """Register a cache of plans or calls, which is cleared whenever a declaration changes."""
-        self._caches.add(cache)
+    def register(self, table: KnownArrays[Any]) -> None:
+        """Let a change of a declaration clear a table of known arrays; holds no table alive."""
+        self._tables.add(table)
 
-    def add(self, array: object, layout: FieldLayout, number: int) -> None:
-        """Record the layout of a field that the grid allocated, and its ``number`` among the grid's fields."""
-        root = owner(array)
-        _watch(self._owners, id(root), root, True)
-        self._declare(describe(array), array, layout, number)
-        self._remember(array, layout)
+    def record(self, array: object, layout: FieldLayout, number: int | None = None) -> None:
+        """Record the layout of a field that the library allocated.
 
-    def note(self, array: object, layout: FieldLayout) -> None:
-        """Record the layout of an array that the library allocated outside the grid's memory."""
-        self._declare(describe(array), array, layout, 0)
+        ``number`` is the field's number among the fields in the grid's memory; None for other memory.
+        """
+        if number is not None:
+            root = owner(array)
+            _watch(self._owners, id(root), root, True)
+        self._declare(describe(array), array, layout, number or 0)
         self._remember(array, layout)
 
     def declare(self, array: object, layout: FieldLayout) -> None:
@@ -127,11 +116,8 @@ class FieldLayouts:
         Raises `FieldError` if the shape does not fit the grid or is ambiguous, and `DeviceError` if the array is on
         another device than the grid's fields.
         """
-        entry = self._by_array.get(id(array))
-        # The shape of an array can be assigned. Arrays without a ``shape`` attribute keep their shape.
-        if entry is None or entry[0]() is not array or getattr(array, "shape", None) != entry[1]:
-            return self._look_up(array, describe(array, "field"))
-        return entry[2]
+        found = self._known.find(None, (array,))
+        return self._look_up(array, describe(array, "field")) if found is None else found
 
     def number(self, found: Described) -> int:
         """Return an array's number among the grid's fields, the same on all ranks; 0 if it is not such a field."""
@@ -149,7 +135,7 @@ class FieldLayouts:
         entry = self._owners.get(id(root))
         return entry is not None and entry[1] and entry[0]() is root
 
-    def knows(self, array: object, found: Described) -> bool:
+    def is_field(self, array: object, found: Described) -> bool:
         """Whether an array is a field that the grid allocated or the user declared; ``found`` describes it."""
         return _field(found) in self._declared or self.is_own(array)
 
@@ -163,7 +149,7 @@ class FieldLayouts:
 
     def of_shape(self, shape: tuple[int, ...]) -> list[FieldLayout]:
         """Return the known layouts with this shape of the array."""
-        return [layout for layout in self._known.values() if layout.padded_shape == shape]
+        return [layout for layout in self._in_use.values() if layout.padded_shape == shape]
 
     def key(self, arrays: Sequence[object]) -> Hashable:
         """Return the cache key of a plan of some arrays; raises the errors of `find`."""
@@ -255,20 +241,22 @@ class FieldLayouts:
         if id(root) not in self._owners:
             _watch(self._owners, id(root), root, False)
         _watch(self._declared, _field(found), root, layout, number)
-        if id(layout) not in self._known:
-            self._known[id(layout)] = layout
+        if id(layout) not in self._in_use:
+            self._in_use[id(layout)] = layout
             known = self._by_shape.pop(layout.padded_shape, None)
             if known is not None and known is not layout:
                 self._look_again()
 
     def _look_again(self) -> None:
         """Discard all results about arrays, since declarations have changed."""
-        self._by_array.clear()
-        for cache in self._caches:
-            cache.forget()
+        for table in (self._known, *self._tables):
+            table.forget()
 
     def _remember(self, array: object, layout: FieldLayout) -> None:
-        _watch(self._by_array, id(array), array, getattr(array, "shape", None), layout)
+        try:
+            self._known.keep(None, (array,), layout)
+        except TypeError as error:
+            raise _not_weak(array) from error
 
 
 def _field(found: Described) -> Hashable:
@@ -286,7 +274,11 @@ def _watch(table: dict[Any, Any], key: Hashable, watched: object, *found: object
     try:
         table[key] = (weakref.ref(watched, forget), *found)
     except TypeError as error:
-        raise FieldError(
-            f"a {type(watched).__module__}.{type(watched).__qualname__} cannot be used (it takes no "
-            "weak references); give an array of NumPy or CuPy on the same memory"
-        ) from error
+        raise _not_weak(watched) from error
+
+
+def _not_weak(array: object) -> FieldError:
+    return FieldError(
+        f"a {type(array).__module__}.{type(array).__qualname__} cannot be used (it takes no "
+        "weak references); give an array of NumPy or CuPy on the same memory"
+    )

@@ -29,8 +29,8 @@ _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
 _MOST_BOUND = 32
 
-Bound: TypeAlias = list[object] | tuple[object, ...]
-"""For each movable channel of a plan its views of other arrays; or, as a tuple, the arrays of one call."""
+Bound: TypeAlias = list[object]
+"""For each movable channel of a plan its views of other arrays."""
 
 
 LetGo: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
@@ -140,11 +140,7 @@ class Plan(Unique):
             self._check(_READY, outer)
         try:
             if _bound is not self.bound:  # not earlier: until here another thread may be inside
-                if type(_bound) is tuple:
-                    for channel in self._movable:
-                        channel.lent = _bound
-                else:
-                    self._move(_bound)
+                self._move(_bound)
             for step in self._steps:
                 step()
         except BaseException as error:
@@ -168,10 +164,6 @@ class Plan(Unique):
             for channel, views in zip(self._movable, bound, strict=True):
                 channel.bind(views)
         self.bound = bound
-
-    def accepts(self, arrays: tuple[object, ...]) -> bool:
-        """Whether the plan can be called with arrays that differ from these only in their addresses."""
-        return all([channel.accepts(arrays) for channel in self._movable])
 
     def views(self, described: Sequence[Described]) -> Bound | None:
         """Return views of other arrays for a call; None if the plan must not exchange these arrays together.

@@ -1,11 +1,9 @@
-"""Fields of a transform: checks of arguments, new results, and the cache of earlier calls."""
+"""Fields of a transform: checks of arguments, and new results."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,8 +22,6 @@ from halox.runtime.gpu.devices import allocate, as_device_array
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import Field, XArray
-
-Found = TypeVar("Found")
 
 SPECTRAL = {np.dtype(real): np.dtype(pair) for real, pair in (("f4", "c8"), ("f8", "c16"))}
 PHYSICAL = {pair: real for real, pair in SPECTRAL.items()}
@@ -100,7 +96,7 @@ class Fields:
             ) from error
         if shape != call.target.spec.box((0,) * len(grid.halo), grid.rank_shape).subsizes:
             array[...] = 0
-        grid.domain.layouts.note(array, call.target)
+        grid.domain.layouts.record(array, call.target)
         return array
 
     def cells(self, array: object, layout: FieldLayout) -> XArray:
@@ -119,7 +115,7 @@ class Fields:
             grid.domain.layouts for grid in (self._grids if physical else self._grids[::-1])
         )
         expected = f"{name} must be a field of fft.{sides[0]}"
-        if other.knows(array, found) and not mine.knows(array, found):
+        if other.is_field(array, found) and not mine.is_field(array, found):
             raise FieldError(
                 f"{expected}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of "
                 f"fft.grid, backward the other way; make one with fft.{sides[0]}.zeros"
@@ -157,57 +153,3 @@ class Fields:
 def components(layout: FieldLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the extents of the component axes before and after the grid axes."""
     return layout.spec.components_before, layout.spec.components_after
-
-
-_Entry: TypeAlias = tuple[
-    Callable[[], object], Callable[[], object] | None, tuple[object, object], Found
-]
-"""Weak references to source and target, their forms, and the cached result."""
-
-
-class KnownCalls(Generic[Found]):
-    """Cache of calls by array objects; an entry is valid while its arrays live and do not change form."""
-
-    def __init__(self) -> None:
-        self._entries: dict[tuple[bool, int, int], _Entry[Found]] = {}
-
-    def find(self, forward: bool, source: object, out: object | None) -> Found | None:
-        """Return the cached result for these arrays, None if there is no entry."""
-        entry = self._entries.get((forward, id(source), id(out)))
-        if entry is None:
-            return None
-        first, second, forms, found = entry
-        if first() is not source or (second is not None and second() is not out):
-            return None
-        return found if forms == (_form(source), _form(out)) else None
-
-    def add(self, forward: bool, source: object, out: object | None, found: Found) -> None:
-        """Cache a result for the next call with these arrays."""
-        entries, key = self._entries, (forward, id(source), id(out))
-
-        def forget(_: object) -> None:
-            entries.pop(key, None)
-
-        def watch(array: object) -> Callable[[], object]:
-            return weakref.ref(array, forget)
-
-        try:
-            entries[key] = (
-                watch(source),
-                None if out is None else watch(out),
-                (_form(source), _form(out)),
-                found,
-            )
-        except TypeError:  # arrays without weak references
-            return
-
-    def forget(self) -> None:
-        """Clear the cache, so that the next calls check their arrays again."""
-        self._entries.clear()
-
-
-def _form(array: object) -> tuple[object, ...]:
-    """Return the attributes of an array object that can be assigned."""
-    if isinstance(array, np.ndarray):
-        return array.shape, array.dtype, array.flags.writeable
-    return (getattr(array, "shape", None),)

@@ -11,7 +11,7 @@ import numpy as np
 
 from halox.domain import Domain, GridOptions
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
-from halox.fft.fields import PHYSICAL, Call, Fields, KnownCalls
+from halox.fft.fields import PHYSICAL, Call, Fields
 from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import Pipeline
 from halox.fft.stages import Schedule, divide_stages, find_stages
@@ -20,6 +20,7 @@ from halox.paths import requested_path
 from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
+from halox.runtime.known_arrays import KnownArrays
 from halox.values import as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
@@ -148,9 +149,9 @@ class FFT(Closing):
                 self._release()  # raised on all ranks
                 raise
         self._fields = Fields(self.physical, self.grid, real=self.real)
-        self._calls: KnownCalls[tuple[Call, Pipeline]] = KnownCalls()
+        self._known: KnownArrays[tuple[Call, Pipeline]] = KnownArrays()
         for side in (self.physical, self.grid):
-            side.domain.layouts.watch(self._calls)
+            side.domain.layouts.register(self._known)
 
     def forward(self, u: object, out: object | None = None) -> Any:
         """Transform a physical field to its spectrum.
@@ -331,9 +332,11 @@ class FFT(Closing):
     def _run(self, direction: str, source: object, out: object | None) -> object:
         forward = direction == "forward"
         self._check_open()
-        known = self._calls.find(forward, source, out)
+        arrays = (source,) if out is None else (source, out)
+        known = self._known.find(forward, arrays)
         if known is None:
             known = self._look_up(direction, source, out)
+            self._known.keep(forward, arrays, known)
         call, pipeline = known
         fields = self._fields
 
@@ -364,7 +367,6 @@ class FFT(Closing):
             pipeline = self._pipelines.get((call.dtype, call.components))
         if pipeline is None or not pipeline.connects(forward):
             call, pipeline = self._connect(direction, source, out)
-        self._calls.add(forward, source, out, (call, pipeline))
         return call, pipeline
 
     def _connect(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:

@@ -32,7 +32,7 @@ _MOST_PARTS = 64
 # copies an element in about 5 ns.
 _BLOCK_WORDS = 10
 # Largest number of layouts that a datatype keeps, each for another number of items.
-_MOST_KEPT = 16
+_MOST_LAYOUTS = 16
 
 
 class HostLayout:
@@ -114,10 +114,10 @@ def _parts(layout: Layout, first: int, limit: int) -> list[Pair] | None:
 
 def host_layout(datatype: Datatype, count: int) -> HostLayout:
     """Return the layout of ``count`` items of a datatype in host memory; the datatype keeps it."""
-    kept = datatype.kept
-    found: HostLayout | None = kept.get(count)
+    layouts = datatype.host_layouts
+    found: HostLayout | None = layouts.get(count)
     if found is None:
-        if len(kept) >= _MOST_KEPT:
-            kept.clear()
-        found = kept[count] = HostLayout(datatype, count)
+        if len(layouts) >= _MOST_LAYOUTS:
+            layouts.clear()
+        found = layouts[count] = HostLayout(datatype, count)
     return found

@@ -1,8 +1,7 @@
 """Packing and unpacking of arrays on a GPU: checks, the choice of a packer, and caches of both.
 
 A time loop packs a few datatypes, usually in the same arrays. Packers and checks are cached by datatype
-and count. The last arrays that passed the checks are cached by identity. A call with cached arrays only
-launches.
+and count, addresses by the identity of arrays that passed the checks. A call with known arrays only launches.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from functools import cache
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import ref
 
 import numpy as np
 
@@ -24,6 +22,7 @@ from halox.packing.host import overlapping
 from halox.packing.own_elements import check_own_elements
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import check_max_blocks
+from halox.runtime.known_arrays import KnownArrays
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -38,22 +37,12 @@ KEPT_CALLS = 256
 
 
 class _Checked(NamedTuple):
-    """Two arrays that have passed all checks, their addresses, and the packer's method."""
+    """Addresses of two arrays that have passed all checks, their GPU, and the packer's method."""
 
-    one: ref[object]  # weak: the cache must not keep arrays alive
-    other: ref[object]
     move: Move
     first: int
     second: int
     device: int
-
-    def same(self, one: object, other: object) -> bool:
-        """Whether these are the cached arrays, and their GPU is the current device."""
-        return (
-            self.one() is one is not None
-            and self.other() is other is not None
-            and _cuda().runtime.getDevice() == self.device
-        )
 
 
 class _Call:
@@ -67,8 +56,7 @@ class _Call:
         self.nbytes = datatype.size * count
         self.first, self.end = datatype.reach(count)
         self.ndarray: type[CupyArray] = cupy().ndarray
-        self.last_pack: _Checked | None = None
-        self.last_unpack: _Checked | None = None
+        self.known: KnownArrays[_Checked] = KnownArrays()
         self._overlaps: bool | None = None
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
@@ -116,11 +104,10 @@ class _Call:
                 return int(data.ptr)
         return packed_bytes(array, name, self.nbytes, device, writable=writable)
 
-    def checked(self, one: object, other: object, move: Move, *rest: int) -> _Checked | None:
-        """Cache entry for two CuPy arrays, which never change their addresses; None for other arrays."""
+    def keep(self, kind: str, one: object, other: object, checked: _Checked) -> None:
+        """Keep the result for two CuPy arrays, which never change their addresses."""
         if type(one) is self.ndarray and type(other) is self.ndarray:
-            return _Checked(ref(one), ref(other), move, *rest)
-        return None
+            self.known.keep(kind, (one, other), checked)
 
     def check_receivable(self) -> None:
         """Raise if the items touch a byte twice."""
@@ -164,20 +151,20 @@ def pack_device(
 ) -> Any:
     """Pack an array on a GPU; see :func:`halox.pack`."""
     call = _call(datatype, count, method, max_blocks)
-    last = call.last_pack
-    if last is None or not last.same(source, out):
+    known = call.known.find("pack", (source, out))
+    if known is None or _cuda().runtime.getDevice() != known.device:
         pointer, device = call.array(source, "source")
         if _cuda().runtime.getDevice() != device:
             with _cuda().Device(device):
                 return pack_device(source, datatype, count, out, method, max_blocks)
-        if out is None:
+        is_new = out is None
+        if is_new:
             out = cupy().empty(call.nbytes, np.uint8)
         packed = call.packed(out, "out", device, writable=True)
-        move = call.packer(device, type(out) is np.ndarray).pack
-        call.last_pack = call.checked(source, out, move, pointer, packed, device)
-        move(pointer, packed, _current_stream())
-    else:
-        last.move(last.first, last.second, _current_stream())
+        known = _Checked(call.packer(device, type(out) is np.ndarray).pack, pointer, packed, device)
+        if not is_new:
+            call.keep("pack", source, out, known)
+    known.move(known.first, known.second, _current_stream())
     return out if out.size == call.nbytes else out[: call.nbytes]
 
 
@@ -191,19 +178,19 @@ def unpack_device(
 ) -> None:
     """Unpack into an array on a GPU; see :func:`halox.unpack`."""
     call = _call(datatype, count, method, max_blocks)
-    last = call.last_unpack
-    if last is None or not last.same(packed, target):
+    known = call.known.find("unpack", (packed, target))
+    if known is None or _cuda().runtime.getDevice() != known.device:
         call.check_receivable()
         pointer, device = call.array(target, "target", writable=True)
         if _cuda().runtime.getDevice() != device:
             with _cuda().Device(device):
                 return unpack_device(packed, datatype, target, count, method, max_blocks)
         source = call.packed(packed, "packed", device)
-        move = call.packer(device, type(packed) is np.ndarray).unpack
-        call.last_unpack = call.checked(packed, target, move, source, pointer, device)
-        move(source, pointer, _current_stream())
-    else:
-        last.move(last.first, last.second, _current_stream())
+        known = _Checked(
+            call.packer(device, type(packed) is np.ndarray).unpack, source, pointer, device
+        )
+        call.keep("unpack", packed, target, known)
+    known.move(known.first, known.second, _current_stream())
 
 
 @cache

@@ -103,8 +103,6 @@ class Channel(ABC):
 
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
-    # Arrays for the next exchange, in place of the bound arrays; set by the plan, and cleared when the exchange ends.
-    lent: Sequence[Any] = ()
     # Of a closed channel: whether no work of this rank is under way any longer; and whether an exchange has failed
     # without an error that reached the caller.
     has_ended = True
@@ -132,10 +130,6 @@ class Channel(ABC):
 
     def bind(self, views: Any) -> None:  # noqa: B027 - most paths look at addresses
         """Use the arrays of some views from the next exchange on; local, of a movable channel only."""
-
-    def accepts(self, arrays: Sequence[Any]) -> bool:
-        """Whether the plan can set `lent` to arrays that differ from these only in address; local, if movable."""
-        return False
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
         """End the channel, and release resources that no other rank accesses; local."""

@@ -22,10 +22,9 @@ from halox.paths.base import (
 from halox.paths.costs import ProtocolCost
 from halox.paths.host.indexed import Indices, PartView, Words, at_once, index_all, pays, words_of
 from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
-from halox.paths.host.slices import Base, Index, flat, grouped, slices_of
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
-from halox.runtime.arrays import Array, HostArray
+from halox.runtime.arrays import HostArray
 from halox.runtime.gpu.cuda import cupy
 
 
@@ -72,9 +71,6 @@ class LocalHostChannel(Channel):
         # Plain copies, and calls for all other work.
         self._copies: list[Move] = []
         self._calls: list[Callable[[], object]] = []
-        # The same copies by array, as pairs of target and source indices.
-        self.lent: Sequence[Array] = ()
-        self._indices: list[tuple[int, Base | None, list[tuple[Index, Index]]]] = []
         if found is not None and cleared is not None:
             self.is_movable = True
             self._adds = adds
@@ -115,39 +111,8 @@ class LocalHostChannel(Channel):
         """Use the arrays of these views."""
         self._copies, self._calls = views
 
-    def accepts(self, arrays: Sequence[Array]) -> bool:
-        """Whether other arrays can be copied without views."""
-        if self._adds or self._in_tiles:
-            return False
-        if self._words is not None:
-            number, words, *indices = self._words
-            base = flat(words.dtype, words.start, arrays[number])
-            if base is None:
-                return False
-            self._indices = [(number, base, [(indices[0], indices[1])])]
-            return True
-        found = slices_of([*self._targets, *self._sources], arrays)
-        if found is None:
-            return False
-        targets, sources = found[: len(self._targets)], found[len(self._targets) :]
-        if any(
-            (to.array, to.base, to.counts, to.order) != (of.array, of.base, of.counts, of.order)
-            for to, of in zip(targets, sources, strict=True)
-        ):
-            return False
-        moves = [(to.at, of.at) for to, of in zip(targets, sources, strict=True)]
-        self._indices = grouped(targets, moves)
-        return True
-
     def start(self) -> None:
         """Copy everything."""
-        if self.lent:
-            arrays, self.lent = self.lent, ()
-            for n, base, copies in self._indices:
-                array = arrays[n] if base is None else base.of(arrays[n])
-                for to, of in copies:
-                    array[to] = array[of]
-            return
         for target, source in self._copies:
             target[...] = source
         if self._calls:

@@ -11,7 +11,6 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.collectives import prepared
 from halox.exchange import cache
 from tests.collecting import collecting
 from tests.mpi.conftest import agree
@@ -107,9 +106,8 @@ def go_on(
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the caches small, so that they drop plans and launches."""
+    """Make the caches small, so that they drop plans."""
     monkeypatch.setattr(cache, "CAPACITY", 3)
-    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 2)
 
 
 @pytest.mark.ranks(1, 2, 3)

@@ -235,13 +235,11 @@ def test_where_arrays_lie(way: str, machine: Machine, comm: MPI.Intracomm) -> No
         assert reduce(Array(np.zeros((0, 3)))).shape == (0, 3)
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["oneshot", "reduce_scatter_allgather", "shared_buffer", "host", "hierarchical"]
-)
+@pytest.mark.parametrize("algorithm", ["shared_buffer", "host", "hierarchical"])
 def test_a_bad_array_on_one_rank(
     algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm
 ) -> None:
-    """All ranks raise: in the same call if the host takes part, otherwise the other ranks in their next call."""
+    """All ranks raise in the same call, since the host takes part in it."""
     if algorithm not in possible(way, comm.size):
         pytest.skip("is not available")
     last = comm.rank == comm.size - 1
@@ -256,9 +254,6 @@ def test_a_bad_array_on_one_rank(
             ("text", None, FieldError, "is not a value of"),
             (good, fixed, FieldError, "out is read-only"),
         ):
-            if algorithm in KERNELS and not last:
-                reduce(good)
-                kind, text = MismatchError, f"rank {comm.size - 1} has cancelled reduction"
             with pytest.raises(kind, match=text):
                 reduce(bad if last else good, out=out if last else None)
             assert (reduce(good).get() == comm.size).all()
@@ -452,13 +447,13 @@ class TestGrid:
     def test_errors_of_what_has_been_taken_before(
         self, grid: halox.Grid, way: str, comm: MPI.Intracomm
     ) -> None:
-        """A bad argument after good calls raises on all ranks, with kernels in the next call; later calls work."""
+        """A bad argument after good calls, of one rank if the host takes part, of all ranks; later calls work."""
         field, _ = self.field(grid, "f8")
         given, bad = Array(np.ones(3)), Array(np.zeros(2))
         odd = np.zeros(8 * field.get().size + 1, "u1")[1:].view("f8").reshape(field.shape)
         assert odd.ctypes.data % 8
         last = comm.rank == comm.size - 1
-        in_next = (way == "own GPUs" or comm.size == 1) and not last
+        by_kernels = way == "own GPUs" and comm.size > 1
         calls = (
             (lambda wrong: grid.norm(field, out=bad if wrong else None), "out: got shape"),
             (lambda wrong: grid.max(Array(odd) if wrong else field), "multiples of 8 bytes"),
@@ -467,17 +462,10 @@ class TestGrid:
         for call, text in calls:
             before = call(False).get()
             for _ in range(2):
-                if in_next:
-                    call(False)
-                with pytest.raises(
-                    MismatchError if in_next else FieldError,
-                    match=f"rank {comm.size - 1} has cancelled" if in_next else text,
-                ):
-                    call(last)
-                assert same(call(False).get(), before)
-                with pytest.raises(FieldError, match=text):
-                    call(True)
-                assert same(call(False).get(), before)
+                for wrong in (True,) if by_kernels else (last, True):
+                    with pytest.raises(FieldError, match=text):
+                        call(wrong)
+                    assert same(call(False).get(), before)
 
     def test_captures(self, grid: halox.Grid, way: str, machine: Machine, comm: Any) -> None:
         field, _ = self.field(grid, "f8")
@@ -609,11 +597,11 @@ class TestSeenBefore:
             results.append((grid.dot(field, field), call**2 * cells))
             assert float(grid.sum(field * 2)) == 2 * call * cells
         assert agree(all(float(number) == value for number, value in results), comm)
-        assert len(grid._reductions.fields.launches) == 3
+        assert len(grid._reductions.fields.known) == 3
 
     def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """The launch of an array does not serve a later array at its address."""
-        found = grid._reductions.arrays.launches
+        found = grid._reductions.arrays.known
         ids = set()
         total = comm.size * (comm.size + 1) // 2
         for dtype, elements in (("f8", 6), ("i8", 6), ("f8", 3)) * 3:
@@ -647,7 +635,7 @@ class TestSeenBefore:
             ok &= type(on_host) is np.ndarray and bool((on_host == total).all())
         assert agree(ok, comm)
         assert [device for device, *_ in grid._reductions.arrays.reductions] == ["gpu", "cpu"]
-        assert len(grid._reductions.arrays.launches) == 1
+        assert len(grid._reductions.arrays.known) == 1
 
     def test_arrays_of_the_host_on_one_rank_and_of_gpus_on_others(
         self, grid: halox.Grid, comm: MPI.Intracomm
@@ -741,10 +729,10 @@ class TestSeenBefore:
         assert machine.launches == before + 2
         assert agree(bool((given.get() == comm.size**2).all()), comm)
 
-    def test_no_memory_for_a_result_on_one_rank(
+    def test_no_memory_for_a_result(
         self, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The other ranks raise in their next call, as after a bad array."""
+        """All ranks refuse the call, as for a bad array, and go on."""
         cupy: Any = sys.modules["cupy"]
         empty, full = cupy.empty, False
 
@@ -754,22 +742,16 @@ class TestSeenBefore:
             return empty(*given)
 
         monkeypatch.setattr(cupy, "empty", allocate)
-        last = comm.rank == comm.size - 1
         given = Array(np.ones(4))
         with halox.Grid((8 * comm.size,), comm=comm, device="gpu") as grid:
             field = grid.ones("f8")
             for call in (lambda: grid.allreduce(given), lambda: grid.max(field)):
                 for _ in range(3):
                     before = call().get()
-                if last:
-                    full = True
-                    with pytest.raises(MemoryError):
-                        call()
-                    full = False
-                else:
+                full = True
+                with pytest.raises(MemoryError):
                     call()
-                    with pytest.raises(MismatchError, match=f"rank {comm.size - 1} has cancelled"):
-                        call()
+                full = False
                 assert same(call().get(), before)
 
     def test_an_operation_that_is_none(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
@@ -830,6 +812,31 @@ def test_a_rank_that_does_not_come(
         with short_waits(), pytest.raises(ExchangeTimeoutError, match="has waited"):
             for _ in range(2):
                 reduce(array)
+    comm.Barrier()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("way", ["own GPUs"], indirect=True)
+@pytest.mark.parametrize("algorithm", KERNELS)
+def test_a_bad_array_on_one_rank_with_kernels(
+    algorithm: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of the other ranks wait until the limit; the next call of the rank waits on the host, equally long."""
+    parameter, limit_ns = ReductionPlan.parameter, int(1e9)
+    monkeypatch.setattr(ReductionPlan, "parameter", lambda *given: parameter(*given[:-1], limit_ns))
+    reduce = reduced(algorithm, comm.Dup(), 4, "f8", "sum")
+    good, last = Array(np.ones(4)), comm.size - 1
+    assert (reduce(good).get() == comm.size).all()
+    comm.Barrier()
+    if comm.rank == last:
+        with pytest.raises(FieldError, match=r"array: got shape \(5,\)"):
+            reduce(Array(np.ones(5)))
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="after one that was refused"):
+            reduce(good)
+    else:
+        reduce(good)
+        with pytest.raises(ExchangeTimeoutError, match=f"has waited for rank {last} in reduction"):
+            reduce(good)
     comm.Barrier()
 
 

@@ -242,7 +242,7 @@ class Rank:
 
     @property
     def failure(self) -> tuple[int, int]:
-        """Missing rank + 1 (plus 16 if that rank cancelled) and the epoch; zeros if no rank is missing."""
+        """Missing rank + 1 and the epoch; zeros if no rank is missing."""
         return tuple(self.reduction._failure.words[:2].tolist())
 
 

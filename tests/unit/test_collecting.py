@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.collectives import prepared
 from halox.exchange import cache as cache_module
 from halox.exchange.plan import Plan
 from halox.paths.base import Channel
@@ -114,25 +113,6 @@ def test_plans_whose_arrays_go_while_another_is_added(monkeypatch: pytest.Monkey
         return doomed, run
 
     assert at_each_instruction(make, ["exchange/cache"]) > 9
-
-
-def test_launches_whose_arrays_go_while_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 3)
-
-    def make() -> tuple[list[Any], Any]:
-        kept: Any = prepared.PreparedReductions()
-        arrays, out = [np.zeros(3) for _ in range(4)], np.zeros(())
-        for array in arrays[:3]:
-            kept.prepare("sum", [array], out, lambda: lambda: None)
-        doomed, last = [arrays.pop(0)], arrays[-1]
-
-        def run() -> None:
-            kept.prepare("sum", [last], out, lambda: lambda: None)
-            assert len(kept.launches) == len(arrays) == 3
-
-        return doomed, run
-
-    assert at_each_instruction(make, ["collectives/prepared"]) > 9
 
 
 def test_fields_that_go_while_their_grid_is_closed() -> None:

@@ -396,7 +396,7 @@ def test_a_datatype_is_planned_once(name: str, monkeypatch: pytest.MonkeyPatch) 
         init(self, datatype, count)
 
     monkeypatch.setattr(HostLayout, "__init__", counted)
-    made.kept.clear()
+    made.host_layouts.clear()
     for dtype in ("f8", "u1", "c16", "i4") * 5:
         memory = filled(4000 // np.dtype(dtype).itemsize, dtype)
         around = np.full(made.size + GUARD, 0xA5, np.uint8)
@@ -438,9 +438,9 @@ def test_plans_of_a_datatype_are_few_and_stay_with_it() -> None:
     array = np.arange(1000, dtype="i2")
     for count in range(40):
         assert pack(array, made, count).size == 6 * count
-    assert 0 < len(made.kept) <= 16
+    assert 0 < len(made.host_layouts) <= 16
     for other in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert other == made and not other.kept
+        assert other == made and not other.host_layouts
         assert pack(array, other).tobytes() == pack(array, made).tobytes()
 
 

@@ -34,35 +34,26 @@ def array_of(dtype: str, form: str) -> np.ndarray:
     return made[form]()
 
 
-@pytest.mark.parametrize("is_lent", [True, False])
 @pytest.mark.parametrize("is_indexed", [True, False])
 @pytest.mark.parametrize("form", ["C", "F", "every other", "reversed", "inside", "of no alignment"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool, is_lent: bool) -> None:
+def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool) -> None:
     """Exchange by indices or views, then with other arrays of the same layout; guard bytes stay unchanged."""
     layout = FieldLayout(decompose(SHAPE, 1, periodic=True), 0, FieldSpec(HALO))
     u, v = array_of(dtype, form), array_of(dtype, form)
     draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
     with patch.object(indexed, "WORDS_A_CALL", 1 << 20 if is_indexed else -1):
-        memory = describe(u).borrowed() if is_lent else borrow(u)
-        channel = LocalHostChannel(Job([memory], draft.sends, draft.receives))
+        channel = LocalHostChannel(Job([borrow(u)], draft.sends, draft.receives))
     assert (not channel._copies) == is_indexed and channel.is_movable
     inner = tuple(slice(low, low + n) for n, (low, _) in zip(SHAPE, HALO, strict=True))
-    is_lent_here = is_lent and channel.accepts((u,))
     for seed, array in enumerate((u, v, u)):
         memory = borrow(array)
         everything = np.frombuffer(memory.memory, "u1")
         everything[:] = 7
         cells = np.random.default_rng(seed).integers(0, 256, (*SHAPE, array.itemsize), "u1")
         array[inner] = cells.view(array.dtype)[..., 0]
-        if is_lent_here:
-            channel.bind(([], []))
-            channel.lent = (array,)
-        else:
-            lasting = describe(array).borrowed() if is_lent else memory
-            channel.bind(channel.views([lasting.memory]))
+        channel.bind(channel.views([memory.memory]))
         channel.start()
-        assert not channel.lent
         numbers = np.pad(np.arange(np.prod(SHAPE)).reshape(SHAPE), HALO, mode="wrap")
         wanted = cells.reshape(-1, array.itemsize)[numbers]
         found = np.ascontiguousarray(array).view("u1").reshape(*array.shape, array.itemsize)
@@ -72,32 +63,6 @@ def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool, is_lent: b
             at = ((np.arange(n) * stride)[:, None] + at).ravel()
         everything[at] = 7
         assert (everything == 7).all(), "nothing between the elements was written"
-
-
-@pytest.mark.parametrize(
-    ("form", "dtype", "is_lent"),
-    [
-        ("C", "f8", True),
-        ("C", "f8,i4", True),
-        ("F", "c16", True),
-        ("inside", "f8", True),
-        ("inside", "f8,i4", False),
-        ("reversed", "f8", False),
-    ],
-)
-def test_layouts_that_are_lent(dtype: str, form: str, is_lent: bool) -> None:
-    """Arrays of numbers are lent unless an axis is reversed, other dtypes only if contiguous.
-
-    The halo is one cell wide, since blocks of a few elements would always be copied through views.
-    """
-    layout = FieldLayout(decompose((4, 5, 3), 1, periodic=True), 0, FieldSpec(((1, 1),) * 3))
-    u = array_of(dtype, form)[:6, :7, :5]
-    if form in "CF":
-        u = np.zeros(layout.padded_shape, dtype, order=form)  # type: ignore[call-overload]
-    draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
-    with patch.object(indexed, "WORDS_A_CALL", -1):
-        channel = LocalHostChannel(Job([describe(u).borrowed()], draft.sends, draft.receives))
-    assert channel.accepts((u,)) == is_lent
 
 
 def test_the_widest_words() -> None:

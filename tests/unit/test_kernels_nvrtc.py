@@ -202,7 +202,7 @@ class TestKindsOfSegments:
     "name",
     [
         "peer",
-        *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field", "cancel")),
+        *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field")),
     ],
 )
 class TestDependentLaunches:

@@ -1,4 +1,4 @@
-"""Cached launches are found by the identity of arrays and dropped with them; the oldest reductions are evicted."""
+"""Cached launches are found in the known arrays; the oldest reductions are evicted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives import prepared
 from halox.collectives.prepared import PreparedReductions
 
 
@@ -29,35 +28,14 @@ def prepare(found: PreparedReductions[Reduction], *arrays: Any, out: Any = None)
     found.prepare("sum", arrays, out, lambda: launch)
 
 
-def test_found_again_by_identity_alone():
+def test_prepared_for_the_next_call() -> None:
     found: PreparedReductions[Reduction] = PreparedReductions()
     a, b = np.zeros(3), np.zeros((3, 2))
     prepare(found, a, out=b)
-    prepare(found, a, None, out=a)
-    assert found.launches["sum", id(a), id(b)] == (launch, (3,))
-    assert found.launches["sum", id(a), id(None), id(a)] == (launch, (3,))
-    assert ("sum", id(b), id(a)) not in found.launches
-    assert ("max", id(a), id(b)) not in found.launches
-    found.forget()
-    assert not found.launches
-
-
-def test_all_are_kept_up_to_the_most(monkeypatch):
-    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 20)
-    found: PreparedReductions[Reduction] = PreparedReductions()
-    arrays, out = [np.zeros(3) for _ in range(25)], np.zeros(())
-    for number, array in enumerate(arrays, 1):
-        prepare(found, array, out=out)
-        assert len(found.launches) == min(number, 20)
-    assert [key[1] for key in found.launches] == [id(array) for array in arrays[5:]]
-
-
-def test_gone_with_any_of_its_arrays():
-    found: PreparedReductions[Reduction] = PreparedReductions()
-    a, b = np.zeros(3), np.zeros(3)
-    prepare(found, a, out=b)
-    del b
-    assert not found.launches
+    prepare(found, a, out=a)
+    for arrays in ((a, b), (a, a)):
+        assert found.known.find("sum", arrays) is launch
+        assert found.known.find("max", arrays) is None
 
 
 def test_what_cannot_be_watched_is_not_kept():
@@ -67,48 +45,27 @@ def test_what_cannot_be_watched_is_not_kept():
         prepare(found, 5)
         prepare(found, array, out=5)
         prepare(found, memory, out=[1])
-    assert not found.launches
+    assert not len(found.known)
 
 
 def test_a_call_that_is_more_than_a_launch_is_not_kept():
     found: PreparedReductions[Reduction] = PreparedReductions()
     array = np.zeros(3)
     found.prepare("sum", (array,), array, lambda: None)
-    assert not found.launches
+    assert not len(found.known)
 
 
-def test_without_out_only_when_met_again(monkeypatch):
-    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 3)
+def test_without_out_only_when_passed_again() -> None:
     found: PreparedReductions[Reduction] = PreparedReductions()
     a, b = np.zeros(3), np.zeros(3)
     prepare(found, a)
-    assert not found.launches
+    assert not len(found.known)
     prepare(found, a)
-    assert list(found.launches) == [("sum", id(a), id(None))]
+    assert found.known.find("sum", (a,)) is launch
     prepare(found, a, b)
-    assert len(found.launches) == 1
+    assert len(found.known) == 1
     prepare(found, b, a)
-    assert len(found.launches) == 2
-    for _ in range(9):
-        prepare(found, np.zeros(3))
-    assert len(found.launches) == 2, "most of them at one address"
-    prepare(found, a)
-    found.forget()
-    prepare(found, a)
-    assert not found.launches
-
-
-def test_the_oldest_launch_goes_first(monkeypatch):
-    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 2)
-    found: PreparedReductions[Reduction] = PreparedReductions()
-    arrays = [np.zeros(1) for _ in range(3)]
-    for array in arrays:
-        prepare(found, array, out=array)
-    assert [("sum", id(array), id(array)) in found.launches for array in arrays] == [
-        False,
-        True,
-        True,
-    ]
+    assert len(found.known) == 2
 
 
 def test_the_oldest_reduction_is_closed_first():

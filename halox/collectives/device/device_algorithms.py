@@ -348,17 +348,6 @@ class _OneNode:
                 f"{caught}. These are numbers within the node, of ranks {list(self._ranks)}"
             ) from caught
 
-    @property
-    def canceller(self) -> int | None:
-        """Rank that has cancelled a call since the last meeting of the node's ranks; None if no rank has."""
-        who = self._within.canceller
-        return None if who is None else self._ranks[who]
-
-    def meet_again(self, calls: int) -> int:
-        """Continue after a cancelled call; return the largest number of calls of any rank; collective."""
-        self._within.meet_again()
-        return max(self._context.world.gather(calls, _DOING))
-
     def close(self) -> None:
         """Release the reduction and the context; collective over the node."""
         self._within.close()

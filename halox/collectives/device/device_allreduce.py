@@ -82,7 +82,7 @@ class DeviceAllreduce(ArrayReduction):
         return self._do.bind(array.data.ptr, out.data.ptr) if self._is_target(out, array) else None
 
     def refuse(self, error: Exception) -> None:
-        """Raise an error, also on the remaining ranks."""
+        """Raise an error, on all ranks if the host takes part."""
         self._do.reduce(0, 0, self._current_stream(), error)
 
     def close(self) -> None:

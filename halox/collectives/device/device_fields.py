@@ -60,7 +60,7 @@ class DeviceReductions(HostArrays):
     fields: PreparedReductions[InOneLaunch | InTwoSteps]
     _device: int
 
-    def field(self, name: str, fields: Sequence[object], out: object) -> object:
+    def field(self, name: str, fields: tuple[object, ...], out: object) -> object:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
         with self._world.guard:
             self._world.check_open()
@@ -87,8 +87,7 @@ class DeviceReductions(HostArrays):
             self._world.guard.begin()
             reduction(cells, target)
             bind, address = reduction.bind, new if out is None else target.data.ptr
-            arrays = (*fields, None)[:2]
-            self.fields.prepare(name, arrays, out, lambda: bind(cells, address))
+            self.fields.prepare(name, fields, out, lambda: bind(cells, address))
             return target if out is None else out
 
     def _target(self, out: object, dtype: DType) -> CupyArray:
@@ -133,11 +132,10 @@ class DeviceReductions(HostArrays):
             return InOneLaunch(name, meet(world, draft))
         return InTwoSteps(context, self._device, name, dtypes, is_known)
 
-    def array(self, op: str, arrays: Sequence[object], out: object) -> object:
+    def array(self, op: str, array: object, out: object) -> object:
         """Combine an array of each rank, element by element; collective."""
-        array = arrays[0]
         if not is_device_array(array):
-            return super().array(op, arrays, out)
+            return super().array(op, array, out)
         with self._world.guard:
             self._world.check_open()
             try:
@@ -158,7 +156,7 @@ class DeviceReductions(HostArrays):
                 reduction = self.arrays.add(signature, made)
             self._world.guard.begin()
             result, bind = reduction(array, out), reduction.bind
-            self.arrays.prepare(op, arrays, out, lambda: bind(array, out))
+            self.arrays.prepare(op, (array,), out, lambda: bind(array, out))
             return result
 
 
@@ -190,9 +188,8 @@ class InOneLaunch:
         return self._reduction.bind(described, target)
 
     def refuse(self, error: Exception) -> None:
-        """Cancel the reduction, and raise the error."""
-        self._reduction.cancel(self._current_stream())
-        raise error
+        """Raise this rank's reason not to take part in a call."""
+        self._reduction.refuse(error, self._current_stream())
 
     def close(self) -> None:
         """Wait for the last launch."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from halox.collectives.device.field_plans import (
     plan_value,
 )
 from halox.collectives.device.kernel_plans import (
-    EPOCH_SHIFT,
-    LEAST_THREADS,
-    MOST_RANKS,
     ReductionPlan,
 )
 from halox.collectives.prepared import Launch
@@ -53,7 +50,7 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
 
 _MAKING = "the making of a reduction"
-_MEETING = "a reduction after one that was cancelled"
+_MEETING = "a reduction after one that was refused"
 
 Target: TypeAlias = "int | Callable[[], CupyArray]"
 """Address of a result, or a function that makes a CuPy array for the result of each call."""
@@ -82,7 +79,7 @@ class _Meeting:
         self.plan = plan
         self._world, self._arena = world, arena
         self._order = StreamOrder()
-        self._laid_for: Callable[[], None] | None = None  # call whose addresses are set
+        self._laid_for: Callable[[], object] | None = None  # call whose addresses are set
         self._failure: FailureWord | None = None
         self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
         runtime = cupy().cuda.runtime
@@ -138,11 +135,7 @@ class _Meeting:
     def _enter(self, stream: Stream) -> None:
         """Raise if an earlier call has failed, and keep the order of calls. The caller must then set its addresses."""
         if self._failed[0]:
-            assert self._failure is not None
-            if not (self._failure.is_told and self._failed[0] > MOST_RANKS):
-                self._failure.is_told = True
-                raise self._error()
-            self.meet_again()
+            self._meet_again()
         self._laid_for = None
         self._order.follow(stream)
 
@@ -150,36 +143,26 @@ class _Meeting:
         self, launch: PreparedLaunch, sources: Sequence[tuple[Address, int]], target: Target
     ) -> Launch:
         """Return a launch with fixed addresses on CuPy's current stream; it returns the array if the target is new."""
+        new: Callable[[], CupyArray] | None = None
+        values = [*sources]
         if callable(target):
-            return self._bind_to_new(self._bind_at(launch, sources), target)
-        return self._bind_at(launch, (*sources, (self._target, target)))
-
-    def _bind_to_new(self, go: Callable[[], None], new: Callable[[], CupyArray]) -> Launch:
-        target, current_stream = self._target, cupy().cuda.get_current_stream
-
-        def call() -> CupyArray:
-            try:
-                result = new()
-            except Exception:
-                self.cancel(current_stream())
-                raise
-            # The sources must be set again, too, since any launch in between has set other addresses.
-            target.value, self._laid_for = result.data.ptr, None
-            go()
-            return result
-
-        return call
-
-    def _bind_at(
-        self, launch: PreparedLaunch, values: Sequence[tuple[Address, int]]
-    ) -> Callable[[], None]:
-        """Return a function that sets some addresses, unless they are set, and launches on CuPy's current stream."""
+            new = target
+        else:
+            values.append((self._target, target))
         current_stream, failed, order = cupy().cuda.get_current_stream, self._failed, self._order
         on: Stream | None = None
         go: Callable[[], None]
 
-        def call() -> None:
+        def call(_: Sequence[object] = ()) -> CupyArray | None:
             nonlocal on, go
+            result = None
+            if new is not None:
+                try:
+                    result = new()
+                except Exception as error:
+                    self.refuse(error, current_stream())
+                # The sources must be set again, too, since any launch in between has set other addresses.
+                self._target.value, self._laid_for = result.data.ptr, None
             stream = current_stream()
             if failed[0] or order.last is not stream:
                 self._enter(stream)
@@ -190,71 +173,47 @@ class _Meeting:
                     place.value = value
                 self._laid_for = call
             go()
+            return result
 
         return call
 
-    def cancel(self, stream: Stream) -> None:
-        """Cancel this rank's next call on all ranks, so that no rank waits for it.
+    def refuse(self, error: Exception, stream: Stream) -> NoReturn:
+        """Raise this rank's reason not to make a call; local.
 
-        Local; does not block. Each remaining rank that makes the call raises in its following call. When all ranks have
-        raised, later calls work normally.
+        Ranks that make the call wait for this rank until their time limit. If all ranks refuse the call, later calls
+        work: this rank's next call first waits for all ranks on the host.
         """
-        if self._failure is None or self._failed[0] or is_capturing(stream):
-            return
-        self._order.follow(stream)
-        name, device = "allreduce_cancel", self._arena.device
-        function = kernel(name, name, device, ())
-        launch = PreparedLaunch(
-            function, 1, LEAST_THREADS, [self._argument], device=device, dependent=True
-        )
-        launch.launch(stream.ptr)
-        self._failed[0] = MOST_RANKS + self._world.rank + 1
-        self._failure.is_told = True
+        if self._failure is not None and not self._failed[0] and not is_capturing(stream):
+            self._failed[0], self._failure.is_told = self._world.rank + 1, True
+        raise error
 
-    @property
-    def canceller(self) -> int | None:
-        """Rank that has cancelled a call since the last meeting of the ranks; None if no rank has."""
-        who = int(self._failed[0]) - MOST_RANKS - 1
-        return None if who < 0 else who
+    def _meet_again(self) -> None:
+        """Continue after a call that all ranks have refused (collective), or raise the error of an earlier call."""
+        assert self._failure is not None
+        refused = self._world.rank + 1  # no kernel waits for its own rank
+        if self._failed[0] != refused:
+            self._failure.is_told = True
+            raise self._error()
 
-    def meet_again(self) -> None:
-        """Continue after a cancelled reduction, once all ranks have noticed it; collective, waits for the GPU."""
-        assert self._block is not None
-        runtime, state = cupy().cuda.runtime, np.zeros(2, np.uint64)  # State of signals.cu
-        at, nbytes = self._block.pointer + self.plan.state_offset, state.nbytes
-
-        def ended() -> int:
+        def check() -> None:
             if is_capturing():
                 raise StateError(
-                    "the current stream is being captured, and the last reduction was cancelled; take one before the "
-                    "capture"
+                    "the current stream is being captured, and this rank has refused the last reduction; take one "
+                    "before the capture"
                 )
             self._order.synchronize()
-            runtime.memcpy(state.ctypes.data, at, nbytes, runtime.memcpyDefault)
-            return int(state[0]) >> EPOCH_SHIFT
+            if self._failed[0] != refused:
+                raise self._error()
 
-        def begun() -> None:
-            state[:] = (max(epochs) + 1) << EPOCH_SHIFT, 0
-            runtime.memcpy(at, state.ctypes.data, nbytes, runtime.memcpyDefault)
-            runtime.deviceSynchronize()
-            assert self._failure is not None
-            self._failure.clear()
-
-        epochs: list[int] = self._world.gather_result(ended, _MEETING)
-        self._world.guarded(begun, _MEETING)
+        self._world.guarded(check, _MEETING)
+        self._failure.clear()
 
     def _error(self) -> HaloxError:
-        who = self._failed[0] - 1
-        call = f"reduction {self._failed[1]} ({self.plan.name}) of a plan"
-        if who >= MOST_RANKS:
-            return MismatchError(
-                f"rank {who - MOST_RANKS} has cancelled {call}, because what it was given does not fit, as its own "
-                "error says; that result is not valid. The next call begins anew, if all ranks make it"
-            )
         return ExchangeTimeoutError(
-            f"rank {self._world.rank} has waited for rank {who} in {call} for {self._world.limit_s:g} s "
-            "(HALOX_TIMEOUT), on the GPU; its result, and those since, are not valid. A rank has failed, is far "
-            "behind, or has made another sequence of calls"
+            f"rank {self._world.rank} has waited for rank {self._failed[0] - 1} in reduction {self._failed[1]} "
+            f"({self.plan.name}) of a plan for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; its result, and "
+            "those since, are not valid. A rank has failed, is far behind, has refused its argument, or has made "
+            "another sequence of calls"
         )
 
     def close(self) -> None:
@@ -284,10 +243,9 @@ class KernelReduction(_Meeting):
     def reduce(
         self, source: int, target: int, stream: Stream, error: Exception | None = None
     ) -> None:
-        """Launch on a stream, or cancel and raise; keeps the order of calls across streams, except in captures."""
+        """Launch on a stream, or refuse; keeps the order of calls across streams, except in captures."""
         if error is not None:
-            self.cancel(stream)
-            raise error
+            self.refuse(error, stream)
         self._enter(stream)
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)

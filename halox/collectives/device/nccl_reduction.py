@@ -19,9 +19,7 @@ slice into pieces, one for each node::
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -29,7 +27,7 @@ import numpy as np
 
 from halox.collectives.algorithms import NCCL_GATHERED_BYTES
 from halox.collectives.device.tree_reduction import DeviceMoves
-from halox.errors import HaloxError, MismatchError
+from halox.errors import StateError
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy
@@ -37,23 +35,18 @@ from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
 from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, NcclRanks, Watch, write
-from halox.runtime.world import World
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from halox.collectives.device.kernel_reductions import Target
     from halox.collectives.prepared import Launch
     from halox.runtime.array_types import CupyArray
-    from halox.runtime.arrays import Array
     from halox.runtime.device_arena import DeviceBlock
 
 _ALIGNMENT = 512
 _COPIED_BYTES = 1 << 20
 """Most bytes of an array that is copied behind its name: a separate message of 16 bytes takes 1 to 4 us, a copy 1."""
 
-_NOTE_TAG = 6
 _MAKING = "the making of an allreduce"
 _MOST_STEPS = 64
 
@@ -138,53 +131,12 @@ class Combines(Protocol):
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine arrays at two addresses (the same array or disjoint) on the current stream; collective.
 
-        With an error, raise it instead. If the host takes part in a call, all ranks raise it. Kernels cancel the
-        reduction: this rank raises the error, and the remaining ranks raise a `MismatchError` in their next call.
+        With an error, raise it instead. If the host takes part in a call, all ranks raise it. Kernels do not: the
+        remaining ranks wait for this rank until their time limit.
         """
 
     def close(self) -> None:
         """Release memory and communicators; collective."""
-
-
-class WithinNode(Combines, Protocol):
-    """Combines arrays of the ranks of a node by kernels; a rank may cancel a call."""
-
-    @property
-    def canceller(self) -> int | None:
-        """Rank that has cancelled a call since the last meeting of the node's ranks; None if no rank has."""
-
-    def meet_again(self, calls: int) -> int:
-        """Continue after a cancelled call; return the largest number of calls of any rank; collective."""
-
-
-class _Notes:
-    """MPI messages to ranks of other nodes that a rank has cancelled a call; for all reductions on a communicator.
-
-    ``made`` counts the reductions and is equal on all ranks. ``found`` has for each reduction the cancelled calls.
-    """
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.found: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        self._sent: list[tuple[MPI.Request, Array]] = []
-
-    def send(self, world: World, number: int, call: int) -> None:
-        """Notify the ranks of other nodes; does not wait."""
-        self._sent = [(request, note) for request, note in self._sent if not request.Test()]
-        note = np.array([number, call], "i8")
-        for rank in set(range(world.size)) - set(world.node_ranks):
-            self._sent.append((world.comm.Isend(note, rank, _NOTE_TAG), note))
-
-    def look(self, world: World) -> None:
-        """Receive the messages that have arrived; does not wait."""
-        probe, anywhere = world.comm.Iprobe, world.mpi.ANY_SOURCE
-        # Open MPI progresses messages only after it has probed for them: the second call finds them.
-        if not (probe(anywhere, _NOTE_TAG) or probe(anywhere, _NOTE_TAG)):
-            return
-        status, note = world.mpi.Status(), np.zeros(2, "i8")
-        while world.comm.Iprobe(world.mpi.ANY_SOURCE, _NOTE_TAG, status):
-            world.comm.Recv(note, status.Get_source(), _NOTE_TAG)
-            self.found[int(note[0])][int(note[1])] = status.Get_source()
 
 
 class NcclAcrossNodes:
@@ -204,7 +156,7 @@ class NcclAcrossNodes:
         dtype: DType,
         elements: int,
         moves: Callable[[int], DeviceMoves],
-        within: WithinNode | None,
+        within: Combines | None,
     ) -> None:
         world, arena = context.world, context.device_arena
         assert arena is not None
@@ -268,33 +220,31 @@ class NcclAcrossNodes:
         self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
         self._order = StreamOrder()
         self._world = world
-        self._notes: _Notes = world.ranks.kept.setdefault("NCCL reductions", _Notes())
-        self._number = self._notes.made = self._notes.made + 1
-        # Calls that this rank has made, as NCCL pairs them; the number differs between ranks only while a rank is
-        # behind.
-        self._call = 0
-        # Calls that this rank has cancelled; and its number of calls when its caller last got a cancellation error.
-        self._cancelled, self._told = set[int](), -1
+        self._has_refused = False  # the last call
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine; an error is raised on its rank, and as `MismatchError` on the remaining ranks in a later call."""
+        """Combine, or raise an error; this rank's next call then waits for all ranks on the host."""
         self._watch.check()
-        if error is not None and is_capturing(stream):
-            raise error
-        self._check_cancelled(stream, error)
-        self._order.follow(stream)
         if error is not None:
-            self._cancel(stream, error)
+            self._has_refused |= not is_capturing(stream)
             raise error
-        self._put(source, target, stream)
+        if self._has_refused:
+            self._meet_again()
+        self._order.follow(stream)
+        pointer, value = stream.ptr, source
+        if self._within is not None:
+            value = self._own
+            self._within.reduce(source, value, stream, None)
+        for step in self._steps.get((value, target)) or self._steps_of(value, target):
+            step(pointer)
 
     def bind(self, source: int, target: Target) -> Launch:
         """Prepare calls on CuPy's current stream, to one address, or to new arrays for the results."""
         reduce, current_stream = self.reduce, cupy().cuda.get_current_stream
         if not callable(target):
-            return lambda: reduce(source, target, current_stream(), None)
+            return lambda _: reduce(source, target, current_stream(), None)
 
-        def call() -> CupyArray:
+        def call(_: Sequence[object]) -> CupyArray:
             stream = current_stream()
             try:
                 result = target()
@@ -306,63 +256,18 @@ class NcclAcrossNodes:
 
         return call
 
-    def _check_cancelled(self, stream: Stream, error: Exception | None) -> None:
-        """Raise, once, if a rank has cancelled a call that this rank has made; then rejoin the ranks of its node."""
-        self._notes.look(self._world)
-        found, within = self._notes.found[self._number], self._within
-        # Ignore cancelled calls that this rank has not made yet: it must make them, since the cancelling rank waits.
-        past = [(call, found.pop(call)) for call in [*found] if call < self._call]
-        ranks = [rank for call, rank in past if call >= self._told and call not in self._cancelled]
-        # Cancelled by this rank or by another rank, and no call has been made since.
-        is_told = self._call == self._told or self._call - 1 in self._cancelled
-        canceller = None if within is None else within.canceller
-        if canceller is not None and not is_told:
-            ranks.append(canceller)
-        if ranks:
-            self._told = self._call
-            raise error or MismatchError(
-                f"rank {ranks[0]} has cancelled a reduction, because its array did not fit; the result of the "
-                "last call, or of some before, is not valid"
-            )
-        if is_told and error is not None:
-            raise error  # no rank waits for this rank in particular
-        if within is not None and canceller is not None:
-            most = within.meet_again(self._call)
-            self._order.follow(stream)
-            while (
-                self._call < most
-            ):  # ranks of the node have made further calls, without valid results
-                self._skip(stream)
+    def _meet_again(self) -> None:
+        """Continue after a call that all ranks have refused; collective."""
 
-    def _cancel(self, stream: Stream, error: Exception) -> None:
-        """Take part in a call without an array, so that no rank waits for this one, and notify the other nodes."""
-        if self._within is not None:
-            with suppress(HaloxError):
-                self._within.reduce(0, 0, stream, error)
-        self._skip(stream)
+        def check() -> None:
+            if is_capturing():
+                raise StateError(
+                    "the current stream is being captured, and this rank has refused the last reduction; take one "
+                    "before the capture"
+                )
 
-    def _skip(self, stream: Stream) -> None:
-        """Make a call only for the ranks of the remaining nodes, and notify them."""
-        self._cancelled.add(self._call)
-        self._notes.send(self._world, self._number, self._call)
-        self._transfer(self._own, self._own, stream.ptr)
-
-    def _put(self, source: int, target: int, stream: Stream) -> None:
-        pointer, value = stream.ptr, source
-        if self._within is not None:
-            value = self._own
-            try:
-                self._within.reduce(source, value, stream, None)
-            except MismatchError:
-                self._check_cancelled(stream, None)  # cancelled since the last check
-                raise
-        self._transfer(value, target, pointer)
-
-    def _transfer(self, value: int, target: int, pointer: int) -> None:
-        """Swap and combine the nodes' values."""
-        self._call += 1
-        for step in self._steps.get((value, target)) or self._steps_of(value, target):
-            step(pointer)
+        self._world.guarded(check, "a reduction after one that was refused")
+        self._has_refused = False
 
     def _steps_of(self, source: int, target: int) -> Sequence[Callable[[int], None]]:
         """Return the launches of a call, for an array at one address and a result at another or the same address."""

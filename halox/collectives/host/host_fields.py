@@ -5,7 +5,6 @@ Every call compares dtypes and layouts of the ranks, along with their errors, so
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from halox.collectives.host.cell_sums import dot, sum_of_squares, total
 from halox.collectives.host.grid_allreduce import DOING as _COMBINING
 from halox.collectives.host.grid_allreduce import GridAllreduce
 from halox.collectives.operations import check_out, result_dtype
-from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, weak_call
+from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions
 from halox.decomposition import FieldLayout
 from halox.domain import Domain
 from halox.errors import FieldError, HaloxError, as_halox_error
@@ -73,28 +72,21 @@ class HostFieldReduction:
         as_ndarray(out)[...] = result
         return out
 
-    def bind(
-        self, cells: Sequence[Cells], out: object, again: Callable[..., object]
-    ) -> Launch | None:
+    def bind(self, cells: Sequence[Cells]) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
         fields = [one.field for one in cells]
         if not all(type(array) is np.ndarray for array in fields):
             return None
-        # Hold the fields weakly, since a launch is cached as long as its arrays live.
-        found = [(weakref.ref(one.field), one.dtype, one.layout.interior) for one in cells]
-        find_out = None if out is None else weakref.ref(out)
-        world, name = self._world, self._name
+        world, name, run, count = self._world, self._name, self.__call__, len(cells)
+        interior = self._layout.interior
 
-        def launch() -> object:
-            views, place = [], None if find_out is None else find_out()
-            for find, dtype, interior in found:
-                field: Any = find()
-                if field.dtype is not dtype:
-                    return again(name, [find() for find, *_ in found], place)
-                views.append(field[interior])
+        def launch(arrays: Sequence[Any]) -> object:
+            views = [arrays[0][interior]]
+            if count == 2:
+                views.append(arrays[1][interior])
             with world.guard:
                 world.begin(name)
-                return self(views, place)
+                return run(views, arrays[count] if len(arrays) > count else None)
 
         return launch
 
@@ -117,9 +109,8 @@ class HostArrays:
         self.fields = PreparedReductions()
         self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
 
-    def array(self, op: str, arrays: Sequence[object], out: object) -> object:
+    def array(self, op: str, array: object, out: object) -> object:
         """Combine an array of each rank, element by element; collective, blocks."""
-        array = arrays[0]
         with self._world.guard:
             self._world.begin("allreduce", op)
             is_new = False
@@ -141,10 +132,6 @@ class HostArrays:
             return result
         return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
 
-    def forget(self) -> None:
-        """Forget prepared calls, since a declaration has changed; local."""
-        self.fields.forget()
-
     def close(self) -> None:
         """Free the reductions' memory and communicators; collective."""
         self.fields.close()
@@ -156,7 +143,7 @@ class HostReductions(HostArrays):
 
     fields: PreparedReductions[HostFieldReduction]
 
-    def field(self, name: str, fields: Sequence[object], out: object) -> object:
+    def field(self, name: str, fields: tuple[object, ...], out: object) -> object:
         """Reduce fields to one value; collective, blocks."""
         with self._world.guard:
             self._world.begin(name)
@@ -177,8 +164,7 @@ class HostReductions(HostArrays):
                 self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
                 raise
             result = reduction(views, out)
-        arrays, again = (*fields, None)[:2], self.field
-        self.fields.prepare(name, arrays, out, lambda: reduction.bind(cells, out, weak_call(again)))
+        self.fields.prepare(name, fields, out, lambda: reduction.bind(cells))
         return result
 
 

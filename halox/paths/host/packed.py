@@ -20,7 +20,6 @@ from halox.paths.buffers import (
 from halox.paths.fragments import Cutter, whole
 from halox.paths.host.indexed import Indexed, IndexedMessages, PartView, index_all, pays
 from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
-from halox.paths.host.slices import Base, Index, grouped, slices_of
 from halox.paths.messages import Message, Part
 from halox.runtime.arrays import Array, HostArray
 from halox.runtime.shared_memory import Bytes
@@ -106,10 +105,6 @@ class _Views(NamedTuple):
     unpack: _Rows
 
 
-_Sliced = list[tuple[int, Base | None, list[tuple[Array, Index]]]]
-"""By array: views of buffers, with the indices of the same elements in the array."""
-
-
 class HostChannel(Channel):
     """Moves NumPy arrays through transport buffers."""
 
@@ -121,10 +116,6 @@ class HostChannel(Channel):
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
         self._odd: tuple[OddBlocks, OddBlocks] | None = None  # of sends and receives
-        # The same moves as indices of lent arrays.
-        self.lent: Sequence[Array] = ()
-        self._puts: list[_Sliced] = []
-        self._gets: list[_Sliced] = []
         arrays = cast(Sequence[HostArray], job.arrays)
         sent = places_of([part for m in job.sends for part in m.parts], arrays)
         received = places_of([part for m in job.receives for part in m.parts], arrays, values=adds)
@@ -184,33 +175,11 @@ class HostChannel(Channel):
         """Use the arrays of these views."""
         self._views = views
 
-    def accepts(self, arrays: Sequence[Array]) -> bool:
-        """Whether other arrays can be copied without views."""
-        if self._take is add_all or self._odd is not None or self._is_large:
-            return False
-        found = slices_of([*self._sent, *self._received], arrays)
-        if found is None:
-            return False
-        half = len(self._sent)
-        self._puts, self._gets = (
-            [
-                grouped(places, [(p.packed(v), p.at) for p, v in zip(places, row, strict=True)])
-                for row in rows
-            ]
-            for rows, places in ((self._outgoing, found[:half]), (self._incoming, found[half:]))
-        )
-        return True
-
     def start(self) -> None:
         """Pack everything and post it."""
         self._epoch = epoch = self._epoch + 1
         self._buffers.open(epoch)
-        if self.lent:
-            for n, base, moves in self._puts[epoch % self._buffers.slots]:
-                array = self.lent[n] if base is None else base.of(self.lent[n])
-                for buffer, index in moves:
-                    buffer[...] = array[index]
-        elif self._calls:
+        if self._calls:
             for call in self._calls[epoch % self._buffers.slots][0]:
                 call()
         else:
@@ -224,13 +193,7 @@ class HostChannel(Channel):
         """Wait for the incoming messages and unpack them."""
         epoch = self._epoch
         self._buffers.collect(epoch)
-        if self.lent:
-            arrays, self.lent = self.lent, ()
-            for n, base, moves in self._gets[epoch % self._buffers.slots]:
-                array = arrays[n] if base is None else base.of(arrays[n])
-                for buffer, index in moves:
-                    array[index] = buffer
-        elif self._calls:
+        if self._calls:
             for call in self._calls[epoch % self._buffers.slots][1]:
                 call()
         else:

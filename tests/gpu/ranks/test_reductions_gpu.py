@@ -176,12 +176,12 @@ def test_errors(grid: halox.Grid, comm: MPI.Intracomm) -> None:
 
 
 def test_errors_of_what_has_been_taken_before(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    """A bad ``out`` on one rank makes all ranks raise within two calls; later calls work."""
+    """A bad ``out`` on one rank makes all ranks raise if the host takes part; later calls work."""
     u, _ = field(grid, "f8")
+    is_bad = can_signal(grid) or comm.rank == comm.size - 1  # else ranks wait until the time limit
     norm = float(grid.norm(u))
-    with pytest.raises((FieldError, MismatchError), match=r"out: got shape \(2,\)|has cancelled"):
-        for _ in range(2):
-            grid.norm(u, out=cupy.zeros(2) if comm.rank == comm.size - 1 else None).get()
+    with pytest.raises(FieldError, match=r"out: got shape \(2,\)"):
+        grid.norm(u, out=cupy.zeros(2) if is_bad else None)
     assert agree(float(grid.norm(u)) == norm, comm)
     with pytest.raises(FieldError, match=r"out: got shape \(2,\)"):
         grid.norm(u, out=cupy.zeros(2))
@@ -207,7 +207,7 @@ class TestSeenBefore:
     @staticmethod
     def kept(grid: halox.Grid) -> Any:
         """Return the launches that the grid has cached for arrays of `Grid.allreduce`."""
-        return grid._reductions.arrays.launches
+        return grid._reductions.arrays.known
 
     def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """Operations on one array in turn, with new values each; earlier results do not change."""

@@ -14,9 +14,7 @@
 // Packets carry 4 bytes of data and the epoch in 8 bytes that are stored and loaded in one piece. Two travel at once.
 //
 // A wait longer than `limit_ns` ends all waits of this launch and of those to come: `state.failed` becomes 1, and
-// `failure` (in host memory) says which rank did not come, and the epoch. A rank that cannot take part in an epoch tells
-// all (allreduce_cancel.cu): their `state.failed` becomes CANCELLED plus the rank, and 32 bits higher the epoch. No
-// wait of that epoch or a later one goes on then, either; what is under way for an earlier one is not touched.
+// `failure` (in host memory) says which rank did not come, and the epoch.
 
 #ifndef POLLS
 #define POLLS 64  // looks of a thread between two looks of its block at the clock
@@ -33,11 +31,10 @@
 #define MOST_RANKS 16
 #define EPOCH_SHIFT 20  // more than the turns of a launch, as a power of two
 #define NO_TURN 0xffffffffu
-#define CANCELLED 2u
 
 struct Allreduce {
     u64 state;       // State
-    u64 failure;     // u32[2] in host memory: rank + 1, and MOST_RANKS more if it has cancelled; epoch
+    u64 failure;     // u32[2] in host memory: rank + 1; epoch
     u64 limit_ns;    // 0: none
     u64 slot_bytes;  // from slot 0 to slot 1 of a rank's memory, where there are two
     u64 rank_bytes;  // from what one rank stores there to what the next one does
@@ -51,12 +48,6 @@ struct Allreduce {
 
 __device__ __forceinline__ u32 ranks_of(const Allreduce& p) { return RANKS ? RANKS : p.ranks; }
 
-// Whether nothing is waited for any more in an epoch.
-__device__ __forceinline__ bool is_over(u64 failed, u32 epoch)
-{
-    return failed && (u32(failed) < CANCELLED || int(epoch - u32(failed >> 32)) >= 0);
-}
-
 // Ends all waits for good; whoever is the first tells the host of a rank, as in `failure`.
 __device__ __forceinline__ void give_up(const Allreduce& p, u32 epoch, u32 who)
 {
@@ -64,12 +55,6 @@ __device__ __forceinline__ void give_up(const Allreduce& p, u32 epoch, u32 who)
         store_loose(p.failure + 4, epoch);
         store_flag(p.failure, who);
     }
-}
-
-// The same for an epoch that is over already, in case the host has not been told.
-__device__ __forceinline__ void give_up_too(const Allreduce& p, u32 epoch, u64 failed)
-{
-    give_up(p, epoch, u32(failed) - CANCELLED + 1 + MOST_RANKS);
 }
 
 struct Turn {
@@ -81,16 +66,13 @@ struct Turn {
 __device__ __forceinline__ Turn take_turn(const Allreduce& p, u32 turns)
 {
     __shared__ u64 taken;
-    __shared__ u32 failed;
+    __shared__ bool failed;
     if (threadIdx.x == 0) {
         const u64 before = load_state(p.state).failed;  // before, so that both are on their way at once
         taken = take_count(p.state, 1);
         if (u32(taken & ((1u << EPOCH_SHIFT) - 1)) == turns - 1)
             add_count(p.state, (1u << EPOCH_SHIFT) - turns);
-        const u32 epoch = u32(taken >> EPOCH_SHIFT) + 1;
-        failed = is_over(before, epoch);
-        if (failed)
-            give_up_too(p, epoch, before);
+        failed = before != 0;
     }
     __syncthreads();
     return {u32(taken >> EPOCH_SHIFT) + 1, failed ? NO_TURN : u32(taken & ((1u << EPOCH_SHIFT) - 1))};
@@ -101,7 +83,6 @@ __device__ __forceinline__ Turn take_turn(const Allreduce& p, u32 turns)
 template <class Missing>
 __device__ __forceinline__ bool wait(const Allreduce& p, u32 epoch, const Missing& missing)
 {
-    __shared__ bool was_over;
     u32 from = 1;
     u64 since = 0;
     for (;;) {
@@ -114,17 +95,11 @@ __device__ __forceinline__ bool wait(const Allreduce& p, u32 epoch, const Missin
             const u64 now = nanoseconds();
             if (!since)
                 since = now;
-            const u64 failed = load_state(p.state).failed;
-            was_over = over = is_over(failed, epoch);
-            if (over)
-                give_up_too(p, epoch, failed);
-            else
-                over = p.limit_ns && now - since > p.limit_ns;
+            over = load_state(p.state).failed || (p.limit_ns && now - since > p.limit_ns);
         }
         if (!__syncthreads_or(over))
             continue;
-        // A second rank that cancels may have set `state.failed` again: this would tell the host of a wait that was none.
-        if (from && !was_over)
+        if (from)
             give_up(p, epoch, from);
         return false;
     }
