@@ -163,10 +163,3 @@ class TestCommand:
         assert figures["graph"] is ("--graph" in words) and figures["precision"] == precision
         limit = 1e-10 if precision == "single" else 1e-18
         assert figures["even"]["residual"] <= limit and figures["odd"]["residual"] <= limit
-
-    def test_paths_that_cannot_be_captured_are_named(self) -> None:
-        ended = support.halox(
-            "run", "milc", "--device", "gpu", "-n", "2", "--graph", HALOX_PATH="staged"
-        )
-        assert ended.returncode == 2, ended.stdout + ended.stderr
-        assert "captured" in ended.stderr and "Traceback" not in ended.stderr

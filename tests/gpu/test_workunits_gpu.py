@@ -10,6 +10,7 @@ import pytest
 from halox import datatypes as dt
 from halox.packing.host import HostPacker
 from tests.support import require
+from tests.unit.datatype_strategies import scattered
 
 pytestmark = pytest.mark.gpu
 require("gpu")
@@ -35,14 +36,6 @@ def empty_cache(monkeypatch):
     made = ListCache(workunits_lists.CACHE_BYTES)
     monkeypatch.setattr(workunits_lists, "cache", made)
     return made
-
-
-def scattered(rng, lengths, word=1, gap=40):
-    """Return a datatype of disjoint blocks with these lengths in random order, and its span in bytes."""
-    lengths = np.asarray(lengths)
-    starts = np.cumsum(lengths + rng.integers(1, gap, lengths.size) * word) - lengths
-    order = rng.permutation(lengths.size)
-    return dt.hindexed(lengths[order], starts[order], "u1"), int(starts[-1] + lengths[-1])
 
 
 def there_and_back(host, datatype, count=1, *, at=0, to=0, origin=0, **options):

@@ -152,24 +152,38 @@ def test_links_are_made_whatever_path_gpus_take(
     assert agree(all(same), comm)
 
 
+def check_definition_and_bits(lattice: Lattice, precision: str, comm: MPI.Intracomm) -> None:
+    """Compare D with its definition on the whole lattice, and with the bits of one rank."""
+    naive, whole, psi = lattice.depth == 1, whole_links(), whole_vectors()
+    found = assembled(lattice, applied(operator_of(lattice, whole, naive, precision), psi))
+    ok = True
+    if found is not None:
+        expected = whole_lattice.dslash(psi, whole, naive=naive)
+        with Lattice(SHAPE, lattice.depth, MPI.COMM_SELF, lattice.grid.device) as alone:
+            same = applied(operator_of(alone, whole, naive, precision), psi)
+        ok = (
+            found.dtype == options.DTYPES[precision]
+            and error(found, expected) < TOLERANCE[precision]
+            and np.array_equal(found, same)
+        )
+    assert agree(ok, comm)
+
+
+def check_bytes(lattice: Lattice, comm: MPI.Intracomm) -> None:
+    """Assert that an exchange receives no byte that D does not read."""
+    for parity in PARITIES:
+        field = lattice.vectors(np.dtype(complex), parity, halo=True)
+        rows = lattice.grid.explain(field).rows
+        received = sum(row.nbytes for row in rows if row.direction == "receive")
+        assert agree(received == 48 * outside_sites(lattice, parity) > 0, comm)
+
+
 class TestOperator:
     @pytest.mark.parametrize("precision", PRECISIONS)
     def test_definition_and_the_bits_of_one_rank(
-        self, lattice: Lattice, naive: bool, precision: str, comm: MPI.Intracomm
+        self, lattice: Lattice, precision: str, comm: MPI.Intracomm
     ) -> None:
-        whole, psi = whole_links(), whole_vectors()
-        found = assembled(lattice, applied(operator_of(lattice, whole, naive, precision), psi))
-        ok = True
-        if found is not None:
-            expected = whole_lattice.dslash(psi, whole, naive=naive)
-            with Lattice(SHAPE, lattice.depth, MPI.COMM_SELF) as alone:
-                same = applied(operator_of(alone, whole, naive, precision), psi)
-            ok = (
-                found.dtype == options.DTYPES[precision]
-                and error(found, expected) < TOLERANCE[precision]
-                and np.array_equal(found, same)
-            )
-        assert agree(ok, comm)
+        check_definition_and_bits(lattice, precision, comm)
 
     def test_gauge_covariance(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
         whole, psi = whole_links(), whole_vectors()
@@ -224,11 +238,7 @@ class TestOperator:
             assert float(lattice.grid.allreduce(answer, "max")) < 1e-13
 
     def test_bytes_are_the_fewest(self, lattice: Lattice, comm: MPI.Intracomm) -> None:
-        for parity in PARITIES:
-            field = lattice.vectors(np.dtype(complex), parity, halo=True)
-            rows = lattice.grid.explain(field).rows
-            received = sum(row.nbytes for row in rows if row.direction == "receive")
-            assert agree(received == 48 * outside_sites(lattice, parity) > 0, comm)
+        check_bytes(lattice, comm)
 
     def test_mixed_up_parities(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
         operator = operator_of(lattice, whole_links(), naive)

@@ -214,38 +214,6 @@ def test_several_messages_one_peer_and_tags(way: str, comm: MPI.Intracomm) -> No
         assert len(rows) == 2, "parts of one tag travel as one message"
 
 
-def test_one_way_messages_are_not_overtaken(way: str, comm: MPI.Intracomm) -> None:
-    """A sender that receives nothing must wait before it reuses a buffer."""
-    if comm.size == 1:
-        return
-    n = 20000
-    x, y = np.zeros(n), np.zeros(n)
-    sends = [Send(x, dt.contiguous(n, "f8"), comm.rank + 1)] if comm.rank < comm.size - 1 else []
-    receives = [Recv(y, dt.contiguous(n, "f8"), comm.rank - 1)] if comm.rank else []
-    with Exchange(sends, receives, comm=comm) as exchange:
-        for step in range(50):
-            x[...] = step * 100 + comm.rank
-            exchange()
-            if receives:
-                assert np.all(y == step * 100 + comm.rank - 1), step
-
-
-def test_transpose_of_a_matrix(comm: MPI.Intracomm) -> None:
-    """The sender's rows become the receiver's columns."""
-    n = 12
-    matrix = np.arange(n * n, dtype="f8").reshape(n, n) + 1000 * comm.rank
-    turned = np.zeros((n, n))
-    column = dt.resized(dt.vector(n, 1, n, "f8"), 0, 8)
-    low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    with Exchange(
-        [Send(matrix, dt.contiguous(n * n, "f8"), high)],
-        [Recv(turned, dt.contiguous(n, column), low)],
-        comm=comm,
-    ) as exchange:
-        exchange()
-    assert np.array_equal(turned, (np.arange(n * n).reshape(n, n) + 1000 * low).T)
-
-
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_plans_release_their_memory(comm: MPI.Intracomm) -> None:
     with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:

@@ -23,6 +23,8 @@ HERE = Path(__file__).parent
 SHIM = "cpu_shim.h"
 STANDARD = HERE / "cpu_standard.h"
 
+GUARD = 0xA5
+
 # Misaligned or null accesses, overflows and bad shifts print a message and end the process.
 FLAGS = [
     *("-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"),
@@ -153,6 +155,13 @@ def before_a_forbidden_page(nbytes: int) -> np.ndarray:
     if libc.mprotect(ctypes.c_void_p(array.ctypes.data + pages), mmap.PAGESIZE, 0):
         raise OSError(ctypes.get_errno(), "mprotect")
     return array[pages - nbytes : pages]
+
+
+def coded(array: np.ndarray) -> np.ndarray:
+    """Fill an array with varying bytes that never equal the guard."""
+    flat = array.reshape(-1).view(np.uint8)
+    flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
+    return array
 
 
 def aligned(nbytes: int, offset: int = 0) -> np.ndarray:

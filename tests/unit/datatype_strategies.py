@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from halox import datatypes
@@ -101,3 +102,14 @@ _ARGUMENTS = {
     "resized": lambda draw, _: (draw(st.integers(-16, 16)), draw(st.integers(-40, 64))),
     "dup": lambda draw, _: (),
 }
+
+
+def scattered(
+    rng: np.random.Generator, lengths: Any, word: int = 1, gap: int = 40
+) -> tuple[Datatype, int]:
+    """Return a type of disjoint blocks of given lengths in random order, and its span in bytes."""
+    lengths = np.asarray(lengths)
+    starts = np.cumsum(lengths + rng.integers(1, gap, lengths.size) * word) - lengths
+    order = rng.permutation(lengths.size)
+    made = datatypes.hindexed(lengths[order], starts[order], "u1")
+    return made, int(starts[-1] + lengths[-1])

@@ -18,11 +18,10 @@ from halox.packing.strided import _ELEMENTS, addition_element
 from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
 from halox.runtime.gpu.marks import Mark
 from tests.support import require, trials
-from tests.unit.cpu_kernels import aligned, before_a_forbidden_page, compiled, run
+from tests.unit.cpu_kernels import GUARD, aligned, before_a_forbidden_page, coded, compiled, run
 
 require("cxx")
 
-GUARD = 0xA5
 SMS = 4
 
 
@@ -32,13 +31,6 @@ def copy_on_cpu(copies, *, backwards=False, **options):
 
 def add_on_cpu(planned, element):
     run("strided_add", planned, (("ELEMENT", element),))
-
-
-def coded(array: np.ndarray) -> np.ndarray:
-    """Fill an array with varying bytes that never equal the guard."""
-    flat = array.reshape(-1).view(np.uint8)
-    flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
-    return array
 
 
 def field(shape, dtype, offset=0):

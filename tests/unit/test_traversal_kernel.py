@@ -25,24 +25,16 @@ from halox.packing.traversal_plan import (
 )
 from halox.packing.traversal_tree import simplified
 from tests.support import require, trials
-from tests.unit.cpu_kernels import FLAGS, HERE, SHIM, aligned, before_a_forbidden_page
+from tests.unit.cpu_kernels import FLAGS, GUARD, HERE, SHIM, aligned, before_a_forbidden_page, coded
 from tests.unit.cpu_traversal import library, move
 from tests.unit.datatype_strategies import build, recipes
 from tests.unit.traversal_types import HALF, TYPES, items
 
 require("cxx")
 
-GUARD = 0xA5
 MAP_NORESERVE = 0x4000  # the value on Linux; mmap has the name since Python 3.13
 RNG = np.random.default_rng(7)
 SMALL = Shape(threads=8, in_flight=4, chunk_words=64, blocks=3)
-
-
-def coded(array: np.ndarray) -> np.ndarray:
-    """Fill an array with varying bytes that never equal the guard."""
-    flat = array.reshape(-1).view(np.uint8)
-    flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
-    return array
 
 
 SOURCE = coded(aligned(2 * HALF + 16))

@@ -14,24 +14,18 @@ from halox.packing import workunits_plan as wp
 from halox.packing.host import HostPacker
 from tests.support import require, trials
 from tests.unit.cpu_kernels import (
+    GUARD,
     aligned,
     before_a_forbidden_page,
+    coded,
     run_workunits,
     workunits_library,
 )
-from tests.unit.datatype_strategies import build, recipes
+from tests.unit.datatype_strategies import build, recipes, scattered
 
 require("cxx")
 
-GUARD = 0xA5
 SMS = 4
-
-
-def coded(array: np.ndarray) -> np.ndarray:
-    """Fill an array with varying bytes that never equal the guard."""
-    flat = array.reshape(-1).view(np.uint8)
-    flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
-    return array
 
 
 def move(
@@ -117,14 +111,6 @@ def there_and_back(array, datatype, count=1, *, offset=0, origin=0, **options):
         assert array.tobytes() == wanted.tobytes()
         array[:] = before
     return launch
-
-
-def scattered(rng, lengths, word=1, gap=40):
-    """Return a type of disjoint blocks of given lengths in shuffled order, and its span in bytes."""
-    lengths = np.asarray(lengths)
-    starts = np.cumsum(lengths + rng.integers(1, gap, lengths.size) * word) - lengths
-    order = rng.permutation(lengths.size)
-    return dt.hindexed(lengths[order], starts[order], "u1"), int(starts[-1] + lengths[-1])
 
 
 MIXES = {

@@ -168,12 +168,12 @@ class ByNccl(_Packed):
     ) -> None:
         super().__init__(comm, near, fields, device, host=False)
         self._wire = wire
-        self._messages = [
+        self._out, self._into = (
             [(peer, address, nbytes) for peer, _, address, nbytes in parts]
             for parts in (self._sends, self._receives)
-        ]
+        )
 
     def __call__(self) -> None:
         self._pack()
-        exchange(self._wire, *self._messages, self._current_stream().ptr)
+        exchange(self._wire, self._out, self._into, self._current_stream().ptr)
         self._unpack()

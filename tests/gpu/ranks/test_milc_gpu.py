@@ -13,16 +13,13 @@ from apps.milc.cg import ConjugateGradient, Stop
 from apps.milc.lattice import PARITIES, Lattice
 from apps.milc.links import Table
 from apps.milc.operator import Staggered
-from tests.mpi import whole_lattice
 from tests.mpi.conftest import agree
 from tests.mpi.test_milc import (
     SHAPE,
-    TOLERANCE,
-    applied,
-    assembled,
+    check_bytes,
+    check_definition_and_bits,
     error,
     operator_of,
-    outside_sites,
     whole_links,
     whole_vectors,
 )
@@ -48,24 +45,11 @@ def lattice(request: pytest.FixtureRequest, comm: MPI.Intracomm) -> Iterator[Lat
 def test_definition_and_the_bits_of_one_rank(
     lattice: Lattice, precision: str, comm: MPI.Intracomm
 ) -> None:
-    naive = lattice.depth == 1
-    whole, psi = whole_links(), whole_vectors()
-    found = assembled(lattice, applied(operator_of(lattice, whole, naive, precision), psi))
-    ok = True
-    if found is not None:
-        expected = whole_lattice.dslash(psi, whole, naive=naive)
-        with Lattice(SHAPE, lattice.depth, MPI.COMM_SELF, "gpu") as alone:
-            same = applied(operator_of(alone, whole, naive, precision), psi)
-        ok = error(found, expected) < TOLERANCE[precision] and np.array_equal(found, same)
-    assert agree(ok, comm)
+    check_definition_and_bits(lattice, precision, comm)
 
 
 def test_bytes_are_the_fewest(lattice: Lattice, comm: MPI.Intracomm) -> None:
-    for parity in PARITIES:
-        field = lattice.vectors(np.dtype(complex), parity, halo=True)
-        rows = lattice.grid.explain(field).rows
-        received = sum(row.nbytes for row in rows if row.direction == "receive")
-        assert agree(received == 48 * outside_sites(lattice, parity) > 0, comm)
+    check_bytes(lattice, comm)
 
 
 @pytest.mark.parametrize("precision", ["double", "single", "mixed"])
