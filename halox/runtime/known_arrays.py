@@ -86,7 +86,7 @@ class KnownArrays(Generic[Value]):
         return sum(map(len, self._first.values()))
 
     def find(self, kind: Hashable, arrays: Sequence[object]) -> Value | None:
-        """Return the value of a call with these arrays; None if there is none, also for an unhashable kind."""
+        """Return the value of a call with these arrays, or None; also None for an unhashable kind."""
         arguments, argument = self._first, _UNKNOWN
         array: Any
         try:
