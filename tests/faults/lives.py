@@ -49,9 +49,11 @@ class Kept:
 
 @dataclass(eq=False)
 class Life:
-    """A grid and the objects made on it."""
+    """A grid, with the communicator and ``HALOX_NODE`` that it was made with, and the objects made on it."""
 
     grid: Any
+    comm: Any
+    node: str
     case: Case
     fields: list[Kept] = field(default_factory=list)
     plans: list[tuple[Any, list[Kept]]] = field(default_factory=list)
@@ -146,9 +148,9 @@ class Lives:
         if len(self.lives) >= _MOST_GRIDS:
             self.close_grid()
         case = random_case(self.rng, self.comm.size, DTYPES)
-        os.environ["HALOX_NODE"] = "rank" if self.rng.integers(4) == 0 else ""
-        grid = case.grid(self.pick(self.comms))
-        self.lives.append(Life(grid, case))
+        os.environ["HALOX_NODE"] = node = "rank" if self.rng.integers(4) == 0 else ""
+        comm = self.pick(self.comms)
+        self.lives.append(Life(case.grid(comm), comm, node, case))
         for layout in case.fields:
             self._make_field(self.lives[-1], layout)
 
@@ -319,7 +321,8 @@ class Lives:
                 if all(p <= n for p, n in zip(procs, shape, strict=True))
             ]
             options = {"halo": 0, "periodic": False, "proc_shape": self.pick(choices)}
-            life.other = halox.Grid(shape, comm=self.comm, device="cpu", **options)
+            os.environ["HALOX_NODE"] = life.node
+            life.other = halox.Grid(shape, comm=life.comm, device="cpu", **options)
             life.transpose = halox.Transpose(life.grid, life.other)
         u, v = life.grid.full(-1.0), life.other.empty()
         u[life.grid.layout(u).interior] = _numbers(life.grid)
