@@ -278,6 +278,7 @@ def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.Mon
     check(random_case(rng, comm.size), comm, rng)
 
 
+@pytest.mark.ranks(2, 3, 4, 6, 8)
 def test_with_full_shared_memory(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for segments, work arrays are in private memory, and all messages use MPI requests."""
     refused: list[int] = []
