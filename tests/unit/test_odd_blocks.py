@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from halox.paths.host import odd_blocks
-from halox.paths.host.indexed import PartView
-from halox.paths.host.odd_blocks import OddBlocks, call_all
+from halox.paths.host.odd_blocks import OddBlocks, PartView, call_all
 from halox.paths.host.packed import views_of
 from tests import support
 

@@ -20,11 +20,16 @@ import numpy as np
 
 from halox.datatypes.boxes import contiguous_strides
 from halox.packing.blocking import copy_all, tile_of
-from halox.paths.host.indexed import PartView
-from halox.runtime.arrays import Array
+from halox.runtime.arrays import Array, DType
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+PartView = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
+"""A part in the memory of its array: the array's number, and shape, dtype, offset in the memory and strides of a view.
+
+A plain tuple, since tuples are made fastest.
+"""
 
 Calls = list[Callable[[], object]]
 
