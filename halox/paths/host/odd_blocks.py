@@ -36,8 +36,8 @@ Calls = list[Callable[[], object]]
 _NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
 # NumPy copies longer blocks at memory speed in spite of the function calls.
 _WIDE_BLOCK = 96
-# With fewer blocks the fixed cost of a copy dominates, about 300 ns with both.
-_FEW_BLOCKS = 8
+# Exchanges of fewer blocks were faster with NumPy: 64^2 to 512^2 cells (docs/performance/log.md).
+_FEW_BLOCKS = 2048
 _MOST_BYTES = (1 << 31) - 1  # MPI counts packed bytes in an int
 
 
