@@ -20,7 +20,7 @@ from halox.paths.base import (
     Protocol,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.indexed import Indices, PartView, Words, at_once, index_all, pays, words_of
+from halox.paths.host.odd_blocks import PartView
 from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
@@ -66,7 +66,6 @@ class LocalHostChannel(Channel):
         pairs, adds = [*job.pairs()], job.operation == "add"
         arrays = cast(Sequence[HostArray], job.arrays)
         found, cleared = _places_of(pairs, arrays, values=adds), places_of(job.cleared, arrays)
-        self._words: tuple[int, Words, Indices, Indices] | None = None
         self._in_tiles: bool | None = None  # the same for all arrays of a layout
         # Plain copies, and calls for all other work.
         self._copies: list[Move] = []
@@ -75,11 +74,6 @@ class LocalHostChannel(Channel):
             self.is_movable = True
             self._adds = adds
             self._sources, self._targets = found
-            both = [*self._sources, *self._targets]
-            if not adds and pays(both, 2):
-                words = words_of(both)
-                indices = words.indices(self._targets), words.indices(self._sources)
-                self._words = (both[0][0], words, *at_once(*indices))
             self._cleared = cleared
             self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in cleared]
             self.bind(self.views([array.memory for array in arrays]))
@@ -92,10 +86,6 @@ class LocalHostChannel(Channel):
 
     def views(self, memories: Sequence[memoryview]) -> _Moves:
         """Return copies between other arrays, and the calls that follow them."""
-        if self._words is not None:
-            number, words, to, of = self._words
-            memory = words.of(memories[number])
-            return [], [partial(index_all, [(memory, to, memory, of)])]
         sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
         moves = [*zip(targets, sources, strict=True)]
         if not self._adds:

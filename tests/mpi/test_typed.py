@@ -128,7 +128,7 @@ def test_many_columns_of_a_matrix(comm: MPI.Intracomm) -> None:
 
 @pytest.fixture
 def packed_by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[OddBlocks]:
-    """Let any MPI library pack short blocks of odd sizes; the list records the messages that have such blocks."""
+    """Let any MPI library pack few short blocks of odd sizes; the list records the messages that have such blocks."""
     found: list[OddBlocks] = []
     calls = OddBlocks.calls
 
@@ -137,6 +137,7 @@ def packed_by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[OddBlocks]:
         return calls(self, *arguments, unpack=unpack)
 
     monkeypatch.setattr(odd_blocks, "usable_mpi", lambda: MPI)
+    monkeypatch.setattr(odd_blocks, "_FEW_BLOCKS", 8)
     monkeypatch.setattr(OddBlocks, "calls", seen)
     return found
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from halox.paths.host import odd_blocks
-from halox.paths.host.indexed import PartView
-from halox.paths.host.odd_blocks import OddBlocks, call_all
+from halox.paths.host.odd_blocks import OddBlocks, PartView, call_all
 from halox.paths.host.packed import views_of
 from tests import support
 
@@ -32,13 +31,13 @@ def place(shape: tuple[int, ...], size: int, strides: tuple[int, ...], start: in
     return 0, shape, np.dtype(f"V{size}"), start, strides
 
 
-TRIPLES = place((400,), 12, (24,))
+TRIPLES = place((4000,), 12, (24,))
 NUMPYS: dict[str, PartView] = {
-    "doubles": (0, (400,), np.dtype("u8"), 0, (24,)),
-    "pairs of doubles": place((400,), 16, (24,)),
-    "long blocks": place((400,), 96, (120,)),
-    "few blocks": place((7,), 12, (24,)),
-    "backwards": place((400,), 12, (-24,), 400 * 24),
+    "doubles": (0, (4000,), np.dtype("u8"), 0, (24,)),
+    "pairs of doubles": place((4000,), 16, (24,)),
+    "long blocks": place((4000,), 96, (120,)),
+    "few blocks": place((518,), 12, (24,)),
+    "backwards": place((4000,), 12, (-24,), 4000 * 24),
     "a transposed matrix": place((512, 512), 12, (12, 512 * 12)),
 }
 
@@ -63,9 +62,14 @@ def test_short_blocks_of_an_odd_size_are_for_mpi() -> None:
     ],
 )
 def test_blocks_are_copied_as_by_numpy(
-    shape: tuple[int, ...], size: int, strides: tuple[int, ...], shift: int
+    shape: tuple[int, ...],
+    size: int,
+    strides: tuple[int, ...],
+    shift: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A part of MPI's and a part of NumPy's, between guard bytes, in memory at any address."""
+    monkeypatch.setattr(odd_blocks, "_FEW_BLOCKS", 8)
     memory = np.random.default_rng(0).integers(1, 256, 10000, np.uint8)
     words: PartView = (0, (20,), np.dtype("u8"), 8 + shift, (48,))
     places = [place(shape, size, strides, 16 + shift), words]

@@ -20,19 +20,24 @@ import numpy as np
 
 from halox.datatypes.boxes import contiguous_strides
 from halox.packing.blocking import copy_all, tile_of
-from halox.paths.host.indexed import PartView
-from halox.runtime.arrays import Array
+from halox.runtime.arrays import Array, DType
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+PartView = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
+"""A part in the memory of its array: the array's number, and shape, dtype, offset in the memory and strides of a view.
+
+A plain tuple, since tuples are made fastest.
+"""
 
 Calls = list[Callable[[], object]]
 
 _NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
 # NumPy copies longer blocks at memory speed in spite of the function calls.
 _WIDE_BLOCK = 96
-# With fewer blocks the fixed cost of a copy dominates, about 300 ns with both.
-_FEW_BLOCKS = 8
+# Exchanges of fewer blocks were faster with NumPy: 64^2 to 512^2 cells (docs/performance/log.md).
+_FEW_BLOCKS = 2048
 _MOST_BYTES = (1 << 31) - 1  # MPI counts packed bytes in an int
 
 

@@ -18,8 +18,7 @@ from halox.paths.buffers import (
     pinned_buffer,
 )
 from halox.paths.fragments import Cutter, whole
-from halox.paths.host.indexed import Indexed, IndexedMessages, PartView, index_all, pays
-from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
+from halox.paths.host.odd_blocks import Calls, OddBlocks, PartView, call_all
 from halox.paths.messages import Message, Part
 from halox.runtime.arrays import Array, HostArray
 from halox.runtime.shared_memory import Bytes
@@ -71,15 +70,8 @@ def _in_memory(part: Part, view: View, arrays: Sequence[HostArray]) -> PartView:
 
 def views_of(places: Sequence[PartView], memories: Sequence[memoryview]) -> list[Array]:
     """View parts in the memory of some arrays."""
-    view = np.ndarray
-    if len(memories) == 1:
-        (memory,) = memories
-        return [
-            view(shape, dtype, memory, offset, strides)
-            for _, shape, dtype, offset, strides in places
-        ]
     return [
-        view(shape, dtype, memories[n], offset, strides)
+        np.ndarray(shape, dtype, memories[n], offset, strides)
         for n, shape, dtype, offset, strides in places
     ]
 
@@ -94,7 +86,7 @@ _Calls = list[Callable[[], object]]
 _Take = Callable[..., None]
 
 
-_Rows = list[list[Move]] | list[list[Indexed]] | list[Calls]
+_Rows = list[list[Move]] | list[Calls]
 
 
 class _Views(NamedTuple):
@@ -114,7 +106,6 @@ class HostChannel(Channel):
         self._pack: _Take = copy_all
         self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
-        self._indexed: IndexedMessages | None = None
         self._odd: tuple[OddBlocks, OddBlocks] | None = None  # of sends and receives
         arrays = cast(Sequence[HostArray], job.arrays)
         sent = places_of([part for m in job.sends for part in m.parts], arrays)
@@ -125,19 +116,11 @@ class HostChannel(Channel):
             return
         self.is_movable = True
         self._sent, self._received = sent, received
-        both = [*sent, *received]
-        if not adds and sent and received and pays(both, len(job.messages)):
-            self._indexed = IndexedMessages(
-                both[0][0],
-                (sent, job.sends, buffers.outgoing),
-                (received, job.receives, buffers.incoming),
-            )
-            self._pack = self._take = index_all
         self._outgoing = [_packed(sent, job.sends, row) for row in buffers.outgoing]
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
-        if not adds and self._indexed is None:
+        if not adds:
             odd = OddBlocks(sent), OddBlocks(received)
             if any(odd):
                 self._odd, self._pack, self._take = odd, call_all, call_all
@@ -151,9 +134,6 @@ class HostChannel(Channel):
 
     def views(self, memories: Sequence[memoryview]) -> _Views:
         """Return the moves between other arrays and the buffers."""
-        if self._indexed is not None:
-            pack, unpack = self._indexed.views(memories)
-            return _Views(pack, [], unpack)
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
         if self._odd is not None:
             out, into = self._odd

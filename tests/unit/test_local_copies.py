@@ -1,9 +1,8 @@
-"""Copies of small array parts by word indices: the same bytes as NumPy's slices."""
+"""Exchanges of a rank with itself: array layouts and dtypes, and arrays that take the place of a plan's array."""
 
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.exchange.halo import halo_draft
 from halox.paths.base import Job
-from halox.paths.host import indexed
-from halox.paths.host.packed import places_of
 from halox.paths.local import LocalHostChannel
 from halox.runtime.arrays import borrow, describe
 
@@ -34,17 +31,15 @@ def array_of(dtype: str, form: str) -> np.ndarray:
     return made[form]()
 
 
-@pytest.mark.parametrize("is_indexed", [True, False])
 @pytest.mark.parametrize("form", ["C", "F", "every other", "reversed", "inside", "of no alignment"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool) -> None:
-    """Exchange by indices or views, then with other arrays of the same layout; guard bytes stay unchanged."""
+def test_a_periodic_exchange(dtype: str, form: str) -> None:
+    """Exchange an array, then other arrays of the same layout; guard bytes stay unchanged."""
     layout = FieldLayout(decompose(SHAPE, 1, periodic=True), 0, FieldSpec(HALO))
     u, v = array_of(dtype, form), array_of(dtype, form)
     draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
-    with patch.object(indexed, "WORDS_A_CALL", 1 << 20 if is_indexed else -1):
-        channel = LocalHostChannel(Job([borrow(u)], draft.sends, draft.receives))
-    assert (not channel._copies) == is_indexed and channel.is_movable
+    channel = LocalHostChannel(Job([borrow(u)], draft.sends, draft.receives))
+    assert channel.is_movable
     inner = tuple(slice(low, low + n) for n, (low, _) in zip(SHAPE, HALO, strict=True))
     for seed, array in enumerate((u, v, u)):
         memory = borrow(array)
@@ -63,26 +58,3 @@ def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool) -> None:
             at = ((np.arange(n) * stride)[:, None] + at).ravel()
         everything[at] = 7
         assert (everything == 7).all(), "nothing between the elements was written"
-
-
-def test_the_widest_words() -> None:
-    layout = FieldLayout(decompose((6, 6), 1, periodic=True), 0, FieldSpec(((1, 1), (1, 1))))
-    for dtype, size in (("f8", 8), ("c16", 16), ("S3", 1), ("f4", 4), ("S6", 2)):
-        u = np.zeros(layout.padded_shape, dtype)
-        draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
-        parts = [part for message in draft.sends for part in message.parts]
-        places = places_of(parts, [borrow(u)]) or []
-        words = indexed.words_of(places)
-        assert words.dtype.itemsize == size
-        numbers = words.indices(places)
-        assert len(numbers) * size == sum(part.nbytes for part in parts)
-        assert indexed.pays(places, 1)
-        assert not indexed.pays(places[:1], 1) and not indexed.pays([], 1)
-
-
-def test_large_parts_and_parts_of_several_arrays_are_viewed() -> None:
-    dtype = np.dtype("u8")
-    small = [(0, (4,), dtype, 64 * n, (8,)) for n in range(3)]
-    assert indexed.pays(small, 1)
-    assert not indexed.pays([*small, (1, (4,), dtype, 0, (8,))], 1)
-    assert not indexed.pays([*small, (0, (4000,), dtype, 256, (8,))], 1)
