@@ -27,7 +27,7 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
-from halox.runtime.call_guard import Closing, one_thread
+from halox.runtime.call_guard import Closing, single_threaded
 from halox.tables import html_facts
 from halox.values import as_bool, check_bool
 
@@ -423,7 +423,7 @@ class Grid(Closing):
 
         return dataarray(self, field, **options)
 
-    @one_thread
+    @single_threaded
     def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
         """Make a field from an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
@@ -493,7 +493,7 @@ class Grid(Closing):
         plan, bound = found
         plan.__call__(bound)
 
-    @one_thread
+    @single_threaded
     def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make a persistent exchange of these fields.
 
@@ -654,7 +654,7 @@ class Grid(Closing):
 
     # Whole arrays and checkpoints
 
-    @one_thread
+    @single_threaded
     def gather(self, field: object, root: int = 0) -> Array | None:
         """Collect the owned cells of all ranks on one rank.
 
@@ -692,7 +692,7 @@ class Grid(Closing):
         self._world.begin("gather")
         return gather(self.domain, field, root)
 
-    @one_thread
+    @single_threaded
     def scatter(
         self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Unpack[FieldOptions]
     ) -> Any:
@@ -870,7 +870,7 @@ class Grid(Closing):
 
     # Life
 
-    @one_thread
+    @single_threaded
     def close(self) -> None:
         """Free plans, staging memory and communicators.
 
@@ -897,7 +897,7 @@ class Grid(Closing):
 
     # Plans
 
-    @one_thread
+    @single_threaded
     def _cached(
         self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
     ) -> Found:

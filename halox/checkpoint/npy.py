@@ -210,7 +210,7 @@ def _move(
             file.Sync()
             return
         for index in indices:
-            part = staged.take(part_shape(cells.shape, index))
+            part = staged.next_buffer(part_shape(cells.shape, index))
             file.Read(as_bytes(part))
             staged.put(index)
             meter(part.nbytes)

@@ -204,6 +204,6 @@ def _receive_on_device(world: World, root: int, cells: Any, queue: MessageQueue)
     shapes = [part_shape(cells.shape, index) for index in indices]
     with staging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
         for index, shape in zip(indices, shapes, strict=True):
-            queue.receive(staged.take(shape), root)
+            queue.receive(staged.next_buffer(shape), root)
             queue.end()
             staged.put(index)

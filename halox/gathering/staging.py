@@ -57,11 +57,11 @@ class HostStaging:
             if part.flags.c_contiguous:
                 yield part
             else:
-                found = self.take(part.shape)
+                found = self.next_buffer(part.shape)
                 np.copyto(found, part)
                 yield found
 
-    def take(self, shape: tuple[int, ...]) -> Array:
+    def next_buffer(self, shape: tuple[int, ...]) -> Array:
         """Return a contiguous buffer for the next part."""
         if len(self._buffers) < _BUFFERS:
             self._buffers.append(np.empty(self._part_bytes, np.uint8))
@@ -71,7 +71,7 @@ class HostStaging:
         return self._taken
 
     def put(self, index: Index) -> None:
-        """Copy the buffer of the last `take` to a part of the array."""
+        """Copy the buffer of the last `next_buffer` to a part of the array."""
         self._array[index] = self._taken
 
     def store(self, index: Index, values: Array) -> None:

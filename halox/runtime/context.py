@@ -71,8 +71,8 @@ class Context:
         """Return ``find(self)``, computed on the first call only; collective if ``find`` is."""
         if find not in self._kept:
             self._kept[find] = find(self)
-        found: Found = self._kept[find]
-        return found
+        result: Found = self._kept[find]
+        return result
 
     def close(self) -> None:
         """Free the memory of plans, and end the use of the communicator; collective, and harmless when repeated.
