@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from halox.decomposition import FieldLayout
-from halox.gathering.message_queue import opaque
+from halox.gathering.message_queue import as_void
 from halox.runtime.arrays import Array, as_ndarray
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import as_device_array
@@ -45,7 +45,7 @@ class HostStaging:
     """
 
     def __init__(self, array: Array, part_bytes: int) -> None:
-        self._array = opaque(array)
+        self._array = as_void(array)
         self._part_bytes = part_bytes
         self._buffers: deque[Array] = deque(maxlen=_BUFFERS)
         self._taken: Array | None = None
@@ -57,9 +57,9 @@ class HostStaging:
             if part.flags.c_contiguous:
                 yield part
             else:
-                found = self.next_buffer(part.shape)
-                np.copyto(found, part)
-                yield found
+                buffer = self.next_buffer(part.shape)
+                np.copyto(buffer, part)
+                yield buffer
 
     def next_buffer(self, shape: tuple[int, ...]) -> Array:
         """Return a contiguous buffer for the next part."""
