@@ -61,6 +61,6 @@ def as_halox_error(error: Exception, step: str) -> HaloxError:
     """
     if isinstance(error, HaloxError):
         return error
-    found = HaloxError(f"{step} failed: {type(error).__name__}: {error}")
-    found.__cause__ = error
-    return found
+    halox_error = HaloxError(f"{step} failed: {type(error).__name__}: {error}")
+    halox_error.__cause__ = error
+    return halox_error

@@ -27,7 +27,7 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
-from halox.runtime.call_guard import Closing, one_thread
+from halox.runtime.call_guard import Closing, single_threaded
 from halox.tables import html_facts
 from halox.values import as_bool, check_bool
 
@@ -423,7 +423,7 @@ class Grid(Closing):
 
         return dataarray(self, field, **options)
 
-    @one_thread
+    @single_threaded
     def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
         """Make a field from an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
@@ -470,10 +470,10 @@ class Grid(Closing):
         current stream on a GPU. Halo cells outside the grid are not changed.
         """
         key = self.corners if corners is None else as_bool(corners)
-        found = self._known_plans.find(key, fields) or self._plans.find(key, fields)
-        if found is None:
-            found = self._cached("copy", fields, corners, key)
-        plan, bound = found
+        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
+        if cached is None:
+            cached = self._cached("copy", fields, corners, key)
+        plan, bound = cached
         plan.__call__(bound)  # plan() takes longer to find it
 
     def accumulate(self, *fields: object, corners: bool | None = None) -> None:
@@ -487,13 +487,13 @@ class Grid(Closing):
             Also if a field's dtype is not numeric, or two fields share memory, since their halos would count twice.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
-        found = self._known_plans.find(key, fields) or self._plans.find(key, fields)
-        if found is None:
-            found = self._cached("add", fields, corners, key)
-        plan, bound = found
+        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
+        if cached is None:
+            cached = self._cached("add", fields, corners, key)
+        plan, bound = cached
         plan.__call__(bound)
 
-    @one_thread
+    @single_threaded
     def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make a persistent exchange of these fields.
 
@@ -528,10 +528,10 @@ class Grid(Closing):
         if not fields:
             return self.domain.division.text(self.rank, len(set(self._world.nodes)))
         key = self.corners
-        found = self._known_plans.find(key, fields) or self._plans.find(key, fields)
-        if found is None:
-            found = self._cached("copy", fields, None, key)
-        return found[0].explain()
+        cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
+        if cached is None:
+            cached = self._cached("copy", fields, None, key)
+        return cached[0].explain()
 
     # Reductions
 
@@ -654,7 +654,7 @@ class Grid(Closing):
 
     # Whole arrays and checkpoints
 
-    @one_thread
+    @single_threaded
     def gather(self, field: object, root: int = 0) -> Array | None:
         """Collect the owned cells of all ranks on one rank.
 
@@ -692,7 +692,7 @@ class Grid(Closing):
         self._world.begin("gather")
         return gather(self.domain, field, root)
 
-    @one_thread
+    @single_threaded
     def scatter(
         self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Unpack[FieldOptions]
     ) -> Any:
@@ -808,8 +808,8 @@ class Grid(Closing):
         >>> import halox, tempfile
         >>> with halox.Grid((8, 6), device="cpu") as grid, tempfile.TemporaryDirectory() as folder:
         ...     grid.save(f"{folder}/run.zarr", u=grid.ones(), attrs={"step": 7})
-        ...     found = grid.load(f"{folder}/run.zarr")
-        ...     grid.sum(found["u"]), found.attrs
+        ...     loaded = grid.load(f"{folder}/run.zarr")
+        ...     grid.sum(loaded["u"]), loaded.attrs
         (np.float64(48.0), {'step': 7})
         """
         from halox.checkpoint.calls import SaveOptions, save
@@ -870,7 +870,7 @@ class Grid(Closing):
 
     # Life
 
-    @one_thread
+    @single_threaded
     def close(self) -> None:
         """Free plans, staging memory and communicators.
 
@@ -897,7 +897,7 @@ class Grid(Closing):
 
     # Plans
 
-    @one_thread
+    @single_threaded
     def _cached(
         self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
     ) -> Found:
@@ -927,7 +927,7 @@ class Grid(Closing):
                 read,
                 operation=operation,
                 corners=with_corners,
-                numbers=tuple([self._layouts.number(found) for found, _ in read]),
+                numbers=tuple([self._layouts.number(described) for described, _ in read]),
                 relocatable=not keep and not any(map(self._layouts.is_own, fields)),
             )
 

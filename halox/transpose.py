@@ -22,7 +22,7 @@ from halox.exchange.transpose import both_sides, memory_order, transpose_draft
 from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.arrays import describe, share_memory
-from halox.runtime.call_guard import Closing, one_thread
+from halox.runtime.call_guard import Closing, single_threaded
 from halox.tables import html_table
 from halox.values import as_bool
 
@@ -232,7 +232,7 @@ class Transpose(Closing):
         plan, bound = cached
         plan.__call__(bound)
 
-    @one_thread
+    @single_threaded
     def _make(
         self, direction: str, u: object, v: object, *, keep: bool, path: str | None = None
     ) -> Plan:

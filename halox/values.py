@@ -68,12 +68,12 @@ def check_bool(name: str, value: object, error: type[HaloxError], remedy: str = 
     >>> check_bool("corners", np.False_, HaloxError)
     False
     """
-    found = as_bool(value)
-    if found is None:
+    result = as_bool(value)
+    if result is None:
         raise error(
             f"{name}: expected True or False, got {shown(value)} of type {type(value).__name__}{remedy}"
         )
-    return found
+    return result
 
 
 def as_list(value: object) -> list[Any] | None:
@@ -96,8 +96,8 @@ def as_list(value: object) -> list[Any] | None:
 
 def as_entries(value: object) -> list[Any]:
     """Return the entries of a sequence as a list; any other object becomes a list of one entry."""
-    found = as_list(value)
-    return [value] if found is None else found
+    entries = as_list(value)
+    return [value] if entries is None else entries
 
 
 def rounded_up(number: int, to: int) -> int:

@@ -38,7 +38,7 @@ _CALL, _WRITING = "from_dataarray", "to_zarr"
 WHOLE, BLOCK, HALO = "the whole field", "the cells of this rank", "the cells of this rank with halo"
 
 
-class Fields(Protocol):
+class GridLike(Protocol):
     """Attributes and methods of a grid that this module uses."""
 
     @property
@@ -72,7 +72,7 @@ def _check_grid(grid: object) -> None:
 
 
 def dataarray(
-    grid: Fields,
+    grid: GridLike,
     field: Any,
     *,
     name: str | None = None,
@@ -134,7 +134,7 @@ def dataarray(
     with_halo = check_bool("halo", halo, FieldError)
     before = len(spec.components_before)
     names = [f"component_{n}" for n in range(before + len(spec.components_after))]
-    given = _given(coords, axes)
+    given = _checked_coords(coords, axes)
     cuts = layout.stored if with_halo else layout.owned
     points = layout.global_shape[before:]
     return xarray.DataArray(
@@ -155,7 +155,7 @@ def _attrs(attrs: object) -> Mapping[str, Any]:
     return attrs or {}
 
 
-def _given(coords: Mapping[str, Any] | None, axes: Sequence[str]) -> Mapping[str, Any]:
+def _checked_coords(coords: Mapping[str, Any] | None, axes: Sequence[str]) -> Mapping[str, Any]:
     if coords is None:
         return {}
     if not isinstance(coords, Mapping) or not all(isinstance(axis, str) for axis in coords):
@@ -197,14 +197,14 @@ def _beyond(values: Array, count: int) -> Array:
     steps, (first, second) = np.arange(1, count + 1), values[:2]
     if values.dtype.kind in "iu":  # results may be below the range of the dtype
         first, second = int(first), int(second)
-    found: Array = first - steps * (second - first)
-    return found
+    before: Array = first - steps * (second - first)
+    return before
 
 
 # To fields
 
 
-def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = None) -> Any:
+def from_dataarray(grid: GridLike, array: object, *, dims: Sequence[str] | None = None) -> Any:
     """Make a field from a labelled array; `Grid.from_dataarray` calls it.
 
     Parameters
@@ -239,18 +239,18 @@ def from_dataarray(grid: Fields, array: object, *, dims: Sequence[str] | None = 
     Collective. All errors are raised on all ranks.
     """
 
-    def reading() -> tuple[Reading, ArrayRecord]:
-        found = read(grid, array, dims)
-        return found, found.record
+    def read_here() -> tuple[Reading, ArrayRecord]:
+        reading = read(grid, array, dims)
+        return reading, reading.record
 
-    found, records = grid.domain.world.prepare(reading, _CALL)
+    reading, records = grid.domain.world.prepare(read_here, _CALL)
     kinds = agreed(records)
     if _is_open(kinds):
-        raise FieldError(f"the array {found.choices}")
-    return make_field(grid, found, kinds[0])
+        raise FieldError(f"the array {reading.choices}")
+    return make_field(grid, reading, kinds[0])
 
 
-def make_field(grid: Fields, reading: Reading, kind: str) -> Any:
+def make_field(grid: GridLike, reading: Reading, kind: str) -> Any:
     """Make a field from a labelled array; collective."""
     spec = reading.layout.spec
     field = grid.zeros(
@@ -338,8 +338,8 @@ def agreed(records: Sequence[ArrayRecord], name: str | None = None) -> tuple[str
                 )
     common = tuple(kind for kind in first.kinds if all(kind in other.kinds for other in records))
     if not common:
-        told = "; ".join(f"rank {rank} gave {other.kinds[0]}" for rank, other in enumerate(records))
-        raise MismatchError(f"{arrays} are not alike: {told}; give the same kind on all ranks")
+        text = "; ".join(f"rank {rank} gave {other.kinds[0]}" for rank, other in enumerate(records))
+        raise MismatchError(f"{arrays} are not alike: {text}; give the same kind on all ranks")
     return common
 
 
@@ -348,27 +348,27 @@ def _is_open(kinds: Sequence[str]) -> bool:
     return WHOLE in kinds and HALO in kinds and BLOCK not in kinds
 
 
-def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
+def read(grid: GridLike, array: object, dims: Sequence[str] | None) -> Reading:
     """Recognise the axes of a labelled array, with the parameters and errors of `from_dataarray`. Local."""
     if not isinstance(array, xarray.DataArray):
         raise FieldError(
             f"expected an xarray.DataArray, got a {type(array).__name__}; of a Dataset, give the variables one by one"
         )
     axes = axis_names(dims, len(grid.grid_shape))
-    found = _found(array, axes)
-    if len(found) < len(axes):
+    grid_dims = _grid_dims(array, axes)
+    if len(grid_dims) < len(axes):
         raise FieldError(
             f"the array has the dimensions {_listed(array.dims)}, and the grid {_listed(axes)}; name the "
             "grid axes by dims="
         )
-    turned = array.transpose(*_order(array.dims, found))
-    before = turned.dims.index(found[0])
-    behind = before + len(found)
+    turned = array.transpose(*_order(array.dims, grid_dims))
+    before = turned.dims.index(grid_dims[0])
+    behind = before + len(grid_dims)
     spec = FieldSpec(
         grid.halo,
         turned.shape[:before],
         turned.shape[behind:],
-        tuple(name.endswith(FACE) for name in found),
+        tuple(name.endswith(FACE) for name in grid_dims),
     )
     dtype = fixed_dtype(array.dtype)
     layout = grid.domain.layouts.of(spec)
@@ -392,7 +392,7 @@ def read(grid: Fields, array: object, dims: Sequence[str] | None) -> Reading:
 
 
 def _halo_of_field(
-    grid: Fields, array: xarray.DataArray, spec: FieldSpec, *, any_array: bool
+    grid: GridLike, array: xarray.DataArray, spec: FieldSpec, *, any_array: bool
 ) -> Halo | None:
     """Return the halo of an array that is a field; None if it is not a field, or has no halo.
 
@@ -413,21 +413,21 @@ def _halo_of_field(
     return halos.pop() if any_array and len(halos) == 1 else None
 
 
-def _found(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -> list[str]:
+def _grid_dims(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -> list[str]:
     """Return the names of an array's grid axes; raises `FieldError` if an axis is present twice."""
-    found = [name for axis in axes for name in (axis, axis + FACE) if name in array.dims]
-    if len(found) > len(axes):
+    dims = [name for axis in axes for name in (axis, axis + FACE) if name in array.dims]
+    if len(dims) > len(axes):
         raise FieldError(
             f"the array has the dimensions {_listed(array.dims)}, and among them a grid axis twice, by its cells "
             "and by its faces; select one of the two"
         )
-    return found
+    return dims
 
 
-def _order(dims: Sequence[Hashable], found: Sequence[Hashable]) -> list[Hashable]:
+def _order(dims: Sequence[Hashable], grid_dims: Sequence[Hashable]) -> list[Hashable]:
     """Return an array's dimensions with the grid axes adjacent, at the position of the first grid axis."""
-    first = min(dims.index(name) for name in found)
-    return [*dims[:first], *found, *(name for name in dims[first:] if name not in found)]
+    first = min(dims.index(name) for name in grid_dims)
+    return [*dims[:first], *grid_dims, *(name for name in dims[first:] if name not in grid_dims)]
 
 
 def _listed(names: Iterable[Hashable]) -> str:
@@ -456,7 +456,7 @@ def _kinds(
     Along a dimension, either all variables have a halo or no variable has one. A variable of known kind thus decides
     about ambiguous variables that share its dimensions.
     """
-    found: dict[str, str] = {}
+    decided: dict[str, str] = {}
     first: dict[Hashable, str] = {}  # a variable that has the dimension
     for name in sorted(common, key=lambda name: _is_open(common[name])):
         kinds, reading = common[name], readings[name]
@@ -466,16 +466,16 @@ def _kinds(
         if _is_open(kinds):
             if not others:
                 raise FieldError(f"variable {name!r} {reading.choices}")
-            kinds = (HALO,) if found[others[0]] == HALO else (WHOLE,)
-        found[name] = kinds[0]
+            kinds = (HALO,) if decided[others[0]] == HALO else (WHOLE,)
+        decided[name] = kinds[0]
         for other in others:
-            if (found[other] == HALO) != (found[name] == HALO):
+            if (decided[other] == HALO) != (decided[name] == HALO):
                 raise FieldError(
-                    f"variables {other!r} and {name!r} share a dimension, and one is {found[other]}, the other "
-                    f"{found[name]}; give both with halo, or both without"
+                    f"variables {other!r} and {name!r} share a dimension, and one is {decided[other]}, the other "
+                    f"{decided[name]}; give both with halo, or both without"
                 )
         first = dict.fromkeys(dims, name) | first
-    return found
+    return decided
 
 
 def _joined(parts: Sequence[tuple[int, Array]]) -> Array:
@@ -505,7 +505,7 @@ class DatasetFields:
 
     def exchange(
         self,
-        grid: Fields,
+        grid: GridLike,
         *names: str,
         dims: Sequence[str] | None = None,
         corners: bool | None = None,
@@ -591,12 +591,12 @@ class DatasetFields:
             {name: agreed([one.arrays[name] for one in datasets], name) for name in readings},
         )
         fields = {name: make_field(grid, one, kinds[name]) for name, one in readings.items()}
-        found = {
+        own_coords = {
             axis: readings[name].own_part(self._dataset[axis].values, number, kinds[name])
             for axis, (name, number) in datasets[0].coords.items()
         }
-        parts = world.gather(found, _WRITING)
-        coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in found}
+        parts = world.gather(own_coords, _WRITING)
+        coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in own_coords}
         chosen = SaveOptions(
             attrs=_own_attrs(self._dataset.attrs),
             dims=axes,
@@ -607,7 +607,7 @@ class DatasetFields:
         save(grid.domain, path, fields, {}, chosen)
 
     def _written(
-        self, grid: Fields, dims: Sequence[str] | None
+        self, grid: GridLike, dims: Sequence[str] | None
     ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _DatasetRecord]:
         """Return the names of the grid axes, the variables with all grid axes, and the facts that ranks compare."""
         axes, dataset = axis_names(dims, len(grid.grid_shape)), self._dataset
@@ -631,14 +631,16 @@ class DatasetFields:
         axis.
         """
         variables = self._dataset.data_vars
-        names: list[Any] = [k for k, v in variables.items() if len(_found(v, axes)) == len(axes)]
+        names: list[Any] = [
+            k for k, v in variables.items() if len(_grid_dims(v, axes)) == len(axes)
+        ]
         for name in names:
             if not isinstance(name, str):
                 raise FieldError(f"variable {shown(name)} has a name that is not a str; rename it")
         if not names:
-            told = "; ".join(f"{k}: {_listed(v.dims)}" for k, v in variables.items())
+            text = "; ".join(f"{k}: {_listed(v.dims)}" for k, v in variables.items())
             raise FieldError(
-                f"no variable of the dataset has the grid axes {_listed(axes)} ({told or 'it has none'}); name the "
+                f"no variable of the dataset has the grid axes {_listed(axes)} ({text or 'it has none'}); name the "
                 "grid axes by dims="
             )
         names.sort()
@@ -650,27 +652,29 @@ class DatasetFields:
                 )
         return names
 
-    def _fields(self, grid: Fields, names: Sequence[str], dims: Sequence[str] | None) -> list[Any]:
+    def _fields(
+        self, grid: GridLike, names: Sequence[str], dims: Sequence[str] | None
+    ) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
-        axes, found = axis_names(dims, len(grid.grid_shape)), []
+        axes, arrays = axis_names(dims, len(grid.grid_shape)), []
         for name in sorted(names, key=str) or self._names(axes):
             if not isinstance(name, str) or name not in self._dataset.variables:
                 raise FieldError(
                     f"the dataset has no variable {shown(name)}; it has {_listed(self._dataset.data_vars)}"
                 )
             variable = self._dataset[name].variable
-            its = _found(variable, axes)
-            if len(its) < len(axes):
+            grid_dims = _grid_dims(variable, axes)
+            if len(grid_dims) < len(axes):
                 raise FieldError(
                     f"variable {name!r} has the dimensions {_listed(variable.dims)}, and the grid {_listed(axes)}; "
                     "name the grid axes by dims="
                 )
-            array = variable.transpose(*_order(variable.dims, its)).data
+            array = variable.transpose(*_order(variable.dims, grid_dims)).data
             try:
                 grid.layout(array)
             except FieldError as error:
                 raise FieldError(
                     f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"
                 ) from error
-            found.append(array)
-        return found
+            arrays.append(array)
+        return arrays

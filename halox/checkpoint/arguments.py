@@ -34,7 +34,7 @@ class CallerField(NamedTuple):
     """A field of the caller."""
 
     array: Any
-    found: Described
+    described: Described
     layout: FieldLayout
 
 
@@ -49,34 +49,34 @@ def path_of(path: object, *, written: bool) -> Path | BucketPath:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise CheckpointError(f"path: expected a str or a path, got {shown(path)}")
-    found = _bucket_path(text) if "://" in text else Path(os.path.realpath(text))
-    if not found.name:
+    resolved = _bucket_path(text) if "://" in text else Path(os.path.realpath(text))
+    if not resolved.name:
         raise CheckpointError(f"path: {text} names no file or folder; add a name")
-    if found.suffix.lower() in _OTHER_FORMATS and (written or not os.path.isdir(found)):
+    if resolved.suffix.lower() in _OTHER_FORMATS and (written or not os.path.isdir(resolved)):
         remedy = (
-            f"save {found.stem}.zarr, and convert it on one rank, as in "
-            f"xarray.open_zarr('{found.stem}.zarr').to_netcdf('{found.name}')"
+            f"save {resolved.stem}.zarr, and convert it on one rank, as in "
+            f"xarray.open_zarr('{resolved.stem}.zarr').to_netcdf('{resolved.name}')"
             if written
             else "open it with xarray.open_dataset, and give its variables to grid.from_dataarray"
         )
         raise CheckpointError(
-            f"path: {found} is a name of netCDF or HDF5, and halox {'writes' if written else 'reads'} a Zarr group, by "
-            f"convention named .zarr, or one field as .npy; {remedy}"
+            f"path: {resolved} is a name of netCDF or HDF5, and halox {'writes' if written else 'reads'} a Zarr group, "
+            f"by convention named .zarr, or one field as .npy; {remedy}"
         )
-    return found
+    return resolved
 
 
 def _bucket_path(text: str) -> BucketPath:
-    found = BucketPath(text.removeprefix(SCHEME))
-    if not text.startswith(SCHEME) or len(found.parts) < 2 or ".." in found.parts:
+    path = BucketPath(text.removeprefix(SCHEME))
+    if not text.startswith(SCHEME) or len(path.parts) < 2 or ".." in path.parts:
         raise CheckpointError(
             f"path: expected a path, or s3://BUCKET/NAME, got {text}; no other stores are supported"
         )
-    if found.suffix == ".npy":
+    if path.suffix == ".npy":
         raise CheckpointError(
             f"path: {text}: .npy files are written to file systems only; name a Zarr group"
         )
-    return found
+    return path
 
 
 def fields_of(
@@ -95,7 +95,7 @@ def fields_of(
         raise FieldError(
             f"{', '.join(both)}: given both in the mapping and by name; give each once"
         )
-    found = {}
+    by_name = {}
     for name, field in sorted({**fields, **named}.items(), key=lambda item: str(item[0])):
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "zarr.json":
             raise FieldError(
@@ -112,8 +112,8 @@ def fields_of(
             raise FieldError(f"{name}: the array is read-only; give one that can be written")
         if written:
             check_elements_apart(described, name)
-        found[name] = CallerField(field, described, layout)
-    return found
+        by_name[name] = CallerField(field, described, layout)
+    return by_name
 
 
 def dims_of(dims: object, ndim: int) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def coords_of(
         coords = {}
     if not isinstance(coords, Mapping):
         raise FieldError(f"coords: expected a mapping of dimensions to values, got {shown(coords)}")
-    found = {}
+    by_dimension = {}
     for name, values in coords.items():
         if name not in lengths:
             raise FieldError(
@@ -149,13 +149,13 @@ def coords_of(
                 f"coords: {name} needs {lengths[name]} numbers along one axis, those of the whole grid, got "
                 f"{array.dtype} of shape {array.shape}"
             )
-        found[name] = array
+        by_dimension[name] = array
     for name in fields:
         if name in lengths or name in dims:
             raise FieldError(
                 f"{name} is the name of a field and of a dimension; rename the field, or give dims="
             )
-    return found
+    return by_dimension
 
 
 def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
@@ -169,21 +169,21 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
             raise FieldError(
                 f"{what}: expected names that are str and do not begin with {PREFIX!r}, got {shown(name)}"
             )
-    found = {}
+    plain = {}
     for name, value in attrs.items():
         try:
-            found[name] = json.loads(json.dumps(value, default=_plain, allow_nan=False))
+            plain[name] = json.loads(json.dumps(value, default=_plain, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise FieldError(
                 f"{what}: {name} has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
             ) from error
-    return found
+    return plain
 
 
 def array_attrs_of(coords: object, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Return attributes of fields and of coordinates, which may be labelled arrays; raises `FieldError`."""
     labelled = coords if isinstance(coords, Mapping) else {}
-    both = {**{name: getattr(one, "attrs", None) for name, one in labelled.items()}, **given}
+    both = {**{name: getattr(array, "attrs", None) for name, array in labelled.items()}, **given}
     return {name: attrs_of(attrs, f"attrs of {name}") for name, attrs in both.items() if attrs}
 
 

@@ -64,17 +64,17 @@ def _current(root: Store) -> str | None:
     It is None without a checkpoint, and empty for a checkpoint that was copied there from a file system.
     """
     try:
-        found = root.read_json()
+        metadata = root.read_json()
     except ValueError as error:
         raise CheckpointError(f"{root.name}/zarr.json is damaged: {error}") from error
-    if found is None:
+    if metadata is None:
         return None
-    if not is_checkpoint(found):
+    if not is_checkpoint(metadata):
         raise CheckpointError(
             f"{root.name} exists and is not a checkpoint that grid.save has written; give another path, or remove it"
         )
-    check_version(found["attributes"][FORMAT_KEY], root.name)
-    return str(found["attributes"].get(_CURRENT, ""))
+    check_version(metadata["attributes"][FORMAT_KEY], root.name)
+    return str(metadata["attributes"].get(_CURRENT, ""))
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def _compared(
     path: Path | BucketPath, fields: dict[str, CallerField], **more: object
 ) -> dict[str, object]:
     """Return the arguments that must be the same on all ranks."""
-    kinds = {name: f"{f.found.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
+    kinds = {name: f"{f.described.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
     return {"path": str(path), "fields": sorted(fields), **kinds, **more}
 
 

@@ -31,7 +31,7 @@ Cut = tuple[slice, ...]
 """A box of the whole field: a slice along every axis, component axes included."""
 
 
-class Piece(NamedTuple):
+class OwnedPiece(NamedTuple):
     """Cells of a shard that one rank owns."""
 
     rank: int
@@ -43,7 +43,7 @@ class Shard(NamedTuple):
 
     cut: Cut
     writer: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[OwnedPiece, ...]
 
 
 def shard_shapes(layout: FieldLayout, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -99,14 +99,14 @@ class ShardGrid:
     def _bounds(self) -> tuple[tuple[int, ...], ...]:
         """Return the first cell of each block along each grid axis, and the end of the last block."""
         spec, axes = self.layout.spec, self.layout.decomposition.axes
-        found = []
+        all_bounds = []
         for number, axis in enumerate(axes):
             starts = [axis.owned_points(part, False)[0] for part in range(axis.parts)]
             bounds = (*starts, axis.points(spec.staggered[number]))
             if spec.parity is not None and number == len(axes) - 1:
                 bounds = tuple(bound // 2 for bound in bounds)
-            found.append(bounds)
-        return tuple(found)
+            all_bounds.append(bounds)
+        return tuple(all_bounds)
 
     def __iter__(self) -> Iterator[Shard]:
         """Yield the shards with cells of this rank, in one order on all ranks."""
@@ -146,7 +146,9 @@ class ShardGrid:
         for parts in product(*along):
             rank = decomposition.rank_at([part for part, _ in parts])
             assert rank is not None
-            pieces.append(Piece(rank, (*cut[:first], *(c for _, c in parts), *cut[grid.stop :])))
+            pieces.append(
+                OwnedPiece(rank, (*cut[:first], *(c for _, c in parts), *cut[grid.stop :]))
+            )
         turn = sum(number)
         writer = decomposition.rank_at([_writer(parts, turn) for parts in along])
         assert writer is not None
@@ -176,13 +178,13 @@ def extents(cut: Cut) -> tuple[int, ...]:
 def _overlaps(bounds: tuple[int, ...], start: int, stop: int) -> list[tuple[int, slice]]:
     """Return the blocks of an axis that own points of an interval, each with these points."""
     part = bisect_right(bounds, start) - 1
-    found = []
+    shares = []
     while part < len(bounds) - 1 and bounds[part] < stop:
         low, high = max(start, bounds[part]), min(stop, bounds[part + 1])
         if low < high:
-            found.append((part, slice(low, high)))
+            shares.append((part, slice(low, high)))
         part += 1
-    return found
+    return shares
 
 
 def _writer(parts: list[tuple[int, slice]], turn: int) -> int:

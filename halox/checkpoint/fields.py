@@ -100,11 +100,6 @@ class StoredField:
         }
 
     @property
-    def opaque_dtype(self) -> DType:
-        """The dtype for copies of its cells: bytes for structured dtypes, since NumPy does not copy their padding."""
-        return self.dtype if self.dtype.names is None else np.dtype(f"V{self.dtype.itemsize}")
-
-    @property
     def options(self) -> FieldOptions:
         """Options of `Grid.zeros` for a field with the same layout."""
         options: FieldOptions = {
@@ -206,13 +201,13 @@ def dtype_text(dtype: DType) -> Any:
 def dtype_from(text: Any) -> DType:
     """Return the dtype of a `dtype_text`; raises KeyError, TypeError or ValueError if it is invalid."""
     if isinstance(text, str):
-        found = np.dtype(text)
-        if found.hasobject:
+        dtype = np.dtype(text)
+        if dtype.hasobject:
             raise ValueError(f"dtype {text} has no fixed size")
-        return found
+        return dtype
     if "base" in text:
         return np.dtype((dtype_from(text["base"]), tuple(text["shape"])))
-    formats: Any = [dtype_from(one) for one in text["formats"]]
+    formats: Any = [dtype_from(member) for member in text["formats"]]
     names, offsets = text["names"], text["offsets"]
     return np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": text["itemsize"]}

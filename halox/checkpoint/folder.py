@@ -38,7 +38,7 @@ def beside(path: Path, what: str) -> Path:
 def remains(path: Path) -> list[Path]:
     """Return the new contents of a path that other runs are writing, or were writing when they died."""
     name = re.compile(rf"\.{re.escape(path.name)}(\.[0-9a-f]{{32}})?\.partial")
-    return [one for one in path.parent.iterdir() if name.fullmatch(one.name)]
+    return [entry for entry in path.parent.iterdir() if name.fullmatch(entry.name)]
 
 
 @contextmanager
@@ -87,8 +87,8 @@ def identity_of(file: Path) -> str:
 
     It excludes the device number, which may differ between nodes.
     """
-    found = file.stat()
-    return f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"
+    status = file.stat()
+    return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
 
 
 class Replacement:
@@ -145,7 +145,7 @@ class Replacement:
         _sync_tree(self.partial)
         if not os.path.lexists(self._path) or self._path.is_file():
             os.replace(self.partial, self._path)
-        elif not _exchange(self.partial, self._path):
+        elif not _swap_names(self.partial, self._path):
             self._rename_both()
         _sync(self._path.parent)
         with suppress(OSError):  # remains of the old contents do no harm
@@ -215,16 +215,16 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _swap_names(first: Path, second: Path) -> bool:
     """Exchange two names atomically; return whether the file system supports it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    names = os.fsencode(one), os.fsencode(other)
+    names = os.fsencode(first), os.fsencode(second)
     failed = rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
     code = ctypes.get_errno()
     if failed and code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        raise OSError(code, os.strerror(code), str(one), None, str(other))
+        raise OSError(code, os.strerror(code), str(first), None, str(second))
     return not failed
 
 

@@ -26,7 +26,7 @@ from halox.values import shortened
 LOADING = "a load"
 
 Source = TypeVar("Source")
-Found = TypeVar("Found")
+Description = TypeVar("Description")
 
 
 class Loaded(dict[str, Any]):
@@ -56,7 +56,7 @@ def load_group(
 ) -> Loaded:
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
     world, step = domain.world, f"reading {path}"
-    with one_opened(world, path, opened_store(path, world.limit_s), read) as (store, contents):
+    with opened_on_all(world, path, opened_store(path, world.limit_s), read) as (store, contents):
         guarded(
             world, lambda: _check(contents, path, domain.grid_shape, names, into), step, LOADING
         )
@@ -99,12 +99,12 @@ def opened_store(path: Path | BucketPath, limit_s: float) -> Iterator[Store]:
 
 
 @contextmanager
-def one_opened(
+def opened_on_all(
     world: World,
     path: object,
     opening: AbstractContextManager[Source],
-    describe: Callable[[Source], Found],
-) -> Iterator[tuple[Source, Found]]:
+    describe: Callable[[Source], Description],
+) -> Iterator[tuple[Source, Description]]:
     """Open one checkpoint on all ranks, and describe it; raises on all ranks or on none.
 
     The descriptions include an identity. They differ if another checkpoint took the name before the last rank opened
@@ -112,14 +112,14 @@ def one_opened(
     """
     with ExitStack() as stack:
 
-        def look() -> tuple[Source, Found]:
+        def look() -> tuple[Source, Description]:
             source = stack.enter_context(opening)
             return source, describe(source)
 
-        found: tuple[Source, Found] = guarded(world, look, f"reading {path}", LOADING)
-        if len({*world.gather(repr(found[1]), LOADING)}) > 1:
+        described: tuple[Source, Description] = guarded(world, look, f"reading {path}", LOADING)
+        if len({*world.gather(repr(described[1]), LOADING)}) > 1:
             raise replaced(path)
-        yield found
+        yield described
 
 
 def _check(
@@ -141,7 +141,7 @@ def _check(
                 f"{path} has no field {shortened(name)}; it has {', '.join(contents.fields) or 'none'}"
             )
     for name, given in into.items():
-        why = contents.fields[name].differs(given.layout, given.found.dtype)
+        why = contents.fields[name].differs(given.layout, given.described.dtype)
         if why:
             raise FieldError(f"{name}: {why}; give a field like the one saved, or let load make it")
 

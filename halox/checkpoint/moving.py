@@ -23,7 +23,7 @@ from halox.checkpoint.chunks import Cut, Shard, ShardGrid, extents, relative
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
 from halox.collectives.host.cell_sums import blocks
-from halox.gathering.message_queue import MessageQueue, opaque
+from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.staging import Index, Staging, staging
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
@@ -74,7 +74,7 @@ def load(
         for cut in shards.own_cuts():
             local = shards.local(cut)
             target = (
-                opaque(cells)[local] if is_direct else np.empty(extents(cut), _host_dtype(field))
+                as_void(cells)[local] if is_direct else np.empty(extents(cut), _host_dtype(field))
             )
 
             def place(local: Cut = local, target: Array = target) -> None:
@@ -194,7 +194,7 @@ def _on_host(shards: ShardGrid, cells: Any, field: StoredField) -> Generator[Arr
     """
     cuts = [shards.local(cut) for cut in shards.own_cuts()]
     if not is_device_array(cells):
-        yield from (opaque(cells)[cut] for cut in cuts)
+        yield from (as_void(cells)[cut] for cut in cuts)
         return
     most = _part_cells(field)
     places = [(cut, place) for cut in cuts for place in blocks(extents(cut), most)]
@@ -203,7 +203,7 @@ def _on_host(shards: ShardGrid, cells: Any, field: StoredField) -> Generator[Arr
         for cut in cuts:
             values = np.empty(extents(cut), _host_dtype(field))
             for place in blocks(values.shape, most):
-                values[place] = opaque(next(parts))
+                values[place] = as_void(next(parts))
             yield values
 
 
@@ -236,10 +236,10 @@ def _within(cut: Cut, place: Index) -> Index:
     >>> _within((slice(4, 9), slice(2, 6)), (1, slice(0, 3)))
     (5, slice(2, 5, None))
     """
-    found: list[slice | int] = [
-        axis.start + one
-        if isinstance(one, int)
-        else slice(axis.start + one.start, min(axis.start + one.stop, axis.stop))
-        for axis, one in zip(cut, place, strict=False)
+    inner: list[slice | int] = [
+        axis.start + index
+        if isinstance(index, int)
+        else slice(axis.start + index.start, min(axis.start + index.stop, axis.stop))
+        for axis, index in zip(cut, place, strict=False)
     ]
-    return (*found, *cut[len(place) :])
+    return (*inner, *cut[len(place) :])

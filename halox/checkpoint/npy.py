@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.folder import Replacement, identity_of, opened, replaced
-from halox.checkpoint.loading import LOADING, Loaded, new_field, one_opened
+from halox.checkpoint.loading import LOADING, Loaded, new_field, opened_on_all
 from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
@@ -41,7 +41,7 @@ PART_BYTES = 16 << 20
 
 def save(world: World, path: Path, given: CallerField, progress: Progress | None) -> None:
     """Write a field. Collective; blocks."""
-    layout, dtype, step = given.layout, given.found.dtype, f"writing {path}"
+    layout, dtype, step = given.layout, given.described.dtype, f"writing {path}"
     header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), step, SAVING)
 
     def begin() -> Replacement:
@@ -84,24 +84,24 @@ def load(
     world = domain.world
     step, opening = f"reading {path}", opened(path, is_folder=False)
     (name,) = into or names or (path.stem,)
-    with one_opened(world, path, opening, lambda link: header_of(link, path)) as (link, header):
+    with opened_on_all(world, path, opening, lambda link: header_of(link, path)) as (link, header):
 
         def options() -> dict[str, Any]:
             if not into:
                 call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(header.dtype)}, {{}}))"
                 return dict(components_of(header.shape, domain.grid_shape, str(path), call))
-            if into[name].found.dtype != header.dtype:
+            if into[name].described.dtype != header.dtype:
                 raise FieldError(
-                    f"{name}: dtype {header.dtype} in {path}, {into[name].found.dtype} in the field; give a field like "
-                    "the one saved, or let load make it"
+                    f"{name}: dtype {header.dtype} in {path}, {into[name].described.dtype} in the field; give a field "
+                    "like the one saved, or let load make it"
                 )
             return {}
 
-        found = guarded(world, options, step, LOADING)
+        field_options = guarded(world, options, step, LOADING)
         field, layout = (
             (into[name].array, into[name].layout)
             if into
-            else new_field(domain, header.dtype, found)
+            else new_field(domain, header.dtype, field_options)
         )
 
         def read() -> None:
@@ -131,7 +131,7 @@ class Header(NamedTuple):
 
 def _header(shape: tuple[int, ...], dtype: DType) -> bytes:
     """Return the header of a file; raises `FieldError` if its format does not support the dtype."""
-    found = BytesIO()
+    buffer = BytesIO()
     try:
         descr = npy.dtype_to_descr(dtype)
         if npy.descr_to_dtype(descr) != dtype:
@@ -141,8 +141,8 @@ def _header(shape: tuple[int, ...], dtype: DType) -> bytes:
             f"a .npy file cannot hold dtype {dtype} ({error}); save a group instead, under a name without .npy"
         ) from error
     described = {"shape": shape, "fortran_order": False, "descr": descr}
-    npy.write_array_header_2_0(found, described)
-    return found.getvalue()
+    npy.write_array_header_2_0(buffer, described)
+    return buffer.getvalue()
 
 
 def header_of(name: Path, path: Path) -> Header:
@@ -210,7 +210,7 @@ def _move(
             file.Sync()
             return
         for index in indices:
-            part = staged.take(part_shape(cells.shape, index))
+            part = staged.next_buffer(part_shape(cells.shape, index))
             file.Read(as_bytes(part))
             staged.put(index)
             meter(part.nbytes)

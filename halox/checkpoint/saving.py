@@ -43,7 +43,7 @@ def save_group(world: World, request: Request) -> None:
     """Write a group; the caller has compared the arguments of the ranks. Collective; blocks."""
     path, given = request.path, request.fields
     stored = {
-        name: StoredField.of(name, one.layout, one.found.dtype, request.codecs)
+        name: StoredField.of(name, one.layout, one.described.dtype, request.codecs)
         for name, one in given.items()
     }
     axes = next(iter(given.values())).layout.decomposition.axes
@@ -160,6 +160,6 @@ def as_checkpoint_error(error: Exception | None, step: str) -> Exception | None:
     if error is None or isinstance(error, HaloxError):
         return error
     text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    found = CheckpointError(f"{step} failed: {text}")
-    found.__cause__ = error
-    return found
+    checkpoint_error = CheckpointError(f"{step} failed: {text}")
+    checkpoint_error.__cause__ = error
+    return checkpoint_error

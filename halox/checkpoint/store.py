@@ -73,15 +73,15 @@ def codecs_of(compressors: object) -> list[Any]:
     """Return the JSON of the Zarr codecs of the option ``compressors``; raises `CheckpointError`."""
     if compressors is None:
         return []
-    found: list[Any] = []
+    codecs: list[Any] = []
     one_or_more = [compressors] if isinstance(compressors, str) else as_list(compressors)
     for one in [compressors] if one_or_more is None else one_or_more:
         codec = {"name": one} if isinstance(one, str) else one
         to_dict = getattr(codec, "to_dict", None)  # codecs of zarr.codecs
         try:
             codec = to_dict() if callable(to_dict) else codec
-            codecs = [bytes_codec(np.dtype("<f8")), codec]
-            load_tensorstore().CodecSpec({"driver": "zarr3", "codecs": codecs})
+            chain = [bytes_codec(np.dtype("<f8")), codec]
+            load_tensorstore().CodecSpec({"driver": "zarr3", "codecs": chain})
         except MissingPackageError:
             raise
         except Exception as error:
@@ -90,8 +90,8 @@ def codecs_of(compressors: object) -> list[Any]:
                 "{'name': 'zstd', 'configuration': {'level': 3}}, or codecs of zarr.codecs, got "
                 f"{shown(one)}"
             ) from error
-        found.append(codec)
-    return found
+        codecs.append(codec)
+    return codecs
 
 
 class StoreError(OSError):
@@ -140,8 +140,8 @@ class Store:
 
     def read_json(self, key: str = METADATA) -> Any:
         """Return a JSON value, None if the key is missing; raises ValueError if it is no JSON, and `StoreError`."""
-        found = self.wait(self._keys().read(key))
-        return None if found.state == "missing" else json.loads(found.value)
+        result = self.wait(self._keys().read(key))
+        return None if result.state == "missing" else json.loads(result.value)
 
     def write_json(self, value: object, key: str = METADATA) -> None:
         """Write a JSON value, through to the disk."""

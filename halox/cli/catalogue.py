@@ -72,10 +72,10 @@ def package(name: str) -> ModuleType:
     )
     if spec is None or spec.loader is None or not folder.is_dir():
         raise MissingPackageError(f"{folder} cannot be imported")
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[name] = found
-    spec.loader.exec_module(found)
-    return found
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def names() -> list[str]:

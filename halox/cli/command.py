@@ -36,10 +36,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse all words, or end with an error."""
-        found, left = super().parse_known_args(args, namespace)
+        arguments, left = super().parse_known_args(args, namespace)
         if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
-        return found, left
+        return arguments, left
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -161,11 +161,11 @@ def _run(words: Sequence[str]) -> int:
 
 def _probe(*, as_json: bool) -> int:
     try:
-        found = mlx5_probe.collect()
+        outcome = mlx5_probe.collect()
     except HaloxError as error:
-        found = {"works": False, "why_not": str(error)}
-    print(report.as_json(found) if as_json else report.as_text(found))
-    return 0 if found["works"] else 1
+        outcome = {"works": False, "why_not": str(error)}
+    print(report.as_json(outcome) if as_json else report.as_text(outcome))
+    return 0 if outcome["works"] else 1
 
 
 def _info(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -23,8 +23,8 @@ _PACKAGES = ("numpy", "mpi4py", "cupy", "xarray", "matplotlib")
 
 def show(*, as_json: bool) -> None:
     """Print `collect` as text or as JSON."""
-    found = collect()
-    print(report.as_json(found) if as_json else report.as_text(found))
+    facts = collect()
+    print(report.as_json(facts) if as_json else report.as_text(facts))
 
 
 def collect() -> dict[str, object]:
@@ -53,8 +53,8 @@ def _version(name: str) -> str | None:
 def _mpi() -> dict[str, object]:
     answer: dict[str, object] = {}
     try:
-        found = launcher.find()
-        answer["launcher"] = f"{found.path} ({found.family} {found.version})".replace(" )", ")")
+        start = launcher.find()
+        answer["launcher"] = f"{start.path} ({start.family} {start.version})".replace(" )", ")")
     except HaloxError as error:
         answer["launcher"] = f"none: {error}"
     os.environ.update(launcher.mpi_defaults())
@@ -97,12 +97,12 @@ def topology() -> str:
     """Return the driver's matrix of the links between GPUs, as text."""
     if shutil.which("nvidia-smi") is None:
         return "nvidia-smi not found"
-    said = subprocess.run(
+    process = subprocess.run(
         ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False
     )
-    if said.returncode != 0:
-        return said.stderr.strip()
-    matrix = said.stdout.partition("Legend")[0]
+    if process.returncode != 0:
+        return process.stderr.strip()
+    matrix = process.stdout.partition("Legend")[0]
     return "\n" + _TERMINAL_CODES.sub("", matrix).strip("\n").expandtabs(16)
 
 

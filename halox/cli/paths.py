@@ -74,9 +74,10 @@ def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
             refused[refusal].append(pair)
     message = f"{MESSAGE_BYTES} bytes in one run, of an array that halox has not allocated"
     figures = {"ranks": ranks, "message": message, "matrix": matrix, "predicted_us": predicted}
-    for title, found in (("why", why), ("not_possible", refused)):
+    for title, reasons in (("why", why), ("not_possible", refused)):
         figures[title] = [
-            {"path": path, "why": reason, "pairs": pairs} for (path, reason), pairs in found.items()
+            {"path": path, "why": reason, "pairs": pairs}
+            for (path, reason), pairs in reasons.items()
         ]
     return figures
 

@@ -79,27 +79,27 @@ def campaign(
 
     Collective if the probe is collective; ``time_is_up`` must return the same on all ranks.
     """
-    found = Campaign()
+    measured = Campaign()
     for number, point in enumerate(points):
         for place, (path, protocol) in enumerate(protocols):
             if time_is_up():
-                found.cut_short = True
-                return found
+                measured.cut_short = True
+                return measured
             name, count = protocol_name(path, protocol), len(protocols)
             progress(f"measuring {name}", number * count + place, len(points) * count)
             try:
                 sample = probe(path, protocol, point)
-                found.samples.setdefault(name, []).append(sample)
+                measured.samples.setdefault(name, []).append(sample)
             except ExchangeTimeoutError:
                 raise
             except HaloxError as error:
-                found.refused.setdefault(name, str(error))
-    for name in found.samples:
-        found.refused.pop(name, None)
-    return found
+                measured.refused.setdefault(name, str(error))
+    for name in measured.samples:
+        measured.refused.pop(name, None)
+    return measured
 
 
-def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, ProtocolCost]:
+def fitted(measured: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, ProtocolCost]:
     """Return the constants of a campaign, by `protocol_name`.
 
     Constants of protocols that were not measured are estimated from measured protocols of their path. Protocols through
@@ -110,11 +110,11 @@ def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, Pro
         path, _, protocol = name.partition("/")
         return protocol_name(path, protocol, shared_gpu)
 
-    fits = {full(name): fit(samples) for name, samples in found.samples.items()}
+    fits = {full(name): fit(samples) for name, samples in measured.samples.items()}
     results = {name: cost for name, cost in fits.items() if cost is not None}
     guesses = {
         full(name): follow_siblings(name, results, before.protocols, shared_gpu)
-        for name in (*found.samples, *found.refused)
+        for name in (*measured.samples, *measured.refused)
         if full(name) not in results and _protocol(name).reach != "nodes"
     }
     return results | {name: cost for name, cost in guesses.items() if cost is not None}
@@ -133,9 +133,9 @@ def tuned(memory: str) -> list[tuple[str, str]]:
 
 def _protocol(name: str) -> Protocol:
     path, _, protocol = name.partition("/")
-    found = PATHS[path].protocol(protocol)
-    assert found is not None
-    return found
+    registered = PATHS[path].protocol(protocol)
+    assert registered is not None
+    return registered
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ _ALL_FAIL_S = 2.0
 
 def show_list(*, as_json: bool) -> None:
     """Print the name and summary of every app; as text, also the usage for scripts."""
-    found = {name: catalogue.load(name).summary for name in catalogue.names()}
+    summaries = {name: catalogue.load(name).summary for name in catalogue.names()}
     if as_json:
-        print(report.as_json(found))
+        print(report.as_json(summaries))
     else:
-        print("\n".join(text_table(list(found.items()), {0, 1})))
+        print("\n".join(text_table(list(summaries.items()), {0, 1})))
         print(f"\n{script.USAGE}")
 
 
@@ -110,11 +110,11 @@ def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     if path is not None:
         _check_picture(path)
     progress = TerminalProgress(comm.rank)
-    found = catalogue.load(args.app).run(args, comm, progress)
+    results = catalogue.load(args.app).run(args, comm, progress)
     progress.clear()
     verified, failed = False, ""
     if comm.rank == 0:
-        figures: dict[str, Any] = dict(found or {})
+        figures: dict[str, Any] = dict(results or {})
         picture = figures.pop("picture", None)
         if path is not None:
             try:

@@ -108,15 +108,15 @@ def _tuned_figures(
 ) -> dict[str, object]:
     """Measure, fit and write the constants; collective."""
     world = prober.world
-    topology, before = look_around(prober)
+    topology, before = topology_and_costs(prober)
     fingerprint = calibration.fingerprint_of(world, topology, prober.device)
     shared = any(topology.sharers(rank) for rank in range(world.size))
-    found = probing.campaign(
+    campaign = probing.campaign(
         prober, protocols, probing.POINTS, progress, probing.until(world, LIMIT_S)
     )
-    measured = probing.fitted(found, before, shared_gpu=shared)
+    measured = probing.fitted(campaign, before, shared_gpu=shared)
     if not measured:
-        why = "; ".join(f"{name}: {text}" for name, text in found.refused.items())
+        why = "; ".join(f"{name}: {text}" for name, text in campaign.refused.items())
         raise HaloxError(f"no protocol could be measured well enough: {why or 'time ran out'}")
     day = datetime.now(UTC).date().isoformat()
     after = before.updated(measured, f"measured by {NAME} on {world.size} ranks, {day}")
@@ -133,20 +133,20 @@ def _tuned_figures(
         "topology": fingerprint.topology,
         "mpi": fingerprint.mpi,
         "file": str(path) if path else "not written (--dry-run)",
-        "cut_short": found.cut_short,
-        "rows": rows_of(measured, before, found.samples, shared_gpu=shared),
-        "not_measured": found.refused,
+        "cut_short": campaign.cut_short,
+        "rows": rows_of(measured, before, campaign.samples, shared_gpu=shared),
+        "not_measured": campaign.refused,
     }
 
 
-def look_around(prober: probing.Prober) -> tuple[Topology, Costs]:
+def topology_and_costs(prober: probing.Prober) -> tuple[Topology, Costs]:
     """Return the topology of GPUs and ranks, and the constants in use; collective."""
     context = Context(World(prober.comm))
     if prober.device is not None:
         context.use_device(prober.device)
-    found = context.find_gpus(), context.once(calibration.costs_of)
+    state = context.find_gpus(), context.once(calibration.costs_of)
     context.close()
-    return found
+    return state
 
 
 def rows_of(

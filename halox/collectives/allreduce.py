@@ -17,7 +17,7 @@ from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError
 from halox.runtime.arrays import DType, check_extents
-from halox.runtime.call_guard import Closing, one_thread
+from halox.runtime.call_guard import Closing, single_threaded
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
@@ -230,7 +230,7 @@ class Allreduce(Closing):
             self._prepared.prepare("", (array,), out, lambda: bind(array, out))
         return result
 
-    @one_thread
+    @single_threaded
     def close(self) -> None:
         """Free memory and communicators; collective, and harmless when repeated."""
         if not self._world.closed:

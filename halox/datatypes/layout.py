@@ -45,12 +45,12 @@ class Layout(ABC):
         """Number of blocks before merging, computed without listing the blocks."""
 
     @abstractmethod
-    def parts(self, limit: int) -> tuple[Part, ...] | None:
+    def parts(self, limit: int) -> tuple[PackedPart, ...] | None:
         """Strided parts that together hold every byte once; None if there are more than ``limit``."""
 
     def shifted(self, offset: int) -> Layout:
         """Shift the layout by ``offset`` bytes."""
-        return Indexed(self, _one(offset), _one(1), 0) if offset else self
+        return Indexed(self, _singleton(offset), _singleton(1), 0) if offset else self
 
     def indexed(self, displacements: Int64Array, lengths: Int64Array, stride: int) -> Layout:
         """``lengths[i]`` copies ``stride`` bytes apart at ``displacements[i]``, for each i."""
@@ -122,8 +122,8 @@ class StridedBlocks(Layout):
         if not block_bytes:
             return EMPTY
         levels.reverse()
-        found, steps = zip(*levels, strict=True) if levels else ((), ())
-        return StridedBlocks(offset, found, steps, block_bytes)
+        sizes, steps = zip(*levels, strict=True) if levels else ((), ())
+        return StridedBlocks(offset, sizes, steps, block_bytes)
 
     @property
     def n_blocks(self) -> int:
@@ -152,11 +152,11 @@ class StridedBlocks(Layout):
         low = self.offset + sum(r for r in reach if r < 0)
         return low, self.offset + sum(r for r in reach if r > 0) + self.block_bytes
 
-    def parts(self, limit: int) -> tuple[Part, ...] | None:
+    def parts(self, limit: int) -> tuple[PackedPart, ...] | None:
         """Return this layout as a single part, or no part if it has no bytes."""
         if not self.nbytes:
             return ()
-        return (Part(self, StridedBlocks(0, (), (), self.nbytes)),) if limit else None
+        return (PackedPart(self, StridedBlocks(0, (), (), self.nbytes)),) if limit else None
 
     @property
     def overlaps(self) -> bool:
@@ -217,22 +217,22 @@ EMPTY = StridedBlocks(0, (), (), 0)
 """The layout without bytes."""
 
 
-class Part(NamedTuple):
+class PackedPart(NamedTuple):
     """Strided blocks in memory, and the positions of the same bytes in the packed data."""
 
     memory: StridedBlocks
     packed: StridedBlocks
 
-    def repeated(self, count: int, stride: int, nbytes: int) -> Part:
+    def repeated(self, count: int, stride: int, nbytes: int) -> PackedPart:
         """``count`` copies, ``stride`` bytes apart in memory and ``nbytes`` apart in the packed data."""
-        return Part(self.memory.repeated(count, stride), self.packed.repeated(count, nbytes))
+        return PackedPart(self.memory.repeated(count, stride), self.packed.repeated(count, nbytes))
 
-    def shifted(self, offset: int, packed: int) -> Part:
+    def shifted(self, offset: int, packed: int) -> PackedPart:
         """Shift the memory side by ``offset`` bytes and the packed side by ``packed`` bytes."""
-        return Part(self.memory.shifted(offset), self.packed.shifted(packed))
+        return PackedPart(self.memory.shifted(offset), self.packed.shifted(packed))
 
 
-def _nbytes(parts: tuple[Part, ...]) -> int:
+def _nbytes(parts: tuple[PackedPart, ...]) -> int:
     return sum(part.memory.nbytes for part in parts)
 
 
@@ -333,12 +333,12 @@ class _Irregular(Layout):
         """Number of blocks of the strided form; without one, number of blocks before merging."""
         return self._count_blocks() if self.strided is None else self.strided.n_blocks
 
-    def parts(self, limit: int) -> tuple[Part, ...] | None:
+    def parts(self, limit: int) -> tuple[PackedPart, ...] | None:
         """Strided parts that together hold every byte once; None if there are more than ``limit``."""
         if self.strided is not None:
             return self.strided.parts(limit)
-        found = self._irregular_parts(limit)
-        return None if found is None or len(found) > limit else found
+        parts = self._irregular_parts(limit)
+        return None if parts is None or len(parts) > limit else parts
 
     def block_list(self) -> BlockList:
         """List the blocks, adjacent ones merged; kept after the first call."""
@@ -346,7 +346,7 @@ class _Irregular(Layout):
 
     def repeated(self, count: int, stride: int) -> Layout:
         """``count`` copies, ``stride`` bytes apart."""
-        return self if count == 1 else Indexed(self, _one(0), _one(count), stride)
+        return self if count == 1 else Indexed(self, _singleton(0), _singleton(count), stride)
 
     @property
     @abstractmethod
@@ -357,7 +357,7 @@ class _Irregular(Layout):
     def _count_blocks(self) -> int: ...
 
     @abstractmethod
-    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+    def _irregular_parts(self, limit: int) -> tuple[PackedPart, ...] | None:
         """Parts of a layout without a strided form; None, or more than ``limit`` parts, if there are too many."""
 
 
@@ -370,13 +370,13 @@ class Listed(_Irregular):
     def _count_blocks(self) -> int:
         return self.given.n_blocks
 
-    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+    def _irregular_parts(self, limit: int) -> tuple[PackedPart, ...] | None:
         blocks = self.block_list()
         if blocks.n_blocks > limit:
             return None
         packed = np.cumsum(blocks.lengths) - blocks.lengths
         return tuple(
-            Part(StridedBlocks(offset, (), (), length), StridedBlocks(at, (), (), length))
+            PackedPart(StridedBlocks(offset, (), (), length), StridedBlocks(at, (), (), length))
             for offset, length, at in zip(
                 blocks.offsets.tolist(), blocks.lengths.tolist(), packed.tolist(), strict=True
             )
@@ -396,16 +396,16 @@ class Chained(_Irregular):
     def _count_blocks(self) -> int:
         return sum(layout.most_blocks for layout in self.layouts)
 
-    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
-        found: list[Part] = []
+    def _irregular_parts(self, limit: int) -> tuple[PackedPart, ...] | None:
+        all_parts: list[PackedPart] = []
         packed = 0
         for layout in self.layouts:
             parts = layout.parts(limit)
-            if parts is None or len(found) + len(parts) > limit:
+            if parts is None or len(all_parts) + len(parts) > limit:
                 return None
-            found += [part.shifted(0, packed) for part in parts]
+            all_parts += [part.shifted(0, packed) for part in parts]
             packed += _nbytes(parts)
-        return tuple(found)
+        return tuple(all_parts)
 
     @cached_property
     def _blocks(self) -> BlockList:
@@ -453,24 +453,24 @@ class Indexed(_Irregular):
     def _count_blocks(self) -> int:
         return int(self.lengths.sum()) * self.part.most_blocks
 
-    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+    def _irregular_parts(self, limit: int) -> tuple[PackedPart, ...] | None:
         if self.lengths.size > limit:
             return None
         parts = self.part.parts(limit)
         if parts is None:
             return None
         nbytes = _nbytes(parts)
-        found: list[Part] = []
+        all_parts: list[PackedPart] = []
         packed = 0
         for displacement, length in zip(
             self.displacements.tolist(), self.lengths.tolist(), strict=True
         ):
-            found += [
+            all_parts += [
                 part.repeated(length, self.stride, nbytes).shifted(displacement, packed)
                 for part in parts
             ]
             packed += length * nbytes
-        return tuple(found)
+        return tuple(all_parts)
 
     @cached_property
     def _blocks(self) -> BlockList:
@@ -490,7 +490,7 @@ def _check_listable(n_blocks: int) -> None:
         )
 
 
-def _one(value: int) -> Int64Array:
+def _singleton(value: int) -> Int64Array:
     return np.array([value], dtype=np.int64)
 
 

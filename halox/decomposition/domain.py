@@ -127,12 +127,12 @@ class Decomposition:
         (Neighbour(direction=(-1,), rank=1), Neighbour(direction=(1,), rank=1))
         """
         coords = self.coords_of(rank)
-        found = []
+        neighbours = []
         for direction in directions(self.ndim, corners):
             there = self.rank_at([c + d for c, d in zip(coords, direction, strict=True)])
             if there is not None:
-                found.append(Neighbour(direction, there))
-        return tuple(found)
+                neighbours.append(Neighbour(direction, there))
+        return tuple(neighbours)
 
 
 @cache

@@ -131,10 +131,10 @@ class FieldSpec:
             "parity": self.parity,
             "offsets": self.offsets,
         }
-        told = [f"{name}={value!r}" for name, value in options.items() if value]
+        texts = [f"{name}={value!r}" for name, value in options.items() if value]
         if self.halo != halo:
-            told.append(f"halo={widths.pop() if len(widths) == 1 else self.halo}")
-        return f"grid.declare({', '.join(['array', *told])})"
+            texts.append(f"halo={widths.pop() if len(widths) == 1 else self.halo}")
+        return f"grid.declare({', '.join(['array', *texts])})"
 
     def __str__(self) -> str:
         """Return the properties as text."""
@@ -250,8 +250,8 @@ class FieldLayout:
         """Grid axes of the array, in cells even for a field of one parity."""
         decomposition, spec = self.decomposition, self.spec
         coords = decomposition.coords_of(self.rank)
-        found = zip(decomposition.axes, coords, spec.halo, spec.staggered, strict=True)
-        return tuple(AxisLayout.of(*axis, spec.offsets) for axis in found)
+        per_axis = zip(decomposition.axes, coords, spec.halo, spec.staggered, strict=True)
+        return tuple(AxisLayout.of(*axis, spec.offsets) for axis in per_axis)
 
     @cached_property
     def _axes(self) -> tuple[AxisLayout, ...]:
@@ -349,10 +349,10 @@ class FieldLayout:
         """
         sent = [axis.sent() for axis in self._cells]
         received = [axis.received() for axis in self._cells]
-        found = self.decomposition.neighbours(self.rank, corners and not self.spec.offsets)
+        neighbours = self.decomposition.neighbours(self.rank, corners and not self.spec.offsets)
         return tuple(
             Region(at.direction, at.rank, send, receive)
-            for at in found
+            for at in neighbours
             for send, receive in zip_longest(
                 self._boxes(sent, at.direction), self._boxes(received, at.direction)
             )
@@ -389,9 +389,9 @@ class FieldLayout:
         sent = [axis.sent() for axis in self._cells]
         received = [axis.received() for axis in self._cells]
         whole = [Interval(0, axis.stored) for axis in self._cells]
-        found = self.decomposition.neighbours(self.rank)
+        neighbours = self.decomposition.neighbours(self.rank)
         alone = [axis.parts == 1 and axis.periodic for axis in self.decomposition.axes]
-        faces = {at.direction for at in found if sum(map(abs, at.direction)) == 1}
+        faces = {at.direction for at in neighbours if sum(map(abs, at.direction)) == 1}
         # If an axis has neighbours on both sides, a slab may cover its whole halo.
         inner = [
             all(tuple(side * (n == axis) for n in range(len(alone))) in faces for side in (-1, 1))
@@ -400,7 +400,7 @@ class FieldLayout:
         ]
         first: list[list[Region]] = [[] for _ in alone]
         others: list[Region] = []
-        for at in found:
+        for at in neighbours:
             across = [axis for axis, side in enumerate(at.direction) if side]
             own = any(alone[axis] for axis in across)
             if own and len(across) > 1:

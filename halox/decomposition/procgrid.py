@@ -117,10 +117,10 @@ class _Axis:
         if parts > self.cells // self.unit:
             kept = f", of which {self.unit} stay together" if self.unit > 1 else ""
             return f"axis {self.index} has {cells}{kept}, too few for {parts} ranks"
-        found = self.cut(parts).width_limits()
+        limits = self.cut(parts).width_limits()
         narrow = [
             limit
-            for width, limit in zip(self.halo, found, strict=True)
+            for width, limit in zip(self.halo, limits, strict=True)
             if limit is not None and width > limit.width
         ]
         if not narrow:
@@ -129,7 +129,7 @@ class _Axis:
         return (
             f"along axis {self.index} the halo is {self.halo} cells wide (low, high), and "
             f"{cells} on {parts} rank{'s' * (parts > 1)} can fill at most "
-            f"{tuple(limit and limit.width for limit in found)}{owner}"
+            f"{tuple(limit and limit.width for limit in limits)}{owner}"
         )
 
 
@@ -148,16 +148,16 @@ def _fits(axis: _Axis, parts: int) -> bool:
 def _loads(axis: _Axis, parts: int) -> tuple[_Load, ...]:
     """List the loads of the parts, without loads that another load exceeds or equals in both cells and halo width."""
     low, high = axis.counted
-    found = set()
+    pairs = set()
     for part, size in enumerate(axis.cut(parts).sizes):
         # A part fills the low halo of the part above it, and the high halo of the part below it.
         is_below = axis.periodic or part < parts - 1
         is_above = axis.periodic or part > 0
-        found.add((size, low * is_below + high * is_above))
+        pairs.add((size, low * is_below + high * is_above))
     return tuple(
         _Load(size, size + width, size + width if parts == 1 else size)
-        for size, width in sorted(found)
-        if not any(size <= n and width <= w for n, w in found - {(size, width)})
+        for size, width in sorted(pairs)
+        if not any(size <= n and width <= w for n, w in pairs - {(size, width)})
     )
 
 
@@ -217,13 +217,13 @@ def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
 def _narrower_halo(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str | None:
     """Widest workable halo, not wider than the requested halo; None if the halo is not the obstacle."""
     bare = [replace(axis, halo=(0, 0)) for axis in axes]
-    found = []
+    workable = []
     for procs in _workable(bare, ranks, given):
         halo = tuple(axis.fitting(parts) for axis, parts in zip(axes, procs, strict=True))
-        found.append((sum(map(sum, halo)), procs, halo))
-    if not found:
+        workable.append((sum(map(sum, halo)), procs, halo))
+    if not workable:
         return None
-    _, procs, halo = max(found)
+    _, procs, halo = max(workable)
     return f"halo={halo} would do, with proc_shape={procs}"
 
 

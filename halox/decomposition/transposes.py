@@ -139,7 +139,7 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
             if start < stop:
                 shared.append((part, start - first, stop - start))
         parts.append(shared)
-    found = []
+    boxes = []
     for chosen in product(*parts):
         coords = [0] * other.ndim
         for i, (part, _, _) in enumerate(chosen):
@@ -148,8 +148,8 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
         assert peer is not None
         starts = tuple(start for _, start, _ in chosen)
         subsizes = tuple(size for _, _, size in chosen)
-        found.append(Overlap(peer, spec.box(starts, subsizes)))
-    return tuple(sorted(found, key=lambda overlap: overlap.peer))
+        boxes.append(Overlap(peer, spec.box(starts, subsizes)))
+    return tuple(sorted(boxes, key=lambda overlap: overlap.peer))
 
 
 def common_axes(spec: FieldSpec, axes: Sequence[int]) -> tuple[int, ...]:

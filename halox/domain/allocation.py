@@ -16,9 +16,9 @@ from halox.domain.layouts import FieldLayouts
 from halox.domain.options import FieldOptions, fixed_dtype
 from halox.errors import HaloxError
 from halox.paths import reads_in_place
-from halox.runtime.arena import Room, Wishes
+from halox.runtime.arena import Requests, Room
 from halox.runtime.arrays import Array, DType, check_extents, describe
-from halox.runtime.call_guard import one_thread
+from halox.runtime.call_guard import single_threaded
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, check_dtype, fill, fill_value
 from halox.runtime.world import World
@@ -111,7 +111,7 @@ class Allocation:
             for (shape, dtype), start in zip(forms, [0, *ends], strict=False)
         ]
 
-    @one_thread
+    @single_threaded
     def _allocate_on_all(
         self, form: Form, contents: Contents, value: object, dtype: object
     ) -> Field:
@@ -120,28 +120,28 @@ class Allocation:
         on_host, room = self._device is None, Room()
         world.begin(contents, dtype)
 
-        def prepare() -> tuple[tuple[_Description, Field | None], Wishes | None]:
+        def prepare() -> tuple[tuple[_Description, Field | None], Requests | None]:
             nonlocal room
             described = self._describe(form, contents, value)
             if on_host and arena.shares_memory and described.is_read_in_place:
                 room = arena.reserve(prod(described.layout.padded_shape) * described.dtype.itemsize)
             elif on_host:
                 return (described, self._allocate(described)), None
-            return (described, None), room.wishes
+            return (described, None), room.requests
 
         try:
-            (described, array), said = world.prepare(prepare, _ALLOCATION)
+            (described, array), requests = world.prepare(prepare, _ALLOCATION)
         except BaseException:
             arena.cancel(room)
             raise
-        wishes = any(said)
-        if on_host and (wishes or array is None):
-            block = arena.take(room, [said[rank] for rank in world.node_ranks], is_field=True)
+        is_requested = any(requests)
+        if on_host and (is_requested or array is None):
+            block = arena.commit(room, [requests[rank] for rank in world.node_ranks], is_field=True)
             if block is not None:
                 array = described.filled(
                     arena.array(block, described.layout.padded_shape, described.dtype)
                 )
-        if wishes or not on_host:  # memory can run out on one rank alone
+        if is_requested or not on_host:  # memory can run out on one rank alone
             make = partial(self._allocate, described)
             array = world.guarded(lambda: make() if array is None else array, _ALLOCATION)
         assert array is not None

@@ -82,8 +82,8 @@ class Domain:
 
     def close_dependents(self) -> None:
         """Close the objects that use the domain's memory; local."""
-        for one in list(self.dependents):
-            one.close()
+        for dependent in list(self.dependents):
+            dependent.close()
 
     def close(self) -> None:
         """Close the dependents, and free memory and communicators; collective, and harmless when repeated."""

@@ -63,10 +63,10 @@ class FieldLayouts:
 
     def of(self, spec: FieldSpec) -> FieldLayout:
         """Return the layout of a spec: the same object for equal specs."""
-        found = self._by_spec.get(spec)
-        if found is None:
-            found = self._by_spec[spec] = FieldLayout(self._decomposition, self._rank, spec)
-        return found
+        layout = self._by_spec.get(spec)
+        if layout is None:
+            layout = self._by_spec[spec] = FieldLayout(self._decomposition, self._rank, spec)
+        return layout
 
     def of_options(self, options: FieldOptions) -> FieldLayout:
         """Return the layout that a field's options describe; raises the errors of `halox.Grid.zeros`."""
@@ -91,21 +91,21 @@ class FieldLayouts:
 
     def declare(self, array: object, layout: FieldLayout) -> None:
         """Record the layout of a field, and replace an earlier one; raises the errors of `Grid.declare`."""
-        found = describe(array)
-        self._check_place(found)
-        if found.shape != layout.padded_shape:
+        described = describe(array)
+        self._check_place(described)
+        if described.shape != layout.padded_shape:
             raise FieldError(
-                f"array: shape {tuple(found.shape)} is not the {shown(layout.padded_shape)} that this layout has "
+                f"array: shape {tuple(described.shape)} is not the {shown(layout.padded_shape)} that this layout has "
                 f"on rank {self._rank}; allocate with grid.zeros to get it right"
             )
-        before = self._declared.get(_field(found))
+        before = self._declared.get(_field(described))
         parities = (before and before[1].spec.parity, layout.spec.parity)
         if None not in parities and parities[0] != parities[1]:
             raise FieldError(
                 f"array is a field of {parities[0]} cells, and cannot be declared one of {parities[1]} cells; "
                 f"allocate another with parity={parities[1]!r}"
             )
-        self._declare(found, array, layout, 0 if before is None else before[2])
+        self._declare(described, array, layout, 0 if before is None else before[2])
         if before is None or before[1] is not layout:
             self._look_again()  # other arrays may be the same field
         self._remember(array, layout)
@@ -116,18 +116,18 @@ class FieldLayouts:
         Raises `FieldError` if the shape does not fit the grid or is ambiguous, and `DeviceError` if the array is on
         another device than the grid's fields.
         """
-        found = self._known.find(None, (array,))
-        return self._look_up(array, describe(array, "field")) if found is None else found
+        layout = self._known.find(None, (array,))
+        return self._look_up(array, describe(array, "field")) if layout is None else layout
 
-    def number(self, found: Described) -> int:
+    def number(self, described: Described) -> int:
         """Return an array's number among the grid's fields, the same on all ranks; 0 if it is not such a field."""
-        entry = self._declared.get(_field(found))
+        entry = self._declared.get(_field(described))
         return 0 if entry is None else entry[2]
 
     def read(self, array: object) -> tuple[Described, FieldLayout]:
         """Return an array's description and layout; raises the errors of `find`."""
-        found = describe(array, "field")
-        return found, self._look_up(array, found)
+        described = describe(array, "field")
+        return described, self._look_up(array, described)
 
     def is_own(self, array: object) -> bool:
         """Whether an array uses the memory of a field that the grid allocated."""
@@ -135,9 +135,9 @@ class FieldLayouts:
         entry = self._owners.get(id(root))
         return entry is not None and entry[1] and entry[0]() is root
 
-    def is_field(self, array: object, found: Described) -> bool:
-        """Whether an array is a field that the grid allocated or the user declared; ``found`` describes it."""
-        return _field(found) in self._declared or self.is_own(array)
+    def is_field(self, array: object, described: Described) -> bool:
+        """Whether an array is a field that the grid allocated or the user declared; ``described`` describes it."""
+        return _field(described) in self._declared or self.is_own(array)
 
     def declared(self, array: object) -> FieldLayout | None:
         """Return the layout of an allocated or declared field; None for any other object."""
@@ -162,51 +162,51 @@ class FieldLayouts:
         that only some ranks can distinguish. The key excludes addresses and even their alignment. These may differ
         between ranks, but all ranks must find the same plan.
         """
-        layouts, described = [], []
+        layouts, descriptions = [], []
         for array in arrays:
-            found = describe(array)
-            if found.device != self._device:
-                self._check_place(found)
-            if not found.writable or self.is_own(array):
+            described = describe(array)
+            if described.device != self._device:
+                self._check_place(described)
+            if not described.writable or self.is_own(array):
                 return None
-            layout, steps = self._layout(found), found.strides
+            layout, steps = self._layout(described), described.strides
             if layout.is_flat_somewhere:
                 return None
-            if 1 in found.shape:  # the stride along an axis of length 1 is never used
-                steps = tuple([s for s, n in zip(steps, found.shape, strict=True) if n > 1])
-            layouts.append((id(layout), found.dtype, steps))
-            described.append(found)
-        return tuple(layouts), described
+            if 1 in described.shape:  # the stride along an axis of length 1 is never used
+                steps = tuple([s for s, n in zip(steps, described.shape, strict=True) if n > 1])
+            layouts.append((id(layout), described.dtype, steps))
+            descriptions.append(described)
+        return tuple(layouts), descriptions
 
-    def _check_place(self, found: Described) -> None:
+    def _check_place(self, described: Described) -> None:
         """Raise `DeviceError` for an array on another device than the grid's fields."""
-        if (found.device is None) != (self._device is None):
-            where = "the host" if found.device is None else f"GPU {found.device}"
+        if (described.device is None) != (self._device is None):
+            where = "the host" if described.device is None else f"GPU {described.device}"
             kind = "cpu" if self._device is None else "gpu"
             raise DeviceError(
                 f"field is on {where}, the grid's fields on {kind}; allocate with grid.zeros, or make the "
                 'grid with another device="cpu"|"gpu"'
             )
-        if found.device is not None and found.device != self._device:
+        if described.device is not None and described.device != self._device:
             raise DeviceError(
-                f"field is on GPU {found.device}, rank {self._rank} works on GPU {self._device}; allocate "
+                f"field is on GPU {described.device}, rank {self._rank} works on GPU {self._device}; allocate "
                 f"with grid.zeros, or under `with cupy.cuda.Device({self._device}):`"
             )
 
     def _key(self, array: object) -> Hashable:
-        found = describe(array)
-        return id(owner(array)), _field(found), found.writable, id(self._layout(found))
+        described = describe(array)
+        return id(owner(array)), _field(described), described.writable, id(self._layout(described))
 
-    def _layout(self, found: Described) -> FieldLayout:
-        declared = self._declared.get(_field(found)) if self._declared else None
-        layout = self._by_shape.get(found.shape) if declared is None else declared[1]
+    def _layout(self, described: Described) -> FieldLayout:
+        declared = self._declared.get(_field(described)) if self._declared else None
+        layout = self._by_shape.get(described.shape) if declared is None else declared[1]
         if layout is None:
-            layout = self._by_shape[found.shape] = self._inferred(found.shape)
+            layout = self._by_shape[described.shape] = self._inferred(described.shape)
         return layout
 
-    def _look_up(self, array: object, found: Described) -> FieldLayout:
-        self._check_place(found)
-        layout = self._layout(found)
+    def _look_up(self, array: object, described: Described) -> FieldLayout:
+        self._check_place(described)
+        layout = self._layout(described)
         self._remember(array, layout)
         return layout
 
@@ -236,11 +236,13 @@ class FieldLayouts:
                 raise
             return known[0]
 
-    def _declare(self, found: Described, array: object, layout: FieldLayout, number: int) -> None:
+    def _declare(
+        self, described: Described, array: object, layout: FieldLayout, number: int
+    ) -> None:
         root = owner(array)
         if id(root) not in self._owners:
             _watch(self._owners, id(root), root, False)
-        _watch(self._declared, _field(found), root, layout, number)
+        _watch(self._declared, _field(described), root, layout, number)
         if id(layout) not in self._in_use:
             self._in_use[id(layout)] = layout
             known = self._by_shape.pop(layout.padded_shape, None)
@@ -259,20 +261,20 @@ class FieldLayouts:
             raise _not_weak(array) from error
 
 
-def _field(found: Described) -> Hashable:
-    return found.pointer, found.shape, found.strides, found.dtype
+def _field(described: Described) -> Hashable:
+    return described.pointer, described.shape, described.strides, described.dtype
 
 
-def _watch(table: dict[Any, Any], key: Hashable, watched: object, *found: object) -> None:
+def _watch(table: dict[Any, Any], key: Hashable, watched: object, *values: object) -> None:
     """Keep an entry in a table as long as an object lives."""
 
-    def forget(gone: object) -> None:
+    def forget(reference: object) -> None:
         entry = table.get(key)
-        if entry is not None and entry[0] is gone:
+        if entry is not None and entry[0] is reference:
             del table[key]
 
     try:
-        table[key] = (weakref.ref(watched, forget), *found)
+        table[key] = (weakref.ref(watched, forget), *values)
     except TypeError as error:
         raise _not_weak(watched) from error
 

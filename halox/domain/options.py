@@ -68,15 +68,15 @@ def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
 
 
 def _ints(value: object) -> list[int | None]:
-    return [as_int(one) for one in as_entries(value)]
+    return [as_int(entry) for entry in as_entries(value)]
 
 
 def _extents(value: object, name: str) -> tuple[int, ...]:
     extents = _ints(value)
-    found = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
-    if len(found) < len(extents):
+    sizes = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
+    if len(sizes) < len(extents):
         raise FieldError(f"{name} must be an int or ints > 0, got {shown(value)}")
-    return found
+    return sizes
 
 
 def _staggering(value: object, ndim: int) -> tuple[bool, ...]:
@@ -100,33 +100,33 @@ def _parity(value: object) -> Parity | None:
 
 def _offsets(value: object) -> tuple[int, ...]:
     offsets = [] if value is None else _ints(value)
-    found = tuple(sorted({n for n in offsets if n is not None and 0 < n <= LARGEST}))
-    if value is not None and (not found or any(n not in found for n in offsets)):
+    distances = tuple(sorted({n for n in offsets if n is not None and 0 < n <= LARGEST}))
+    if value is not None and (not distances or any(n not in distances for n in offsets)):
         raise FieldError(
             "offsets must be an int or ints > 0, the distances along the axes at which a stencil reads, got "
             f"{shown(value)}; leave it out for whole halos"
         )
-    return found
+    return distances
 
 
 def fixed_dtype(dtype: npt.DTypeLike) -> DType:
     """Return a fixed-size dtype; raises `FieldError` if it holds objects, has no size, or is not a dtype."""
     try:
-        found: DType = np.dtype(dtype)
+        fixed: DType = np.dtype(dtype)
     except Exception as error:  # NumPy raises several types
         hint = "; a field has the grid's shape, and the dtype comes first, as in grid.zeros('f8')"
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype that NumPy knows{hint * isinstance(dtype, int | tuple)}"
         ) from error
-    if found.subdtype is not None:
+    if fixed.subdtype is not None:
         raise FieldError(
-            f"dtype {found} has axes of its own; give dtype={dtype_text(found.base)}, components_after={found.shape}"
+            f"dtype {fixed} has axes of its own; give dtype={dtype_text(fixed.base)}, components_after={fixed.shape}"
         )
-    if found.hasobject or found.itemsize == 0:
+    if fixed.hasobject or fixed.itemsize == 0:
         raise FieldError(
-            f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype"
+            f"dtype {fixed} has no fixed size of 1 byte or more; use a fixed-size dtype"
         )
-    return found
+    return fixed
 
 
 def dtype_text(dtype: DType) -> str:

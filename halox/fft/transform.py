@@ -17,7 +17,7 @@ from halox.fft.pipeline import Pipeline
 from halox.fft.stages import Schedule, divide_stages, find_stages
 from halox.grid import Grid
 from halox.paths import requested_path
-from halox.runtime.call_guard import Closing, one_thread
+from halox.runtime.call_guard import Closing, single_threaded
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
 from halox.runtime.known_arrays import KnownArrays
@@ -248,7 +248,7 @@ class FFT(Closing):
             arrays.append(numbers if xp is np else xp.asarray(numbers))
         return tuple(arrays)
 
-    @one_thread
+    @single_threaded
     def close(self) -> None:
         """Close the plans and the grids that the transform has made.
 
@@ -328,7 +328,7 @@ class FFT(Closing):
                 "the FFT is closed; make a new one, or call close() only after the last use"
             )
 
-    @one_thread
+    @single_threaded
     def _run(self, direction: str, source: object, out: object | None) -> object:
         forward = direction == "forward"
         self._check_open()

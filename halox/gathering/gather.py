@@ -20,7 +20,7 @@ from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.domain import Domain
 from halox.errors import FieldError, MismatchError
-from halox.gathering.message_queue import MessageQueue, opaque
+from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.staging import Index, owned_cells
 from halox.runtime.arrays import Array, DType, describe
 from halox.runtime.gpu.cuda import is_device_array
@@ -69,7 +69,7 @@ def gather(domain: Domain, field: object, root: int) -> Array | None:
     with MessageQueue(world, PARTS_IN_FLIGHT, _GATHER) as queue:
         if whole is None:
             assert cells is not None
-            _send(world, opaque(cells), chosen, queue)
+            _send(world, as_void(cells), chosen, queue)
             return None
         # One part of each other rank in turn.
         targets = blocks_of(layout, whole)
@@ -77,7 +77,7 @@ def gather(domain: Domain, field: object, root: int) -> Array | None:
         for rank, target in rounds(targets, world.size):
             queue.receive_into(target, rank)
         if cells is not None:
-            own[...] = opaque(cells)
+            own[...] = as_void(cells)
     return whole
 
 
@@ -96,7 +96,7 @@ def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Ready, tuple[int, 
             if whole is None
             else blocks_of(layout, whole)[chosen]
         )
-        _copy_from_device(cells, opaque(own))
+        _copy_from_device(cells, as_void(own))
         cells = own if whole is None else None
     return (layout, cells, whole), (chosen, dtype, layout.spec.digest)
 
@@ -143,7 +143,7 @@ def parts_of(cells: Array, size: int) -> Iterator[Index]:
 
 def blocks_of(layout: FieldLayout, whole: Array) -> dict[int, Array]:
     """Return for each rank a view of its cells in the array of the whole field."""
-    before, all_cells = (slice(None),) * len(layout.spec.components_before), opaque(whole)
+    before, all_cells = (slice(None),) * len(layout.spec.components_before), as_void(whole)
     return {rank: all_cells[(*before, *owned)] for rank, owned in enumerate(layout.owned_of_ranks)}
 
 

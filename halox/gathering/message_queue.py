@@ -114,7 +114,7 @@ class MessageQueue:
                 UNFINISHED[:] = [one for one in UNFINISHED if one is not self._messages]
 
 
-def opaque(array: Array) -> Array:
+def as_void(array: Array) -> Array:
     """View a structured array as raw bytes, since NumPy copies it field by field, without padding bytes."""
     return array if array.dtype.names is None else array.view(f"V{array.itemsize}")
 

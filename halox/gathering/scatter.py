@@ -15,7 +15,7 @@ from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
 from halox.errors import FieldError, MismatchError
 from halox.gathering.gather import PARTS_IN_FLIGHT, blocks_of, parts_of, root_of, rounds
-from halox.gathering.message_queue import MessageQueue, opaque
+from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.staging import owned_cells, part_shape, staging
 from halox.runtime.arrays import (
     Array,
@@ -38,7 +38,7 @@ class _Target:
     """The field to fill: an existing field, or the options of a new field."""
 
     field: object
-    found: Described | None
+    described: Described | None
     layout: FieldLayout | None
     options: FieldOptions
 
@@ -62,7 +62,7 @@ def scatter(
 
     def prepare() -> tuple[tuple[_Target, Array | None], _ScatterRecord]:
         chosen, target = root_of(world, root), _target_of(domain, out, options)
-        out_dtype = None if target.found is None else target.found.dtype
+        out_dtype = None if target.described is None else target.described.dtype
         spec = None if target.layout is None else target.layout.spec
         if world.rank != chosen:
             return (target, None), _ScatterRecord(chosen, out_dtype, spec, None, {})
@@ -103,11 +103,11 @@ def _target_of(domain: Domain, out: object, options: FieldOptions) -> _Target:
         raise FieldError(
             f"out and {', '.join(options)} were given: the field has its layout; leave out one of the two"
         )
-    found, layout = domain.layouts.read(out)
-    if not found.writable:
+    described, layout = domain.layouts.read(out)
+    if not described.writable:
         raise FieldError("out: the array is read-only; give one that can be written")
-    check_elements_apart(found, "out")
-    return _Target(out, found, layout, {})
+    check_elements_apart(described, "out")
+    return _Target(out, described, layout, {})
 
 
 def _checked(whole: object, root: int) -> Array:
@@ -180,7 +180,7 @@ def _send(
         queue.send_copy(part, rank)
     cells = owned_cells(field, layout)
     if not is_device_array(cells):
-        opaque(cells)[...] = own
+        as_void(cells)[...] = own
         return
     indices = list(parts_of(own, world.size))
     with staging(cells, max(own[index].nbytes for index in indices)) as staged:
@@ -193,7 +193,7 @@ def _receive(world: World, root: int, cells: Any, queue: MessageQueue) -> None:
     if is_device_array(cells):
         _receive_on_device(world, root, cells, queue)
         return
-    target = opaque(cells)
+    target = as_void(cells)
     for index in parts_of(target, world.size):
         queue.receive_into(target[index], root)
 
@@ -204,6 +204,6 @@ def _receive_on_device(world: World, root: int, cells: Any, queue: MessageQueue)
     shapes = [part_shape(cells.shape, index) for index in indices]
     with staging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
         for index, shape in zip(indices, shapes, strict=True):
-            queue.receive(staged.take(shape), root)
+            queue.receive(staged.next_buffer(shape), root)
             queue.end()
             staged.put(index)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from halox.decomposition import FieldLayout
-from halox.gathering.message_queue import opaque
+from halox.gathering.message_queue import as_void
 from halox.runtime.arrays import Array, as_ndarray
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import as_device_array
@@ -45,7 +45,7 @@ class HostStaging:
     """
 
     def __init__(self, array: Array, part_bytes: int) -> None:
-        self._array = opaque(array)
+        self._array = as_void(array)
         self._part_bytes = part_bytes
         self._buffers: deque[Array] = deque(maxlen=_BUFFERS)
         self._taken: Array | None = None
@@ -57,11 +57,11 @@ class HostStaging:
             if part.flags.c_contiguous:
                 yield part
             else:
-                found = self.take(part.shape)
-                np.copyto(found, part)
-                yield found
+                buffer = self.next_buffer(part.shape)
+                np.copyto(buffer, part)
+                yield buffer
 
-    def take(self, shape: tuple[int, ...]) -> Array:
+    def next_buffer(self, shape: tuple[int, ...]) -> Array:
         """Return a contiguous buffer for the next part."""
         if len(self._buffers) < _BUFFERS:
             self._buffers.append(np.empty(self._part_bytes, np.uint8))
@@ -71,7 +71,7 @@ class HostStaging:
         return self._taken
 
     def put(self, index: Index) -> None:
-        """Copy the buffer of the last `take` to a part of the array."""
+        """Copy the buffer of the last `next_buffer` to a part of the array."""
         self._array[index] = self._taken
 
     def store(self, index: Index, values: Array) -> None:

@@ -21,7 +21,7 @@ class StreamChannel(Channel):
         self._current_stream = cuda.get_current_stream
         self._order = StreamOrder()
         self._device = device
-        self._side = pools.SIDE_STREAMS.take(device)
+        self._side = pools.SIDE_STREAMS.acquire(device)
         self._is_aside = False
 
     @abstractmethod

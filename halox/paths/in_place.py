@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from halox.paths.base import Channel
 from halox.paths.node import NodeLink
-from halox.runtime.waiting import UNDER_WAY
+from halox.runtime.waiting import STARTED_STEPS
 
 
 class InPlaceChannel(Channel):
@@ -45,7 +45,7 @@ class InPlaceChannel(Channel):
         """Let the neighbours read."""
         self.run()
         self._to_copy.append(self._epoch)
-        UNDER_WAY[self] = self._help
+        STARTED_STEPS[self] = self._help
 
     def run(self) -> None:
         """Let the neighbours read; `finish` follows before this rank waits for anything else."""
@@ -55,7 +55,7 @@ class InPlaceChannel(Channel):
     def finish(self) -> None:
         """Copy the neighbours' cells, and wait until the neighbours have read this rank's cells, too."""
         epoch = self._epoch
-        if UNDER_WAY and not self._is_alone():
+        if STARTED_STEPS and not self._is_alone():
             self._finish_helping(epoch)
             return
         self._ready.wait(epoch)
@@ -64,11 +64,11 @@ class InPlaceChannel(Channel):
         self._read.wait(epoch)
 
     def _is_alone(self) -> bool:
-        """Remove this exchange from `UNDER_WAY`; return whether it was the only one and nobody has copied yet."""
-        was_started = UNDER_WAY.pop(self, None) is not None
+        """Remove this exchange from `STARTED_STEPS`; return whether it was the only one and nobody has copied yet."""
+        was_started = STARTED_STEPS.pop(self, None) is not None
         if not was_started:
             self._to_copy.append(self._epoch)
-        elif not UNDER_WAY:
+        elif not STARTED_STEPS:
             with suppress(IndexError):
                 self._to_copy.pop()
                 return True
@@ -100,7 +100,7 @@ class InPlaceChannel(Channel):
 
     def close(self) -> None:
         """Leave an exchange that is under way: signal "read", so that the neighbours do not wait for this rank."""
-        UNDER_WAY.pop(self, None)
+        STARTED_STEPS.pop(self, None)
         if self._to_copy:
             self._to_copy.clear()
             self._read.signal(self._epoch)

@@ -279,7 +279,7 @@ class IpcChannel(MovableChannel):
             signs.append(_READY)
         if self._receives["get"] or _one_way(self._receives, job.sends):
             signs.append(_CONSUMED)
-        self._numbers = events.take(_SLOTS * len(signs))
+        self._numbers = events.acquire(_SLOTS * len(signs))
         numbers = iter(self._numbers)
         self.record = IpcRecord(
             places,

@@ -51,7 +51,7 @@ class SegmentKey(NamedTuple):
 HostPlace: TypeAlias = Place[SegmentKey]
 """Place of a block."""
 
-Wishes: TypeAlias = tuple[bool, Sequence[int]]
+Requests: TypeAlias = tuple[bool, Sequence[int]]
 """Whether a rank needs a new segment, and the numbers of its segments that all ranks should unmap."""
 
 
@@ -93,7 +93,7 @@ class Room:
         return self.rounded > 0 and self.segment is None
 
     @property
-    def wishes(self) -> Wishes | None:
+    def requests(self) -> Requests | None:
         """Requests of this rank that need all ranks of the node; None if it has no request."""
         return (self.needs_segment, self.idle) if self.needs_segment or self.idle else None
 
@@ -133,10 +133,10 @@ class SharedArena:
         if not self.shares_memory:
             return None
         room = self.reserve(nbytes)
-        return self.take(room, self._gather(room.wishes, _ALLOCATING), is_field=is_field)
+        return self.commit(room, self._gather(room.requests, _ALLOCATING), is_field=is_field)
 
     def reserve(self, nbytes: int) -> Room:
-        """Reserve room for a block; local. Pass the room to `take` after the gather of the node, or to `cancel`."""
+        """Reserve room for a block; local. Pass the room to `commit` after the gather of the node, or to `cancel`."""
         rounded = rounded_up(max(nbytes, 1), _GRANULE)
         self._sweep()
         for own in self._own.values():
@@ -148,25 +148,25 @@ class SharedArena:
     def cancel(self, room: Room) -> None:
         """Return room that was not taken; local."""
         if room.segment is not None:
-            self._own[room.segment].free.put(room.offset, room.rounded)
+            self._own[room.segment].free.release(room.offset, room.rounded)
 
-    def take(
-        self, room: Room, said: Sequence[Wishes | None], *, is_field: bool = False
+    def commit(
+        self, room: Room, gathered: Sequence[Requests | None], *, is_field: bool = False
     ) -> Block | None:
-        """Take the reserved block, after the requests of all ranks of the node have been gathered.
+        """Return the reserved block, after the requests of all ranks of the node have been gathered.
 
-        ``said`` holds these requests. Collective over the ranks of the node if any rank has a request, and local
-        otherwise. Returns None in the cases of `allocate`, and if nothing was reserved.
+        ``gathered`` holds these requests, by rank on the node. Collective over the ranks of the node if any rank has a
+        request, and local otherwise. Returns None in the cases of `allocate`, and if nothing was reserved.
         """
-        for node_rank, wishes in enumerate(said):
-            self._drop(node_rank, wishes[1] if wishes else ())
-        if any(wishes and wishes[0] for wishes in said):
+        for node_rank, requests in enumerate(gathered):
+            self._drop(node_rank, requests[1] if requests else ())
+        if any(requests and requests[0] for requests in gathered):
             made = self._make(room.rounded if room.needs_segment else 0)
             if made is None:
                 self.cancel(room)
                 return None
             if room.needs_segment:
-                self._own[made].free.take(room.rounded)
+                self._own[made].free.allocate(room.rounded)
                 room.segment = made
         if room.segment is None:
             return None
@@ -186,14 +186,14 @@ class SharedArena:
             # allocated.
             if own.free.is_whole and own.segment.nbytes > 4 * max(nbytes, _LAST_CHUNK):
                 continue
-            offset = own.free.take(nbytes)
+            offset = own.free.allocate(nbytes)
             if offset is None:
                 continue
             if own.is_trimmed:
                 try:
                     own.segment.fill()
                 except OSError:
-                    own.free.put(offset, nbytes)
+                    own.free.release(offset, nbytes)
                     continue
                 own.is_trimmed = False
             return number, offset
@@ -259,7 +259,7 @@ class SharedArena:
             own = self._own.get(number)
             if own is None:
                 continue
-            own.free.put(offset, length)
+            own.free.release(offset, length)
             if own.free.is_whole and not self._is_open:
                 own.segment.trim()
                 own.is_trimmed = True

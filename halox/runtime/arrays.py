@@ -116,16 +116,16 @@ def describe(array: object, name: str = "array") -> Described:
                 f"{name} is a masked array; give its .data, since masks are not exchanged"
             )
         pointer, writable = array.__array_interface__["data"][0], array.flags.writeable
-        found = Described(pointer, array.shape, array.strides, array.dtype, None, writable)
+        described = Described(pointer, array.shape, array.strides, array.dtype, None, writable)
     except HaloxError:
         raise
     except Exception as error:  # this runs code of any library
         raise dlpack.refused(name, error) from error
-    if found.dtype.hasobject:
+    if described.dtype.hasobject:
         raise FieldError(
-            f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"
+            f"{name} has dtype {described.dtype}, which holds Python objects; use a fixed-size dtype"
         )
-    return found
+    return described
 
 
 def _on_gpu(array: object, name: str) -> Described:
@@ -197,9 +197,9 @@ def scalar_array(value: object, dtype: DType) -> Array:
         both_whole = kind.kind in "iu" and dtype.kind in "iu"
         if both_whole or np.can_cast(kind, dtype, "same_kind"):
             with np.errstate(over="ignore"):
-                found = np.asarray(value, dtype)
-            if kind == dtype or np.isfinite(found) or not np.isfinite(value):  # type: ignore[call-overload]
-                return found
+                scalar = np.asarray(value, dtype)
+            if kind == dtype or np.isfinite(scalar) or not np.isfinite(value):  # type: ignore[call-overload]
+                return scalar
     except OverflowError:
         pass
     raise FieldError(f"array: {shown(value)} is not a value of dtype {dtype}; convert it first")
@@ -290,20 +290,20 @@ def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
         return unsure
 
 
-def check_elements_apart(found: Described, name: str) -> None:
+def check_elements_apart(array: Described, name: str) -> None:
     """Raise `FieldError` if elements of an output array share memory, as in a broadcast array."""
-    blocks = StridedBlocks.canonical(0, found.shape, found.strides, found.dtype.itemsize)
+    blocks = StridedBlocks.canonical(0, array.shape, array.strides, array.dtype.itemsize)
     if blocks.overlaps and (0 in blocks.strides or blocks.block_list().overlaps):
         raise FieldError(
-            f"{name}: elements share memory (shape {tuple(found.shape)}, strides {tuple(found.strides)}), so that what "
+            f"{name}: elements share memory (shape {tuple(array.shape)}, strides {tuple(array.strides)}), so that what "
             "is written to one changes others; give a copy"
         )
 
 
-def _shell(found: Described) -> Array:
+def _shell(array: Described) -> Array:
     """Return a NumPy array with the addresses of the described array; its elements must not be accessed."""
-    memory, origin, *_ = found.borrowed()
-    return np.ndarray(found.shape, f"V{found.dtype.itemsize}", memory, origin, found.strides)
+    memory, origin, *_ = array.borrowed()
+    return np.ndarray(array.shape, f"V{array.dtype.itemsize}", memory, origin, array.strides)
 
 
 def common_word(*layouts: tuple[int, StridedBlocks]) -> int:

@@ -154,7 +154,7 @@ def close_collected() -> None:
         del guard, closing
 
 
-def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+def single_threaded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Decorate a collective method to raise `StateError` in a second thread; for objects with a ``_world``."""
 
     @wraps(method)

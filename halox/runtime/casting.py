@@ -35,11 +35,11 @@ def cast(value: object, dtype: DType) -> Array:
             if np.any(given.imag):
                 raise ValueError("it has an imaginary part")
             given = given.real
-        found = given.astype(dtype)
+        values = given.astype(dtype)
         to_integers = dtype.kind in "iu" and given.dtype.kind in "iuf"
-        if to_integers and np.any(np.trunc(given) != found):
+        if to_integers and np.any(np.trunc(given) != values):
             limits = np.iinfo(dtype)
             raise ValueError(f"{dtype} holds {limits.min} to {limits.max}")
-        if dtype.kind in "SU" and np.any(given.astype(dtype.kind) != found):
+        if dtype.kind in "SU" and np.any(given.astype(dtype.kind) != values):
             raise ValueError("it would be cut off")
-    return found
+    return values

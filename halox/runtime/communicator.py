@@ -26,8 +26,8 @@ from halox.runtime.status import (
     BLOCK_BYTES,
     CODE_BITS,
     SLOT_BYTES,
-    Block,
     CallWatch,
+    StatusBlock,
     mismatch,
     ranks_text,
 )
@@ -91,7 +91,7 @@ class Communicator:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.shares_memory = False
         """Whether this node has several ranks, and they share memory."""
-        blocks = {self.rank: Block(np.zeros(BLOCK_BYTES, np.uint8))}
+        blocks = {self.rank: StatusBlock(np.zeros(BLOCK_BYTES, np.uint8))}
         self.watch = CallWatch(mpi, self.comm, blocks, {})
         self.guard = CallGuard()
         self._find_nodes()
@@ -165,7 +165,7 @@ class Communicator:
             return
         parts = segment.memory.reshape(len(mates), -1)
         blocks = {
-            rank: Block(parts[place][:BLOCK_BYTES]) for rank, place in self.node_ranks.items()
+            rank: StatusBlock(parts[place][:BLOCK_BYTES]) for rank, place in self.node_ranks.items()
         }
         self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
         self.blocks, self._own = list(blocks.values()), blocks[self.rank]
@@ -178,7 +178,7 @@ class Communicator:
         return len(self.node_ranks) == self.size
 
     @property
-    def meets_in_memory(self) -> bool:
+    def gathers_in_memory(self) -> bool:
         """Whether all ranks gather through shared memory."""
         return self.shares_memory and len(self.node_ranks) == self.size
 
@@ -234,7 +234,7 @@ class Communicator:
 
     def _gather(self, mine: object, step: str, *, is_of_node: bool = False) -> list[Any]:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
-        if is_of_node or self.meets_in_memory:
+        if is_of_node or self.gathers_in_memory:
             slot = self.round(0, len(sent), sent[:SLOT_BYTES], step)
             return objects(self.read(slot, sent, step))
         return objects(self.by_mpi(0, sent, step))
@@ -242,19 +242,19 @@ class Communicator:
     def read(self, slot: int, sent: bytes, step: str) -> list[Record]:
         """Read the records of a round; run more rounds if an object is longer than a slot."""
         blocks, heads, word = self.blocks, self.heads[slot], self.watch.word
-        words = [found[0] for found in heads]
-        sizes = [found[1] for found in heads]
-        kinds = [found[2] for found in heads]
+        words = [objects[0] for objects in heads]
+        sizes = [objects[1] for objects in heads]
+        kinds = [objects[2] for objects in heads]
         if words.count(word) != len(words):
             self._compare(dict(zip(self.node_ranks, words, strict=True)))
-        found = [
+        objects = [
             bytes(block.slots[slot][:size]) if size else b""
             for block, size in zip(blocks, sizes, strict=True)
         ]
         longest = max(sizes)
         if longest <= SLOT_BYTES:
-            return list(zip(kinds, found, strict=True))
-        pieces = [[one] for one in found]
+            return list(zip(kinds, objects, strict=True))
+        pieces = [[start] for start in objects]
         for start in range(SLOT_BYTES, longest, SLOT_BYTES):
             slot = self.round(0, len(sent), sent[start : start + SLOT_BYTES], step)
             for piece, block, whole in zip(pieces, blocks, sizes, strict=True):
@@ -290,7 +290,7 @@ class Communicator:
             self.watch.look_for_failed(())
         return slot
 
-    def _wait_for(self, blocks: Sequence[Block], n: int, step: str) -> None:
+    def _wait_for(self, blocks: Sequence[StatusBlock], n: int, step: str) -> None:
         counts = [block.count for block in blocks]
 
         def missing() -> list[int]:
@@ -319,13 +319,13 @@ class Communicator:
         heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
         self._compare(dict(enumerate(heads["word"].tolist())))
         sizes, kinds = heads["size"].tolist(), heads["kind"].tolist()
-        found = [
+        objects = [
             row[_HEAD.itemsize : _HEAD.itemsize + min(size, _INLINE_BYTES)].tobytes()
             for row, size in zip(records, sizes, strict=True)
         ]
         rests = [max(size - _INLINE_BYTES, 0) for size in sizes]
         if not any(rests):
-            return list(zip(kinds, found, strict=True))
+            return list(zip(kinds, objects, strict=True))
         rest = np.frombuffer(sent[_INLINE_BYTES:], np.uint8)
         starts = np.cumsum([0, *rests]).tolist()
         all_rests = np.zeros(starts[-1], np.uint8)
@@ -340,7 +340,7 @@ class Communicator:
             raise
         return [
             (kind, one + all_rests[a : a + n].tobytes())
-            for kind, one, a, n in zip(kinds, found, starts, rests, strict=False)
+            for kind, one, a, n in zip(kinds, objects, starts, rests, strict=False)
         ]
 
     def _wait_mpi(self, request: MPI.Request, step: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CLOSING = "a collective close"
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Context:
@@ -67,12 +67,12 @@ class Context:
             self.topology = survey(self.world, self.device_arena, self.events)
         return self.topology
 
-    def once(self, find: Callable[[Context], Found]) -> Found:
+    def once(self, find: Callable[[Context], Result]) -> Result:
         """Return ``find(self)``, computed on the first call only; collective if ``find`` is."""
         if find not in self._kept:
             self._kept[find] = find(self)
-        found: Found = self._kept[find]
-        return found
+        result: Result = self._kept[find]
+        return result
 
     def close(self) -> None:
         """Free the memory of plans, and end the use of the communicator; collective, and harmless when repeated.

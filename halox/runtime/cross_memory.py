@@ -34,7 +34,7 @@ _TOKEN_BYTES = 16
 _SCOPE_FILE = "/proc/sys/kernel/yama/ptrace_scope"
 
 
-class Call:
+class MemoryCopy:
     """Prepared copy between blocks of this process and blocks of another process, of the same total size.
 
     Raises `OSError` if the system does not have these calls.
@@ -83,14 +83,14 @@ def _behind(blocks: Iovec, nbytes: int) -> Iovec:
 def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
     library = ctypes.CDLL(None, use_errno=True)
     try:
-        found = library.process_vm_readv, library.process_vm_writev
+        functions = library.process_vm_readv, library.process_vm_writev
     except AttributeError as error:
         raise OSError(errno.ENOSYS, "this system has no process_vm_readv") from error
     pointer, number = ctypes.c_void_p, ctypes.c_ulong
-    for function in found:
+    for function in functions:
         function.argtypes = [ctypes.c_int, pointer, number, pointer, number, number]
         function.restype = ctypes.c_ssize_t
-    return found
+    return functions
 
 
 class _Probe(NamedTuple):
@@ -133,18 +133,18 @@ def survey(world: World) -> Attachments:
             why = _try(world.rank, rank, mine, probes[rank])
             if why is not None:
                 refused[world.rank, rank] = why
-    said = world.gather(refused, _SURVEYING)
-    found = {pair: why for one in said for pair, why in one.items()}
+    refusals = world.gather(refused, _SURVEYING)
+    failures = {pair: why for whys in refusals for pair, why in whys.items()}
     unseen = {
         (rank, world.rank): f"what rank {rank} wrote to memory of rank {world.rank} did not arrive"
         for rank in world.node_ranks
         if rank != world.rank
-        and (rank, world.rank) not in found
+        and (rank, world.rank) not in failures
         and not memory[_TOKEN_BYTES + rank]
     }
-    for one in world.gather(unseen, _SURVEYING):
-        found.update(one)
-    return Attachments(tuple(probe.pid for probe in probes), world.nodes, found)
+    for whys in world.gather(unseen, _SURVEYING):
+        failures.update(whys)
+    return Attachments(tuple(probe.pid for probe in probes), world.nodes, failures)
 
 
 def _namespace() -> int:
@@ -159,14 +159,14 @@ def _try(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
     """Return why this rank cannot read and write another rank's memory, None if it can."""
     if mine.namespace != probe.namespace and mine.namespace and probe.namespace:
         return f"ranks {min(own, rank)} and {max(own, rank)} {_APART}"
-    found, one = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
+    token, one = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
     theirs = np.array([[probe.address, _TOKEN_BYTES]], np.uint64)
     mark = np.array([[probe.address + _TOKEN_BYTES + own, 1]], np.uint64)
     try:
-        Call("read", probe.pid, iovec_of(found), theirs)()
-        if found.tobytes() != probe.token:
+        MemoryCopy("read", probe.pid, iovec_of(token), theirs)()
+        if token.tobytes() != probe.token:
             return f"rank {own} finds another process under the number of rank {rank}, {probe.pid}: they {_APART}"
-        Call("write", probe.pid, iovec_of(one), mark)()
+        MemoryCopy("write", probe.pid, iovec_of(one), mark)()
     except OSError as error:
         return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {_why(error)}"
     return None

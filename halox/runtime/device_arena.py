@@ -76,15 +76,15 @@ class DeviceArena:
         Local. May synchronize with the GPU; must not be called during stream capture.
         """
         with self._changing:
-            number, offset = self._take(nbytes)
+            number, offset = self._reserve(nbytes)
         place = Place((self.name, number), offset)
         return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
 
-    def _take(self, nbytes: int) -> tuple[int, int]:
-        """Take room in the first segment that has enough, or in a new segment."""
+    def _reserve(self, nbytes: int) -> tuple[int, int]:
+        """Reserve room in the first segment that has enough, or in a new segment; return its number and the offset."""
         rounded = _rounded(nbytes)
         for number, segment in self._segments.items():
-            offset = segment.free.take(rounded)
+            offset = segment.free.allocate(rounded)
             if offset is not None:
                 return number, offset
         size = rounded_up(rounded, _LARGE_GRANULE)
@@ -93,7 +93,7 @@ class DeviceArena:
         with cupy().cuda.Device(self.device):
             segment = _Segment(cupy().cuda.Memory(size), size)
         number, self._next = self._next, self._next + 1
-        segment.free.take(rounded)
+        segment.free.allocate(rounded)
         self._segments[number] = segment
         return number, 0
 
@@ -106,7 +106,7 @@ class DeviceArena:
         segment = self._segments.get(number)
         if segment is None:  # after `close`
             return
-        segment.free.put(block.place.offset, _rounded(block.nbytes))
+        segment.free.release(block.place.offset, _rounded(block.nbytes))
         if segment.free.is_whole and segment.handle is None:
             self._segments.pop(number, None)  # never exported: no peer has mapped it
 
@@ -127,8 +127,8 @@ class DeviceArena:
         root = _Root(self._segments[block.place.segment[1]].memory)
         weakref.finalize(root, self.release, block).atexit = False
         memory = cp.cuda.UnownedMemory(block.pointer, max(nbytes, 1), root, self.device)
-        found: CupyArray = cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
-        return found
+        array: CupyArray = cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
+        return array
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
         """Return the place of device memory [start, end) if it is in this arena or in another arena of this process."""
@@ -151,13 +151,13 @@ class DeviceArena:
 
     def handles(self, places: Iterable[DevicePlace]) -> dict[Allocation, bytes]:
         """Return the IPC handles of the segments that contain places of this process; peers pass them to `open`."""
-        found = {}
+        handles = {}
         for name, number in sorted({place.segment for place in places}):
             segment = _arenas[name]._segments[number]
             if segment.handle is None:
                 segment.handle = bytes(cupy().cuda.runtime.ipcGetMemHandle(segment.pointer))
-            found[name, number] = segment.handle
-        return found
+            handles[name, number] = segment.handle
+        return handles
 
     def open(self, handles: Mapping[Allocation, bytes]) -> None:
         """Map segments of a peer, except segments that this process has already mapped."""

@@ -78,16 +78,15 @@ def find_out(world: World, device: int | None) -> Verdict:
 
     verdicts = world.gather_result(verdict_here, _SEARCHING)
     # A test is valid for its node, the environment variable for its rank.
-    said = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
-    refused = [(rank, verdict) for rank, verdict in said if not verdict.takes]
+    by_rank = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
+    refused = [(rank, verdict) for rank, verdict in by_rank if not verdict.takes]
     if refused:
         rank, verdict = refused[0]
         where = "" if len(set(world.nodes)) == 1 else f" (rank {rank})"
         return Verdict(False, verdict.reason + where)
-    if not said:
+    if not by_rank:
         return Verdict(False, "no rank has a GPU")
-    found: Verdict = said[0][1]
-    return found
+    return by_rank[0][1]
 
 
 def decided_by_user() -> Verdict | None:
@@ -107,7 +106,7 @@ def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None 
     if denied is not None:
         return Verdict(False, denied)
     key = set_up() if key is None else key
-    entry = _kept().get(key)
+    entry = _stored().get(key)
     known = entry if isinstance(entry, dict) else {}
     takes, reason = known.get("takes"), known.get("reason")
     if isinstance(takes, bool) and isinstance(reason, str):
@@ -117,7 +116,7 @@ def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None 
         with suppress(OSError, ValueError, RuntimeError):
             # Read the file again: another process may have changed it.
             write_json(
-                kept_in(), _kept() | {key: {"takes": verdict.takes, "reason": verdict.reason}}
+                cache_file(), _stored() | {key: {"takes": verdict.takes, "reason": verdict.reason}}
             )
     return verdict
 
@@ -151,16 +150,16 @@ def set_up(environ: Mapping[str, str] = os.environ) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def kept_in() -> Path:
+def cache_file() -> Path:
     """Return the path of the file of verdicts; RuntimeError if there is no cache folder."""
     return cache_folder() / "device_pointers.json"
 
 
-def _kept() -> dict[str, object]:
+def _stored() -> dict[str, object]:
     with suppress(OSError, ValueError, RuntimeError):
-        found = read_json(kept_in())
-        if isinstance(found, dict):
-            return found
+        entries = read_json(cache_file())
+        if isinstance(entries, dict):
+            return entries
     return {}
 
 
@@ -185,7 +184,7 @@ def ask_child(
         reason = f"the trial with a device pointer could not be started ({error})"
         return Verdict(False, reason, lasting=False)
     try:
-        said, _ = child.communicate(timeout=limit_s)
+        output, _ = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         reason = f"a trial with a device pointer did not end within {limit_s:g} s"
         return Verdict(False, reason, lasting=limit_s >= LIMIT_S)
@@ -196,12 +195,12 @@ def ask_child(
         child.wait()
         if child.stdout is not None:
             child.stdout.close()
-    if child.returncode == 0 and YES in said.splitlines():
+    if child.returncode == 0 and YES in output.splitlines():
         return Verdict(True, "a trial with device pointers succeeded")
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         return Verdict(False, f"a trial with a device pointer ended by {name}")
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
     return Verdict(
         False, f"a trial with a device pointer failed with status {child.returncode}: {last[:200]}"
     )
@@ -209,8 +208,8 @@ def ask_child(
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment for a child that initializes MPI as a singleton, not as this rank."""
-    kept = {k: v for k, v in environ.items() if not _LAUNCHERS.match(k) or _CHOICES.match(k)}
+    variables = {k: v for k, v in environ.items() if not _LAUNCHERS.match(k) or _CHOICES.match(k)}
     # The child must import the same halox as this process.
     root = str(Path(__file__).resolve().parents[2])
-    kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environ.get("PYTHONPATH")])])
-    return kept
+    variables["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environ.get("PYTHONPATH")])])
+    return variables

@@ -39,8 +39,8 @@ class DeviceMemory:
 
     def allocate(self, nbytes: int) -> CupyMemory:
         """Return memory with an attribute ``ptr``."""
-        found: CupyMemory = self._cupy.cuda.Memory(nbytes)
-        return found
+        memory: CupyMemory = self._cupy.cuda.Memory(nbytes)
+        return memory
 
     def write(self, pointer: int, content: npt.NDArray[np.uint8]) -> None:
         """Copy bytes from the host."""
@@ -68,10 +68,10 @@ def why_wrong(
         memory.write(int(source.ptr), sent)
         memory.write(int(target.ptr), ~np.resize(sent, nbytes + guard))
         comm.Sendrecv(span(int(source.ptr), nbytes), 0, 1, span(int(target.ptr), nbytes), 0, 1)
-        found = memory.read(int(target.ptr), nbytes + guard)
-        if not np.array_equal(found[:nbytes], sent):
+        received = memory.read(int(target.ptr), nbytes + guard)
+        if not np.array_equal(received[:nbytes], sent):
             return f"a message of {nbytes} bytes arrived with other bytes"
-        if not np.array_equal(found[nbytes:], ~np.resize(sent, nbytes + guard)[nbytes:]):
+        if not np.array_equal(received[nbytes:], ~np.resize(sent, nbytes + guard)[nbytes:]):
             return f"a message of {nbytes} bytes wrote more than that"
     return None
 

@@ -38,18 +38,18 @@ def duplicate_of(
     `MismatchError` if another rank is in another call on the duplicate.
     """
     itself = cast("Communicator | None", parent.Get_attr(_keyvals(mpi)[1]))
-    made = _made_for(mpi, parent) if itself is None else [itself]
-    found = None
+    made = _duplicates_for(mpi, parent) if itself is None else [itself]
+    agreed = None
     if itself is not None or (made and not made[-1].watch.failed):
-        found = _agreed(made, making, limit_s, error, is_fixed=itself is not None)
-    if found is None:
-        _wait_for_all(mpi, parent, making, limit_s)
-        one = Communicator(mpi, parent, limit_s)
-        one.comm.Set_attr(_keyvals(mpi)[1], one)
-        made.append(one)
-        one.watch.call(code_of(making))
-        found = one, one.gather(error, making)
-    return found
+        agreed = _agreed(made, making, limit_s, error, is_fixed=itself is not None)
+    if agreed is not None:
+        return agreed
+    _wait_for_all(mpi, parent, making, limit_s)
+    duplicate = Communicator(mpi, parent, limit_s)
+    duplicate.comm.Set_attr(_keyvals(mpi)[1], duplicate)
+    made.append(duplicate)
+    duplicate.watch.call(code_of(making))
+    return duplicate, duplicate.gather(error, making)
 
 
 def _agreed(
@@ -63,7 +63,7 @@ def _agreed(
     latest.guard.check_thread()
     latest.set_limit(limit_s)
     latest.watch.call(code_of(making))
-    failed = [number for number, one in enumerate(made) if one.watch.failed]
+    failed = [number for number, duplicate in enumerate(made) if duplicate.watch.failed]
     try:
         answers = latest.gather((node_name(), error, failed), making)
     except (ExchangeTimeoutError, MismatchError):
@@ -75,10 +75,10 @@ def _agreed(
         return latest, errors
     names = [name for name, _, _ in answers]
     unusable = set[int]().union(*(numbers for _, _, numbers in answers))
-    for number, one in reversed([*enumerate(made)]):
-        if number not in unusable and one.node_names == names:
-            one.set_limit(limit_s)
-            return one, errors
+    for number, duplicate in reversed([*enumerate(made)]):
+        if number not in unusable and duplicate.node_names == names:
+            duplicate.set_limit(limit_s)
+            return duplicate, errors
     return None
 
 
@@ -108,7 +108,7 @@ def _wait_for_all(mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: 
         raise
 
 
-def _made_for(mpi: ModuleType, parent: MPI.Intracomm) -> list[Communicator]:
+def _duplicates_for(mpi: ModuleType, parent: MPI.Intracomm) -> list[Communicator]:
     """Return the duplicates of a user's communicator, equal on all its ranks: several only after failures.
 
     A change of ``HALOX_NODE`` during the program also makes another duplicate.
@@ -126,7 +126,7 @@ def _keyvals(mpi: ModuleType) -> tuple[int, int]:
     """Return the attribute key of users' communicators, and the attribute key of private duplicates."""
 
     def destroy(comm: object, keyval: int, made: list[Communicator]) -> None:
-        for one in made:
-            one.destroy()
+        for duplicate in made:
+            duplicate.destroy()
 
     return int(mpi.Comm.Create_keyval(delete_fn=destroy)), int(mpi.Comm.Create_keyval())

@@ -12,11 +12,11 @@ class FreeList:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is taken."""
+        """Whether nothing is allocated."""
         return self._ranges == [(0, self._nbytes)]
 
-    def take(self, nbytes: int) -> int | None:
-        """Take bytes from the smallest sufficient range; return their offset, or None if all ranges are too small."""
+    def allocate(self, nbytes: int) -> int | None:
+        """Allocate bytes in the smallest sufficient range; return their offset, or None if all ranges are too small."""
         fitting = [(length, offset) for offset, length in self._ranges if nbytes <= length]
         if not fitting:
             return None
@@ -25,7 +25,7 @@ class FreeList:
         self._ranges[at : at + 1] = [(offset + nbytes, length - nbytes)] if length > nbytes else []
         return offset
 
-    def put(self, offset: int, nbytes: int) -> None:
+    def release(self, offset: int, nbytes: int) -> None:
         """Return bytes to the free ranges."""
         merged: list[tuple[int, int]] = []
         for start, length in sorted([*self._ranges, (offset, nbytes)]):

@@ -37,7 +37,7 @@ class GatheredValues:
         digest = blake2b(repr(meaning).encode(), digest_size=8).digest()
         self._kind = int.from_bytes(digest, "little") >> 1 | 1  # kind 0 is reserved for objects
         self._nbytes = nbytes = elements * dtype.itemsize
-        self._in_memory = world.ranks.meets_in_memory
+        self._in_memory = world.ranks.gathers_in_memory
         self._slots: list[list[Array]] = []
         if self._in_memory:
             self._slots = [
@@ -70,7 +70,7 @@ class GatheredValues:
             records = ranks.read(slot, mine, step)
         else:
             records = ranks.by_mpi(kind, mine, step)
-            if all(found == kind for found, _ in records):
+            if all(sent_kind == kind for sent_kind, _ in records):
                 for row, (_, raw) in zip(self._rows, records, strict=True):
                     row[...] = np.frombuffer(raw, np.uint8)
                 return self._values

@@ -36,22 +36,22 @@ def handshake(
     any rank, all ranks raise a `HaloxError` and abandon their parts.
     """
     part: Mine | None = None
-    told: Any = None
+    records: Any = None
 
-    def take(round_: Callable[[Mine, Any], Any]) -> Any:
+    def run_round(round_: Callable[[Mine, Any], Any]) -> Any:
         nonlocal part
         if round_ is rounds[0]:
             part = begin()
-        return None if part is None else round_(part, told)
+        return None if part is None else round_(part, records)
 
     try:
         for round_ in rounds[:-1]:
             if peers is None:
-                told = world.gather_result(partial(take, round_), step)
+                records = world.gather_result(partial(run_round, round_), step)
             else:
-                said = world.guarded(partial(take, round_), step)
-                told = world.swap(said or {}, [] if part is None else peers(part), step)
-        return world.guarded(partial(take, rounds[-1]), step)
+                sent = world.guarded(partial(run_round, round_), step)
+                records = world.swap(sent or {}, [] if part is None else peers(part), step)
+        return world.guarded(partial(run_round, rounds[-1]), step)
     except HaloxError:
         if part is not None:
             part.abandon()

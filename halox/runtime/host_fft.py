@@ -61,16 +61,16 @@ class HostTransforms:
             def in_place(source: Array, target: Array) -> None:
                 if source is not target:
                     np.copyto(target, source)
-                found = along(target, axes=axes, norm=norm, overwrite_x=True)
-                if not np.may_share_memory(found, target):
-                    np.copyto(target, found)
+                result = along(target, axes=axes, norm=norm, overwrite_x=True)
+                if not np.may_share_memory(result, target):
+                    np.copyto(target, result)
 
             return in_place
-        one = np.fft.fft if forward else np.fft.ifft
+        along_axis = np.fft.fft if forward else np.fft.ifft
 
         def run(source: Array, target: Array) -> None:
             for axis in reversed(axes):
-                one(source, axis=axis, norm=norm, out=target)
+                along_axis(source, axis=axis, norm=norm, out=target)
                 source = target
 
         return run
@@ -120,5 +120,5 @@ def _scipy() -> ModuleType | None:
         import scipy.fft
     except ImportError:
         return None
-    found: ModuleType = scipy.fft
-    return found
+    module: ModuleType = scipy.fft
+    return module

@@ -43,9 +43,9 @@ class _Argument:
         key, place = id(array), weakref.ref(siblings)
 
         def forget(reference: object) -> None:
-            found = place()
-            if found is not None and key in found and found[key].reference is reference:
-                del found[key]
+            table = place()
+            if table is not None and key in table and table[key].reference is reference:
+                del table[key]
 
         self.reference = weakref.ref(array, forget)
         self.shape: object = getattr(array, "shape", None)
@@ -126,18 +126,18 @@ class KnownArrays(Generic[Value]):
 
         To prepare a call for temporaries would cost more than it saves.
         """
-        passed, found = self._passed, True
+        passed, all_passed = self._passed, True
         for array in arrays:
             reference = passed.get(id(array))
             if reference is None or reference() is not array:
-                found = False
+                all_passed = False
                 if len(passed) >= _MOST_PASSED:
                     passed.clear()
                 try:
                     passed[id(array)] = weakref.ref(array)
                 except TypeError:  # the type does not support weak references
                     continue
-        return found
+        return all_passed
 
     def forget(self) -> None:
         """Forget all arrays, so that the next calls examine them again."""

@@ -88,7 +88,7 @@ class Leftovers:
     ) -> None:
         """Take over persistent requests and their memory, and free the inactive requests; local, does not block."""
         kept = _Active([*receives], [*sends], memory)
-        _hold(kept)
+        _incref(kept)
         self._active.append(kept)
         self.sweep()
 
@@ -106,7 +106,7 @@ class Leftovers:
                 continue
             for buffer in active.memory:
                 buffer.close()
-            _let_go(active)
+            _decref(active)
 
     def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[object]) -> None:
         """Take over a plan that this rank has closed; free its channels, in order, once all ranks have closed it.
@@ -115,7 +115,7 @@ class Leftovers:
         """
         shared = _Shared(channels, arrays)
         if arrays or not all(channel.has_ended for channel in channels):
-            _hold(shared)
+            _incref(shared)
         if not all(channel.has_ended for channel in channels):
             return
         self._shared[number] = shared
@@ -161,7 +161,7 @@ class Leftovers:
         for channel in shared.channels:
             channel.free()
         if shared.arrays:
-            _let_go(shared)
+            _decref(shared)
 
 
 def hold_at_exit(buffers: object) -> None:
@@ -174,8 +174,8 @@ _HELD_AT_EXIT: weakref.WeakSet[object] = weakref.WeakSet()
 
 @atexit.register
 def _hold_all() -> None:
-    for found in list(_HELD_AT_EXIT):
-        _hold(found)
+    for held in list(_HELD_AT_EXIT):
+        _incref(held)
 
 
 def _is_active(request: MPI.Request) -> bool:
@@ -188,9 +188,9 @@ def _is_active(request: MPI.Request) -> bool:
     return True
 
 
-def _hold(found: object) -> None:
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
+def _incref(held: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
-def _let_go(found: object) -> None:
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(found))
+def _decref(held: object) -> None:
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))

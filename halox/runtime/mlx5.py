@@ -53,7 +53,7 @@ _INSTALL = "install rdma-core's Python package, python3-pyverbs of your distribu
 
 def verbs() -> Any:
     """Return the pyverbs classes that halox uses, in one namespace; raise `MissingPackageError` without pyverbs."""
-    found: dict[str, Any] = {}
+    classes: dict[str, Any] = {}
     try:
         for module, names in {
             "addr": ("AHAttr", "GID", "GlobalRoute"),
@@ -73,10 +73,10 @@ def verbs() -> Any:
             "providers.mlx5.mlx5dv_mkey": ("Mlx5Mkey", "Mlx5MrInterleaved"),
         }.items():
             loaded = import_module(f"pyverbs.{module}")
-            found |= {name: getattr(loaded, name) for name in names}
+            classes |= {name: getattr(loaded, name) for name in names}
     except (ImportError, AttributeError) as error:
         raise MissingPackageError(f"pyverbs cannot be imported ({error}); {_INSTALL}") from error
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**classes)
 
 
 class PortAddress(NamedTuple):
@@ -168,7 +168,7 @@ class Adapter:
 
     def _routed(self, port: Any) -> int:
         """Return the index of a GID for RoCE v2, with an IPv4 address if there is one."""
-        found = []
+        gids = []
         for index in range(port.gid_tbl_len):
             try:
                 gid = str(self.context.query_gid(PORT, index))
@@ -177,10 +177,10 @@ class Adapter:
                 continue
             parts = gid.split(":")
             if is_v2 and any(part.strip("0") for part in parts):
-                found.append((parts[:6] != ["0000"] * 5 + ["ffff"], index))
-        if not found:
+                gids.append((parts[:6] != ["0000"] * 5 + ["ffff"], index))
+        if not gids:
             raise PathError(f"port {PORT} of {self.name} has no address for RoCE v2")
-        return min(found)[1]
+        return min(gids)[1]
 
     def register(self, address: int, nbytes: int) -> Any:
         """Register host memory."""

@@ -63,13 +63,13 @@ def why_no_nccl(context: Context) -> str | None:
         sharers = topology.sharers(rank)
         if sharers:
             return f"ranks {rank} and {sharers[0]} share a GPU, which NCCL refuses"
-    said: list[int | str] = world.gather(_version(), "the search for NCCL")
-    for rank, one in enumerate(said):
-        if isinstance(one, str):
-            return f"rank {rank}: {one}"
-    for rank, one in enumerate(said):
-        if one != said[0]:
-            texts = [nccl_version_text(int(number)) for number in (said[0], one)]
+    versions: list[int | str] = world.gather(_version(), "the search for NCCL")
+    for rank, version in enumerate(versions):
+        if isinstance(version, str):
+            return f"rank {rank}: {version}"
+    for rank, version in enumerate(versions):
+        if version != versions[0]:
+            texts = [nccl_version_text(int(number)) for number in (versions[0], version)]
             return f"rank 0 has NCCL {texts[0]}, rank {rank} has {texts[1]}; install the same version on all ranks"
     return None
 
@@ -89,14 +89,14 @@ def nccl_of(context: Context) -> NcclRanks:
     world, device = context.world, context.device
     assert device is not None
     key = f"nccl on GPU {device}"
-    found: NcclRanks | None = world.ranks.kept.get(key)
-    mine = None if found is None or found.failed else found.unique_id
+    communicator: NcclRanks | None = world.ranks.kept.get(key)
+    mine = None if communicator is None or communicator.failed else communicator.unique_id
     # A rank that has used another GPU in between may hold an older communicator.
     is_common = all(one == mine for one in world.gather(mine, _MAKING))
-    if found is not None and mine is not None and is_common:
-        return found
-    if found is not None:
-        found.fail("another rank has lost its communicator")
+    if communicator is not None and mine is not None and is_common:
+        return communicator
+    if communicator is not None:
+        communicator.fail("another rank has lost its communicator")
     made = world.ranks.kept[key] = NcclRanks(world, device)
     return made
 
@@ -244,11 +244,11 @@ class Watch:
     ) -> None:
         self.limit_s, self._ranks, self._what, self._peers = limit_s, ranks, what, peers
         self._name, self._sources = name, sources
-        self._buffer = pools.HOST_WORDS.take(ranks.device)
+        self._buffer = pools.HOST_WORDS.acquire(ranks.device)
         self._buffer.array[:] = 0
         self._words: Any = self._buffer.array.data.cast("I")
         self._since: float | None = None
-        self._is_told = False
+        self._is_reported = False
         pointer = int(self._buffer.device_pointer)
         self.begin = Mark(pointer, is_end=False) if limit_s else None
         self.end = Mark(pointer, is_end=True, names=names, messages=len(sources), name=name)
@@ -260,7 +260,7 @@ class Watch:
         ranks = self._ranks
         if self._words[3]:
             ranks.fail(*self._mismatch())
-            self._is_told = True
+            self._is_reported = True
         if ranks.failed:
             raise ranks.error()
 
@@ -284,9 +284,9 @@ class Watch:
         ), ExchangeTimeoutError
 
     def _mismatch(self) -> tuple[str, type[HaloxError]]:
-        found, number = self._words[2:4]
+        plan, number = self._words[2:4]
         return (
-            f"rank {self._ranks.rank} has received from rank {self._sources[number - 1]} a message of plan {found} of "
+            f"rank {self._ranks.rank} has received from rank {self._sources[number - 1]} a message of plan {plan} of "
             f"NCCL's communicator in place of one of plan {self._name} (plans and reductions are counted from 1 as "
             "they are made); what was received in it, and since, is not valid. Start the plans and reductions of the "
             "nccl path, and replay graphs of them, in the same order on all ranks, and make a new grid to go on"
@@ -298,7 +298,7 @@ class Watch:
         Warns of a mismatch that `check` has not raised.
         """
         is_wrong = bool(self._words[3])
-        if is_wrong and not self._is_told:
+        if is_wrong and not self._is_reported:
             warnings.warn(self._mismatch()[0], stacklevel=3)
         self._ranks.forget(self)
         return is_wrong or bool(self._ranks.failed)
@@ -311,7 +311,7 @@ class Watch:
 
 def write(device: int, values: Mapping[int, np.ndarray]) -> None:
     """Write arrays to device addresses, and wait for the copies."""
-    side, runtime = pools.SIDE_STREAMS.take(device), cupy().cuda.runtime
+    side, runtime = pools.SIDE_STREAMS.acquire(device), cupy().cuda.runtime
     for at, array in values.items():
         source, kind = array.ctypes.data, runtime.memcpyHostToDevice
         runtime.memcpyAsync(at, source, array.nbytes, kind, side.stream.ptr)
@@ -321,14 +321,14 @@ def write(device: int, values: Mapping[int, np.ndarray]) -> None:
 
 def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str) -> Any:
     """Run a blocking NCCL call in a thread, and return its result; the thread keeps running after a timeout."""
-    found: list[Any] = []
+    results: list[Any] = []
     errors: list[Exception] = []
     ended = threading.Event()
 
     def run() -> None:
         try:
             with cupy().cuda.Device(device):
-                found.append(work())
+                results.append(work())
         except Exception as error:
             errors.append(error)
         finally:
@@ -341,4 +341,4 @@ def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str
     )
     if errors:
         raise errors[0]
-    return found[0]
+    return results[0]

@@ -84,10 +84,10 @@ _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS, _KIND_BITS, _NUMBER_BITS = 10, 2, 6
 _NAME_SHIFT = _PLAN_BITS + _KIND_BITS + _NUMBER_BITS
-# Words of `Block.wait`: whether the rank waits; the call in which it has found a mismatch, the other rank, and the
-# words of both ranks; the call for which it has printed a notice; whether a call has failed on it. The last word is
+# Words of `StatusBlock.wait`: whether the rank waits; the call in which it has found a mismatch, the other rank, and
+# the words of both ranks; the call for which it has printed a notice; whether a call has failed on it. The last word is
 # used only in the block of the node's first rank: whether a call has failed on any rank of the node.
-_WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _TOLD, _FAILED, ANY_FAILED = _FIELDS = range(8)
+_WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _NOTIFIED, _FAILED, ANY_FAILED = _FIELDS = range(8)
 _NOTICE_S = 10.0
 _NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
@@ -181,7 +181,7 @@ def mismatch(words: Sequence[tuple[int, int]]) -> MismatchError:
     )
 
 
-class Block:
+class StatusBlock:
     """Status of one rank of the node, as int64 views of shared memory; see the module's docstring."""
 
     def __init__(self, memory: Bytes) -> None:
@@ -213,7 +213,11 @@ class CallWatch:
     """
 
     def __init__(
-        self, mpi: ModuleType, comm: MPI.Intracomm, blocks: dict[int, Block], pids: dict[int, int]
+        self,
+        mpi: ModuleType,
+        comm: MPI.Intracomm,
+        blocks: dict[int, StatusBlock],
+        pids: dict[int, int],
     ) -> None:
         self.note_after_s = _NOTE_AFTER_S
         self._mpi, self._comm, self.rank = mpi, comm, comm.rank
@@ -224,8 +228,8 @@ class CallWatch:
         self.failed = ""
         self._failed_ranks: set[int] = set()  # on other nodes
         self._notes: dict[int, tuple[MPI.Request, Array]] = {}
-        self._heard: dict[int, int] = {}
-        self._is_told = False
+        self._received: dict[int, int] = {}
+        self._is_notified = False
 
     # Calls
 
@@ -248,7 +252,7 @@ class CallWatch:
     def renumber(self, number: int) -> None:
         """Continue from another number, the same on all ranks."""
         self.number, self.word = number, 0
-        self._heard.clear()
+        self._received.clear()
         for words, end in ((self._own.ring, _RING_WORDS), (self._own.wait, _FAILED)):
             for n in range(end):
                 words[n] = 0
@@ -279,7 +283,7 @@ class CallWatch:
             if rank == self.rank or self.find_failed((rank,)) is None:
                 continue
             block = self.blocks.get(rank)
-            last = self._heard.get(rank, 0) if block is None else block.last()
+            last = self._received.get(rank, 0) if block is None else block.last()
             if last != self.word and last >> CODE_BITS <= self.number:
                 return True
         return False
@@ -298,7 +302,7 @@ class CallWatch:
 
     def publish(self, *, waits: bool) -> None:
         """Publish whether this rank waits."""
-        self._is_told = False
+        self._is_notified = False
         self._own.wait[_WAITING] = waits
 
     def look(self, ranks: Sequence[int], waited_s: float) -> None:
@@ -311,14 +315,14 @@ class CallWatch:
         if waited_s > self.note_after_s and len(self.blocks) < self._comm.size:
             self._exchange_notes(ranks)
         self.look_for_failed(ranks)
-        if waited_s > _NOTICE_S and not self._is_told:
-            self._tell(ranks, waited_s)
+        if waited_s > _NOTICE_S and not self._is_notified:
+            self._print_notice(ranks, waited_s)
 
-    def _compare(self, rank: int, block: Block) -> None:
+    def _compare(self, rank: int, block: StatusBlock) -> None:
         broken = block.wait[_BROKEN]
         if broken == self.word and broken:
-            found = (rank, block.wait[_MINE]), (block.wait[_OTHER_RANK], block.wait[_THEIRS])
-            raise self._fails(found)
+            calls = (rank, block.wait[_MINE]), (block.wait[_OTHER_RANK], block.wait[_THEIRS])
+            raise self._fails(calls)
         theirs = block.call(self.number)
         mine: int | None = self.word
         if theirs is None:
@@ -368,12 +372,12 @@ class CallWatch:
         number = self.number
         near = {rank for rank, block in self.blocks.items() if block.last() >> CODE_BITS < number}
         far = set(range(self._comm.size)) - set(self.blocks)
-        heard = {rank for rank, word in self._heard.items() if word >> CODE_BITS >= number}
-        return sorted(near | (far - heard))
+        received = {rank for rank, word in self._received.items() if word >> CODE_BITS >= number}
+        return sorted(near | (far - received))
 
     def _place(self, rank: int) -> str:
         block = self.blocks.get(rank)
-        last = self._heard.get(rank, 0) if block is None else block.last()
+        last = self._received.get(rank, 0) if block is None else block.last()
         if block is None and (not last or last >> CODE_BITS < self.number):
             return f"rank {rank} has not arrived"
         if not last:
@@ -382,17 +386,19 @@ class CallWatch:
             return f"rank {rank} waits in {word_text(last)}"
         return f"the last call of rank {rank} is {word_text(last)}"
 
-    def _tell(self, ranks: Sequence[int], waited_s: float) -> None:
+    def _print_notice(self, ranks: Sequence[int], waited_s: float) -> None:
         """Print the ranks that are waited for, on the first waiting rank only."""
         for rank, block in self.blocks.items():
             if rank < self.rank and block.wait[_WAITING]:
                 return
-            if rank != self.rank and block.wait[_TOLD] == self.word:
+            if rank != self.rank and block.wait[_NOTIFIED] == self.word:
                 return  # another rank has printed it
-        if any(rank < self.rank and heard == self.word for rank, heard in self._heard.items()):
+        if any(
+            rank < self.rank and received == self.word for rank, received in self._received.items()
+        ):
             return
-        self._is_told = True
-        self._own.wait[_TOLD] = self.word
+        self._is_notified = True
+        self._own.wait[_NOTIFIED] = self.word
         waited_for = list(ranks) or self._behind()
         whom = ranks_text(waited_for) if waited_for else "another rank"
         print(
@@ -413,22 +419,22 @@ class CallWatch:
             if rank not in self._notes:
                 note = np.array([self.word, 0, 0, 0], "i8")
                 self._notes[rank] = self._comm.Issend(note, rank, _NOTE_TAG), note
-        self._hear()
+        self._receive_notes()
 
-    def _hear(self) -> None:
+    def _receive_notes(self) -> None:
         note, status = np.zeros(4, "i8"), self._mpi.Status()
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
             rank = status.Get_source()
             self._comm.Recv(note, rank, _NOTE_TAG)
-            theirs = self._heard[rank] = int(note[0])
+            theirs = self._received[rank] = int(note[0])
             number = theirs >> CODE_BITS
             if note[1] == _HAS_FAILED:
                 self._failed_ranks.add(rank)
                 continue
             if note[1]:
-                found = (rank, int(note[2])), (int(note[1]) - 1, int(note[3]))
+                calls = (rank, int(note[2])), (int(note[1]) - 1, int(note[3]))
                 if int(note[0]) == self.word:
-                    raise self._fails(found)
+                    raise self._fails(calls)
                 continue
             mine = self._own.call(number) if number <= self.number else None
             try:

@@ -77,7 +77,7 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
     offer: tuple[Mapping[Allocation, bytes], Mapping[int, bytes]] = ({}, {})
     block, numbers = None, []
     if arena is not None and events is not None:
-        block, numbers = arena.allocate(_PROBE_BYTES), events.take(1)
+        block, numbers = arena.allocate(_PROBE_BYTES), events.acquire(1)
         offer = arena.handles([block.place]), events.handles(numbers)
     own = None if arena is None else _uuid(arena.device)
     failures: dict[tuple[int, int], str] = {}
@@ -106,8 +106,8 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
         arena.release(block)
         events.release(numbers)
     gathered = world.gather((own, failures, silent), _SURVEYING)
-    unmapped = {pair: why for _, found, _ in gathered for pair, why in found.items()}
-    no_events = {pair: why for _, _, found in gathered for pair, why in found.items()}
+    unmapped = {pair: why for _, whys, _ in gathered for pair, why in whys.items()}
+    no_events = {pair: why for _, _, whys in gathered for pair, why in whys.items()}
     return Topology(tuple(gpu for gpu, _, _ in gathered), world.nodes, unmapped, no_events)
 
 

@@ -42,7 +42,7 @@ def timeout_s() -> float:
     return seconds if seconds < _MOST_S else 0.0
 
 
-UNDER_WAY: dict[object, Callable[[], object]] = {}
+STARTED_STEPS: dict[object, Callable[[], object]] = {}
 """Step functions of exchanges between ``start`` and ``finish`` for which neighbours may wait; usually empty.
 
 On some paths an exchange reads the neighbours' arrays in place. The exchange ends when the neighbours have also read
@@ -98,7 +98,7 @@ class Waiter:
         watch, is_published = self.watch, False
         try:
             while not ready():
-                for step in list(UNDER_WAY.values()):
+                for step in list(STARTED_STEPS.values()):
                     step()
                 now = time.monotonic()
                 if now - start > _BUSY_S:

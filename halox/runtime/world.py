@@ -50,7 +50,7 @@ _FORKED = (
 _MOST_TEXTS = 3
 
 Built = TypeVar("Built")
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
 FORKED: list[bool] = []
@@ -115,8 +115,8 @@ class World:
             text = "" if error is None else str(error)
             ranks, errors = duplicate_of(mpi, comm, making, self.limit_s, text)
         if any(errors):
-            said = [(rank, HaloxError, text) for rank, text in enumerate(errors) if text]
-            raise_together(said, len(errors), error)
+            failures = [(rank, HaloxError, text) for rank, text in enumerate(errors) if text]
+            raise_together(failures, len(errors), error)
         self.ranks: Communicator = ranks
         self.guard: CallGuard = ranks.guard
         self._code = object_code(kind, ranks.add_user(kind))
@@ -235,7 +235,7 @@ class World:
 
     # Agreement
 
-    def gather(self, mine: Said | None, step: str, error: Exception | None = None) -> list[Said]:
+    def gather(self, mine: Value | None, step: str, error: Exception | None = None) -> list[Value]:
         """Return an object of every rank, in rank order, or raise an error on all ranks.
 
         ``mine`` is this rank's object and must be picklable. ``step`` names the collective step in the text of a
@@ -246,24 +246,24 @@ class World:
         if self.size == 1:
             if error is not None:
                 raise_together([(0, type(error), str(error))], 1, error)
-            return [cast("Said", mine)]
-        sent: tuple[tuple[type[Exception], str] | None, Said | None] | None = None
+            return [cast("Value", mine)]
+        sent: tuple[tuple[type[Exception], str] | None, Value | None] | None = None
         if error is not None:
             sent = (type(error), str(error)), None
         elif mine is not None:
             sent = None, mine
         try:
-            found = self.ranks.gather(sent, step)
-        except MismatchError as other:
+            records = self.ranks.gather(sent, step)
+        except MismatchError as mismatch:
             # The other ranks may be in another call because of this rank's error, so report this error and not the
             # mismatch.
-            raise (error or other) from (None if error is None else other)
-        self.raise_errors(found, step, error)
-        return [cast("Said", None) if one is None else one[1] for one in found]
+            raise (error or mismatch) from (None if error is None else mismatch)
+        self.raise_errors(records, step, error)
+        return [cast("Value", None) if one is None else one[1] for one in records]
 
-    def raise_errors(self, found: Sequence[Any], step: str, own: Exception | None = None) -> None:
+    def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
-        others = [(rank, one) for rank, one in enumerate(found) if one is not None and one[0]]
+        others = [(rank, one) for rank, one in enumerate(records) if one is not None and one[0]]
         if not others:
             return
         errors = [(rank, *one[0]) for rank, one in others if one is not VALUES]
@@ -292,20 +292,20 @@ class World:
 
     def check_alike(
         self,
-        found: Sequence[Mapping[str, object]],
+        arguments: Sequence[Mapping[str, object]],
         *,
         remedies: Mapping[str, str] | None = None,
         shown: Callable[[Any], object] = str,
     ) -> None:
         """Raise `MismatchError` on all ranks unless the gathered arguments of all ranks are the same; local.
 
-        ``found`` has the arguments of every rank by name, in the order of comparison. The error names the first
+        ``arguments`` has the arguments of every rank by name, in the order of comparison. The error names the first
         argument that differs, its values as ``shown`` formats them, and its remedy ("give the same on all ranks" by
         default).
         """
-        first = found[0]
+        first = arguments[0]
         errors = []
-        for rank, other in enumerate(found):
+        for rank, other in enumerate(arguments):
             differs = next((name for name in first if other.get(name) != first[name]), None)
             if differs is not None:
                 remedy = (remedies or {}).get(differs, "give the same on all ranks")
@@ -323,24 +323,24 @@ class World:
         self.agree(error, step)
         return result
 
-    def gather_result(self, build: Callable[[], Said], step: str) -> list[Said]:
+    def gather_result(self, build: Callable[[], Value], step: str) -> list[Value]:
         """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
         result, error = _attempt(build)
         return self.gather(result, step, error)
 
     def prepare(
-        self, build: Callable[[], tuple[Built, Said]], step: str
-    ) -> tuple[Built, list[Said]]:
+        self, build: Callable[[], tuple[Built, Value]], step: str
+    ) -> tuple[Built, list[Value]]:
         """Return the first item of ``build()`` here, and the second items of all ranks; raise on all if any raises."""
         result, error = _attempt(build)
         if error is not None:
             error = as_halox_error(error, step)
-        mine, said = result or (None, None)
-        return mine, self.gather(said, step, error)
+        mine, shared = result or (None, None)
+        return mine, self.gather(shared, step, error)
 
     def swap(
-        self, records: Mapping[int, Said], sources: Sequence[int], step: str
-    ) -> dict[int, Said]:
+        self, records: Mapping[int, Value], sources: Sequence[int], step: str
+    ) -> dict[int, Value]:
         """Send a small object to each of some ranks and receive one from each of ``sources``.
 
         Collective over this rank and the named ranks only; each named rank must name this rank too.
@@ -407,8 +407,8 @@ def raise_together(
     if not issubclass(kind, HaloxError):
         kind = HaloxError
     texts: dict[str, list[int]] = {}
-    for rank, found, text in errors:
-        shown = text if issubclass(found, HaloxError) else f"{found.__name__}: {text}"
+    for rank, type_, text in errors:
+        shown = text if issubclass(type_, HaloxError) else f"{type_.__name__}: {text}"
         texts.setdefault(shown, []).append(rank)
     lines = [
         text if len(ranks) == size else f"[{ranks_text(ranks)}] {text}"

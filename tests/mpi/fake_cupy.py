@@ -171,7 +171,7 @@ class FakeEvents:
     def __init__(self, device: int) -> None:
         self.taken = 0
 
-    def take(self, count: int) -> list[int]:
+    def acquire(self, count: int) -> list[int]:
         self.taken += count
         return list(range(self.taken - count, self.taken))
 

@@ -161,7 +161,7 @@ def test_a_long_wait_is_told_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     has_told = Path(comm.bcast(tmp_path)) / "has told"
-    tell = status.CallWatch._tell
+    tell = status.CallWatch._print_notice
 
     def tell_and_note(self: status.CallWatch, *given: Any) -> None:
         tell(self, *given)
@@ -174,7 +174,7 @@ def test_a_long_wait_is_told_once(
         with monkeypatch.context() as patch:
             # Report only the wait for rank 1, however slow the machine is.
             patch.setattr(status, "_NOTICE_S", math.inf if comm.rank else 1.0)
-            patch.setattr(status.CallWatch, "_tell", tell_and_note)
+            patch.setattr(status.CallWatch, "_print_notice", tell_and_note)
             if comm.rank == 1:
                 assert becomes(has_told.exists)
                 time.sleep(1)  # long enough for a second report

@@ -728,7 +728,7 @@ def test_two_runs_and_one_that_died(path: Path, comm: MPI.Intracomm) -> None:
 def test_a_file_system_that_cannot_exchange_names(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "_exchange", lambda *names: False)
+    monkeypatch.setattr(folder, "_swap_names", lambda *names: False)
     with grid(comm) as g:
         for value in (1.0, 2.0):
             g.save(path / "a", u=g.full(value))
@@ -761,7 +761,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.In
 
         def replace(done: int, total: int) -> None:
             if comm.rank == 0 and not replaced:
-                replaced.append(folder._exchange(path / "a", path / "b"))
+                replaced.append(folder._swap_names(path / "a", path / "b"))
 
         try:
             found = g.load(path / "a", progress=replace)
@@ -792,7 +792,7 @@ def test_a_checkpoint_that_is_replaced_while_ranks_open_it(
             comm.Barrier()
         with opened(where, **options) as link:
             if comm.rank == 0:
-                assert folder._exchange(where, other)
+                assert folder._swap_names(where, other)
                 comm.Barrier()
             yield link
 
@@ -824,7 +824,7 @@ def test_npy_that_is_replaced_before_its_cells_are_read(
         def Open(cls, *arguments: Any) -> MPI.File:
             comm.Barrier()
             if comm.rank == comm.size - 1:
-                assert folder._exchange(path / "one.npy", path / "b.npy")
+                assert folder._swap_names(path / "one.npy", path / "b.npy")
             comm.Barrier()
             return open_file(*arguments)
 
@@ -872,7 +872,7 @@ def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
 
         def replace(done: int, total: int) -> None:
             if comm.rank == 0 and (path / "b").exists():
-                folder._exchange(path / "a", path / "b")
+                folder._swap_names(path / "a", path / "b")
                 shutil.rmtree(path / "b")
 
         text = "a was replaced or removed while it was read; load it again"

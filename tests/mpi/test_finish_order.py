@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import halox
 from halox.exchange.plan import Plan
-from halox.runtime.waiting import UNDER_WAY
+from halox.runtime.waiting import STARTED_STEPS
 from tests.mpi.conftest import agree
 
 pytestmark = pytest.mark.ranks(2, 3)
@@ -75,7 +75,7 @@ def test_any_order(kinds: str, comm: MPI.Intracomm) -> None:
                 field.plan.finish()
             wrong += [(step, f.number) for f in fields if not f.is_right(step)]
         assert agree(not wrong, comm), wrong
-        assert not UNDER_WAY
+        assert not STARTED_STEPS
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -162,5 +162,5 @@ def test_a_rank_that_leaves_does_not_keep_the_others(comm: MPI.Intracomm) -> Non
             first.plan.finish()
             right = first.is_right(3)
         assert agree(right and other.is_right(3), comm)
-        assert not UNDER_WAY
+        assert not STARTED_STEPS
         comm.Barrier()

@@ -17,7 +17,7 @@ from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.paths.scatter_gather.node_channel import NodeChannel
 from halox.runtime import cross_memory
-from halox.runtime.cross_memory import Call, survey
+from halox.runtime.cross_memory import MemoryCopy, survey
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
@@ -146,7 +146,7 @@ def test_both_ends_move_half_of_what_goes_one_way(
     """A one-way message is half put by its sender, half got by its receiver; both ways, each rank gets its message."""
     moved: list[tuple[str, int]] = []
 
-    class Counted(Call):
+    class Counted(MemoryCopy):
         def __init__(self, kind: Any, *rest: Any) -> None:
             super().__init__(kind, *rest)
             self.kind = kind
@@ -155,7 +155,7 @@ def test_both_ends_move_half_of_what_goes_one_way(
             moved.append((self.kind, self.nbytes))
             super().__call__()
 
-    monkeypatch.setattr("halox.paths.scatter_gather.process_vm.Call", Counted)
+    monkeypatch.setattr("halox.paths.scatter_gather.process_vm.MemoryCopy", Counted)
     x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
     sends = [Send(x, LONG, 1)] if comm.rank == 0 else []
     receives = [Recv(y, LONG, 0)] if comm.rank == 1 else []
@@ -250,12 +250,12 @@ def test_a_process_that_is_not_the_rank(
     world = World(own, "tune")
     written = []
 
-    class Watched(Call):
+    class Watched(MemoryCopy):
         def __init__(self, kind: Any, pid: int, *blocks: Any) -> None:
             super().__init__(kind, pid, *blocks)
             written.append((kind, pid))
 
-    monkeypatch.setattr(cross_memory, "Call", Watched)
+    monkeypatch.setattr(cross_memory, "MemoryCopy", Watched)
     if comm.rank == 1:
         monkeypatch.setattr(os, "getpid", lambda: parent)
     found = survey(world)
@@ -276,7 +276,7 @@ def test_ranks_of_other_pid_namespaces(
 ) -> None:
     """Ranks in different PID namespaces cannot use each other's numbers, and touch no process."""
     monkeypatch.setattr(cross_memory, "_namespace", lambda: 1 + comm.rank % 2)
-    monkeypatch.setattr(cross_memory, "Call", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(cross_memory, "MemoryCopy", lambda *_: pytest.fail("it was tried"))
     own = fresh(comm.Split(comm.rank // 2))
     if own.size == 2:
         x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
@@ -386,10 +386,10 @@ def test_memory_is_reached_exactly(comm: MPI.Intracomm) -> None:
     own = np.array([[b.ctypes.data, 16], [b.ctypes.data + 32, 16]], np.uint64)
     theirs = np.array([[a.ctypes.data, 16], [1, 16]], np.uint64)
     with pytest.raises(OSError) as caught:
-        Call("read", os.getpid(), own, theirs)()
+        MemoryCopy("read", os.getpid(), own, theirs)()
     assert caught.value.errno == errno.EFAULT
     theirs[1, 0] = a.ctypes.data + 48
-    call = Call("read", os.getpid(), own, theirs)
+    call = MemoryCopy("read", os.getpid(), own, theirs)
     call()
     assert b[:16].tolist() == a[:16].tolist() and b[32:48].tolist() == a[48:].tolist()
     b[:] = 0

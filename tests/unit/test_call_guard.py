@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from halox.errors import StateError
-from halox.runtime.call_guard import CallGuard, alone_in_making, one_thread
+from halox.runtime.call_guard import CallGuard, alone_in_making, single_threaded
 
 
 def in_another_thread(call):
@@ -56,7 +56,7 @@ def test_a_method_for_one_thread():
     class Grid:
         _world = SimpleNamespace(guard=CallGuard())
 
-        @one_thread
+        @single_threaded
         def sum(self, a, *, b):
             """Add."""
             if b is None:

@@ -128,7 +128,7 @@ def test_fields_that_go_while_their_grid_is_closed() -> None:
         blocks: list[Any] = []
         for number in range(4):
             room = arena.reserve(5000)
-            blocks.append(arena.take(room, [None], is_field=number % 2 == 0))
+            blocks.append(arena.commit(room, [None], is_field=number % 2 == 0))
         fields = [arena.array(block, (5000,), np.dtype("u1")) for block in blocks[::2]]
         found[:] = [arena]
         arena._is_open = False

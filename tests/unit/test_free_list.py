@@ -16,12 +16,12 @@ def test_what_is_taken_is_nobody_elses(seed: int) -> None:
     for _ in range(300):
         if pieces and rng.random() < 0.5:
             offset, nbytes = pieces.pop(rng.integers(len(pieces)))
-            free.put(offset, nbytes)
+            free.release(offset, nbytes)
             taken[offset : offset + nbytes] = False
         else:
             nbytes = int(rng.integers(1, 30))
             gaps = "".join("x" if one else "." for one in taken).split("x")
-            found = free.take(nbytes)
+            found = free.allocate(nbytes)
             assert (found is None) == (max(map(len, gaps)) < nbytes), "neighbours are merged"
             if found is not None:
                 assert not taken[found : found + nbytes].any()
@@ -32,7 +32,7 @@ def test_what_is_taken_is_nobody_elses(seed: int) -> None:
 
 def test_the_smallest_range_that_fits_is_taken_from() -> None:
     free = FreeList(100)
-    assert [free.take(n) for n in (40, 10, 20, 10)] == [0, 40, 50, 70]
-    free.put(0, 40)
-    free.put(50, 20)
-    assert free.take(15) == 50 and free.take(30) == 0 and free.take(30) is None
+    assert [free.allocate(n) for n in (40, 10, 20, 10)] == [0, 40, 50, 70]
+    free.release(0, 40)
+    free.release(50, 20)
+    assert free.allocate(15) == 50 and free.allocate(30) == 0 and free.allocate(30) is None

@@ -50,12 +50,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     event = SimpleNamespace(ptr=3)
     side = SimpleNamespace(stream=stream_of(said), before=event, after=event)
     streams = SimpleNamespace(
-        take=lambda device: side, release=lambda device, found: said.append("stream given back")
+        acquire=lambda device: side, release=lambda device, item: said.append("stream given back")
     )
     monkeypatch.setattr(aside, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(pools, "SIDE_STREAMS", streams)
     word = SimpleNamespace(array=np.zeros(8, "u1"), device_pointer=0)
-    words = SimpleNamespace(take=lambda device: word, release=lambda device, found: None)
+    words = SimpleNamespace(acquire=lambda device: word, release=lambda device, item: None)
     monkeypatch.setattr("halox.runtime.gpu.pools.HOST_WORDS", words)
     monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream: False)
     return said

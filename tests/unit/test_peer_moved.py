@@ -76,7 +76,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     runtime = SimpleNamespace(eventRecord=lambda *_: None, streamWaitEvent=lambda *_: None)
     cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda: stream)
     side = SimpleNamespace(stream=stream, before=stream, after=stream)
-    pool = SimpleNamespace(take=lambda device: side, release=lambda device, found: None)
+    pool = SimpleNamespace(acquire=lambda device: side, release=lambda device, item: None)
     monkeypatch.setattr(aside, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(pools, "SIDE_STREAMS", pool)
     with without_gpu(1, adapt):

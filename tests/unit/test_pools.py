@@ -10,9 +10,9 @@ from halox.runtime.gpu.pools import Pool
 def test_one_is_made_where_none_is_free():
     numbers = count()
     pool = Pool(lambda device: (device, next(numbers)))
-    first, second = pool.take(0), pool.take(0)
+    first, second = pool.acquire(0), pool.acquire(0)
     assert first != second
     pool.release(0, first)
-    assert pool.take(1) == (1, 2)
-    assert pool.take(0) is first
-    assert pool.take(0) == (0, 3)
+    assert pool.acquire(1) == (1, 2)
+    assert pool.acquire(0) is first
+    assert pool.acquire(0) == (0, 3)

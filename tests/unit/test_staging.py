@@ -133,7 +133,7 @@ class Gpu:
 @pytest.fixture(params=[True, False], ids=["early", "late"])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     found = Gpu(request.param)
-    pool = SimpleNamespace(take=lambda device: found.side, release=lambda device, side: None)
+    pool = SimpleNamespace(acquire=lambda device: found.side, release=lambda device, side: None)
     monkeypatch.setattr(staging, "cupy", lambda: found.module)
     monkeypatch.setattr(staging, "SIDE_STREAMS", pool)
     monkeypatch.setattr(staging, "as_device_array", lambda array: array)
@@ -192,7 +192,7 @@ def test_put_and_store(dtype: Any, most: int, gpu: Gpu) -> None:
                 staged.store(index, part.view(f"V{part.itemsize}"))
             else:
                 raw = f"V{part.itemsize}"
-                staged.take(part.shape).view(raw)[...] = part.view(raw)
+                staged.next_buffer(part.shape).view(raw)[...] = part.view(raw)
                 staged.put(index)
             part.view(np.uint8)[...] = 0
     assert same(target, values)

@@ -96,7 +96,7 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     topology = Topology(("a",), (0,), {})
-    monkeypatch.setattr(tune, "look_around", lambda prober: (topology, Costs.default()))
+    monkeypatch.setattr(tune, "topology_and_costs", lambda prober: (topology, Costs.default()))
     monkeypatch.setattr(calibration, "_gpu", lambda device: ("NVIDIA H200", "580", 1))
     return FakeProber(World(MPI.COMM_SELF))
 

@@ -110,7 +110,7 @@ def test_any_tuning_file_is_used_or_ignored(place: Path, text: bytes) -> None:
 @given(values, st.binary(max_size=5))
 def test_any_file_of_answers_is_used_or_ignored(place: Path, value: Any, more: bytes) -> None:
     os.environ["XDG_CACHE_HOME"] = str(place / "answers")
-    path = device_pointers.kept_in()
+    path = device_pointers.cache_file()
     assert path is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     for found in (value, {"a": value}, {"a": {"takes": True, "reason": value}}):
@@ -150,7 +150,7 @@ def test_strange_files_are_ignored_at_once(cache: Path, make: Any) -> None:
         assert load(HERE) is None
     save(HERE, Costs.default())
     assert loaded(path) == Costs.default() and path.is_file()
-    answers = device_pointers.kept_in()
+    answers = device_pointers.cache_file()
     assert answers is not None
     make(answers)
     assert asked("a").reason == "asked"

@@ -160,7 +160,7 @@ class TreeReduction:
         self._signature = shape, nbytes
         mine = self._tree[world.rank]
         self._block: DeviceBlock | None = self._arena.allocate(self._slot * (_TOTALS + len(mine)))
-        self._numbers = self._pool.take(1)
+        self._numbers = self._pool.acquire(1)
         self._epoch = 0
         self._order = StreamOrder()
 

@@ -84,10 +84,10 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         self._prepare(link.world, keys, job.messages)
         self._directions, self._engine, self._events = directions, engine, events
         self._arrays: Sequence[Described] = job.arrays
-        self._numbers = events.take(2)
+        self._numbers = events.acquire(2)
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
-        self._side = SIDE_STREAMS.take(engine.device)
+        self._side = SIDE_STREAMS.acquire(engine.device)
         self._is_aside = self._is_captured = False
         self._transfers: list[Transfer] = []
         self._wait_ready: list[int] = []

@@ -25,7 +25,7 @@ from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.mlx5 import QueueAddress
-from halox.runtime.waiting import UNDER_WAY
+from halox.runtime.waiting import STARTED_STEPS
 from halox.runtime.world import World
 
 
@@ -163,7 +163,7 @@ class Mlx5Channel(AgreeingChannel):
     def start(self) -> None:
         """Let the peers write."""
         self.run()
-        UNDER_WAY[self] = self._step
+        STARTED_STEPS[self] = self._step
 
     def run(self) -> None:
         """Let the peers write, on a GPU when the stream reaches the exchange; `finish` is the next call that waits."""
@@ -184,7 +184,7 @@ class Mlx5Channel(AgreeingChannel):
 
     def finish(self) -> None:
         """Write to the peers that are ready, and wait until all writes are complete and all messages have arrived."""
-        UNDER_WAY.pop(self, None)
+        STARTED_STEPS.pop(self, None)
         self._waiter.until(self._step, self._what, self._missing)
         if self._gpu is not None:
             self._gpu.end()
@@ -218,7 +218,7 @@ class Mlx5Channel(AgreeingChannel):
 
     def close(self) -> None:
         """Leave an exchange that is under way; the peers may write until they have closed it, too."""
-        UNDER_WAY.pop(self, None)
+        STARTED_STEPS.pop(self, None)
 
     def free(self) -> None:
         """Release the keys; no rank uses them any longer."""

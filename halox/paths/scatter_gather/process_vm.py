@@ -18,7 +18,7 @@ from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.paths.scatter_gather import PROCESS_VM
 from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey, Transfer
 from halox.paths.scatter_gather.windows import Int64Array
-from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
+from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Iovec, MemoryCopy
 
 WINDOWS, WINDOW_BYTES = 2, 8 << 10
 """Smallest number of windows of a message, to be divided between its ends, and smallest window, in bytes.
@@ -63,9 +63,9 @@ class ProcessVm(Engine):
         kind: Literal["read", "write"] = "write" if direction == "put" else "read"
         theirs = iovec(*remote.blocks[:2])
         own = iovec(window.addresses, window.lengths)
-        return partial(self._move, Call(kind, self._pids[peer], own, theirs), peer)
+        return partial(self._move, MemoryCopy(kind, self._pids[peer], own, theirs), peer)
 
-    def _move(self, call: Call, peer: int) -> None:
+    def _move(self, call: MemoryCopy, peer: int) -> None:
         try:
             call()
         except OSError as error:

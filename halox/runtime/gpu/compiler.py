@@ -35,15 +35,15 @@ def source(name: str) -> str:
 @cache
 def _kernel_files() -> dict[str, Traversable]:
     """Kernel files of all packages, by file name; names are unique."""
-    found = {}
+    kernels = {}
     pending = [files("halox")]
     while pending:
         for entry in pending.pop().iterdir():
             if entry.is_dir():
                 pending.append(entry)
             elif entry.name.endswith(".cu"):
-                found[entry.name] = entry
-    return found
+                kernels[entry.name] = entry
+    return kernels
 
 
 def _read(file: str) -> str:
@@ -82,8 +82,8 @@ def kernel(
     def load() -> CupyFunction:
         with cp.cuda.Device(device):
             module = cp.RawModule(code=preamble(defines) + source(name), options=OPTIONS)
-            found: CupyFunction = module.module.get_function(function)
-            return found
+            kernel: CupyFunction = module.module.get_function(function)
+            return kernel
 
     try:
         try:

@@ -93,8 +93,8 @@ def cupy() -> ModuleType:
         raise DeviceError(f"no GPU can be used: {reason}")
     import cupy as module
 
-    found: ModuleType = module
-    return found
+    cupy_: ModuleType = module
+    return cupy_
 
 
 def gpu_count() -> int:

@@ -71,7 +71,7 @@ class Form:
         return cls(array.shape, tuple(strides), array.dtype, True)
 
 
-class Launches(NamedTuple):
+class PlanLaunches(NamedTuple):
     """A plan's arguments, and for each launch the first element in source and target."""
 
     arguments: tuple[Any, ...]
@@ -122,8 +122,8 @@ class CuFFT:
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> XArray:
         """Return an uninitialized array on the current GPU."""
-        found: XArray = cupy().empty(shape, dtype)
-        return found
+        array: XArray = cupy().empty(shape, dtype)
+        return array
 
     def destroys(self, axes: Sequence[int]) -> bool:
         """Whether `c2r` overwrites its source."""
@@ -219,13 +219,13 @@ class CuFFT:
         for before, after in orders:
             start = Form.of(source) if before is None else Form.contiguous(source, before)
             end = Form.of(target) if after is None else Form.contiguous(target, after)
-            found = launches(start, end, axes, half=half)
-            if found is None:
+            plan_launches = launches(start, end, axes, half=half)
+            if plan_launches is None:
                 continue
-            bytes_each = math.prod(end.shape) * end.dtype.itemsize // len(found.starts)
-            if len(found.starts) > _MOST_LAUNCHES and bytes_each < _LONG_LAUNCH_BYTES:
+            bytes_each = math.prod(end.shape) * end.dtype.itemsize // len(plan_launches.starts)
+            if len(plan_launches.starts) > _MOST_LAUNCHES and bytes_each < _LONG_LAUNCH_BYTES:
                 continue
-            run = self._runner(found, start.dtype, end.dtype, sign)
+            run = self._runner(plan_launches, start.dtype, end.dtype, sign)
             return _through(run, self._work_array(source, before), self._work_array(target, after))
         return None
 
@@ -236,26 +236,26 @@ class CuFFT:
         key = tuple(array.shape[k] for k in order), array.dtype
         if key not in self._work:
             self._work[key] = self.empty(*key)
-        found: XArray = self._work[key].transpose(np.argsort(order).tolist())
-        return found
+        work: XArray = self._work[key].transpose(np.argsort(order).tolist())
+        return work
 
-    def _runner(self, found: Launches, source: DType, target: DType, sign: int) -> Run:
+    def _runner(self, plan_launches: PlanLaunches, source: DType, target: DType, sign: int) -> Run:
         if is_capturing():
             raise StateError(
                 "the current stream is being captured, and making a plan of cuFFT needs the host; make the first call "
                 "with arrays of this layout before the capture"
             )
-        key = found.arguments, source, target
+        key = plan_launches.arguments, source, target
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = _plan(found.arguments, source, target)
-        if found.starts == [(0, 0)]:
+            plan = self._plans[key] = _plan(plan_launches.arguments, source, target)
+        if plan_launches.starts == [(0, 0)]:
 
             def run(source: XArray, target: XArray) -> None:
                 plan.fft(source, target, sign)
 
             return run
-        steps = [(i * source.itemsize, o * target.itemsize) for i, o in found.starts]
+        steps = [(i * source.itemsize, o * target.itemsize) for i, o in plan_launches.starts]
 
         def run_all(source: XArray, target: XArray) -> None:
             start, end = source.data.ptr, target.data.ptr
@@ -315,7 +315,7 @@ def _through(run: Run, before: XArray | None, after: XArray | None) -> Run:
 
 def launches(
     source: Form, target: Form, axes: tuple[int, ...], *, half: bool = False
-) -> Launches | None:
+) -> PlanLaunches | None:
     """Return the arguments of a cuFFT plan for some axes, and the start offsets of its launches.
 
     With ``half`` the last of ``axes`` is halved in the complex array. Returns None if cuFFT cannot express the
@@ -325,7 +325,7 @@ def launches(
     --------
     >>> whole = Form((8, 6, 4), (24, 4, 1), np.dtype("c16"), True)
     >>> launches(whole, whole, (0,))
-    Launches(arguments=((8,), (8,), 24, 1, (8,), 24, 1, 24), starts=[(0, 0)])
+    PlanLaunches(arguments=((8,), (8,), 24, 1, (8,), 24, 1, 24), starts=[(0, 0)])
     >>> launches(whole, whole, (1,)).starts[:3]
     [(0, 0), (24, 24), (48, 48)]
     """
@@ -367,7 +367,7 @@ def launches(
     real = source if source.dtype.kind == "f" else target if target.dtype.kind == "f" else None
     if real is not None and any(pair[real is target] % 2 for pair in starts):
         return None
-    return Launches(arguments, starts)
+    return PlanLaunches(arguments, starts)
 
 
 def _embedding(

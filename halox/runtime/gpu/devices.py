@@ -56,8 +56,8 @@ def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field:
     if device is None:
         return np.empty(shape, dtype)
     with cuda.cupy().cuda.Device(device):
-        found: CupyArray = cuda.cupy().empty(shape, dtype)
-        return found
+        array: CupyArray = cuda.cupy().empty(shape, dtype)
+        return array
 
 
 def has_kernels(dtype: DType) -> bool:
@@ -82,10 +82,10 @@ def as_device_array(array: object) -> CupyArray:
         return array
     if cuda.is_device_array(array) and hasattr(type(array), "__dlpack__"):
         # By DLPack the array's library orders its pending work before ours.
-        found: CupyArray = cuda.cupy().from_dlpack(array)
+        device_array: CupyArray = cuda.cupy().from_dlpack(array)
     else:
-        found = cuda.cupy().asarray(array)
-    return found
+        device_array = cuda.cupy().asarray(array)
+    return device_array
 
 
 def to_host(array: object) -> Array:
@@ -108,7 +108,7 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
     """
     given = to_host(value) if cuda.is_device_array(value, "value") else value
     try:
-        found = cast(given, dtype)
+        array = cast(given, dtype)
     except MemoryError:
         raise
     except Exception as error:  # NumPy raises several types
@@ -118,27 +118,27 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
             f"{_wider(given, dtype)}"
         ) from error
     try:
-        np.broadcast_to(found, shape)
+        np.broadcast_to(array, shape)
     except ValueError:
         remedy = "or an array of the field's own shape"
-        axes = len(shape) - found.ndim
-        if found.shape == shape[: found.ndim]:
+        axes = len(shape) - array.ndim
+        if array.shape == shape[: array.ndim]:
             remedy += (
-                f", or of one number a component numpy.reshape(value, {found.shape + (1,) * axes})"
+                f", or of one number a component numpy.reshape(value, {array.shape + (1,) * axes})"
             )
         raise FieldError(
-            f"value: its shape {found.shape} does not broadcast to the field's {shape}; give one number, {remedy}"
+            f"value: its shape {array.shape} does not broadcast to the field's {shape}; give one number, {remedy}"
         ) from None
-    return found
+    return array
 
 
 def _wider(value: object, dtype: DType) -> str:
     """Return a dtype, as text, that holds a value and all values of ``dtype``; empty if NumPy has no such dtype."""
     try:
-        found = np.result_type(np.asarray(value).dtype, dtype)
+        wider = np.result_type(np.asarray(value).dtype, dtype)
     except (TypeError, ValueError):  # no array, or dtypes without a common dtype
         return ""
-    return repr(str(found)) if found.kind in "iufc" and found != dtype else ""
+    return repr(str(wider)) if wider.kind in "iufc" and wider != dtype else ""
 
 
 def fill(array: Field, value: Array | None) -> None:

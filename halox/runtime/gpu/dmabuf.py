@@ -37,8 +37,8 @@ def exported(address: int, nbytes: int, device: int) -> Iterator[DmaBuf]:
     whole = rounded_up(address + nbytes, page) - start
     cu = driver.bindings()
     kind = cu.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-    (found,) = driver.call(cu.cuMemGetHandleForAddressRange, start, whole, kind, 0, device=device)
-    descriptor = int(found)
+    (handle,) = driver.call(cu.cuMemGetHandleForAddressRange, start, whole, kind, 0, device=device)
+    descriptor = int(handle)
     try:
         yield DmaBuf(descriptor, start, whole)
     finally:

@@ -46,8 +46,8 @@ def bindings() -> ModuleType:
             f"the NVIDIA driver's library cannot be loaded ({error}); install the driver, or where "
             "this runs in a container start it with access to the GPUs"
         ) from error
-    found: ModuleType = driver
-    return found
+    module: ModuleType = driver
+    return module
 
 
 def call(function: Callable[..., Any], *arguments: Any, device: int | None = None) -> Any:
@@ -57,10 +57,10 @@ def call(function: Callable[..., Any], *arguments: Any, device: int | None = Non
     `DeviceError` if the driver lacks the function or returns an error.
     """
     try:
-        code, *found = function(*arguments)
+        code, *results = function(*arguments)
         if code in (NOT_INITIALIZED, INVALID_CONTEXT):
             make_context(device)
-            code, *found = function(*arguments)
+            code, *results = function(*arguments)
         if code:
             raise failure(function, code)
     except DeviceError:
@@ -72,7 +72,7 @@ def call(function: Callable[..., Any], *arguments: Any, device: int | None = Non
         ) from error
     except (KeyError, ValueError) as error:  # an error code that the bindings do not know
         raise DeviceError(f"{function.__name__}: CUDA error {error}; {_OTHERWISE}") from error
-    return found
+    return results
 
 
 def make_context(device: int | None = None) -> None:

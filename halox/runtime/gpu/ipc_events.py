@@ -22,7 +22,7 @@ class EventPool:
         self._free: list[int] = []
         self._opened: dict[tuple[int, int], int] = {}
 
-    def take(self, count: int) -> list[int]:
+    def acquire(self, count: int) -> list[int]:
         """Return the numbers of ``count`` unused events."""
         missing = count - len(self._free)
         if missing > 0:

@@ -224,7 +224,7 @@ def _naming(failed: str) -> Iterator[None]:
 
 def _device_pointer(pointer: int) -> int:
     """Return the device address of mapped host memory, which may differ from the host address."""
-    found = memory_kind(pointer).device_pointer
-    if found is None:
+    device_pointer = memory_kind(pointer).device_pointer
+    if device_pointer is None:
         raise DeviceError(f"the host memory at {pointer:#x} has no address on the GPU")
-    return found
+    return device_pointer

@@ -70,9 +70,9 @@ class Nccl:
         # No argtypes: arguments are converted in advance, which reduces the time of a call to a third.
         self._send, self._recv = library.ncclSend, library.ncclRecv
         self._types = (pointer, size, number, number, pointer, pointer)
-        found = number()
-        self._check(library.ncclGetVersion(ctypes.byref(found)), "ncclGetVersion")
-        self.version = int(found.value)
+        version = number()
+        self._check(library.ncclGetVersion(ctypes.byref(version)), "ncclGetVersion")
+        self.version = int(version.value)
 
     def _check(self, code: int, name: str) -> None:
         if not code:
@@ -114,8 +114,8 @@ class Nccl:
         def on(stream: int) -> list[Callable[[], int]]:
             if len(on_streams) >= _STREAMS:
                 on_streams.clear()
-            found = on_streams[stream] = [self._move(op, comm, stream) for op in ops]
-            return found
+            calls = on_streams[stream] = [self._move(op, comm, stream) for op in ops]
+            return calls
 
         def launch(stream: int) -> None:
             moves = on_streams.get(stream) or on(stream)
@@ -139,11 +139,11 @@ class Nccl:
 @cache
 def load_nccl() -> Nccl:
     """Return the NCCL library; raise `DeviceError` if it is missing or too old."""
-    found = _loaded() or _by_pathfinder() or _by_name() or _by_cupy()
-    if found is None:
+    library = _loaded() or _by_pathfinder() or _by_name() or _by_cupy()
+    if library is None:
         raise DeviceError(f"no {FILE} can be loaded; {_INSTALL}")
     try:
-        made = Nccl(found)
+        made = Nccl(library)
     except AttributeError as error:
         raise DeviceError(f"{FILE} is too old ({error}); {_INSTALL}") from error
     if made.version < LEAST_VERSION:

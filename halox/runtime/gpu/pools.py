@@ -29,7 +29,7 @@ class Pool(Generic[Item]):
         self._make = make
         self._free: defaultdict[int, list[Item]] = defaultdict(list)
 
-    def take(self, device: int) -> Item:
+    def acquire(self, device: int) -> Item:
         """Return an unused object for a GPU; its state is not reset."""
         free = self._free[device]
         return free.pop() if free else self._make(device)
@@ -60,16 +60,16 @@ def _buffers(nbytes: int) -> Pool[PinnedBuffer]:
     return Pool(partial(_pinned_for, nbytes))
 
 
-def take_buffer(nbytes: int, device: int) -> PinnedBuffer:
+def acquire_buffer(nbytes: int, device: int) -> PinnedBuffer:
     """Return at least ``nbytes`` of page-locked memory; `release_buffer` pools it, or frees it if it is large."""
     if nbytes > _MOST_BUFFER_BYTES:
         return _pinned_for(nbytes, device)
     held = 1 << (max(nbytes, _LEAST_BUFFER_BYTES) - 1).bit_length()
-    return _buffers(held).take(device)
+    return _buffers(held).acquire(device)
 
 
 def release_buffer(buffer: PinnedBuffer, device: int) -> None:
-    """Release memory of `take_buffer`: pool it, or free it if it is large."""
+    """Release memory of `acquire_buffer`: pool it, or free it if it is large."""
     if buffer.nbytes > _MOST_BUFFER_BYTES:
         buffer.close()
     else:
@@ -92,7 +92,7 @@ class FailureWord:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._buffer = HOST_WORDS.take(device)
+        self._buffer = HOST_WORDS.acquire(device)
         self._buffer.array[:] = 0
         self.words = self._buffer.array.data.cast("I")
         self.is_told = False

@@ -19,7 +19,7 @@ import numpy as np
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.devices import as_device_array
-from halox.runtime.gpu.pools import SIDE_STREAMS, release_buffer, take_buffer
+from halox.runtime.gpu.pools import SIDE_STREAMS, acquire_buffer, release_buffer
 
 Index: TypeAlias = tuple[slice | int, ...]
 
@@ -40,29 +40,29 @@ class DeviceStaging:
         self._runtime = cupy().cuda.runtime
         with cupy().cuda.Device(self._device):
             self._events = [cupy().cuda.Event(disable_timing=True) for _ in range(_BUFFERS)]
-        self._buffers = [take_buffer(part_bytes, self._device) for _ in range(_BUFFERS)]
-        self._side = SIDE_STREAMS.take(self._device)
+        self._buffers = [acquire_buffer(part_bytes, self._device) for _ in range(_BUFFERS)]
+        self._side = SIDE_STREAMS.acquire(self._device)
         self._used = 0
         self._kept: list[Any] = [None] * _BUFFERS
 
     def read(self, indices: Iterable[Index]) -> Iterator[Array]:
         """Yield the parts as contiguous host arrays; each part is valid until the next iteration."""
-        under_way: deque[tuple[int, tuple[int, ...]]] = deque()
+        pending: deque[tuple[int, tuple[int, ...]]] = deque()
         for index in indices:
-            under_way.append(self._start_read(index))
-            if len(under_way) == _BUFFERS:
-                yield self._end_read(*under_way.popleft())
-        while under_way:
-            yield self._end_read(*under_way.popleft())
+            pending.append(self._start_read(index))
+            if len(pending) == _BUFFERS:
+                yield self._end_read(*pending.popleft())
+        while pending:
+            yield self._end_read(*pending.popleft())
 
-    def take(self, shape: tuple[int, ...]) -> Array:
+    def next_buffer(self, shape: tuple[int, ...]) -> Array:
         """Return the buffer for the next `put`; blocks until the previous copy from this buffer has ended."""
         slot = self._used % _BUFFERS
         self._events[slot].synchronize()
         return self._host(slot, shape)
 
     def put(self, index: Index) -> None:
-        """Start the copy of the buffer from the last `take` to a part of the array."""
+        """Start the copy of the buffer from the last `next_buffer` to a part of the array."""
         slot = self._used % _BUFFERS
         self._used += 1
         target = self._array[index]
@@ -75,7 +75,7 @@ class DeviceStaging:
 
     def store(self, index: Index, values: Array) -> None:
         """Start the copy of values to a part of the array; ``values`` may be changed afterwards."""
-        taken = self.take(values.shape)
+        taken = self.next_buffer(values.shape)
         taken.view(values.dtype)[...] = values
         self.put(index)
 

@@ -32,8 +32,8 @@ class PreparedWords:
     def __init__(self, steps: Sequence[WordStep], device: int) -> None:
         cu = driver.bindings()
         self._call, self._device = cu.cuStreamBatchMemOp, device
-        found = [_parameters(cu, step) for step in steps]
-        self._batches = [found[at : at + _MOST] for at in range(0, len(found), _MOST)]
+        parameters = [_parameters(cu, step) for step in steps]
+        self._batches = [parameters[at : at + _MOST] for at in range(0, len(parameters), _MOST)]
 
     def launch(self, stream: int) -> None:
         """Enqueue the operations on a stream, which may be capturing; does not block. `DeviceError` on failure."""
@@ -42,16 +42,16 @@ class PreparedWords:
 
 
 def _parameters(cu: Any, step: WordStep) -> Any:
-    found = cu.CUstreamBatchMemOpParams()
+    operation = cu.CUstreamBatchMemOpParams()
     kinds = cu.CUstreamBatchMemOpType
     if step.kind == "wait":
-        one, found.operation = found.waitValue, kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
+        one, operation.operation = operation.waitValue, kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
         one.flags = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
     else:
-        one, found.operation = found.writeValue, kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
+        one, operation.operation = operation.writeValue, kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
         one.flags = int(cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
-    one.operation, one.address, one.value = found.operation, step.address, step.value
-    return found
+    one.operation, one.address, one.value = operation.operation, step.address, step.value
+    return operation
 
 
 @cache
