@@ -259,17 +259,17 @@ class Allreduce(Closing):
 
 def _shape(shape: object) -> tuple[int, ...]:
     extents = [as_int(n) for n in as_entries(shape)]
-    found = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
-    if len(found) < len(extents):
+    valid = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
+    if len(valid) < len(extents):
         raise FieldError(f"shape must be an int >= 0 or a sequence of such, got {shown(shape)}")
-    return found
+    return valid
 
 
 def _dtype(dtype: npt.DTypeLike) -> DType:
     try:
-        found: DType = np.dtype(dtype)
+        result: DType = np.dtype(dtype)
     except Exception as error:  # NumPy raises several types
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"
         ) from error
-    return found
+    return result

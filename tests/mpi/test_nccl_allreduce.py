@@ -214,7 +214,7 @@ def test_a_bad_array_in_a_capture(gpu: tuple[Machine, FakeNccl], comm: MPI.Intra
 
 
 @pytest.mark.parametrize(
-    "what", ["device_algorithms.DeviceMoves", "nccl_reduction.MarkLaunch"], ids=["before", "after"]
+    "what", ["device_algorithms.ArrayKernels", "nccl_reduction.MarkLaunch"], ids=["before", "after"]
 )
 def test_a_rank_without_memory(
     what: str,

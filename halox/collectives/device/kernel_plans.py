@@ -1,8 +1,9 @@
 """Plans for the kernels that reduce over ranks: chunks, launch shapes, and offsets of all data in the ranks' memory.
 
 This module touches no GPU. The parameters have the layout of the C structs in ``kernels/allreduce_body.cu`` and
-``kernels/allreduce_field.cu``; a test compares them. Ranks whose kernels meet must have equal plans, so that plans
-depend on no property that differs between the GPUs of a node, except for the rank-local part of a field reduction.
+``kernels/allreduce_field.cu``; a test compares them. Ranks whose kernels synchronize must have equal plans, so that
+plans depend on no property that differs between the GPUs of a node, except for the rank-local part of a field
+reduction.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class ReductionPlan:
 
     def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:
         """Return the kernel's parameter without ``source`` and ``target``, shape (1,) of ALLREDUCE."""
-        found = np.zeros(1, ALLREDUCE)
-        entry = found[0]
+        parameters = np.zeros(1, ALLREDUCE)
+        entry = parameters[0]
         entry["state"] = memory[rank] + self.state_offset
         entry["failure"], entry["limit_ns"] = failure, limit_ns
         entry["flags"] = self.flags_offset
@@ -133,7 +134,7 @@ class ReductionPlan:
         for name in _SHARED:
             entry[name] = getattr(self, name)
         entry["memory"][: self.ranks] = memory
-        return found
+        return parameters
 
 
 def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
