@@ -19,7 +19,7 @@ from halox.domain import Domain
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
-from halox.exchange.transpose import both_sides, transpose_draft
+from halox.exchange.transpose import transpose_draft, transpose_ends
 from halox.fft.modes import factor, kept
 from halox.fft.stages import DividedStage, Schedule
 from halox.runtime.dlpack import DType
@@ -146,7 +146,7 @@ class Pipeline:
             orders = stages[k].order, stages[k + 1].order
             axes = tuple(orders[0].index(axis) for axis in orders[1])
             (of_u, _), (of_v, _) = self._fields[i - 2], self._fields[j - 2]
-            sides = both_sides(self._work[i], of_u, self._work[j], of_v, axes)
+            sides = transpose_ends(self._work[i], of_u, self._work[j], of_v, axes)
             walk = range(len(sides[0].axes))  # all work arrays are in C order
             return transpose_draft(*(sides if forward else sides[::-1]), walk)
 
