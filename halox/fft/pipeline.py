@@ -20,7 +20,7 @@ from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.transpose import transpose_draft, transpose_ends
-from halox.fft.modes import factor, kept
+from halox.fft.modes import common_modes, factor
 from halox.fft.stages import DividedStage, Schedule
 from halox.runtime.dlpack import DType
 from halox.runtime.gpu.cufft import Run
@@ -330,7 +330,7 @@ class Pipeline:
     def _cut(self, op: Op) -> Run:
         """Copy only the modes of the spectral resolution; the source is changed."""
         n, copy = op.points, self._copy(op)
-        at, pieces = _index(op.axes[0]), kept(n)
+        at, pieces = _index(op.axes[0]), common_modes(n)
         nyquist = n // 2 if n % 2 == 0 else None
         if op.half:
 
@@ -355,7 +355,7 @@ class Pipeline:
     def _pad(self, op: Op) -> Run:
         """Copy the modes of the spectral resolution, and set all other modes of the physical resolution to zero."""
         n, copy = op.points, self._copy(op)
-        at, pieces = _index(op.axes[0]), kept(n)
+        at, pieces = _index(op.axes[0]), common_modes(n)
         nyquist = n // 2 if n % 2 == 0 else None
         if op.half:
 
