@@ -15,7 +15,7 @@ from halox.errors import DatatypeError
 from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
-from halox.packing.strided_plan import Plan, plan
+from halox.packing.strided_plan import StridedPlan, plan
 from halox.runtime.gpu.cuda import multiprocessors, stream_pointer
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.memory import uploaded
@@ -187,7 +187,7 @@ class _Launch:
     def __init__(
         self,
         name: str,
-        planned: Plan,
+        planned: StridedPlan,
         device: int,
         defines: tuple[tuple[str, str], ...] = (),
         mark: Mark | None = None,

@@ -17,7 +17,7 @@ from halox.collectives.device.kernel_plans import THREADS, ReductionPlan, block_
 from halox.collectives.operations import element, find_operation, wide_dtype
 from halox.errors import FieldError
 from halox.packing.refine import Level
-from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, Row
+from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedRow
 from halox.runtime.arrays import Described, DType
 
 CELLS_IN_FLIGHT = 4
@@ -87,7 +87,7 @@ def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPla
     return _planned_field(name, of_values, operation.accumulator(dtype), 1, 0, ranks, sms)
 
 
-def plan_field(name: str, dtype: DType, row: Row, ranks: int, *, sms: int) -> ReductionPlan:
+def plan_field(name: str, dtype: DType, row: StridedRow, ranks: int, *, sms: int) -> ReductionPlan:
     """Plan the launch of a field reduction."""
     operation = FIELD_REDUCTIONS[name]
     return _planned_field(name, operation, dtype, row.words, len(row.levels), ranks, sms)
@@ -137,7 +137,7 @@ def field_row(
     strides: Sequence[int],
     itemsize: int,
     other: tuple[int, Sequence[int]] | None = None,
-) -> Row | None:
+) -> StridedRow | None:
     """Return the cells of a field, or of two fields, as loops over elements; None if the kernel does not support them.
 
     The kernel supports 1 to MAX_WORDS cells, in at most MAX_LEVELS loops.
@@ -154,7 +154,7 @@ Level(steps=8, source_stride=8, target_stride=0))
     levels = _levels(shape, strides, other_strides)
     if not 0 < prod(shape) <= MAX_WORDS or len(levels) > MAX_LEVELS:
         return None
-    return Row(pointer, other_pointer, itemsize, tuple(levels))
+    return StridedRow(pointer, other_pointer, itemsize, tuple(levels))
 
 
 def check_aligned(field: Described) -> None:

@@ -35,7 +35,7 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.packing.strided_plan import Row, fill_region, region_dtype
+from halox.packing.strided_plan import StridedRow, fill_region, region_dtype
 from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
@@ -286,7 +286,7 @@ class FieldReduction(_PlannedReduction):
             check_aligned(one)
         return self._row(cells) is not None
 
-    def _row(self, cells: Sequence[Described]) -> Row | None:
+    def _row(self, cells: Sequence[Described]) -> StridedRow | None:
         first, *others = cells
         second = (others[0].pointer, others[0].strides) if others else None
         return field_row(first.pointer, first.shape, first.strides, self._dtype.itemsize, second)
@@ -305,7 +305,7 @@ class FieldReduction(_PlannedReduction):
             layout = self._launches[key] = self._laid_out(plan, row)
         return layout
 
-    def _laid_out(self, plan: ReductionPlan, row: Row) -> _Layout:
+    def _laid_out(self, plan: ReductionPlan, row: StridedRow) -> _Layout:
         if is_capturing():
             raise StateError(
                 f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
@@ -333,7 +333,7 @@ class FieldReduction(_PlannedReduction):
         layout = self._launches.get("value")
         if layout is None:
             plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
-            layout = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
+            layout = self._launches["value"] = self._laid_out(plan, StridedRow(0, 0, 1, ()))
         self._go(layout, [value], target, stream)
 
     def _go(self, layout: _Layout, sources: Sequence[int], target: int, stream: Stream) -> None:

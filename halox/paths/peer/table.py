@@ -21,7 +21,7 @@ from halox.packing.refine import Copy, Level, Side, pieces
 from halox.packing.strided_plan import (
     MAX_LEVELS,
     MAX_WORDS,
-    Row,
+    StridedRow,
     fill_region,
     region_dtype,
     rows_of,
@@ -100,7 +100,7 @@ CHUNKS = 64
 """Chunks of a segment whose chunks stay within CHUNK_BYTES."""
 
 
-class Kind(IntEnum):
+class TransferKind(IntEnum):
     """Kinds of transfer of a segment's words; see ``peer.cu``."""
 
     COPY = 0
@@ -114,10 +114,10 @@ class Kind(IntEnum):
     TAKE_DIRECT = 8
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """A row of a message's words, and its place in the packed message; packed addresses count from its start."""
 
-    row: Row
+    row: StridedRow
     packed: int  # first packed byte; -1 if the row's bytes are not contiguous in the packed message
     array: int = -1  # number of the array on the opposite side, -1 for no array
     direct_words: int = 0  # words of a direct chunk, which only the sender needs to know
@@ -150,7 +150,7 @@ class Run(NamedTuple):
         return -(-self.row.nbytes // TILE_DATA_BYTES) * TILE_BYTES
 
 
-def in_even_chunks(run: Run, total: int, sms: int) -> Run:
+def in_even_chunks(run: MessageRun, total: int, sms: int) -> MessageRun:
     """Return a direct run, part of ``total`` bytes in one launch, with equally many chunks for each thread block."""
     least, most = DIRECT_CHUNK_BYTES
     blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
@@ -163,7 +163,7 @@ def in_even_chunks(run: Run, total: int, sms: int) -> Run:
     return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word per lane
 
 
-def tiles_of(row: Row, nbytes: int | None = None) -> int:
+def tiles_of(row: StridedRow, nbytes: int | None = None) -> int:
     """Return the tiles of a chunk of some bytes, at least one; by default so few that there are enough chunks."""
     assert row.tile is not None
     if nbytes is None:
@@ -185,14 +185,14 @@ def chunk_bytes(nbytes: int, most: int) -> int:
 
 def runs(
     copies: Sequence[Copy], *, packed: int, max_word: int = 16, tiles: bool = False
-) -> list[Run]:
+) -> list[MessageRun]:
     """Rows between arrays and the packed message, which is side 1 of sending copies, side 0 of receiving copies."""
-    found = []
+    message_runs = []
     for copy in copies:
         for row in rows_of(copy, None, MAX_WORDS, max_word, tiles=tiles):
             start = row.target if packed else row.source
-            found.append(Run(row, start if _is_contiguous(row, packed) else -1))
-    return found
+            message_runs.append(MessageRun(row, start if _is_contiguous(row, packed) else -1))
+    return message_runs
 
 
 def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
@@ -207,12 +207,12 @@ def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
     return len(pieces(Copy(Side(0, a), Side(0, b))))
 
 
-def least_word(found: Sequence[Run]) -> int:
+def least_word(message_runs: Sequence[MessageRun]) -> int:
     """Bytes of the shortest word of some runs; 1 for unaligned runs, 16 if there are no runs."""
-    return min((run.row.word_bytes or 1 for run in found), default=16)
+    return min((run.row.word_bytes or 1 for run in message_runs), default=16)
 
 
-def _is_contiguous(row: Row, packed: int) -> bool:
+def _is_contiguous(row: StridedRow, packed: int) -> bool:
     if row.tile:
         return False  # the row's chunks are tiles
     expected = row.word_bytes
@@ -223,7 +223,7 @@ def _is_contiguous(row: Row, packed: int) -> bool:
     return bool(row.word_bytes)
 
 
-def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
+def repacked(row: StridedRow, packed: int, base: int, expansion: int = 1) -> StridedRow:
     """Return the row with its packed side at an address, with ``expansion`` bytes there per byte of data.
 
     ``expansion`` is 0 for LL128-like packets: the number of the tile determines their place.
@@ -235,7 +235,7 @@ def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
     return row._replace(source=at[0], target=at[1], levels=levels)
 
 
-def both_packed(row: Row, packed: int) -> Row:
+def both_packed(row: StridedRow, packed: int) -> StridedRow:
     """Return the row with both sides at the addresses of its packed side, counted from 0."""
     at = (row.source, row.target)[packed]
     levels = tuple(Level(level.steps, *[level[1 + packed]] * 2) for level in row.levels)
@@ -245,8 +245,8 @@ def both_packed(row: Row, packed: int) -> Row:
 class Segment(NamedTuple):
     """A row and its kind of transfer, as in ``peer.cu``, with addresses on the GPU that runs the kernel."""
 
-    kind: Kind
-    row: Row
+    kind: TransferKind
+    row: StridedRow
     message: int  # number of the message on this rank, for errors
     chunk_words: int = 0  # 0 lets `plan` choose
     flags: int = 0
@@ -306,8 +306,10 @@ class PeerPlan:
         number = np.arange(self.chunks) - first[segment]
         is_taken = segment >= np.searchsorted(first, self.send_chunks)
         kinds = self.segments["kind"]
-        unpacked = np.isin(kinds, (Kind.SEND_STAGED, Kind.SEND_LL, Kind.SEND_WIDE)).any()
-        is_late = unpacked & (kinds == Kind.COPY)[segment]
+        unpacked = np.isin(
+            kinds, (TransferKind.SEND_STAGED, TransferKind.SEND_LL, TransferKind.SEND_WIDE)
+        ).any()
+        is_late = unpacked & (kinds == TransferKind.COPY)[segment]
         turn = np.lexsort((segment, number / counts[segment], is_late, is_taken))
         return np.stack([segment[turn], number[turn]], axis=1).astype(np.uint32)
 
@@ -360,13 +362,19 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     """
     # Copies follow the sends, since no peer waits for copies.
     ordered = sorted(
-        segments, key=lambda segment: (segment.kind >= Kind.TAKE_STAGED, segment.kind == Kind.COPY)
+        segments,
+        key=lambda segment: (
+            segment.kind >= TransferKind.TAKE_STAGED,
+            segment.kind == TransferKind.COPY,
+        ),
     )
     words = [0, 0]
     for segment in ordered:
-        words[segment.kind >= Kind.TAKE_STAGED] += segment.row.words
+        words[segment.kind >= TransferKind.TAKE_STAGED] += segment.row.words
     small = max(words) <= SMALL_WORDS
-    is_wide = any(segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE) for segment in ordered)
+    is_wide = any(
+        segment.kind in (TransferKind.SEND_WIDE, TransferKind.TAKE_WIDE) for segment in ordered
+    )
     threads = THREADS if small else WIDE_THREADS if is_wide else MANY_THREADS
     in_flight = 1 if small else IN_FLIGHT
     most_levels = max(len(segment.row.levels) for segment in ordered)
@@ -377,18 +385,20 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         chunk_words = segment.chunk_words or (
             tiles_of(segment.row) if segment.row.tile else threads * in_flight
         )
-        if segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
+        if segment.kind in (TransferKind.SEND_WIDE, TransferKind.TAKE_WIDE):
             chunk_words = threads // 32 * TILE_DATA_BYTES // segment.row.word_bytes
         fill_region(entry["region"], segment.row, chunk)
         for name in ("flags", "begun", "slot_bytes", "flag_count", "lag", "shifts"):
             entry[name] = getattr(segment, name)
         entry["kind"], entry["peer"] = segment.kind, segment.message
         entry["chunk_words"] = chunk_words
-        is_waited_for = segment.kind == Kind.TAKE_DIRECT
+        is_waited_for = segment.kind == TransferKind.TAKE_DIRECT
         chunk += 1 if is_waited_for else max(1, -(-segment.row.units // chunk_words))
-        if segment.kind < Kind.TAKE_STAGED:
+        if segment.kind < TransferKind.TAKE_STAGED:
             send_chunks = chunk
-    words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}
+    words_of = {
+        segment.row.word_bytes for segment in ordered if segment.kind != TransferKind.TAKE_DIRECT
+    }
     common = words_of.pop() if len(words_of) == 1 else 0
     sides = sides_of(segment.row for segment in ordered)
     per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)
