@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from halox.collectives.algorithms import check_name, choose
+from halox.collectives.algorithms import check_name, choose_algorithm
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_allreduce import DeviceAllreduce
 from halox.collectives.host.host_allreduce import HostAllreduce
@@ -129,7 +129,7 @@ class Allreduce(Closing):
                 check_name(algorithm, on_gpu=True)
                 return found_shape, found_dtype, algorithm, gpu
             nbytes = prod(found_shape) * found_dtype.itemsize
-            chosen = choose(algorithm, nbytes, world.size, len(set(world.nodes)))
+            chosen = choose_algorithm(algorithm, nbytes, world.size, len(set(world.nodes)))
             return found_shape, found_dtype, chosen, None
 
         try:

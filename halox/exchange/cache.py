@@ -67,7 +67,7 @@ class PlanCache:
         self._has_unshared = False
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
-        self._doomed: list[Plan] = []
+        self._to_close: list[Plan] = []
 
     def __len__(self) -> int:
         """Return the number of plans in the cache."""
@@ -132,8 +132,8 @@ class PlanCache:
 
     def sweep(self) -> None:
         """Close the plans that have been dropped; local."""
-        while self._doomed:
-            self._doomed.pop().close()
+        while self._to_close:
+            self._to_close.pop().close()
 
     def clear(self) -> None:
         """Close all plans; local."""
@@ -152,5 +152,5 @@ class PlanCache:
         """Remove an entry. This may run at any point of any code, so that `sweep` closes the plan later."""
         entry = self._entries.pop(key, None)
         if entry is not None and entry.plan is not None:
-            self._doomed.append(entry.plan)
+            self._to_close.append(entry.plan)
             entry.plan, entry.watched = None, ()

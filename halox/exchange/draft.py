@@ -39,7 +39,7 @@ class Draft:
         return self.described[0].device if self.described else None
 
 
-def checked(draft: Draft) -> Borrowed:
+def check_draft(draft: Draft) -> Borrowed:
     """Return the arrays of a draft in the form that paths use; `FieldError` if this rank's part alone is wrong."""
     for message in draft.receives:
         for part in message.parts:

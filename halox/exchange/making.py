@@ -9,7 +9,7 @@ from functools import partial
 
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
-from halox.exchange.draft import Borrowed, Draft, checked
+from halox.exchange.draft import Borrowed, Draft, check_draft
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
@@ -153,7 +153,7 @@ def _prepared(
     """
     requested = requested_path(path)
     drafted = draft()
-    arrays = checked(drafted)
+    arrays = check_draft(drafted)
     if drafted.device is not None:
         from halox.runtime.gpu.cuda import cupy
         from halox.runtime.gpu.streams import is_capturing

@@ -250,11 +250,11 @@ def _joined(copies: Sequence[Copy]) -> list[Copy]:
             _shape(copy) == _shape(series[0])
             and (len(series) == 1 or _step(series[-1], copy) == _step(*series[:2]))
         ):
-            joined.append(_one(series))
+            joined.append(_series_copy(series))
             series = []
         series.append(copy)
     if series:
-        joined.append(_one(series))
+        joined.append(_series_copy(series))
     return joined
 
 
@@ -269,7 +269,7 @@ def _step(first: Copy, second: Copy) -> list[int]:
     return [b.strided.offset - a.strided.offset for a, b in pairs]
 
 
-def _one(series: list[Copy]) -> Copy:
+def _series_copy(series: list[Copy]) -> Copy:
     """Return one copy equivalent to several copies at equal steps."""
     steps = _step(*series[:2]) if len(series) > 1 else [0, 0]
     sides = zip(series[0], steps, strict=True)

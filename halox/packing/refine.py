@@ -276,13 +276,13 @@ def cut_parts(
     """
     pairs = paired(pointer, datatype, count, packed)
     if pairs is None:
-        return _bearer(ends, 0, ends[-1], unpack)
+        return _fragment_of(ends, 0, ends[-1], unpack)
     fragments: list[list[Copy]] = [[] for _ in ends]
     for array, place in pairs:
         copy = Copy(place, array) if unpack else Copy(array, place)
         low, high = (place.pointer - packed + end for end in place.strided.span)
         if place.strided.counts:  # The part's packed bytes are not contiguous.
-            fragments[_bearer(ends, low, high, unpack)].append(copy)
+            fragments[_fragment_of(ends, low, high, unpack)].append(copy)
             continue
         own = [min(max(end - low, 0), high - low) for end in ends]
         for fragment, copies in zip(fragments, cut(copy, own), strict=True):
@@ -290,6 +290,6 @@ def cut_parts(
     return fragments
 
 
-def _bearer(ends: Sequence[int], low: int, high: int, unpack: bool) -> int:
+def _fragment_of(ends: Sequence[int], low: int, high: int, unpack: bool) -> int:
     """Return the first fragment with a byte of [low, high), or, for unpacking, the last fragment."""
     return bisect_left(ends, high) if unpack else bisect_right(ends, low)

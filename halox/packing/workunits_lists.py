@@ -90,11 +90,11 @@ class ListCache:
         dropped = []  # freed after the lock is released, because freeing device memory waits for the GPU
         with self._lock:
             lists = self._lists.setdefault(device, OrderedDict())
-            kept = lists.setdefault(key, made)
+            stored = lists.setdefault(key, made)
             lists.move_to_end(key)
             while lists and sum(entry.nbytes for entry in lists.values()) > self.most_bytes:
                 dropped.append(lists.popitem(last=False))
-        return kept
+        return stored
 
     def clear(self) -> None:
         """Drop all lists."""

@@ -217,7 +217,7 @@ class _Signal:
         self._own, self._theirs = own, theirs
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
 
-    def give(self, epoch: int, stream: int) -> None:
+    def record(self, epoch: int, stream: int) -> None:
         """Record the slot's event and signal the flag, if any peer waits for the event."""
         if self._own:
             self._record(self._own[epoch % _SLOTS], stream)
@@ -392,14 +392,14 @@ class IpcChannel(MovableChannel):
         """Pack into the peers' staging memory."""
         stream = self._streams.enter()
         self._epoch = epoch = self._epoch + 1
-        self._ready.give(epoch, stream)
+        self._ready.record(epoch, stream)
         if epoch > _SLOTS:
             self._acknowledged.wait(epoch - _SLOTS, stream)
         packs = self._packs[epoch % _SLOTS]
         for stage, packed in zip(packs.stages, self._packed, strict=True):
             for launch, source, target in stage:
                 launch(stream, source, target)
-            packed.give(epoch, stream)
+            packed.record(epoch, stream)
         for clear in self._clear:
             clear.launch(stream)
 
@@ -410,7 +410,7 @@ class IpcChannel(MovableChannel):
         if self._put is not None:
             self._may_write.wait(epoch, stream)
             self._put.launch(stream)
-            self._written.give(epoch, stream)
+            self._written.record(epoch, stream)
         self._may_read.wait(epoch, stream)
         for stage, packed in zip_longest(self._unpacks[epoch % _SLOTS].stages, self._incoming):
             if packed is not None:  # None if all messages are read from the senders' arrays
@@ -418,7 +418,7 @@ class IpcChannel(MovableChannel):
             for launch, source, target in stage:
                 launch(stream, source, target)
         self._in_place.wait(epoch, stream)
-        self._consumed.give(epoch, stream)
+        self._consumed.record(epoch, stream)
         self._taken.wait(epoch, stream)
 
     def close(self) -> None:

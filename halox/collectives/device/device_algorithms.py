@@ -298,7 +298,7 @@ def make_algorithm(
     )
     for name in [requested] if requested is not None else ranked:
         try:
-            return _made(context, device, name, what), name, reasons
+            return _make(context, device, name, what), name, reasons
         except ExchangeTimeoutError:
             raise
         except HaloxError as error:  # on all ranks
@@ -308,7 +308,7 @@ def make_algorithm(
     raise AssertionError("there is always a way through the host")
 
 
-def _made(
+def _make(
     context: Context, device: int, name: str, what: tuple[str, DType, int]
 ) -> DeviceAlgorithm:
     op, dtype, elements = what

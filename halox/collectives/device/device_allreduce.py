@@ -40,8 +40,10 @@ class DeviceAllreduce(ArrayReduction):
         super().__init__(shape, dtype, op)
         self._rank, self._device = context.world.rank, device
         what = op, dtype, prod(shape)
-        self._do, self.algorithm, self.reasons = make_algorithm(context, device, what, algorithm)
-        self.captures = self._do.captures
+        self._algorithm, self.algorithm, self.reasons = make_algorithm(
+            context, device, what, algorithm
+        )
+        self.captures = self._algorithm.captures
         self._nbytes = prod(shape) * dtype.itemsize
         self._part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
         self._empty: Callable[..., CupyArray] = cupy().empty
@@ -62,7 +64,7 @@ class DeviceAllreduce(ArrayReduction):
         except Exception as error:
             self.refuse(error)
             raise
-        self._do.reduce(source.data.ptr, target.data.ptr, stream, None)
+        self._algorithm.reduce(source.data.ptr, target.data.ptr, stream, None)
         if out is None:
             if is_device_array(array):
                 return target
@@ -75,21 +77,25 @@ class DeviceAllreduce(ArrayReduction):
     def bind(self, array: object, out: object) -> Launch | None:
         """Prepare calls without host work, for arrays that are read and written in place."""
         if not isinstance(
-            self._do, KernelReduction | NcclHierarchicalReduction
+            self._algorithm, KernelReduction | NcclHierarchicalReduction
         ) or not self._is_plain(array):
             return None
         if out is None:
             new = partial(self._empty, self.shape, self.dtype)
-            return self._do.bind(array.data.ptr, new)
-        return self._do.bind(array.data.ptr, out.data.ptr) if self._is_target(out, array) else None
+            return self._algorithm.bind(array.data.ptr, new)
+        return (
+            self._algorithm.bind(array.data.ptr, out.data.ptr)
+            if self._is_target(out, array)
+            else None
+        )
 
     def refuse(self, error: Exception) -> None:
         """Raise an error, on all ranks if the host takes part."""
-        self._do.reduce(0, 0, self._current_stream(), error)
+        self._algorithm.reduce(0, 0, self._current_stream(), error)
 
     def close(self) -> None:
         """Free memory and communicators; collective."""
-        self._do.close()
+        self._algorithm.close()
 
     def _source(self, array: object) -> CupyArray:
         """Return a rank's values as a contiguous run on the GPU."""

@@ -174,7 +174,7 @@ class OneLaunchReduction:
         described = [one.described for one in cells]
         stream = self._current_stream()
         try:
-            if self._reduction.walks(described):
+            if self._reduction.supports(described):
                 self._reduction(described, out.data.ptr, stream)
             else:
                 value = combine_by_cupy("squares" if self._name == "norm" else self._name, cells)
@@ -185,7 +185,7 @@ class OneLaunchReduction:
     def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if CuPy combines them first."""
         described = [one.described for one in cells]
-        if not self._reduction.walks(described):
+        if not self._reduction.supports(described):
             return None
         return self._reduction.bind(described, target)
 
@@ -219,8 +219,8 @@ class TwoStepReduction:
         if not element(self._dtype):
             self._dtype = np.dtype("f4")  # represents float16 exactly
         op = FIELD_REDUCTIONS[name].op
-        self._all: DeviceAlgorithm
-        self._all, self.algorithm, _ = make_algorithm(context, device, (op, self._dtype, 1))
+        self._allreduce: DeviceAlgorithm
+        self._allreduce, self.algorithm, _ = make_algorithm(context, device, (op, self._dtype, 1))
         self._cells: FieldReduction | None = None
         if is_known:
             arena, world = context.device_arena, context.world
@@ -238,7 +238,7 @@ class TwoStepReduction:
         cp = cupy()
         stream = cp.cuda.get_current_stream()
         try:
-            if not self._all.captures and is_capturing(stream):
+            if not self._allreduce.captures and is_capturing(stream):
                 raise StateError(
                     f"a {self._name} cannot be captured in a CUDA graph here: the ranks are combined by the "
                     f"{self.algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
@@ -249,7 +249,7 @@ class TwoStepReduction:
             raise
         is_direct = self._name != "norm" and out.dtype == self._dtype
         total = out if is_direct else value
-        self._all.reduce(value.data.ptr, total.data.ptr, stream, None)
+        self._allreduce.reduce(value.data.ptr, total.data.ptr, stream, None)
         if self._name == "norm":
             cp.sqrt(total.reshape(out.shape), out=out)
         elif not is_direct:
@@ -261,11 +261,11 @@ class TwoStepReduction:
 
     def refuse(self, error: Exception) -> None:
         """Raise the error, on all ranks if the allreduce does."""
-        self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
+        self._allreduce.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
         described = [one.described for one in cells]
-        if self._cells is None or not self._cells.walks(described):
+        if self._cells is None or not self._cells.supports(described):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
         self._cells(described, self._own.data.ptr, stream)
         return self._own
@@ -274,7 +274,7 @@ class TwoStepReduction:
         """Release the resources of both steps; collective."""
         if self._cells is not None:
             self._cells.close()
-        self._all.close()
+        self._allreduce.close()
 
 
 def _check_dtypes(name: str, dtypes: Sequence[DType]) -> None:

@@ -13,7 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives.device.kernel_plans import THREADS, ReductionPlan, block_threads, checked
+from halox.collectives.device.kernel_plans import (
+    THREADS,
+    ReductionPlan,
+    block_threads,
+    check_operation,
+)
 from halox.collectives.operations import element, find_operation, wide_dtype
 from halox.errors import FieldError
 from halox.packing.refine import Level
@@ -103,7 +108,7 @@ def _planned_field(
     sms: int,
 ) -> ReductionPlan:
     # Sums of cells are computed in 64 bits, so that bools can be counted.
-    checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
+    check_operation(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
     accumulator = reduction.accumulator(dtype)
     threads = block_threads(words)
     wanted = -(-words // (threads * CELLS_IN_FLIGHT))

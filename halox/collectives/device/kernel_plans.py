@@ -151,7 +151,7 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
     """
     if elements * dtype.itemsize >= WIDE_BYTES and dtype.itemsize <= 8:
         return plan_wide(dtype, op, elements, ranks)
-    operation = checked(dtype, op, ranks)
+    operation = check_operation(dtype, op, ranks)
     each = max(1, 8 // dtype.itemsize)
     units = -(-elements // each)
     threads = block_threads(units)
@@ -177,7 +177,7 @@ def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan
     >>> plan.threads, plan.chunks, plan.blocks
     (64, 293, 293)
     """
-    operation = checked(dtype, op, ranks)
+    operation = check_operation(dtype, op, ranks)
     if dtype.itemsize > 8:
         raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in LL128-like packets")
     warps = WIDE_THREADS // 32
@@ -211,7 +211,7 @@ def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> Reductio
     >>> plan.chunk_elements, plan.chunks, plan.blocks
     (2048, 256, 256)
     """
-    operation = checked(dtype, op, ranks)
+    operation = check_operation(dtype, op, ranks)
     nbytes = elements * dtype.itemsize
     wanted = min(max(-(-nbytes // (ranks * BLOCKS)), PART_BYTES[0]), PART_BYTES[1])
     wanted = max(wanted, -(-nbytes // (ranks * MOST_CHUNKS)))
@@ -227,7 +227,7 @@ def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> Reductio
     return ReductionPlan(_name(op), function, defines, *cut, *launch, *memory, slots=1)
 
 
-def checked(dtype: DType, op: str, ranks: int) -> Operation:
+def check_operation(dtype: DType, op: str, ranks: int) -> Operation:
     """Return an operation that a kernel supports for a dtype and for ``ranks`` ranks."""
     if ranks > MOST_RANKS:
         raise FieldError(f"{ranks} ranks are more than the {MOST_RANKS} that a kernel serves")

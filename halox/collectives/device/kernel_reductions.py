@@ -277,7 +277,7 @@ class FieldReduction(_PlannedReduction):
         kept[0]["at"], kept[0]["identity"] = self._partials, np.frombuffer(identity, np.uint64)
         self._kept = _argument(kept)
 
-    def walks(self, cells: Sequence[Described]) -> bool:
+    def supports(self, cells: Sequence[Described]) -> bool:
         """Whether the kernel supports the cells of one or two fields, or a launch for them already exists."""
         is_aligned = not any(one.pointer % self._dtype.itemsize for one in cells)
         if is_aligned and self._key(cells) in self._launches:
@@ -300,12 +300,12 @@ class FieldReduction(_PlannedReduction):
         layout = self._launches.get(key)
         if layout is None:
             row = self._row(cells)
-            assert row is not None  # `walks` has returned True
+            assert row is not None  # `supports` has returned True
             plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
-            layout = self._launches[key] = self._laid_out(plan, row)
+            layout = self._launches[key] = self._make_layout(plan, row)
         return layout
 
-    def _laid_out(self, plan: ReductionPlan, row: StridedRow) -> _Layout:
+    def _make_layout(self, plan: ReductionPlan, row: StridedRow) -> _Layout:
         if is_capturing():
             raise StateError(
                 f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
@@ -320,7 +320,7 @@ class FieldReduction(_PlannedReduction):
 
     def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, except in captures."""
-        self._go(self._find(cells), [one.pointer for one in cells], target, stream)
+        self._launch_at(self._find(cells), [one.pointer for one in cells], target, stream)
 
     def bind(self, cells: Sequence[Described], target: Target) -> Launch:
         """Prepare calls with these cells on CuPy's current stream, with less overhead per call."""
@@ -333,10 +333,12 @@ class FieldReduction(_PlannedReduction):
         layout = self._launches.get("value")
         if layout is None:
             plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
-            layout = self._launches["value"] = self._laid_out(plan, StridedRow(0, 0, 1, ()))
-        self._go(layout, [value], target, stream)
+            layout = self._launches["value"] = self._make_layout(plan, StridedRow(0, 0, 1, ()))
+        self._launch_at(layout, [value], target, stream)
 
-    def _go(self, layout: _Layout, sources: Sequence[int], target: int, stream: Stream) -> None:
+    def _launch_at(
+        self, layout: _Layout, sources: Sequence[int], target: int, stream: Stream
+    ) -> None:
         places, launch = layout
         self._enter(stream)
         for place, source in zip(places, sources, strict=False):  # one field or two

@@ -124,7 +124,9 @@ def direct_endpoints(
     """Return this rank's endpoints of direct messages that it sends."""
     ends = []
     for message, sides in targets:
-        copies = [Copy(whole(job, p), side) for p, side in zip(message.parts, sides, strict=True)]
+        copies = [
+            Copy(array_side(job, p), side) for p, side in zip(message.parts, sides, strict=True)
+        ]
         ends.append(PeerEndpoint(message, "direct", runs(copies, packed=1, tiles=True), False))
     total = sum(run.row.nbytes for end in ends for run in end.runs)
     for end in ends:
@@ -132,7 +134,7 @@ def direct_endpoints(
     return ends
 
 
-def whole(job: Job, part: Part) -> Side:
+def array_side(job: Job, part: Part) -> Side:
     """Return a part as strided blocks of its array."""
     strided = part.strided
     assert strided is not None

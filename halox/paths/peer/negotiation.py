@@ -19,9 +19,9 @@ from halox.paths.peer.endpoints import (
     PeerInfo,
     Rts,
     Tag,
+    array_side,
     direct_endpoints,
     endpoint_of,
-    whole,
 )
 from halox.paths.peer.table import (
     MOST_SHIFTS,
@@ -125,15 +125,18 @@ class Negotiation:
         self.world, self.arena, self.device, self.job = world, arena, arena.device, job
         self._copies = copies
         self._receives = [endpoint_of(job, m, protocols[m.key]) for m in job.receives]
-        self._sends = self._sent(protocols, infos)
+        self._sends = self._send_endpoints(protocols, infos)
         self.peers = job.peers
-        self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
+        self._target_ranks, self._source_ranks = (
+            {m.peer for m in job.sends},
+            {m.peer for m in job.receives},
+        )
         self._block: DeviceBlock | None = None
         self._own: list[DeviceBlock] = []
         self.failure: FailureWord | None = None
         self._memory = _Memory()
 
-    def _sent(
+    def _send_endpoints(
         self, protocols: Mapping[Key, str], infos: Mapping[Tag, PeerInfo]
     ) -> list[PeerEndpoint]:
         job, targets = self.job, []
@@ -216,7 +219,9 @@ class Negotiation:
             Segment(TransferKind.COPY, run.row, 0, shifts=shifts_of(send.array, receive.array))
             for send, receive in self._copies.pairs()
             for run in runs(
-                [Copy(whole(self.job, send), whole(self.job, receive))], packed=1, tiles=True
+                [Copy(array_side(self.job, send), array_side(self.job, receive))],
+                packed=1,
+                tiles=True,
             )
         ]
         return self._launches(copies, self._sends, self._receives)
@@ -268,7 +273,7 @@ class Negotiation:
             if end.protocol == "direct":
                 common = common._replace(kind=TransferKind.SEND_DIRECT, begun=begun)
                 base = 0  # these rows already hold the peer's addresses
-            elif peer not in self._of:
+            elif peer not in self._source_ranks:
                 common = common._replace(begun=begun, lag=1)
             segments += _segments_of(end, common, base, flags, packed=1)
         return segments
@@ -309,7 +314,7 @@ class Negotiation:
             # Peers that wait until this rank has begun: senders of direct messages, and senders that get nothing back.
             waiting = sorted(
                 {s.message.peer for s in self._receives if s.protocol == "direct"}
-                | (self._of - self._to)
+                | (self._source_ranks - self._target_ranks)
             )
             addresses = [self.arena.pointer(self._cts[peer].begun) for peer in waiting]
             # Equal for all launch sets, so that this upload changes nothing for a launch that still runs.

@@ -274,8 +274,8 @@ class Keys:
         Raises `PathError` if the keys are unknown, or if the known keys have a different generation.
         """
         for key, generation in exported.dropped:
-            gone = self._remote.get((rank, key))
-            if gone is not None and gone.generation == generation:
+            outdated = self._remote.get((rank, key))
+            if outdated is not None and outdated.generation == generation:
                 del self._remote[rank, key]
         if exported.keys is not None:
             self._remote[rank, exported.key] = exported

@@ -139,14 +139,14 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         """Set the transfers between arrays at these addresses, of this rank and of its peers."""
         transfers = self._cached.pop(addresses, None)
         if transfers is None:
-            transfers = self._made(addresses)
+            transfers = self._make_transfers(addresses)
             if len(self._cached) >= _MOST_CACHED:
                 for unused in self._cached.pop(next(iter(self._cached)))[1]:
                     self._keys.release(unused)
         self._cached[addresses] = transfers
         self._addresses, self._transfers = addresses, transfers[0]
 
-    def _made(self, addresses: tuple[Bases, ...]) -> tuple[list[Transfer], list[KeyList]]:
+    def _make_transfers(self, addresses: tuple[Bases, ...]) -> tuple[list[Transfer], list[KeyList]]:
         keys, (own_bases, *peer_bases) = self._keys, addresses
         transfers, lists = [], []
         for moved, (arrays, exported) in zip(self._moved_windows, self._their_exports, strict=True):
