@@ -184,7 +184,7 @@ class _PlannedReduction:
         work: this rank's next call first waits for all ranks on the host.
         """
         if self._failure is not None and not self._failed[0] and not is_capturing(stream):
-            self._failed[0], self._failure.is_told = self._world.rank + 1, True
+            self._failed[0], self._failure.was_raised = self._world.rank + 1, True
         raise error
 
     def _resume(self) -> None:
@@ -192,7 +192,7 @@ class _PlannedReduction:
         assert self._failure is not None
         refused = self._world.rank + 1  # no kernel waits for its own rank
         if self._failed[0] != refused:
-            self._failure.is_told = True
+            self._failure.was_raised = True
             raise self._error()
 
         def check() -> None:

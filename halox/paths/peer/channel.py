@@ -73,7 +73,7 @@ class PeerChannel(StreamChannel):
 
     def _enter(self, stream: Stream, is_aside: bool) -> None:
         if self._failed[0]:
-            self._failure.is_told = True
+            self._failure.was_raised = True
             raise self._agreed.error()
         pointer = stream.ptr
         if self._order.last is not stream:
