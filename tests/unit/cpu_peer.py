@@ -33,9 +33,9 @@ from halox.paths.peer.endpoints import peer_info
 from halox.paths.peer.table import (
     EPOCH_SHIFT,
     TABLE_BYTES,
+    Kind,
     PeerPlan,
     Segment,
-    TransferKind,
     plan,
     segment_dtype,
 )
@@ -309,8 +309,8 @@ class Rank:
         return memory[start:][: 4 * int(self.exchange["send_chunks"])].view("u4")
 
     @property
-    def kinds(self) -> set[TransferKind]:
-        return {TransferKind(kind) for kind in self.planned.segments["kind"].tolist()}
+    def kinds(self) -> set[Kind]:
+        return {Kind(kind) for kind in self.planned.segments["kind"].tolist()}
 
     def limit(self, seconds: float) -> None:
         """Set the time limit of later launches."""

@@ -17,7 +17,7 @@ from halox.collectives.device.kernel_plans import (
     plan_wide,
 )
 from halox.packing.strided import _ELEMENTS
-from halox.paths.peer.table import MANY_THREADS, TransferKind
+from halox.paths.peer.table import MANY_THREADS, Kind
 from halox.runtime.gpu.compiler import OPTIONS, preamble, source
 from tests.support import require
 from tests.unit.kept import digest, made_once
@@ -178,10 +178,7 @@ class TestPeer:
 class TestKindsOfSegments:
     def test_what_is_not_there_is_not_compiled(self):
         everything = peer(3, 8, 1, 4)
-        packets = (
-            *everything,
-            ("KINDS", str(1 << TransferKind.SEND_LL | 1 << TransferKind.TAKE_LL)),
-        )
+        packets = (*everything, ("KINDS", str(1 << Kind.SEND_LL | 1 << Kind.TAKE_LL)))
         whole, part = (compiled("peer", d, "compute_90").ptx for d in (everything, packets))
         assert ".b128" in whole and ".b128" not in part
         assert len(part) < len(whole) / 2
@@ -190,18 +187,13 @@ class TestKindsOfSegments:
     @pytest.mark.parametrize("kinds", ["LL", "WIDE", "STAGED", "DIRECT", "COPY LL", "COPY WIDE"])
     def test_registers_suffice(self, kinds, in_flight, table):
         """With one word width, kernels of small exchanges spill no register, and others a few at most."""
-        mask = sum(
-            1 << kind for kind in TransferKind if set(kind.name.split("_")) & set(kinds.split())
-        )
+        mask = sum(1 << kind for kind in Kind if set(kind.name.split("_")) & set(kinds.split()))
         defines = (*peer(3, 8, in_flight, table), ("KINDS", str(mask)))
         assert max(spilled("peer", defines)) <= (0 if in_flight == 1 else FEW)
 
     @pytest.mark.parametrize("word", [4, 8, 16])
     def test_registers_suffice_for_tiles(self, word):
-        mask = sum(
-            1 << kind
-            for kind in (TransferKind.COPY, TransferKind.SEND_DIRECT, TransferKind.TAKE_DIRECT)
-        )
+        mask = sum(1 << kind for kind in (Kind.COPY, Kind.SEND_DIRECT, Kind.TAKE_DIRECT))
         defines = (*peer(3, word, 4, 0), ("KINDS", str(mask)), ("TILED", str(max(1, 16 // word))))
         assert max(spilled("peer", defines)) <= FEW
 

@@ -18,7 +18,7 @@ from halox.packing import tiles
 from halox.paths.messages import Message, Part
 from halox.paths.peer import endpoints as peer_endpoints
 from halox.paths.peer import table as peer_plan
-from halox.paths.peer.table import TransferKind
+from halox.paths.peer.table import Kind
 from tests.support import becomes, full, require, trials
 from tests.unit.cpu_peer import (
     ORDERS,
@@ -56,16 +56,16 @@ RUNS = rows((3, 7), (900, 101), 77, 1), rows((21,), (79,), 77, 6)
 LONG_RUNS = rows((2, 2), (9001, 3001), 2500, 3), rows((4,), (2503,), 2500, 5)
 
 SENT = {
-    "staging": TransferKind.SEND_STAGED,
-    "ll": TransferKind.SEND_LL,
-    "wide": TransferKind.SEND_WIDE,
-    "direct": TransferKind.SEND_DIRECT,
+    "staging": Kind.SEND_STAGED,
+    "ll": Kind.SEND_LL,
+    "wide": Kind.SEND_WIDE,
+    "direct": Kind.SEND_DIRECT,
 }
 TAKEN = {
-    "staging": TransferKind.TAKE_STAGED,
-    "ll": TransferKind.TAKE_LL,
-    "wide": TransferKind.TAKE_WIDE,
-    "direct": TransferKind.TAKE_DIRECT,
+    "staging": Kind.TAKE_STAGED,
+    "ll": Kind.TAKE_LL,
+    "wide": Kind.TAKE_WIDE,
+    "direct": Kind.TAKE_DIRECT,
 }
 WORDS = [
     *(("staging", n) for n in (1, 2, 4, 8, 16)),
@@ -160,7 +160,7 @@ class TestWays:
         with IN_MEMORY if where == "memory" else patch.object(peer_plan, "TABLE_BYTES", 3800):
             ranks = connect(flows, sms=2)
             assert bool(ranks[0].planned.inline) == (where == "launch")
-            assert ranks[0].kinds == {TransferKind.COPY, SENT[way], TAKEN[way]}
+            assert ranks[0].kinds == {Kind.COPY, SENT[way], TAKEN[way]}
             exchange(ranks)
 
     @pytest.mark.parametrize("itemsize", [*full(4), 8, 16])
@@ -246,7 +246,7 @@ class TestEnds:
     def test_all_flags_of_the_sender_are_waited_for(self, ends, order):
         ranks = connect(there_and_back("staging", *ends))
         segments, chunks = ranks[0].planned.segments, ranks[0].planned.send_chunks
-        taken = segments["kind"] == TransferKind.TAKE_STAGED
+        taken = segments["kind"] == Kind.TAKE_STAGED
         assert segments["flag_count"][taken].tolist() == [chunks] * taken.sum()
         exchange(ranks, order=order)
 
@@ -269,7 +269,7 @@ class TestEnds:
     def test_packets_stay_narrow(self, ends, order, wide_bytes):
         with patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes):
             ranks = connect(there_and_back("ll", *ends))
-        assert ranks[0].kinds == {TransferKind.SEND_LL, TransferKind.TAKE_LL}
+        assert ranks[0].kinds == {Kind.SEND_LL, Kind.TAKE_LL}
         exchange(ranks, order=order)
 
     @pytest.mark.parametrize("order", ORDERS)
@@ -277,7 +277,7 @@ class TestEnds:
     def test_wide_packets_of_equal_words(self, ends, order):
         with ALWAYS_WIDE:
             ranks = connect(there_and_back("ll", *ends))
-        assert ranks[0].kinds == {TransferKind.SEND_WIDE, TransferKind.TAKE_WIDE}
+        assert ranks[0].kinds == {Kind.SEND_WIDE, Kind.TAKE_WIDE}
         exchange(ranks, order=order)
 
     @pytest.mark.parametrize("order", ORDERS)
@@ -351,7 +351,7 @@ class TestRanks:
         flows.append(Flow(2, 1, "ll", [(rows((), (), 20000),) * 2], 7))
         with patch.object(peer_endpoints, "WIDE_BYTES", 20000):
             ranks = connect(flows, sms=2, multiprocessors=multiprocessors)
-        assert set().union(*(rank.kinds for rank in ranks)) == set(TransferKind)
+        assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
         exchange(ranks, 6, order=orders, delays=2)
 
     @pytest.mark.parametrize("ways", [("ll", "direct"), ("staging", "ll"), ("direct", "staging")])

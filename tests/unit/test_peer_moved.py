@@ -20,7 +20,7 @@ from halox.packing.strided_plan import StridedRow
 from halox.paths import aside
 from halox.paths.peer import channel as peer
 from halox.paths.peer import endpoints
-from halox.paths.peer.table import MOST_SHIFTS, TransferKind, both_packed
+from halox.paths.peer.table import MOST_SHIFTS, Kind, both_packed
 from halox.runtime.gpu import pools
 from tests.support import require
 from tests.unit.cpu_kernels import aligned
@@ -167,7 +167,7 @@ def test_other_arrays_of_any_alignment(name: str, streams: None) -> None:
     with patch.object(endpoints, "WIDE_BYTES", 1) if name == "wide" else nullcontext():
         ranks, channels = channels_of(FLOWS[name])
     assert all(channel.is_movable for channel in channels)
-    assert (TransferKind.SEND_WIDE in ranks[0].kinds) == (name == "wide")
+    assert (Kind.SEND_WIDE in ranks[0].kinds) == (name == "wide")
     home = [rank.arrays for rank in ranks]
     steps = [(0, 0), (16, 32), (8, 0), (0, 4), (1, 2), (256, 16), (8, 8)]
     for epoch, offsets in enumerate(steps, 1):
@@ -187,7 +187,7 @@ def test_copies_within_a_rank(streams: None) -> None:
     """The kernel makes the copies as long as the arrays are aligned to its words."""
     side = box(CUBE, (8, 9, 1), (0, 0, 8)), box(CUBE, (8, 9, 1), (0, 0, 0))
     ranks, channels = channels_of([*FLOWS["ll"], Flow(0, 0, "copy", [side])])
-    assert TransferKind.COPY in ranks[0].kinds
+    assert Kind.COPY in ranks[0].kinds
     for epoch in (1, 2, 3):
         for rank in ranks[: epoch % 2 + 1]:
             moved_to(rank, 16 * epoch, epoch)

@@ -24,9 +24,9 @@ from halox.paths.peer.table import (
     TABLE_BYTES,
     TILE_BYTES,
     TILE_DATA_BYTES,
+    Kind,
     MessageRun,
     Segment,
-    TransferKind,
     chunk_bytes,
     in_even_chunks,
     least_word,
@@ -65,15 +65,15 @@ def segments_of(*groups):
 
 
 MIXED = segments_of(
-    (TransferKind.TAKE_STAGED, 5000, 256),
-    (TransferKind.COPY, 300, 0),
-    (TransferKind.SEND_STAGED, 5000, 256),
-    (TransferKind.TAKE_LL, 70, 0),
-    (TransferKind.SEND_LL, 1, 0),
-    (TransferKind.TAKE_DIRECT, 1, 1),
-    (TransferKind.SEND_WIDE, 3000, 0),
-    (TransferKind.TAKE_WIDE, 448, 0),
-    (TransferKind.SEND_DIRECT, 513, 256),
+    (Kind.TAKE_STAGED, 5000, 256),
+    (Kind.COPY, 300, 0),
+    (Kind.SEND_STAGED, 5000, 256),
+    (Kind.TAKE_LL, 70, 0),
+    (Kind.SEND_LL, 1, 0),
+    (Kind.TAKE_DIRECT, 1, 1),
+    (Kind.SEND_WIDE, 3000, 0),
+    (Kind.TAKE_WIDE, 448, 0),
+    (Kind.SEND_DIRECT, 513, 256),
 )
 
 
@@ -90,7 +90,7 @@ class TestTable:
             "Exchange": EXCHANGE,
         }
         constants = {
-            **{kind.name: int(kind) for kind in TransferKind},
+            **{kind.name: int(kind) for kind in Kind},
             "EPOCH_SHIFT": EPOCH_SHIFT,
             "TILE_BYTES": TILE_BYTES,
             "32 * WIDE_BYTES": TILE_DATA_BYTES,
@@ -112,7 +112,7 @@ class TestTable:
     @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 12, 13, 15, 16, 20, 40])
     def test_it_travels_with_the_launch_where_it_fits(self, n, levels):
         row = StridedRow(0, 0, 8, tuple(Level(2, 1000 * k, 8 * k) for k in range(levels, 0, -1)))
-        planned = plan([Segment(TransferKind.SEND_LL, row, 0)] * n, sms=132)
+        planned = plan([Segment(Kind.SEND_LL, row, 0)] * n, sms=132)
         assert planned.inline >= n if n <= 12 else planned.inline in (0, *range(n, 64))
         if planned.inline:
             assert planned.table.nbytes <= TABLE_BYTES
@@ -123,14 +123,12 @@ class TestTable:
             assert planned.table.nbytes == planned.segments.nbytes + 8 * planned.chunks
 
     def test_many_chunks_take_turns_in_device_memory(self):
-        fewer = plan(segments_of((TransferKind.COPY, 64 * INLINE_CHUNKS, 64)), sms=132)
-        more = plan(segments_of((TransferKind.COPY, 64 * INLINE_CHUNKS + 1, 64)), sms=132)
+        fewer = plan(segments_of((Kind.COPY, 64 * INLINE_CHUNKS, 64)), sms=132)
+        more = plan(segments_of((Kind.COPY, 64 * INLINE_CHUNKS + 1, 64)), sms=132)
         assert fewer.inline and not more.inline
 
     def test_segments_keep_what_they_are_given(self):
-        segment = Segment(
-            TransferKind.TAKE_STAGED, line(100), 7, 32, 11 << 33, 12 << 33, 13 << 33, 14, 15
-        )
+        segment = Segment(Kind.TAKE_STAGED, line(100), 7, 32, 11 << 33, 12 << 33, 13 << 33, 14, 15)
         (entry,) = plan([segment], sms=4).segments
         names = ("kind", "peer", "chunk_words", "flags", "begun", "slot_bytes", "flag_count", "lag")
         assert [int(entry[name]) for name in names] == [
@@ -155,7 +153,7 @@ class TestChunks:
             for at, segment in enumerate(planned.segments)
             for number in range(
                 1
-                if segment["kind"] == TransferKind.TAKE_DIRECT
+                if segment["kind"] == Kind.TAKE_DIRECT
                 else -(-int(segment["region"]["words"]) // int(segment["chunk_words"]))
             )
         ]
@@ -170,7 +168,7 @@ class TestChunks:
 
     def test_what_is_sent_comes_first(self):
         planned = plan(MIXED, sms=4)
-        taken = planned.segments["kind"] >= TransferKind.TAKE_STAGED
+        taken = planned.segments["kind"] >= Kind.TAKE_STAGED
         assert taken.tolist() == sorted(taken) and not taken[0] and taken[-1]
         of_chunks = taken[planned.order[:, 0]]
         assert not of_chunks[: planned.send_chunks].any()
@@ -179,50 +177,27 @@ class TestChunks:
     def test_segments_take_turns(self):
         """The chunks of equally long segments alternate; the chunks of a short segment are spread over a long one."""
         planned = plan(
-            segments_of(
-                (TransferKind.SEND_LL, 80, 10),
-                (TransferKind.SEND_LL, 80, 10),
-                (TransferKind.TAKE_LL, 80, 10),
-            ),
+            segments_of((Kind.SEND_LL, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)),
             sms=4,
         )
         assert planned.order[:16].tolist() == [[segment, n] for n in range(8) for segment in (0, 1)]
         assert planned.order[16:].tolist() == [[2, n] for n in range(8)]
-        planned = plan(
-            segments_of((TransferKind.SEND_LL, 20, 10), (TransferKind.SEND_LL, 80, 10)), sms=4
-        )
+        planned = plan(segments_of((Kind.SEND_LL, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
         assert np.flatnonzero(planned.order[:, 0] == 0).tolist() == [0, 5]
 
     def test_copies_wait_until_all_is_sent(self):
         planned = plan(
-            segments_of(
-                (TransferKind.COPY, 80, 10),
-                (TransferKind.SEND_LL, 20, 10),
-                (TransferKind.TAKE_LL, 20, 10),
-            ),
-            sms=4,
+            segments_of((Kind.COPY, 80, 10), (Kind.SEND_LL, 20, 10), (Kind.TAKE_LL, 20, 10)), sms=4
         )
-        assert planned.segments["kind"].tolist() == [
-            TransferKind.SEND_LL,
-            TransferKind.COPY,
-            TransferKind.TAKE_LL,
-        ]
+        assert planned.segments["kind"].tolist() == [Kind.SEND_LL, Kind.COPY, Kind.TAKE_LL]
         assert planned.order[:, 0].tolist() == [0] * 2 + [1] * 8 + [2] * 2
 
     def test_copies_go_on_beside_what_goes_direct(self):
         planned = plan(
-            segments_of(
-                (TransferKind.COPY, 80, 10),
-                (TransferKind.SEND_DIRECT, 20, 10),
-                (TransferKind.TAKE_DIRECT, 1, 1),
-            ),
+            segments_of((Kind.COPY, 80, 10), (Kind.SEND_DIRECT, 20, 10), (Kind.TAKE_DIRECT, 1, 1)),
             sms=4,
         )
-        assert planned.segments["kind"].tolist() == [
-            TransferKind.SEND_DIRECT,
-            TransferKind.COPY,
-            TransferKind.TAKE_DIRECT,
-        ]
+        assert planned.segments["kind"].tolist() == [Kind.SEND_DIRECT, Kind.COPY, Kind.TAKE_DIRECT]
         assert planned.order[:, 0].tolist() == [0] + [1] * 4 + [0] + [1] * 4 + [2]
 
     @pytest.mark.parametrize(
@@ -230,10 +205,7 @@ class TestChunks:
     )
     def test_blocks_of_wide_packets_follow_what_there_is_to_do(self, tiles, blocks):
         words = tiles * TILE_DATA_BYTES // 8
-        planned = plan(
-            segments_of((TransferKind.SEND_WIDE, words, 0), (TransferKind.TAKE_WIDE, words, 0)),
-            sms=132,
-        )
+        planned = plan(segments_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=132)
         assert (planned.threads, planned.send_chunks) == (64, tiles // 2)
         assert (planned.send_blocks, planned.blocks) == (blocks, 2 * blocks)
         beside = min(blocks, 264)
@@ -241,16 +213,14 @@ class TestChunks:
 
     @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):
-        many = segments_of(
-            (TransferKind.SEND_STAGED, 1 << 20, 16), (TransferKind.TAKE_STAGED, 1 << 20, 16)
-        )
+        many = segments_of((Kind.SEND_STAGED, 1 << 20, 16), (Kind.TAKE_STAGED, 1 << 20, 16))
         planned = plan(many, sms=sms)
         assert 2 * planned.send_blocks == planned.blocks
         assert planned.send_blocks <= 4 * sms
         assert planned.blocks < 1 << EPOCH_SHIFT
 
     def test_one_side_alone(self):
-        for kind, blocks in ((TransferKind.SEND_LL, 3), (TransferKind.TAKE_LL, 0)):
+        for kind, blocks in ((Kind.SEND_LL, 3), (Kind.TAKE_LL, 0)):
             planned = plan(segments_of((kind, 300, 100)), sms=4)
             assert (planned.send_chunks, planned.send_blocks) == (blocks, blocks)
             assert (planned.chunks, planned.blocks) == (3, 3)
@@ -259,8 +229,7 @@ class TestChunks:
         """Each warp of a block has one tile of a chunk, for any number of words."""
         for words in (3000, 1 << 18):
             planned = plan(
-                segments_of((TransferKind.SEND_WIDE, words, 0), (TransferKind.TAKE_WIDE, words, 0)),
-                sms=4,
+                segments_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=4
             )
             of_a_warp = TILE_DATA_BYTES // 8
             assert set(planned.segments["chunk_words"] // of_a_warp) == {planned.threads // 32}
@@ -269,12 +238,12 @@ class TestChunks:
     def test_common_words_are_for_the_compiler(self):
         rows = {word: StridedRow(0, 0, word, (Level(9, word, word),)) for word in (1, 2, 4, 8, 16)}
         for word, row in rows.items():
-            assert plan([Segment(TransferKind.COPY, row, 0)] * 2, sms=4).word_bytes == (
+            assert plan([Segment(Kind.COPY, row, 0)] * 2, sms=4).word_bytes == (
                 word if word > 2 else 0
             )
-        assert plan([Segment(TransferKind.COPY, rows[w], 0) for w in (4, 8)], sms=4).word_bytes == 0
-        waiting = Segment(TransferKind.TAKE_DIRECT, StridedRow(0, 0, 16, ()), 0, 1)
-        assert plan([Segment(TransferKind.COPY, rows[4], 0), waiting], sms=4).word_bytes == 4
+        assert plan([Segment(Kind.COPY, rows[w], 0) for w in (4, 8)], sms=4).word_bytes == 0
+        waiting = Segment(Kind.TAKE_DIRECT, StridedRow(0, 0, 16, ()), 0, 1)
+        assert plan([Segment(Kind.COPY, rows[4], 0), waiting], sms=4).word_bytes == 4
 
 
 class TestRuns:

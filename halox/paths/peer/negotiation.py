@@ -26,9 +26,9 @@ from halox.paths.peer.endpoints import (
 from halox.paths.peer.table import (
     MOST_SHIFTS,
     PACKET_EXPANSION,
+    Kind,
     PeerPlan,
     Segment,
-    TransferKind,
     plan,
     repacked,
     runs,
@@ -127,10 +127,8 @@ class Negotiation:
         self._receives = [endpoint_of(job, m, protocols[m.key]) for m in job.receives]
         self._sends = self._send_endpoints(protocols, infos)
         self.peers = job.peers
-        self._target_ranks, self._source_ranks = (
-            {m.peer for m in job.sends},
-            {m.peer for m in job.receives},
-        )
+        self._target_ranks = {m.peer for m in job.sends}
+        self._source_ranks = {m.peer for m in job.receives}
         self._block: DeviceBlock | None = None
         self._own: list[DeviceBlock] = []
         self.failure: FailureWord | None = None
@@ -216,7 +214,7 @@ class Negotiation:
     def prepared(self) -> LaunchSet:
         """Return all launches of an exchange; allocates the memory of their tables."""
         copies = [
-            Segment(TransferKind.COPY, run.row, 0, shifts=shifts_of(send.array, receive.array))
+            Segment(Kind.COPY, run.row, 0, shifts=shifts_of(send.array, receive.array))
             for send, receive in self._copies.pairs()
             for run in runs(
                 [Copy(array_side(self.job, send), array_side(self.job, receive))],
@@ -269,9 +267,9 @@ class Negotiation:
             cts, begun = self._cts[peer], self._pointer(("begun", peer))
             place, slot_bytes, end.is_wide = cts.staging[tag]
             flags, base = self.arena.pointer(cts.flags[tag]), self.arena.pointer(place)
-            common = Segment(TransferKind.SEND_STAGED, _NOTHING, number, slot_bytes=slot_bytes)
+            common = Segment(Kind.SEND_STAGED, _NOTHING, number, slot_bytes=slot_bytes)
             if end.protocol == "direct":
-                common = common._replace(kind=TransferKind.SEND_DIRECT, begun=begun)
+                common = common._replace(kind=Kind.SEND_DIRECT, begun=begun)
                 base = 0  # these rows already hold the peer's addresses
             elif peer not in self._source_ranks:
                 common = common._replace(begun=begun, lag=1)
@@ -282,11 +280,9 @@ class Negotiation:
         segments: list[Segment] = []
         for number, end in enumerate(receives, len(self._sends)):
             rts, flags = self._incoming[end.tag], self._pointer(("flags", *end.tag))
-            common = Segment(TransferKind.TAKE_STAGED, _NOTHING, number, flag_count=rts.chunks)
+            common = Segment(Kind.TAKE_STAGED, _NOTHING, number, flag_count=rts.chunks)
             if end.protocol == "direct":
-                segments.append(
-                    common._replace(kind=TransferKind.TAKE_DIRECT, chunk_words=1, flags=flags)
-                )
+                segments.append(common._replace(kind=Kind.TAKE_DIRECT, chunk_words=1, flags=flags))
                 continue
             mine, theirs = (
                 [s[:3] for s in signature] for signature in (end.signature, rts.signature)
@@ -389,10 +385,7 @@ def _segments_of(
 
     Each run has separate flags, unless all runs wait for all flags of the message.
     """
-    kinds = (
-        (TransferKind.TAKE_LL, TransferKind.TAKE_WIDE),
-        (TransferKind.SEND_LL, TransferKind.SEND_WIDE),
-    )
+    kinds = (Kind.TAKE_LL, Kind.TAKE_WIDE), (Kind.SEND_LL, Kind.SEND_WIDE)
     for run in end.runs:
         row = run.row
         common = common._replace(

@@ -100,7 +100,7 @@ CHUNKS = 64
 """Chunks of a segment whose chunks stay within CHUNK_BYTES."""
 
 
-class TransferKind(IntEnum):
+class Kind(IntEnum):
     """Kinds of transfer of a segment's words; see ``peer.cu``."""
 
     COPY = 0
@@ -245,7 +245,7 @@ def both_packed(row: StridedRow, packed: int) -> StridedRow:
 class Segment(NamedTuple):
     """A row and its kind of transfer, as in ``peer.cu``, with addresses on the GPU that runs the kernel."""
 
-    kind: TransferKind
+    kind: Kind
     row: StridedRow
     message: int  # number of the message on this rank, for errors
     chunk_words: int = 0  # 0 lets `plan` choose
@@ -306,10 +306,8 @@ class PeerPlan:
         number = np.arange(self.chunks) - first[segment]
         is_taken = segment >= np.searchsorted(first, self.send_chunks)
         kinds = self.segments["kind"]
-        unpacked = np.isin(
-            kinds, (TransferKind.SEND_STAGED, TransferKind.SEND_LL, TransferKind.SEND_WIDE)
-        ).any()
-        is_late = unpacked & (kinds == TransferKind.COPY)[segment]
+        unpacked = np.isin(kinds, (Kind.SEND_STAGED, Kind.SEND_LL, Kind.SEND_WIDE)).any()
+        is_late = unpacked & (kinds == Kind.COPY)[segment]
         turn = np.lexsort((segment, number / counts[segment], is_late, is_taken))
         return np.stack([segment[turn], number[turn]], axis=1).astype(np.uint32)
 
@@ -362,19 +360,13 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     """
     # Copies follow the sends, since no peer waits for copies.
     ordered = sorted(
-        segments,
-        key=lambda segment: (
-            segment.kind >= TransferKind.TAKE_STAGED,
-            segment.kind == TransferKind.COPY,
-        ),
+        segments, key=lambda segment: (segment.kind >= Kind.TAKE_STAGED, segment.kind == Kind.COPY)
     )
     words = [0, 0]
     for segment in ordered:
-        words[segment.kind >= TransferKind.TAKE_STAGED] += segment.row.words
+        words[segment.kind >= Kind.TAKE_STAGED] += segment.row.words
     small = max(words) <= SMALL_WORDS
-    is_wide = any(
-        segment.kind in (TransferKind.SEND_WIDE, TransferKind.TAKE_WIDE) for segment in ordered
-    )
+    is_wide = any(segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE) for segment in ordered)
     threads = THREADS if small else WIDE_THREADS if is_wide else MANY_THREADS
     in_flight = 1 if small else IN_FLIGHT
     most_levels = max(len(segment.row.levels) for segment in ordered)
@@ -385,20 +377,18 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         chunk_words = segment.chunk_words or (
             tiles_of(segment.row) if segment.row.tile else threads * in_flight
         )
-        if segment.kind in (TransferKind.SEND_WIDE, TransferKind.TAKE_WIDE):
+        if segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
             chunk_words = threads // 32 * TILE_DATA_BYTES // segment.row.word_bytes
         fill_region(entry["region"], segment.row, chunk)
         for name in ("flags", "begun", "slot_bytes", "flag_count", "lag", "shifts"):
             entry[name] = getattr(segment, name)
         entry["kind"], entry["peer"] = segment.kind, segment.message
         entry["chunk_words"] = chunk_words
-        is_waited_for = segment.kind == TransferKind.TAKE_DIRECT
+        is_waited_for = segment.kind == Kind.TAKE_DIRECT
         chunk += 1 if is_waited_for else max(1, -(-segment.row.units // chunk_words))
-        if segment.kind < TransferKind.TAKE_STAGED:
+        if segment.kind < Kind.TAKE_STAGED:
             send_chunks = chunk
-    words_of = {
-        segment.row.word_bytes for segment in ordered if segment.kind != TransferKind.TAKE_DIRECT
-    }
+    words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}
     common = words_of.pop() if len(words_of) == 1 else 0
     sides = sides_of(segment.row for segment in ordered)
     per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)

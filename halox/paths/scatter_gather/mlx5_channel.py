@@ -29,8 +29,8 @@ from halox.runtime.waiting import UNDER_WAY
 from halox.runtime.world import World
 
 
-class Notifications:
-    """Notifications of peers, counted by their numbers; each end of a message has a separate number."""
+class Inbox:
+    """Peers' notifications, counted by their numbers; each end of a message has a separate number."""
 
     def __init__(self, engine: Mlx5Umr) -> None:
         self.engine, self.lock = engine, Lock()
@@ -58,9 +58,9 @@ class _MessageEnd:
     """End of a message at this rank, in one exchange at a time."""
 
     def __init__(
-        self, message: Message, rounds: Rounds, notifications: Notifications, own: int, theirs: int
+        self, message: Message, rounds: Rounds, inbox: Inbox, own: int, theirs: int
     ) -> None:
-        self.message, self._rounds, self._notifications = message, rounds, notifications
+        self.message, self._rounds, self._inbox = message, rounds, inbox
         self._own, self._theirs = own, theirs
         self._done = rounds.count
 
@@ -73,21 +73,17 @@ class _MessageEnd:
     def _invite(self) -> None:
         """Notify the sender that the windows of the next round can be written."""
         self._rounds.enter(self._done)
-        self._notifications.engine.notify(self.message.peer, self._theirs)
+        self._inbox.engine.notify(self.message.peer, self._theirs)
 
     def step(self) -> None:
         """Make all progress that is possible now."""
         if self.message.direction == "receive":
-            while not self.is_done and self._notifications.consume(self._own):
+            while not self.is_done and self._inbox.consume(self._own):
                 self._done += 1
                 if not self.is_done:
                     self._invite()
             return
-        while (
-            self._done < self._rounds.count
-            and self._is_idle
-            and self._notifications.consume(self._own)
-        ):
+        while self._done < self._rounds.count and self._is_idle and self._inbox.consume(self._own):
             self._rounds.enter(self._done)
             *first, last = self._rounds.transfers("put", self._done)
             for transfer in first:
@@ -98,7 +94,7 @@ class _MessageEnd:
     @property
     def _is_idle(self) -> bool:
         """Whether the adapter has finished with the keys of the last round."""
-        return self._notifications.engine.is_idle(self._rounds.keys)
+        return self._inbox.engine.is_idle(self._rounds.keys)
 
     @property
     def is_done(self) -> bool:
@@ -111,17 +107,12 @@ class Mlx5Channel(AgreeingChannel):
     """Moves arrays between nodes without packing; see the module. ``gpu`` is given for arrays on this rank's GPU."""
 
     def __init__(
-        self,
-        world: World,
-        job: Job,
-        keys: Keys,
-        notifications: Notifications,
-        gpu: GpuArrays | None = None,
+        self, world: World, job: Job, keys: Keys, inbox: Inbox, gpu: GpuArrays | None = None
     ) -> None:
         self._prepare(world, keys, job.messages)
-        self._arrays, self._notifications = job.arrays, notifications
+        self._arrays, self._inbox = job.arrays, inbox
         self._waiter = world.waiter()
-        self._numbers: dict[Key, int] = {m.key: notifications.new_number() for m in job.messages}
+        self._numbers: dict[Key, int] = {m.key: inbox.new_number() for m in job.messages}
         self._peers = job.peers
         self._ends: list[_MessageEnd] = []
         self._gpu, self._is_begun = gpu, False
@@ -140,14 +131,14 @@ class Mlx5Channel(AgreeingChannel):
     def proposals(self) -> dict[int, tuple[Proposals, QueueAddress]]:
         """Return for each peer the chunk sizes that suit this rank, and the address of its queue pair."""
         proposals = super().proposals()
-        addresses = self._notifications.engine.invite(proposals)
+        addresses = self._inbox.engine.invite(proposals)
         return {peer: (sizes, addresses[peer]) for peer, sizes in proposals.items()}
 
     def exports(
         self, theirs: Mapping[int, tuple[Proposals, QueueAddress]]
     ) -> dict[int, tuple[Exports, dict[tuple[str, int], int]]]:
         """Connect, and return for each peer the keys of all messages with it, and their numbers."""
-        self._notifications.engine.connect({peer: address for peer, (_, address) in theirs.items()})
+        self._inbox.engine.connect({peer: address for peer, (_, address) in theirs.items()})
         self._map({peer: proposals for peer, (proposals, _) in theirs.items()})
         numbers: dict[int, dict[tuple[str, int], int]] = {peer: {} for peer in theirs}
         for m in self.messages:
@@ -164,9 +155,7 @@ class Mlx5Channel(AgreeingChannel):
             own = self._own[m.key]
             rounds = Rounds(self._keys, own, m.peer, exported, remote)
             number = numbers[m.opposite]
-            self._ends.append(
-                _MessageEnd(m, rounds, self._notifications, self._numbers[m.key], number)
-            )
+            self._ends.append(_MessageEnd(m, rounds, self._inbox, self._numbers[m.key], number))
 
     def check(self) -> None:
         """Refuse a stream that is being captured."""
@@ -184,7 +173,7 @@ class Mlx5Channel(AgreeingChannel):
         if self._gpu is not None:
             self._gpu.begin()
             return
-        with self._notifications.lock:
+        with self._inbox.lock:
             self._begin()
 
     def _begin(self) -> bool:
@@ -204,17 +193,17 @@ class Mlx5Channel(AgreeingChannel):
 
     def _step(self) -> bool:
         """Make all progress that is possible now; return whether the exchange has ended on this rank."""
-        if not self._notifications.lock.acquire(blocking=False):  # another thread makes progress
+        if not self._inbox.lock.acquire(blocking=False):  # another thread makes progress
             return False
         try:
-            self._notifications.collect()
+            self._inbox.collect()
             if not self._begin():
                 return False
             for end in self._ends:
                 end.step()
             return all(end.is_done for end in self._ends)
         finally:
-            self._notifications.lock.release()
+            self._inbox.lock.release()
 
     def _missing(self) -> list[int]:
         if not self._is_begun:
