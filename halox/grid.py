@@ -19,7 +19,7 @@ import numpy.typing as npt
 from halox.decomposition import PARITIES, FieldLayout
 from halox.domain import Domain, FieldOptions, GridOptions
 from halox.errors import FieldError
-from halox.exchange.cache import Found, PlanCache
+from halox.exchange.cache import CachedPlan, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
 from halox.exchange.making import make_domain_plan
@@ -900,7 +900,7 @@ class Grid(Closing):
     @single_threaded
     def _cached(
         self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
-    ) -> Found:
+    ) -> CachedPlan:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self._plan(operation, fields, corners, keep=False)
         self._plans.add(key, fields, plan)

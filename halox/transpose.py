@@ -18,7 +18,7 @@ from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
-from halox.exchange.transpose import both_sides, memory_order, transpose_draft
+from halox.exchange.transpose import memory_order, transpose_draft, transpose_ends
 from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.arrays import describe, share_memory
@@ -246,7 +246,7 @@ class Transpose(Closing):
         order = records[0][1]
 
         def draft() -> Draft:
-            sides = both_sides(u, of_u, v, of_v, self.axes)
+            sides = transpose_ends(u, of_u, v, of_v, self.axes)
             source, target = sides if direction == "forward" else sides[::-1]
             return transpose_draft(source, target, order)
 

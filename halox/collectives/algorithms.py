@@ -170,12 +170,12 @@ def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
     return 2 * BETWEEN.us(ranks, each * far / ranks * nbytes)
 
 
-def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
+def choose_algorithm(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
     """Choose an algorithm for NumPy arrays: the requested or else the fastest by prediction.
 
     Examples
     --------
-    >>> choose(None, 8, 4, 1), choose(None, 8, 64, 8), choose(None, 8, 4, 4)
+    >>> choose_algorithm(None, 8, 4, 1), choose_algorithm(None, 8, 64, 8), choose_algorithm(None, 8, 4, 4)
     ('host', 'hierarchical', 'host')
     """
     if name is None:

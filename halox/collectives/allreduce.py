@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from halox.collectives.algorithms import check_name, choose
+from halox.collectives.algorithms import check_name, choose_algorithm
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_allreduce import DeviceAllreduce
 from halox.collectives.host.host_allreduce import HostAllreduce
@@ -129,7 +129,7 @@ class Allreduce(Closing):
                 check_name(algorithm, on_gpu=True)
                 return found_shape, found_dtype, algorithm, gpu
             nbytes = prod(found_shape) * found_dtype.itemsize
-            chosen = choose(algorithm, nbytes, world.size, len(set(world.nodes)))
+            chosen = choose_algorithm(algorithm, nbytes, world.size, len(set(world.nodes)))
             return found_shape, found_dtype, chosen, None
 
         try:
@@ -259,17 +259,17 @@ class Allreduce(Closing):
 
 def _shape(shape: object) -> tuple[int, ...]:
     extents = [as_int(n) for n in as_entries(shape)]
-    found = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
-    if len(found) < len(extents):
+    valid = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
+    if len(valid) < len(extents):
         raise FieldError(f"shape must be an int >= 0 or a sequence of such, got {shown(shape)}")
-    return found
+    return valid
 
 
 def _dtype(dtype: npt.DTypeLike) -> DType:
     try:
-        found: DType = np.dtype(dtype)
+        result: DType = np.dtype(dtype)
     except Exception as error:  # NumPy raises several types
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"
         ) from error
-    return found
+    return result

@@ -32,11 +32,11 @@ class ArrayReduction(ABC):
     def close(self) -> None:
         """Free memory and communicators; collective."""
 
-    def _check(self, found: Described, name: str) -> None:
-        if tuple(found.shape) != self.shape or found.dtype != self.dtype:
+    def _check(self, described: Described, name: str) -> None:
+        if tuple(described.shape) != self.shape or described.dtype != self.dtype:
             raise FieldError(
-                f"{name}: got shape {tuple(found.shape)} of {found.dtype}, this allreduce is of shape {self.shape} of "
-                f"{self.dtype}; make another one for other arrays"
+                f"{name}: got shape {tuple(described.shape)} of {described.dtype}, this allreduce is of shape "
+                f"{self.shape} of {self.dtype}; make another one for other arrays"
             )
         if name == "out":
-            check_writable(found)
+            check_writable(described)

@@ -39,9 +39,9 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
         specs = [layout.spec for layout in layouts]
         parities = [spec.parity for spec in specs]
         if parities[0] != parities[1]:
-            found = " and ".join(f"one of {one or 'all'} cells" for one in parities)
+            given = " and ".join(f"one of {one or 'all'} cells" for one in parities)
             raise FieldError(
-                f"{name} needs two fields of one layout, got {found}; give two of one parity"
+                f"{name} needs two fields of one layout, got {given}; give two of one parity"
             )
         raise FieldError(
             f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
@@ -62,7 +62,7 @@ def _cells(field: object, layout: FieldLayout) -> Cells:
         start, stop = cut.start or 0, extent if cut.stop is None else cut.stop
         pointer += start * stride
         shape.append(stop - start)
-    found = Described(
+    described = Described(
         pointer, tuple(shape), whole.strides, whole.dtype, whole.device, whole.writable
     )
-    return Cells(field, layout, found)
+    return Cells(field, layout, described)

@@ -24,7 +24,7 @@ CAPACITY = 512
 Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
 """Key of a plan that serves all arrays of some layouts, and the descriptions of the arrays of this call."""
 
-Found: TypeAlias = tuple[Plan, Bound | None]
+CachedPlan: TypeAlias = tuple[Plan, Bound | None]
 """A plan and its argument: None for the plan's own arrays, otherwise views of other arrays."""
 
 
@@ -61,19 +61,19 @@ class PlanCache:
         shared_key_of: Callable[[tuple[object, ...]], Shared | None] = lambda _: None,
     ) -> None:
         self._key_of, self._shared_key_of = key_of, shared_key_of
-        self.known: KnownArrays[Found] = KnownArrays()
+        self.known: KnownArrays[CachedPlan] = KnownArrays()
         self._has_shared = False
-        # Whether some entry of a field has arrays that a shared plan would serve if other ranks' arrays allowed it.
-        self._has_strangers = False
+        # Whether an entry of a field could be a shared plan, if it were not for other ranks' arrays.
+        self._has_unshared = False
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
-        self._doomed: list[Plan] = []
+        self._to_close: list[Plan] = []
 
     def __len__(self) -> int:
         """Return the number of plans in the cache."""
         return len(self._entries)
 
-    def find(self, kind: Hashable, arrays: tuple[object, ...]) -> Found | None:
+    def find(self, kind: Hashable, arrays: tuple[object, ...]) -> CachedPlan | None:
         """Return the plan of these fields or of their layouts, None if there is no such plan yet.
 
         The result is also None for objects that are not arrays and for an unhashable kind of call: making a plan then
@@ -82,7 +82,7 @@ class PlanCache:
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
             entry = None
-            if shared is None or self._has_strangers:
+            if shared is None or self._has_unshared:
                 entry = self._entries.get((kind, self._key_of(arrays)))
             if entry is not None:
                 shared = None
@@ -117,7 +117,7 @@ class PlanCache:
             self._entries[kind, shared[0]] = _Entry(self._added, plan)
             self.known.passed_before(arrays)
             return
-        self._has_strangers |= shared is not None
+        self._has_unshared |= shared is not None
         key, place = (kind, self._key_of(arrays)), weakref.ref(self)
 
         def forget(gone: object) -> None:
@@ -132,8 +132,8 @@ class PlanCache:
 
     def sweep(self) -> None:
         """Close the plans that have been dropped; local."""
-        while self._doomed:
-            self._doomed.pop().close()
+        while self._to_close:
+            self._to_close.pop().close()
 
     def clear(self) -> None:
         """Close all plans; local."""
@@ -152,5 +152,5 @@ class PlanCache:
         """Remove an entry. This may run at any point of any code, so that `sweep` closes the plan later."""
         entry = self._entries.pop(key, None)
         if entry is not None and entry.plan is not None:
-            self._doomed.append(entry.plan)
+            self._to_close.append(entry.plan)
             entry.plan, entry.watched = None, ()

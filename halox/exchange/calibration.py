@@ -29,7 +29,7 @@ FORMAT = 1
 
 NO_GPU = "none"
 
-_MOST_SAID = 1000
+_MOST_REASON_LENGTH = 1000
 _REMEDY = "run `halox tune` again"
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
@@ -103,10 +103,10 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
     """
     if world.size == 1 or fingerprint.gpu == NO_GPU:
         return Costs.default()
-    found: list[Costs | None] = world.gather_result(
+    costs: list[Costs | None] = world.gather_result(
         lambda: load(fingerprint) if world.rank == 0 else None, "the reading of the tuning file"
     )
-    return found[0] or Costs.default()
+    return costs[0] or Costs.default()
 
 
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
@@ -130,9 +130,9 @@ def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     return None
 
 
-def _find(fingerprint: Fingerprint, found: object) -> Costs | None:
+def _find(fingerprint: Fingerprint, contents: object) -> Costs | None:
     """Return the constants of a set-up from a file's contents, None if the file holds none at all."""
-    entries = _entries(found)
+    entries = _entries(contents)
     for entry in entries:
         if entry.get("fingerprint") == asdict(fingerprint):
             try:
@@ -172,13 +172,13 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
     return path
 
 
-def _entries(found: object) -> list[Entry]:
+def _entries(contents: object) -> list[Entry]:
     """Return the entries of a file from its contents."""
-    if not isinstance(found, dict) or "format" not in found:
+    if not isinstance(contents, dict) or "format" not in contents:
         raise HaloxError("it is corrupt: no format is named in it")
-    if found["format"] != FORMAT:
-        raise HaloxError(f"it is of format {found['format']!r}, and this halox reads {FORMAT}")
-    entries = found.get("entries")
+    if contents["format"] != FORMAT:
+        raise HaloxError(f"it is of format {contents['format']!r}, and this halox reads {FORMAT}")
+    entries = contents.get("entries")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise HaloxError("it is corrupt: it holds no list of entries")
     return entries
@@ -201,10 +201,10 @@ def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
 
 
 def _warn(path: Path | None, why: str) -> None:
-    said = " ".join(why.split())  # on one line, for any contents of the file
-    said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]} ..."
+    reason = " ".join(why.split())  # on one line, for any contents of the file
+    reason = reason if len(reason) <= _MOST_REASON_LENGTH else f"{reason[:_MOST_REASON_LENGTH]} ..."
     warnings.warn(
-        f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {said}; "
+        f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {reason}; "
         f"{_REMEDY}, or delete the file",
         stacklevel=3,
     )

@@ -37,13 +37,13 @@ class Costs:
     @classmethod
     def default(cls) -> Costs:
         """Return the shipped constants of all registered paths."""
-        found = {}
+        protocols = {}
         for path in PATHS.values():
             for protocol in path.protocols:
                 for cost, shared in ((protocol.cost, False), (protocol.shared_gpu_cost, True)):
                     if cost is not None:
-                        found[protocol_name(path.name, protocol.name, shared)] = cost
-        return cls(found, "shipped constants")
+                        protocols[protocol_name(path.name, protocol.name, shared)] = cost
+        return cls(protocols, "shipped constants")
 
     def knows(self, path: str, protocol: str) -> bool:
         """Whether a protocol has a cost model; protocols of NumPy arrays have no model."""
@@ -84,13 +84,15 @@ class Costs:
         candidate has a model; then it is the first one. Between equal times the first name in alphabetical order wins.
         """
 
-        def rank(found: Candidate) -> tuple[float, str, str]:
-            path, protocol = found.path, found.protocol
+        def rank(candidate: Candidate) -> tuple[float, str, str]:
+            path, protocol = candidate.path, candidate.protocol
             us = self.predict(path, protocol, nbytes, block_bytes, messages, shared_gpu)
             return us, path, protocol
 
-        candidates = [found for found in candidates if found.preferred] or candidates
-        known = [found for found in candidates if self.knows(found.path, found.protocol)]
+        candidates = [candidate for candidate in candidates if candidate.preferred] or candidates
+        known = [
+            candidate for candidate in candidates if self.knows(candidate.path, candidate.protocol)
+        ]
         return min(known, key=rank) if known else candidates[0]
 
     def updated(self, protocols: Mapping[str, ProtocolCost], origin: str) -> Costs:
@@ -103,18 +105,18 @@ class Costs:
         return {"origin": self.origin, "run_bytes": list(RUN_BYTES), "protocols": protocols}
 
     @classmethod
-    def from_dict(cls, found: Any) -> Costs:
+    def from_dict(cls, values: Any) -> Costs:
         """Read the result of `to_dict`."""
         try:
-            if tuple(found["run_bytes"]) != RUN_BYTES:
+            if tuple(values["run_bytes"]) != RUN_BYTES:
                 raise HaloxError(
-                    f"constants are for runs of {found['run_bytes']} bytes, not {RUN_BYTES}"
+                    f"constants are for runs of {values['run_bytes']} bytes, not {RUN_BYTES}"
                 )
             protocols = {}
-            for name, one in found["protocols"].items():
+            for name, one in values["protocols"].items():
                 cost = ProtocolCost(one["latency_us"], one["message_us"], tuple(one["gb_per_s"]))
                 protocols[str(name)] = cost
-            return cls(protocols, str(found["origin"]))
+            return cls(protocols, str(values["origin"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise HaloxError(f"this is not a table of path constants: {error!r}") from error
 

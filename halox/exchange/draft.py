@@ -39,7 +39,7 @@ class Draft:
         return self.described[0].device if self.described else None
 
 
-def checked(draft: Draft) -> Borrowed:
+def check_draft(draft: Draft) -> Borrowed:
     """Return the arrays of a draft in the form that paths use; `FieldError` if this rank's part alone is wrong."""
     for message in draft.receives:
         for part in message.parts:
@@ -49,7 +49,7 @@ def checked(draft: Draft) -> Borrowed:
                 )
             if draft.operation != "add" and part.datatype.overlaps(part.count):
                 raise overlapping(part.datatype, part.count)
-    if len({found.device is None for found in draft.described}) > 1:
+    if len({one.device is None for one in draft.described}) > 1:
         raise FieldError(
             "arrays of one exchange must all be NumPy arrays or all be on the GPU; exchange them apart"
         )
@@ -61,7 +61,7 @@ def checked(draft: Draft) -> Borrowed:
             check_bounds(draft.arrays[part.array], part.datatype, part.count)
         return draft.described
     if draft.relocatable:  # every other array of the layouts has this much memory, too
-        borrowed = [found.borrowed() for found in draft.described]
+        borrowed = [one.borrowed() for one in draft.described]
     else:
         borrowed = [borrow(array) for array in draft.arrays]
     reaches = [array.reach for array in borrowed]

@@ -53,24 +53,26 @@ def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
         return None
     weights = np.ones(len(used))
     for _ in range(_ROUNDS):
-        found = _non_negative(matrix * weights[:, None], weights)
-        weights = 1 / np.sqrt(np.maximum(np.abs(matrix @ found - 1), 1e-6))
-    found /= scale
-    per_byte = np.cumsum(found[:1:-1])[::-1]  # from the longest runs to the shortest
+        unknowns = _non_negative(matrix * weights[:, None], weights)
+        weights = 1 / np.sqrt(np.maximum(np.abs(matrix @ unknowns - 1), 1e-6))
+    unknowns /= scale
+    per_byte = np.cumsum(unknowns[:1:-1])[::-1]  # from the longest runs to the shortest
     speeds = [1e-3 / max(cost, 1e-3 / FASTEST_GB_PER_S) for cost in per_byte]
-    return ProtocolCost(float(found[0]), float(found[1]), tuple(float(speed) for speed in speeds))
+    return ProtocolCost(
+        float(unknowns[0]), float(unknowns[1]), tuple(float(speed) for speed in speeds)
+    )
 
 
 def _non_negative(matrix: Floats, target: Floats) -> Floats:
     """Solve a least squares problem; unknowns that would be negative are 0."""
-    found = np.zeros(matrix.shape[1])
-    free = np.arange(len(found))
+    unknowns = np.zeros(matrix.shape[1])
+    free = np.arange(len(unknowns))
     while True:
-        found[free] = np.linalg.lstsq(matrix[:, free], target)[0]
-        if (found >= 0).all():
-            return found
-        free = np.flatnonzero(found > 0)
-        found[:] = 0
+        unknowns[free] = np.linalg.lstsq(matrix[:, free], target)[0]
+        if (unknowns >= 0).all():
+            return unknowns
+        free = np.flatnonzero(unknowns > 0)
+        unknowns[:] = 0
 
 
 def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:

@@ -36,9 +36,9 @@ def halo_draft(
     _check_fields(read, operation)
     outgoing: list[_Ordered] = []
     incoming: list[_Ordered] = []
-    for number, (found, layout) in enumerate(read):
+    for number, (described, layout) in enumerate(read):
         # Slabs travel axis after axis, and corner cells repeatedly: a GPU moves everything at once, and sums go wrong.
-        in_turn = corners and operation == "copy" and found.device is None
+        in_turn = corners and operation == "copy" and described.device is None
         in_turn = in_turn and not layout.spec.offsets
         for region in layout.slabs() if in_turn else layout.regions(corners):
             sent, received = region.send, region.recv
@@ -48,9 +48,15 @@ def halo_draft(
             for box, sign, parts in ((sent, 1, outgoing), (received, -1, incoming)):
                 if box is not None:
                     datatype = (
-                        slab(found.shape, found.strides, box.starts, box.subsizes, found.dtype)
+                        slab(
+                            described.shape,
+                            described.strides,
+                            box.starts,
+                            box.subsizes,
+                            described.dtype,
+                        )
                         if box.steps is None
-                        else _stepped(found, box, box.steps)
+                        else _stepped(described, box, box.steps)
                     )
                     direction = tuple([sign * d for d in region.direction])
                     part = Part(number, datatype)
@@ -59,7 +65,7 @@ def halo_draft(
         parts.sort(key=itemgetter(0, 1))
     return Draft(
         arrays,
-        tuple([found for found, _ in read]),
+        tuple([described for described, _ in read]),
         fuse("send", [(peer, 0, part) for *_, peer, part in outgoing]),
         fuse("receive", [(peer, 0, part) for *_, peer, part in incoming]),
         operation,
@@ -69,20 +75,20 @@ def halo_draft(
     )
 
 
-def _stepped(found: Described, box: Box, steps: Sequence[int]) -> Datatype:
+def _stepped(described: Described, box: Box, steps: Sequence[int]) -> Datatype:
     """Return the datatype of a box with steps between its cells, in C order.
 
     An axis with step 2 is split in two: index ``i`` becomes ``(i // 2, i % 2)``.
     """
     axes = []
     for extent, stride, start, size, step in zip(
-        found.shape, found.strides, box.starts, box.subsizes, steps, strict=True
+        described.shape, described.strides, box.starts, box.subsizes, steps, strict=True
     ):
         axes.append((-(-extent // step), stride * step, start // step, size))
         if step > 1:
             axes.append((step, stride, start % step, 1))
     shape, strides, starts, subsizes = zip(*axes, strict=True)
-    return slab(shape, strides, starts, subsizes, found.dtype)
+    return slab(shape, strides, starts, subsizes, described.dtype)
 
 
 _Place = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -103,12 +109,12 @@ def _place(direction: tuple[int, ...]) -> _Place:
 
 
 def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Operation) -> None:
-    for found, layout in read:
-        if not found.writable:
+    for described, layout in read:
+        if not described.writable:
             raise FieldError("field is read-only; its halo cannot be filled")
-        check_elements_apart(found, "field")
-        if operation == "add" and found.dtype.kind not in "iufc":
-            raise FieldError(f"accumulate has no meaning for dtype {found.dtype}; use numbers")
+        check_elements_apart(described, "field")
+        if operation == "add" and described.dtype.kind not in "iufc":
+            raise FieldError(f"accumulate has no meaning for dtype {described.dtype}; use numbers")
         layout.check_widths()
     if operation == "add":
         for (first, (one, _)), (second, (other, _)) in combinations(enumerate(read), 2):

@@ -9,7 +9,7 @@ from functools import partial
 
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
-from halox.exchange.draft import Borrowed, Draft, checked
+from halox.exchange.draft import Borrowed, Draft, check_draft
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
@@ -153,7 +153,7 @@ def _prepared(
     """
     requested = requested_path(path)
     drafted = draft()
-    arrays = checked(drafted)
+    arrays = check_draft(drafted)
     if drafted.device is not None:
         from halox.runtime.gpu.cuda import cupy
         from halox.runtime.gpu.streams import is_capturing
@@ -305,18 +305,18 @@ def _build(
 
 def _needing_links(whole: Job, routes: Routes) -> dict[str, list[Message]]:
     """Return by path the messages with protocols that need the node's shared memory."""
-    found: dict[str, list[Message]] = {}
+    messages: dict[str, list[Message]] = {}
     for message in whole.messages:
         route, _ = routes[message.key]
         if _protocol(route).fallback is not None:
-            found.setdefault(route.path, []).append(message)
-    return found
+            messages.setdefault(route.path, []).append(message)
+    return messages
 
 
 def _protocol(route: Route) -> Protocol:
-    found = PATHS[route.path].protocol(route.protocol)
-    assert found is not None
-    return found
+    protocol = PATHS[route.path].protocol(route.protocol)
+    assert protocol is not None
+    return protocol
 
 
 def _link(
@@ -375,8 +375,8 @@ def _make_channels(build: Build) -> tuple[list[ChannelMessages], bool, bool]:
             if build.job(path).messages
             for one in path.channels(build, agreed.get(path.name))
         ]
-        found = [one.channel for one in made]
-        return made, (any(c.needs_host for c in found), all(c.is_movable for c in found))
+        channels = [one.channel for one in made]
+        return made, (any(c.needs_host for c in channels), all(c.is_movable for c in channels))
 
     # Page-locking and compiling can fail on one rank alone.
     channels, flags = build.world.prepare(make_all, _MAKING)

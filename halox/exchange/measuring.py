@@ -56,7 +56,7 @@ class Timer:
             name: exchange_us(self._world, mine.get(name), repeats, self._device)
             for name in sorted(set().union(*self._world.gather(set(mine), _MEASURING)))
         }
-        return {message.key: us[name] for name, found in self._messages for message in found}
+        return {message.key: us[name] for name, messages in self._messages for message in messages}
 
 
 def exchange_us(

@@ -33,8 +33,8 @@ Bound: TypeAlias = list[object]
 """For each movable channel of a plan its views of other arrays."""
 
 
-LetGo: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
-"""Takes from a closed plan the channels to free, and the arrays to keep while other ranks may still access them."""
+Release: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
+"""Receives a closed plan's channels, to free later, and its arrays, to keep while other ranks may access them."""
 
 
 class _Life:
@@ -50,7 +50,7 @@ class _Life:
     def fail(self) -> None:
         """Keep the arrays alive, since peers may still access them."""
         if not self.arrays:
-            self.arrays = tuple(found for ref in self.watched if (found := ref()) is not None)
+            self.arrays = tuple(array for ref in self.watched if (array := ref()) is not None)
 
 
 class Plan(Unique):
@@ -93,7 +93,7 @@ class Plan(Unique):
         report: Report,
         messages: Sequence[Message],
         check_open: Callable[[], None],
-        let_go: LetGo,
+        release_memory: Release,
         timer: Timer | None = None,
         tick: Callable[[], None] | None = None,
         *,
@@ -101,7 +101,7 @@ class Plan(Unique):
     ) -> None:
         self._channels = tuple(channels)
         self._life = _Life()
-        release = partial(_close, self._channels, self._life, let_go)
+        release = partial(_close, self._channels, self._life, release_memory)
         # Not at exit, when MPI and CUDA may already be finalized.
         self._collected = weakref.finalize(self, guard.outside, release)
         self._collected.atexit = False
@@ -170,7 +170,7 @@ class Plan(Unique):
 
         Views know only addresses, so that they serve every array of the layout at that address.
         """
-        places = tuple([found.pointer for found in described])
+        places = tuple([one.pointer for one in described])
         bound = self._bounds.get(places)
         if bound is None:
             bound = self._views(described)
@@ -185,16 +185,16 @@ class Plan(Unique):
         if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
             return None
         if described[0].device is not None:
-            pointers = [found.pointer for found in described]
+            pointers = [one.pointer for one in described]
             return [channel.views(pointers) for channel in self._movable]
         if not self._spans:
-            for found in described:
-                before, behind = span(found.shape, found.strides, found.dtype.itemsize)
+            for one in described:
+                before, behind = span(one.shape, one.strides, one.dtype.itemsize)
                 memory = ctypes.c_char * (before + behind)
                 self._spans.append((before, cast("_MemoryAt", memory.from_address)))
         memories = [
-            memory_at(found.pointer - before)
-            for found, (before, memory_at) in zip(described, self._spans, strict=True)
+            memory_at(one.pointer - before)
+            for one, (before, memory_at) in zip(described, self._spans, strict=True)
         ]
         return [channel.views(memories) for channel in self._movable]
 
@@ -363,9 +363,9 @@ class Plan(Unique):
         """
         if self._life.state == _RUNNING:
             self._refuse(_RUNNING, "")
-        found = self._collected.detach()
-        if found is not None:
-            _, _, (release,), _ = found
+        detached = self._collected.detach()
+        if detached is not None:
+            _, _, (release,), _ = detached
             release()
         self._life.state = _CLOSED
         self._channels = self._checks = self._starts = self._steps = self._finishes = ()
@@ -390,7 +390,7 @@ class Plan(Unique):
         )
 
 
-def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
+def _close(channels: Sequence[Channel], life: _Life, release_memory: Release) -> None:
     if FORKED:  # any call of MPI could take the parent's messages
         UNFINISHED.extend([channels, life])
         return
@@ -400,7 +400,7 @@ def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
         channel.close()
     if life.state != _READY or any(channel.has_failed for channel in channels):
         life.fail()
-    let_go(backwards, life.arrays)
+    release_memory(backwards, life.arrays)
 
 
 def _run_of(channel: Channel) -> Callable[[], None]:

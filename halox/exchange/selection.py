@@ -29,9 +29,9 @@ def describe_end(
         for name, path in (PATHS.on_host() if on_host else PATHS).items():
             if on_host and path.memory == "gpu":
                 continue
-            found = path.describe(message, arrays, context, relocatable=relocatable)
-            if found is not None:
-                paths[name] = found
+            description = path.describe(message, arrays, context, relocatable=relocatable)
+            if description is not None:
+                paths[name] = description
     return EndpointInfo(
         world.nodes[world.rank],
         "host" if on_host else "gpu",
@@ -65,7 +65,7 @@ def choose_route(
         chosen = possible[0]
         return Route(chosen.path, chosen.protocol, chosen.reason)
     if requested is not None:
-        there_are = ", ".join(f"{one.path}/{one.protocol}" for one in possible)
+        names = ", ".join(f"{one.path}/{one.protocol}" for one in possible)
         name, _, protocol = requested.partition("/")
         others = ", ".join(f"{one.protocol} ({one.reason})" for one in possible if one.path == name)
         possible = [
@@ -79,7 +79,7 @@ def choose_route(
             )
             raise PathError(
                 f"path {requested!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "
-                f"the choice to halox (no path=, no HALOX_PATH), or take one of {there_are}"
+                f"the choice to halox (no path=, no HALOX_PATH), or take one of {names}"
             )
     if ends.are_on_host:
         best = next((one for one in possible if one.preferred), possible[0])
@@ -107,9 +107,9 @@ def candidates(
         if name not in asked:
             impossible[name] = str(ends.on_host)
         elif asked[name].to_self == to_self:
-            found = asked[name].candidates(ends)
-            if isinstance(found, str):
-                impossible[name] = found
+            offers = asked[name].candidates(ends)
+            if isinstance(offers, str):
+                impossible[name] = offers
             else:
-                possible += found
+                possible += offers
     return possible, impossible

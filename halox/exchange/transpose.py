@@ -24,7 +24,7 @@ from halox.runtime.arrays import Described, describe
 
 
 @dataclass(frozen=True)
-class Side:
+class TransposeEnd:
     """One end of a transpose on this rank."""
 
     array: object
@@ -37,28 +37,28 @@ def memory_order(array: Described, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(axes)), key=lambda i: -abs(array.strides[axes[i]])))
 
 
-def both_sides(
+def transpose_ends(
     u: object, of_u: FieldLayout, v: object, of_v: FieldLayout, axes: Sequence[int]
-) -> tuple[Side, Side]:
+) -> tuple[TransposeEnd, TransposeEnd]:
     """Return the ends of a transpose between an array ``u`` with layout ``of_u`` and an array ``v``.
 
     Grid axis ``k`` of ``v`` is grid axis ``axes[k]`` of ``u``.
     """
     back, natural = inverse_axes(axes), range(len(axes))
     return (
-        Side(u, overlaps(of_u, of_v.decomposition, back), common_axes(of_u.spec, natural)),
-        Side(v, overlaps(of_v, of_u.decomposition, axes), common_axes(of_v.spec, back)),
+        TransposeEnd(u, overlaps(of_u, of_v.decomposition, back), common_axes(of_u.spec, natural)),
+        TransposeEnd(v, overlaps(of_v, of_u.decomposition, axes), common_axes(of_v.spec, back)),
     )
 
 
-def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:
+def transpose_draft(source: TransposeEnd, target: TransposeEnd, walk: Sequence[int]) -> Draft:
     """Make the messages from the cells of one array to the same cells of a second array.
 
     ``walk`` is the packing order of the common axes, the slowest first; the same on all ranks.
     """
     described = describe(source.array), describe(target.array)
 
-    def part(number: int, side: Side, overlap: Overlap) -> Part:
+    def part(number: int, side: TransposeEnd, overlap: Overlap) -> Part:
         array, box = described[number], overlap.box
         shape, strides, starts, subsizes = (
             [form[side.axes[i]] for i in walk]

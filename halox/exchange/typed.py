@@ -187,8 +187,8 @@ def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:
     return tuple(items)
 
 
-class _Touched(NamedTuple):
-    """Bytes of memory that a message reads or writes, from the address ``low`` up to ``high``."""
+class _Access(NamedTuple):
+    """A message's access to memory, from the address ``low`` up to ``high``."""
 
     low: int
     high: int
@@ -197,20 +197,20 @@ class _Touched(NamedTuple):
     name: str
     is_written: bool
 
-    def meets(self, other: _Touched) -> bool:
-        """Whether both messages touch some byte; False where the answer would take too long."""
+    def overlaps(self, other: _Access) -> bool:
+        """Whether both messages access some byte; False where the answer would take too long."""
         one, two = self.layout.strided, other.layout.strided
         if one is not None and two is not None:
             shells = (
                 Described(
-                    touched.origin + blocks.offset,
+                    access.origin + blocks.offset,
                     (*blocks.counts, blocks.block_bytes),
                     (*blocks.strides, 1),
                     np.dtype(np.uint8),
                     None,
                     True,
                 )
-                for touched, blocks in ((self, one), (other, two))
+                for access, blocks in ((self, one), (other, two))
             )
             return share_memory(*shells, unsure=False)
         mine = self.layout.block_list()
@@ -223,10 +223,10 @@ class _Touched(NamedTuple):
         return bool(((begun > 0) & (ends[begun - 1] > theirs.offsets)).any())
 
 
-def _check_apart(touched: Sequence[_Touched]) -> None:
+def _check_apart(accesses: Sequence[_Access]) -> None:
     """Raise `FieldError` if a receive writes bytes of another message: the result would depend on their order."""
-    work, reads, writes = 0, list[_Touched](), list[_Touched]()
-    for one in sorted(touched, key=lambda one: one.low):
+    work, reads, writes = 0, list[_Access](), list[_Access]()
+    for one in sorted(accesses, key=lambda one: one.low):
         others = writes = [other for other in writes if other.high > one.low]
         if one.is_written:
             reads = [other for other in reads if other.high > one.low]
@@ -237,7 +237,7 @@ def _check_apart(touched: Sequence[_Touched]) -> None:
                 work += (one.layout.most_blocks + other.layout.most_blocks) // _BLOCKS
             if work > _MOST_WORK:
                 return
-            if one.meets(other):
+            if one.overlaps(other):
                 first, second = sorted((one, other), key=lambda one: not one.is_written)
                 raise FieldError(
                     f"{first.name} writes bytes that {second.name} {'writes' if second.is_written else 'reads'} as "
@@ -249,23 +249,23 @@ def _check_apart(touched: Sequence[_Touched]) -> None:
 
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
     known: dict[int, tuple[int, object, Described]] = {}
-    touched: list[_Touched] = []
+    accesses: list[_Access] = []
 
     def part(item: Send | Recv, name: str) -> Part:
         array = item.array
         if id(array) not in known:
             known[id(array)] = len(known), array, describe(array, f"{name}.array")
-        number, _, found = known[id(array)]
+        number, _, described = known[id(array)]
         count = as_int(item.count)
         if count is None or count < 0:
             raise FieldError(f"{name}.count must be an int >= 0, got {shown(item.count)}")
         datatype = as_datatype(item.datatype)
-        form = found.shape, found.strides, found.dtype.itemsize
+        form = described.shape, described.strides, described.dtype.itemsize
         check_own_elements(f"{name}.array", *form, datatype, count)
-        low, high = (found.pointer + reach for reach in datatype.reach(count))
+        low, high = (described.pointer + reach for reach in datatype.reach(count))
         if low < high:
             layout, is_written = datatype.items(count), isinstance(item, Recv)
-            touched.append(_Touched(low, high, found.pointer, layout, name, is_written))
+            accesses.append(_Access(low, high, described.pointer, layout, name, is_written))
         return Part(number, datatype, count)
 
     def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
@@ -287,10 +287,10 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         return fuse(direction, parts)
 
     outgoing, incoming = messages(sends, "send"), messages(receives, "receive")
-    _check_apart(touched)
+    _check_apart(accesses)
     arrays = tuple(array for _, array, _ in known.values())
-    described = tuple(found for *_, found in known.values())
-    devices = {found.device for found in described} - {None}
+    described = tuple(one for *_, one in known.values())
+    devices = {one.device for one in described} - {None}
     if len(devices) > 1:
         raise FieldError(
             f"this rank's arrays are on GPU {' and GPU '.join(sorted(map(str, devices)))}; "

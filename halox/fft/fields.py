@@ -28,7 +28,7 @@ PHYSICAL = {pair: real for real, pair in SPECTRAL.items()}
 
 
 @dataclass(frozen=True)
-class Call:
+class TransformCall:
     """A checked call: the spectral dtype, the dtype of the result, and the layouts of source and target."""
 
     dtype: DType
@@ -42,7 +42,7 @@ class Call:
         return components(self.source)
 
 
-class Fields:
+class TransformFields:
     """Fields of both sides of a transform, on one rank."""
 
     def __init__(self, physical: Grid, spectral: Grid, *, real: bool) -> None:
@@ -50,23 +50,24 @@ class Fields:
         self._real = real
         self._view = as_ndarray if physical.device_id is None else as_device_array
 
-    def read(self, forward: bool, source: object, out: object | None) -> Call:
+    def read(self, forward: bool, source: object, out: object | None) -> TransformCall:
         """Check this rank's arguments; raises the errors of `FFT.forward`."""
         grids = self._grids if forward else self._grids[::-1]
         name = "u" if forward else "s"
-        found = describe(source, name)
-        layout = self._layout(source, found, name, forward)
-        dtype = self._check_dtype(found.dtype, name, is_real=self._real and forward)
+        described = describe(source, name)
+        layout = self._layout(source, described, name, forward)
+        dtype = self._check_dtype(described.dtype, name, is_real=self._real and forward)
         result = PHYSICAL[dtype] if self._real and not forward else dtype
         before, after = components(layout)
         if out is None:
             target = grids[1].domain.layouts.of(FieldSpec(grids[1].halo, before, after))
-            return Call(dtype, result, layout, target)
+            return TransformCall(dtype, result, layout, target)
         given = describe(out, "out")
         target = self._layout(out, given, "out", not forward)
         if given.dtype != result:
             raise FieldError(
-                f"out has dtype {given.dtype}, and the transform of {found.dtype} gives {result}; give an array of that"
+                f"out has dtype {given.dtype}, and the transform of {described.dtype} gives {result}; give an array "
+                "of that"
             )
         if components(target) != (before, after):
             raise FieldError(
@@ -76,14 +77,14 @@ class Fields:
         if not given.writable:
             raise FieldError("out is read-only; its cells cannot be set")
         check_elements_apart(given, "out")
-        if share_memory(found, given):
+        if share_memory(described, given):
             raise FieldError(
                 f"{name} and out share memory, and cells would be overwritten before they are read; give two arrays "
                 "apart"
             )
-        return Call(dtype, result, layout, target)
+        return TransformCall(dtype, result, layout, target)
 
-    def new(self, forward: bool, call: Call) -> Field:
+    def new(self, forward: bool, call: TransformCall) -> Field:
         """Allocate a result, with a halo of zeros; local."""
         grid = self._grids[forward]
         shape = call.target.padded_shape
@@ -108,14 +109,16 @@ class Fields:
         behind = range(first + ndim, cells.ndim)
         return cells.transpose(*range(first), *behind, *range(first, first + ndim))
 
-    def _layout(self, array: object, found: Described, name: str, physical: bool) -> FieldLayout:
+    def _layout(
+        self, array: object, described: Described, name: str, physical: bool
+    ) -> FieldLayout:
         """Return the layout of an array of the physical or the spectral grid."""
         sides = ("physical", "grid") if physical else ("grid", "physical")
         mine, other = (
             grid.domain.layouts for grid in (self._grids if physical else self._grids[::-1])
         )
         expected = f"{name} must be a field of fft.{sides[0]}"
-        if other.is_field(array, found) and not mine.is_field(array, found):
+        if other.is_field(array, described) and not mine.is_field(array, described):
             raise FieldError(
                 f"{expected}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of "
                 f"fft.grid, backward the other way; make one with fft.{sides[0]}.zeros"

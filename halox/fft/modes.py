@@ -26,12 +26,12 @@ def padded(n: int) -> int:
     return 3 * n // 2
 
 
-def kept(n: int) -> list[tuple[slice, slice]]:
+def common_modes(n: int) -> list[tuple[slice, slice]]:
     """Return the slices of the modes of ``n`` points: in an array of these modes, and in an array of more modes.
 
     Examples
     --------
-    >>> kept(5)
+    >>> common_modes(5)
     [(slice(0, 3, None), slice(0, 3, None)), (slice(3, 5, None), slice(-2, None, None))]
     """
     low, high = (n + 1) // 2, n // 2

@@ -19,8 +19,8 @@ from halox.domain import Domain
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
-from halox.exchange.transpose import both_sides, transpose_draft
-from halox.fft.modes import factor, kept
+from halox.exchange.transpose import transpose_draft, transpose_ends
+from halox.fft.modes import common_modes, factor
 from halox.fft.stages import DividedStage, Schedule
 from halox.runtime.dlpack import DType
 from halox.runtime.gpu.cufft import Run
@@ -146,7 +146,7 @@ class Pipeline:
             orders = stages[k].order, stages[k + 1].order
             axes = tuple(orders[0].index(axis) for axis in orders[1])
             (of_u, _), (of_v, _) = self._fields[i - 2], self._fields[j - 2]
-            sides = both_sides(self._work[i], of_u, self._work[j], of_v, axes)
+            sides = transpose_ends(self._work[i], of_u, self._work[j], of_v, axes)
             walk = range(len(sides[0].axes))  # all work arrays are in C order
             return transpose_draft(*(sides if forward else sides[::-1]), walk)
 
@@ -330,7 +330,7 @@ class Pipeline:
     def _cut(self, op: Op) -> Run:
         """Copy only the modes of the spectral resolution; the source is changed."""
         n, copy = op.points, self._copy(op)
-        at, pieces = _index(op.axes[0]), kept(n)
+        at, pieces = _index(op.axes[0]), common_modes(n)
         nyquist = n // 2 if n % 2 == 0 else None
         if op.half:
 
@@ -355,7 +355,7 @@ class Pipeline:
     def _pad(self, op: Op) -> Run:
         """Copy the modes of the spectral resolution, and set all other modes of the physical resolution to zero."""
         n, copy = op.points, self._copy(op)
-        at, pieces = _index(op.axes[0]), kept(n)
+        at, pieces = _index(op.axes[0]), common_modes(n)
         nyquist = n // 2 if n % 2 == 0 else None
         if op.half:
 

@@ -25,7 +25,7 @@ from halox.decomposition import AxisPartition, Decomposition, Placement
 from halox.errors import DecompositionError
 from halox.fft.modes import factor
 
-Moves: TypeAlias = tuple[tuple[int, int], ...]
+AxisMoves: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs of axes: the division of the first axis moves to the second axis."""
 
 
@@ -44,7 +44,7 @@ class Stage:
     """
 
     parts: tuple[int, ...]
-    moves: Moves
+    moves: AxisMoves
     axes: tuple[int, ...]
 
 
@@ -157,7 +157,7 @@ def divide_stages(
                 if new != old:
                     sizes[axis] = AxisPartition.even(sum(sizes[axis]), new, periodic=False).sizes
             inner = stage.axes if turns and number < len(stages) - 1 else ()
-            order = _turned(natural, inner)
+            order = _reordered(natural, inner)
             current = _divided(sizes, order, placement)
         before = current
         for axis in stage.axes:
@@ -176,14 +176,14 @@ def _divided(
     return Decomposition(axes, turned_placement(placement, order))
 
 
-def _turned(natural: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+def _reordered(natural: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the order with some axes innermost. Outermost axes stay there, since their lines form one batch."""
     if axes == natural[: len(axes)]:
         return natural
     return (*(axis for axis in natural if axis not in axes), *axes)
 
 
-def moved_parts(parts: Sequence[int], moves: Moves) -> tuple[int, ...]:
+def moved_parts(parts: Sequence[int], moves: AxisMoves) -> tuple[int, ...]:
     """Return the ranks per axis after moves."""
     moved = list(parts)
     for source, target in moves:
@@ -192,7 +192,7 @@ def moved_parts(parts: Sequence[int], moves: Moves) -> tuple[int, ...]:
     return tuple(moved)
 
 
-def moved_placement(placement: Placement, moves: Moves) -> Placement:
+def moved_placement(placement: Placement, moves: AxisMoves) -> Placement:
     """Return the placement after moves: the ranks of a row stay in one row."""
     parts = moved_parts(placement.proc_shape, moves)
     coords = []
@@ -245,7 +245,7 @@ class _Search:
             after if axis in done else before for axis, (before, after) in enumerate(pairs)
         )
 
-    def candidates(self, parts: tuple[int, ...], done: frozenset[int]) -> Iterator[Moves]:
+    def candidates(self, parts: tuple[int, ...], done: frozenset[int]) -> Iterator[AxisMoves]:
         """Yield the moves that make one or more axes whole that are not yet transformed."""
         cut = [axis for axis in sorted(self.axes - done) if parts[axis] > 1]
         chosen = chain.from_iterable(combinations(cut, n) for n in range(1, len(cut) + 1))
@@ -281,7 +281,9 @@ class _Search:
         return None
 
 
-def _raised(cost: tuple[object, ...], parts: tuple[int, ...], moves: Moves) -> tuple[object, ...]:
+def _raised(
+    cost: tuple[object, ...], parts: tuple[int, ...], moves: AxisMoves
+) -> tuple[object, ...]:
     """Return the cost of a sequence with one more transpose; smaller is better."""
     merges, steps, order, ranks = cost
     targets = [target for _, target in moves]

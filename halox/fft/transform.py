@@ -11,7 +11,7 @@ import numpy as np
 
 from halox.domain import Domain, GridOptions
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
-from halox.fft.fields import PHYSICAL, Call, Fields
+from halox.fft.fields import PHYSICAL, TransformCall, TransformFields
 from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import Pipeline
 from halox.fft.stages import Schedule, divide_stages, find_stages
@@ -148,8 +148,8 @@ class FFT(Closing):
             except HaloxError:
                 self._release()  # raised on all ranks
                 raise
-        self._fields = Fields(self.physical, self.grid, real=self.real)
-        self._known: KnownArrays[tuple[Call, Pipeline]] = KnownArrays()
+        self._fields = TransformFields(self.physical, self.grid, real=self.real)
+        self._known: KnownArrays[tuple[TransformCall, Pipeline]] = KnownArrays()
         for side in (self.physical, self.grid):
             side.domain.layouts.register(self._known)
 
@@ -358,7 +358,9 @@ class FFT(Closing):
         pipeline.run(forward, *views(target))
         return target
 
-    def _look_up(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:
+    def _look_up(
+        self, direction: str, source: object, out: object | None
+    ) -> tuple[TransformCall, Pipeline]:
         """Check new arrays, and find their steps; collective if plans must be made or a check fails."""
         forward = direction == "forward"
         pipeline = None
@@ -369,11 +371,13 @@ class FFT(Closing):
             call, pipeline = self._connect(direction, source, out)
         return call, pipeline
 
-    def _connect(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:
+    def _connect(
+        self, direction: str, source: object, out: object | None
+    ) -> tuple[TransformCall, Pipeline]:
         """Compare the arguments of all ranks, and make the plans of a direction; collective."""
         forward = direction == "forward"
 
-        def read() -> tuple[Call, dict[str, object]]:
+        def read() -> tuple[TransformCall, dict[str, object]]:
             call = self._fields.read(forward, source, out)
             return call, {"dtype": str(call.dtype), "components": call.components}
 

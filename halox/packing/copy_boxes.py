@@ -24,7 +24,7 @@ If a plan needs more boxes, one batch copies all its blocks instead.
 _MOST_ROWS = 1 << 14
 
 
-class Box(NamedTuple):
+class CopyBox(NamedTuple):
     """One copy of ``depth`` slices of ``height`` rows of ``width`` bytes.
 
     ``*_pitch`` and ``*_slice`` are the bytes from one row, or slice, to the next. ``source`` and ``target`` are
@@ -42,10 +42,10 @@ class Box(NamedTuple):
     target_slice: int = 0
     area: int = 0
 
-    def turned(self) -> Box:
+    def turned(self) -> CopyBox:
         """Return the reverse copy, from target to source."""
         steps = self.target_pitch, self.source_pitch, self.target_slice, self.source_slice
-        return Box(self.target, self.source, *self[2:5], *steps, self.area)
+        return CopyBox(self.target, self.source, *self[2:5], *steps, self.area)
 
 
 class Blocks(NamedTuple):
@@ -60,11 +60,11 @@ class Blocks(NamedTuple):
     areas: Int64Array
 
 
-Side = tuple[Int64Array, Int64Array, Int64Array]
+BlockColumns = tuple[Int64Array, Int64Array, Int64Array]
 """Blocks of one side: address, length, and allocation number of each block."""
 
 
-def common_blocks(source: Side, target: Side) -> Blocks:
+def common_blocks(source: BlockColumns, target: BlockColumns) -> Blocks:
     """Cut two lists of blocks with equally many bytes so that their blocks match.
 
     Blocks that are consecutive on both sides are merged.
@@ -73,8 +73,8 @@ def common_blocks(source: Side, target: Side) -> Blocks:
     --------
     >>> list = np.array
     >>> source = list([0, 10]), list([4, 4]), list([0, 0])
-    >>> found = common_blocks(source, (list([100, 200]), list([2, 6]), list([0, 1])))
-    >>> [column.tolist() for column in found]
+    >>> blocks = common_blocks(source, (list([100, 200]), list([2, 6]), list([0, 1])))
+    >>> [column.tolist() for column in blocks]
     [[0, 2, 10], [100, 200, 202], [2, 2, 4], [0, 1, 1]]
     """
     starts = [np.cumsum(lengths) - lengths for _, lengths, _ in (source, target)]
@@ -94,7 +94,7 @@ def common_blocks(source: Side, target: Side) -> Blocks:
     )
 
 
-def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[Box], Blocks]:
+def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[CopyBox], Blocks]:
     """Return boxes, and the blocks that are not in a box; no boxes if there would be more than ``most``.
 
     A single block that is left is returned as a box of one row.
@@ -111,7 +111,7 @@ def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[Box], Blocks]
     return others, Blocks(*np.array(columns, np.int64).reshape(-1, 4).T)
 
 
-def _rows(blocks: Blocks) -> list[Box] | None:
+def _rows(blocks: Blocks) -> list[CopyBox] | None:
     """Join blocks to boxes of one slice; None if there are too many boxes to process one by one."""
     source, target, lengths, areas = blocks
     steps = np.diff(source), np.diff(target)
@@ -121,30 +121,30 @@ def _rows(blocks: Blocks) -> list[Box] | None:
     changes = np.flatnonzero(
         ~fits[1:] | (steps[0][1:] != steps[0][:-1]) | (steps[1][1:] != steps[1][:-1])
     )
-    found, at, n = [], 0, lengths.size
+    boxes, at, n = [], 0, lengths.size
     while at < n:
         end = at + 1
         if at + 1 < n and fits[at]:
             place = int(np.searchsorted(changes, at))
             end = int(changes[place]) + 2 if place < changes.size else n
-        box = Box(int(source[at]), int(target[at]), int(lengths[at]), area=int(areas[at]))
+        box = CopyBox(int(source[at]), int(target[at]), int(lengths[at]), area=int(areas[at]))
         if end > at + 1:
             pitches = int(steps[0][at]), int(steps[1][at])
             box = box._replace(height=end - at, source_pitch=pitches[0], target_pitch=pitches[1])
-        found.append(box)
+        boxes.append(box)
         at = end
-        if len(found) > _MOST_ROWS:
+        if len(boxes) > _MOST_ROWS:
             return None
-    return found
+    return boxes
 
 
-def _slices(rows: list[Box]) -> list[Box]:
+def _slices(rows: list[CopyBox]) -> list[CopyBox]:
     """Join boxes of one slice to boxes of several slices."""
-    found: list[Box] = []
+    boxes: list[CopyBox] = []
     for box in rows:
-        last = found[-1] if found else None
+        last = boxes[-1] if boxes else None
         if last is None or last[2:4] != box[2:4] or last[5:7] != box[5:7] or box.height == 1:
-            found.append(box)
+            boxes.append(box)
             continue
         steps = (
             box.source - last.source - (last.depth - 1) * last.source_slice,
@@ -157,12 +157,12 @@ def _slices(rows: list[Box]) -> list[Box]:
         if is_next and all(
             s % p == 0 and s >= last.height * p for s, p in zip(steps, pitches, strict=True)
         ):
-            found[-1] = last._replace(
+            boxes[-1] = last._replace(
                 depth=last.depth + 1, source_slice=steps[0], target_slice=steps[1]
             )
         else:
-            found.append(box)
-    return found
+            boxes.append(box)
+    return boxes
 
 
 class PreparedCopies:
@@ -184,7 +184,7 @@ class PreparedCopies:
             self._batch.launch(0, 0, stream)
 
 
-def prepared(box: Box, device: int) -> PreparedMemcpy:
+def prepared(box: CopyBox, device: int) -> PreparedMemcpy:
     """Prepare the copy of a box."""
     if box.height == 1:
         return PreparedMemcpy(box.width, device=device)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.copy_boxes import MOST_BOXES, Box, prepared
+from halox.packing.copy_boxes import MOST_BOXES, CopyBox, prepared
 from halox.packing.device_packer import DevicePacker
 from halox.packing.refine import Copy, Level, Piece, Side, pieces
 from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
@@ -100,14 +100,14 @@ class CopyEnginePacker(DevicePacker):
 
 
 @dataclass(frozen=True)
-class Plan:
+class CopyEnginePlan:
     """Copies that pack a datatype; the reverse copies unpack it.
 
     The three arrays of shape (n,) hold the contiguous copies: displacements from the two addresses,
     and sizes in bytes.
     """
 
-    boxes: tuple[Box, ...]  # from the array's address to the packed address
+    boxes: tuple[CopyBox, ...]  # from the array's address to the packed address
     array_offsets: npt.NDArray[np.int64]
     packed_offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
@@ -132,7 +132,7 @@ def plan(
     *,
     most_boxes: int = MOST_BOXES,
     most_runs: int = MOST_RUNS,
-) -> Plan:
+) -> CopyEnginePlan:
     """Plan the copies that pack items of a datatype.
 
     The plan has boxes if there are at most ``most_boxes``, else contiguous copies only. Raises
@@ -159,7 +159,9 @@ def plan(
             f"its {n_blocks} blocks are more than {most_runs} contiguous copies, and more than "
             f"{most_boxes} copies of rows at equal distances"
         )
-    return Plan((), blocks.offsets, np.cumsum(blocks.lengths) - blocks.lengths, blocks.lengths)
+    return CopyEnginePlan(
+        (), blocks.offsets, np.cumsum(blocks.lengths) - blocks.lengths, blocks.lengths
+    )
 
 
 def _cut(piece: Piece) -> _Cut:
@@ -190,8 +192,8 @@ def _fits(rows: Level, slices: Level | None = None, *, width: int) -> bool:
     )
 
 
-def _plan(cuts: list[_Cut]) -> Plan:
-    boxes: list[Box] = []
+def _plan(cuts: list[_Cut]) -> CopyEnginePlan:
+    boxes: list[CopyBox] = []
     runs: list[tuple[int, int, int]] = []
     for cut in cuts:
         for array, packed in _starts(cut):
@@ -200,7 +202,7 @@ def _plan(cuts: list[_Cut]) -> Plan:
             else:
                 runs.append((array, packed, cut.piece.levels[-1].steps))
     array_offsets, packed_offsets, sizes = np.array(runs, np.int64).reshape(-1, 3).T
-    return Plan(tuple(boxes), array_offsets, packed_offsets, sizes)
+    return CopyEnginePlan(tuple(boxes), array_offsets, packed_offsets, sizes)
 
 
 def _starts(cut: _Cut) -> Iterator[tuple[int, int]]:
@@ -213,9 +215,9 @@ def _starts(cut: _Cut) -> Iterator[tuple[int, int]]:
         )
 
 
-def _box(cut: _Cut, array: int, packed: int) -> Box:
+def _box(cut: _Cut, array: int, packed: int) -> CopyBox:
     rows, *slices = cut.taken
     depth, array_slice, packed_slice = slices[0] if slices else (1, 0, 0)
     pitches = rows.source_stride, rows.target_stride
     width = cut.piece.levels[-1].steps
-    return Box(array, packed, width, rows.steps, depth, *pitches, array_slice, packed_slice)
+    return CopyBox(array, packed, width, rows.steps, depth, *pitches, array_slice, packed_slice)

@@ -86,10 +86,10 @@ def fragment_launches(
     """
     copies: list[list[Copy]] = [[] for _ in range(fragments)]
     irregular: list[list[_Irregular]] = [[] for _ in range(fragments)]
-    for (found, datatype, count), packed, ends in moves:
-        parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
+    for (array, datatype, count), packed, ends in moves:
+        parts = cut_parts(array.pointer, datatype, count, packed, ends, unpack=unpack)
         if isinstance(parts, int):
-            irregular[parts].append((datatype, count, found.pointer, packed))
+            irregular[parts].append((datatype, count, array.pointer, packed))
             continue
         for fragment, of_it in zip(copies, parts, strict=True):
             fragment += of_it
@@ -182,10 +182,10 @@ def _moving(
 ) -> Launches:
     copies = [*between]
     irregular: list[_Irregular] = []
-    for (found, datatype, count), packed in moves:
-        pairs = paired(found.pointer, datatype, count, packed)
+    for (array, datatype, count), packed in moves:
+        pairs = paired(array.pointer, datatype, count, packed)
         if pairs is None:
-            irregular.append((datatype, count, found.pointer, packed))
+            irregular.append((datatype, count, array.pointer, packed))
         else:
             copies += [Copy(b, a) if unpack else Copy(a, b) for a, b in pairs]
     return _launches(copies, irregular, device, unpack=unpack, mark=mark)
@@ -213,9 +213,9 @@ def _launches(
 
 def _whole(endpoint: Endpoint) -> Side | None:
     """Return an endpoint as strided blocks; None if its items have no strided form."""
-    found, datatype, count = endpoint
+    array, datatype, count = endpoint
     strided = datatype.items(count).strided
-    return None if strided is None else Side(found.pointer, strided)
+    return None if strided is None else Side(array.pointer, strided)
 
 
 def _adding(additions: Sequence[_Addition], device: int) -> Launches:
@@ -228,8 +228,8 @@ def _adding(additions: Sequence[_Addition], device: int) -> Launches:
 
 
 def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
-    found, datatype, count = endpoint
-    pairs = paired(found.pointer, datatype, count, packed, _MOST_ADDED_PARTS)
+    array, datatype, count = endpoint
+    pairs = paired(array.pointer, datatype, count, packed, _MOST_ADDED_PARTS)
     if pairs is None:
         raise DatatypeError(
             f"adding {datatype!r} would take more than {_MOST_ADDED_PARTS} copies; use a datatype "
@@ -250,11 +250,11 @@ def _joined(copies: Sequence[Copy]) -> list[Copy]:
             _shape(copy) == _shape(series[0])
             and (len(series) == 1 or _step(series[-1], copy) == _step(*series[:2]))
         ):
-            joined.append(_one(series))
+            joined.append(_series_copy(series))
             series = []
         series.append(copy)
     if series:
-        joined.append(_one(series))
+        joined.append(_series_copy(series))
     return joined
 
 
@@ -269,7 +269,7 @@ def _step(first: Copy, second: Copy) -> list[int]:
     return [b.strided.offset - a.strided.offset for a, b in pairs]
 
 
-def _one(series: list[Copy]) -> Copy:
+def _series_copy(series: list[Copy]) -> Copy:
     """Return one copy equivalent to several copies at equal steps."""
     steps = _step(*series[:2]) if len(series) > 1 else [0, 0]
     sides = zip(series[0], steps, strict=True)

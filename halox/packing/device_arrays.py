@@ -71,10 +71,10 @@ def device_array(array: object, name: str, *, writable: bool = False) -> DeviceA
         low, high = int(memory.ptr), int(memory.ptr) + int(memory.size)
         place, form = (int(array.data.ptr), low, high), (array.shape, array.strides, array.itemsize)
         return DeviceArray(name, *place, int(array.device.id), *form)
-    found, device = _foreign(array, name, writable)
-    form = found.shape, found.strides, found.dtype.itemsize
-    low, high = (0, 0) if 0 in found.shape else StridedBlocks(0, *form).span
-    place = found.pointer, found.pointer + low, found.pointer + high
+    described, device = _foreign(array, name, writable)
+    form = described.shape, described.strides, described.dtype.itemsize
+    low, high = (0, 0) if 0 in described.shape else StridedBlocks(0, *form).span
+    place = described.pointer, described.pointer + low, described.pointer + high
     return DeviceArray(name, *place, device, *form)
 
 
@@ -82,13 +82,13 @@ def _foreign(array: object, name: str, writable: bool) -> tuple[Described, int]:
     """Describe an array of any library on a GPU, and order the current stream after its work."""
     if not is_device_array(array):
         raise FieldError(f"{name}: got {type(array).__name__}, needs an array in device memory")
-    found = describe(array, name)
-    if writable and not found.writable:
+    described = describe(array, name)
+    if writable and not described.writable:
         raise _read_only(name)
-    assert found.device is not None
-    if found.pointer and not is_cupy_array(array):
-        _wait_for_producer(array, name, found.device)
-    return found, found.device
+    assert described.device is not None
+    if described.pointer and not is_cupy_array(array):
+        _wait_for_producer(array, name, described.device)
+    return described, described.device
 
 
 def _read_only(name: str) -> FieldError:
@@ -111,11 +111,11 @@ def packed_bytes(
     array = as_ndarray(array, name)
     if isinstance(array, np.ndarray):
         return _pinned_bytes(array, name, nbytes, writable)
-    found, its_device = _foreign(array, name, writable)
-    _check_shape(name, nbytes, found.shape, found.dtype, found.strides)
+    described, its_device = _foreign(array, name, writable)
+    _check_shape(name, nbytes, described.shape, described.dtype, described.strides)
     if nbytes and its_device != device:
         reach(device, its_device, name)
-    return found.pointer
+    return described.pointer
 
 
 def _check_shape(

@@ -202,10 +202,10 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
             return np.frombuffer(array, np.uint8, stop - first, first)
         except (TypeError, ValueError):  # a dtype without buffer support
             pass
-    found, root = borrow(array), as_ndarray(array)
-    check_inside(found.reach, first, stop)
+    borrowed, root = borrow(array), as_ndarray(array)
+    check_inside(borrowed.reach, first, stop)
     shown = Shown(
-        found.pointer + first, (stop - first,), (1,), np.dtype(np.uint8), root.flags.writeable
+        borrowed.pointer + first, (stop - first,), (1,), np.dtype(np.uint8), root.flags.writeable
     )
     return np.asarray(HostMemory(root, shown))
 

@@ -115,9 +115,9 @@ def _parts(layout: Layout, first: int, limit: int) -> list[Pair] | None:
 def host_layout(datatype: Datatype, count: int) -> HostLayout:
     """Return the layout of ``count`` items of a datatype in host memory; the datatype keeps it."""
     layouts = datatype.host_layouts
-    found: HostLayout | None = layouts.get(count)
-    if found is None:
+    layout: HostLayout | None = layouts.get(count)
+    if layout is None:
         if len(layouts) >= _MOST_LAYOUTS:
             layouts.clear()
-        found = layouts[count] = HostLayout(datatype, count)
-    return found
+        layout = layouts[count] = HostLayout(datatype, count)
+    return layout

@@ -62,14 +62,14 @@ class _Call:
 
     def packer(self, device: int, to_host: bool) -> DevicePacker:
         """Packer on a GPU; ``to_host`` says that the packed bytes are in host memory."""
-        found = self._packers.get((device, to_host))
-        if found is None:
+        packer = self._packers.get((device, to_host))
+        if packer is None:
             method = self.method
             if method == "auto":
                 method = choose(self.datatype, self.count, to_host=to_host).method
-            found = device_packer(method, self.datatype, self.count, device, self.max_blocks)
-            self._packers[device, to_host] = found
-        return found
+            packer = device_packer(method, self.datatype, self.count, device, self.max_blocks)
+            self._packers[device, to_host] = packer
+        return packer
 
     def array(self, array: object, name: str, *, writable: bool = False) -> tuple[int, int]:
         """Address and GPU of an array, after a check that the items touch only its own bytes."""
@@ -81,10 +81,10 @@ class _Call:
             pointer, low = data.ptr, memory.ptr
             if pointer + self.first >= low and pointer + self.end <= low + memory.size:
                 return pointer, data.device_id
-        found = device_array(array, name, writable=writable)
-        self._check_view(name, found)
-        found.check_bounds(self.datatype, self.count)
-        return found.pointer, found.device
+        described = device_array(array, name, writable=writable)
+        self._check_view(name, described)
+        described.check_bounds(self.datatype, self.count)
+        return described.pointer, described.device
 
     def _check_view(self, name: str, view: CupyArray | DeviceArray) -> None:
         """Raise if the items touch memory between a view's elements."""
@@ -126,13 +126,13 @@ def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -
         count = count_of("count", count)
     key = (id(datatype), count, method, max_blocks)
     try:
-        found = _calls.get(key)
+        call = _calls.get(key)
     except TypeError:  # an argument is not hashable
         check_method(method)
         check_max_blocks(max_blocks)
         raise
-    if found is not None:
-        return found
+    if call is not None:
+        return call
     made = _Call(datatype, count_of("count", count), method, max_blocks)
     with _lock:
         _calls[key] = made
@@ -195,8 +195,8 @@ def unpack_device(
 
 @cache
 def _cuda() -> ModuleType:
-    found: ModuleType = cupy().cuda
-    return found
+    cuda: ModuleType = cupy().cuda
+    return cuda
 
 
 def _current_stream() -> int:

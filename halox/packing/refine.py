@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """One side's bytes: an address and (count, stride) levels down to the single byte."""
 
     pointer: int
@@ -67,7 +67,7 @@ class Run:
         """Bytes of the run."""
         return prod(count for count, _ in self.levels)
 
-    def range(self, start: int, nbytes: int) -> Iterator[Run]:
+    def range(self, start: int, nbytes: int) -> Iterator[ByteRun]:
         """Yield bytes ``[start, start + nbytes)``, in packed order, as few runs."""
         if nbytes == 0:
             return
@@ -79,13 +79,13 @@ class Run:
         item, skipped = divmod(start, inner_nbytes)
         if skipped:
             head = min(nbytes, inner_nbytes - skipped)
-            yield from Run(self.pointer + item * stride, inner).range(skipped, head)
+            yield from ByteRun(self.pointer + item * stride, inner).range(skipped, head)
             item += 1
             nbytes -= head
         whole, tail = divmod(nbytes, inner_nbytes)
         if whole:
-            yield Run(self.pointer + item * stride, _levels([(whole, stride), *inner]))
-        yield from Run(self.pointer + (item + whole) * stride, inner).range(0, tail)
+            yield ByteRun(self.pointer + item * stride, _levels([(whole, stride), *inner]))
+        yield from ByteRun(self.pointer + (item + whole) * stride, inner).range(0, tail)
 
 
 def _levels(levels: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -144,7 +144,7 @@ def single_piece(copy: Copy) -> Piece | None:
     return Piece(source.pointer, target.pointer, _merged(levels))
 
 
-def _runs_of(copy: Copy) -> tuple[Run, Run]:
+def _runs_of(copy: Copy) -> tuple[ByteRun, ByteRun]:
     """Both sides as runs, after a check that they have equally many bytes."""
     given, wanted = (side.strided.nbytes for side in copy)
     if given != wanted:
@@ -155,15 +155,15 @@ def _runs_of(copy: Copy) -> tuple[Run, Run]:
     return _run_of(copy.source), _run_of(copy.target)
 
 
-def _run_of(side: Side) -> Run:
+def _run_of(side: Side) -> ByteRun:
     blocks = side.strided
     levels = [*zip(blocks.counts, blocks.strides, strict=True), (blocks.block_bytes, 1)]
-    return Run(side.pointer + blocks.offset, _levels(levels))
+    return ByteRun(side.pointer + blocks.offset, _levels(levels))
 
 
 def _refine(
-    source: Run, target: Run, outer: tuple[Level, ...]
-) -> Iterator[tuple[Run, Run, tuple[Level, ...]]]:
+    source: ByteRun, target: ByteRun, outer: tuple[Level, ...]
+) -> Iterator[tuple[ByteRun, ByteRun, tuple[Level, ...]]]:
     """Peel levels off two runs of equal size, outermost first."""
     if not source.levels:  # The target has no levels either: both sides are a single byte.
         yield source, target, outer
@@ -179,14 +179,14 @@ def _refine(
     # fewer, larger items into these items, and the other side into the matching ranges.
     sources, targets = [source], [target]
     if n_source < n_target:
-        sources = [Run(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
+        sources = [ByteRun(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
     else:
-        targets = [Run(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
+        targets = [ByteRun(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
     for first, second in _matched(sources, targets):
         yield from _refine(first, second, outer)
 
 
-def _peeled(source: Run, target: Run) -> tuple[Run, Run, Level] | None:
+def _peeled(source: ByteRun, target: ByteRun) -> tuple[ByteRun, ByteRun, Level] | None:
     """Peel the largest common outer level off two runs; None if their outermost counts have no common factor."""
     (n_source, s_stride), *s_inner = source.levels
     (n_target, t_stride), *t_inner = target.levels
@@ -195,13 +195,13 @@ def _peeled(source: Run, target: Run) -> tuple[Run, Run, Level] | None:
         return None
     s_left, t_left = n_source // common, n_target // common
     return (
-        Run(source.pointer, _levels([(s_left, s_stride), *s_inner])),
-        Run(target.pointer, _levels([(t_left, t_stride), *t_inner])),
+        ByteRun(source.pointer, _levels([(s_left, s_stride), *s_inner])),
+        ByteRun(target.pointer, _levels([(t_left, t_stride), *t_inner])),
         Level(common, s_stride * s_left, t_stride * t_left),
     )
 
 
-def _matched(sources: list[Run], targets: list[Run]) -> Iterator[tuple[Run, Run]]:
+def _matched(sources: list[ByteRun], targets: list[ByteRun]) -> Iterator[tuple[ByteRun, ByteRun]]:
     """Pair two sequences of runs with equally many bytes; runs are cut where a run of the other sequence ends."""
     sources, targets = sources[::-1], targets[::-1]  # stacks: the last entry is the next run
     while sources:
@@ -249,7 +249,7 @@ def cut(copy: Copy, ends: Sequence[int]) -> list[list[Copy]]:
     return parts
 
 
-def _side(run: Run) -> Side:
+def _side(run: ByteRun) -> Side:
     *outer, last = run.levels or ((1, 1),)
     if last[1] != 1:
         outer, last = [*outer, last], (1, 1)
@@ -276,13 +276,13 @@ def cut_parts(
     """
     pairs = paired(pointer, datatype, count, packed)
     if pairs is None:
-        return _bearer(ends, 0, ends[-1], unpack)
+        return _fragment_of(ends, 0, ends[-1], unpack)
     fragments: list[list[Copy]] = [[] for _ in ends]
     for array, place in pairs:
         copy = Copy(place, array) if unpack else Copy(array, place)
         low, high = (place.pointer - packed + end for end in place.strided.span)
         if place.strided.counts:  # The part's packed bytes are not contiguous.
-            fragments[_bearer(ends, low, high, unpack)].append(copy)
+            fragments[_fragment_of(ends, low, high, unpack)].append(copy)
             continue
         own = [min(max(end - low, 0), high - low) for end in ends]
         for fragment, copies in zip(fragments, cut(copy, own), strict=True):
@@ -290,6 +290,6 @@ def cut_parts(
     return fragments
 
 
-def _bearer(ends: Sequence[int], low: int, high: int, unpack: bool) -> int:
+def _fragment_of(ends: Sequence[int], low: int, high: int, unpack: bool) -> int:
     """Return the first fragment with a byte of [low, high), or, for unpacking, the last fragment."""
     return bisect_left(ends, high) if unpack else bisect_right(ends, low)

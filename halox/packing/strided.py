@@ -15,7 +15,7 @@ from halox.errors import DatatypeError
 from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
-from halox.packing.strided_plan import Plan, plan
+from halox.packing.strided_plan import StridedPlan, plan
 from halox.runtime.gpu.cuda import multiprocessors, stream_pointer
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.memory import uploaded
@@ -73,7 +73,7 @@ class StridedPacker(DevicePacker):
         bits = (array | packed) & 15
         launch = self._packs.get(bits)
         if launch is None:
-            launch = self._packs[bits] = self._made(self._packing, bits)
+            launch = self._packs[bits] = self._make_launch(self._packing, bits)
         launch.at(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
@@ -81,10 +81,10 @@ class StridedPacker(DevicePacker):
         bits = (array | packed) & 15
         launch = self._unpacks.get(bits)
         if launch is None:
-            launch = self._unpacks[bits] = self._made(self._unpacking, bits)
+            launch = self._unpacks[bits] = self._make_launch(self._unpacking, bits)
         launch.at(stream, packed, array)
 
-    def _made(self, copies: Sequence[Copy], bits: int) -> _Launch:
+    def _make_launch(self, copies: Sequence[Copy], bits: int) -> _Launch:
         bits |= 16
         sms = multiprocessors(self.device)
         planned = plan(
@@ -187,7 +187,7 @@ class _Launch:
     def __init__(
         self,
         name: str,
-        planned: Plan,
+        planned: StridedPlan,
         device: int,
         defines: tuple[tuple[str, str], ...] = (),
         mark: Mark | None = None,

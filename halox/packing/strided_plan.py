@@ -92,7 +92,7 @@ def region_dtype(levels: int) -> np.dtype[np.void]:
     )
 
 
-class Row(NamedTuple):
+class StridedRow(NamedTuple):
     """A region without its chunks: loops over words, outermost first.
 
     In a row of runs (``word_bytes`` is 0), the innermost loop is over the lanes that share a piece of a
@@ -134,7 +134,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StridedPlan:
     """Tables and shape of one launch of a strided kernel; see :func:`plan`."""
 
     regions: npt.NDArray[np.void]  # dtype: region_dtype
@@ -197,7 +197,7 @@ def plan(
     max_words: int = MAX_WORDS,
     max_word: int = 16,
     tiles: bool = False,
-) -> Plan:
+) -> StridedPlan:
     """Plan one launch that performs all copies; the plan has no chunks if there is nothing to move.
 
     The words are distributed over ``sms`` multiprocessors, with one thread block per chunk, unless ``max_blocks``
@@ -242,7 +242,7 @@ def plan(
         fill_region(region, row, int(first_chunk))
     total = int(chunks.sum())
     sides = sides_of(rows)
-    return Plan(
+    return StridedPlan(
         regions=regions,
         chunks=total,
         chunk_words=chunk_words,
@@ -281,7 +281,7 @@ def divisor(count: int, bits: int = 32) -> tuple[int, int]:
     return -(-(1 << (bits - 1 + s)) // count), s - 1
 
 
-def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
+def fill_region(region: np.void, row: StridedRow, first_chunk: int) -> None:
     """Write a row into an entry of a table of regions."""
     region["source"] = row.source % 2**64
     region["target"] = row.target % 2**64
@@ -301,7 +301,7 @@ def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
 
 def rows_of(
     copy: Copy, element_bytes: int | None, max_words: int, max_word: int, *, tiles: bool = False
-) -> Iterator[Row]:
+) -> Iterator[StridedRow]:
     """Yield the rows that together perform a copy; the arguments are the same as for :func:`plan`."""
     for piece in pieces(copy):
         *outer, run = piece.levels
@@ -317,20 +317,20 @@ def rows_of(
         else:
             n = run.steps // word
             words = [Level(n, word, word)] if n > 1 else []
-            rows = [Row(piece.source, piece.target, word, (*outer, *words))]
+            rows = [StridedRow(piece.source, piece.target, word, (*outer, *words))]
         for row in rows:
             for low in _limit_levels(row):
                 for small in _limit_words(low, max_words):
                     yield _permuting(small, max_word) if tiles else small
 
 
-def _permuting(row: Row, most: int) -> Row:
+def _permuting(row: StridedRow, most: int) -> StridedRow:
     """Return the row, tiled if its sides are contiguous along different axes; ``most`` is the largest word."""
     if not row.word_bytes:
         return row
     bits = most | row.source | row.target
-    found = tiled(row.levels, row.word_bytes, bits & -bits)
-    return row if found is None else row._replace(levels=found[0], tile=found[1])
+    tiling = tiled(row.levels, row.word_bytes, bits & -bits)
+    return row if tiling is None else row._replace(levels=tiling[0], tile=tiling[1])
 
 
 def least_row_bytes(blocks: StridedBlocks) -> int:
@@ -345,12 +345,12 @@ def least_row_bytes(blocks: StridedBlocks) -> int:
     )
 
 
-def sides_of(rows: Iterable[Row]) -> int:
+def sides_of(rows: Iterable[StridedRow]) -> int:
     """Return the sum of the different sides of the squares in tiled rows."""
     return sum({row.tile.side for row in rows if row.tile})
 
 
-def _runs(piece: Piece) -> Iterator[Row]:
+def _runs(piece: Piece) -> Iterator[StridedRow]:
     """Yield rows that move a piece's blocks as runs."""
     *outer, run = piece.levels
     longest = 1 << 30
@@ -361,7 +361,7 @@ def _runs(piece: Piece) -> Iterator[Row]:
         pieces_of = -(-nbytes // RUN_PIECE)
         counted = [Level(pieces_of, RUN_PIECE, RUN_PIECE)] if pieces_of > 1 else []
         levels = (*outer, *counted, Level(lanes, 0, 0))
-        yield Row(piece.source + start, piece.target + start, 0, levels, nbytes)
+        yield StridedRow(piece.source + start, piece.target + start, 0, levels, nbytes)
 
 
 def _word_bytes(source: int, target: int, levels: tuple[Level, ...]) -> int:
@@ -372,7 +372,7 @@ def _word_bytes(source: int, target: int, levels: tuple[Level, ...]) -> int:
     return bits & -bits
 
 
-def _limit_levels(row: Row) -> Iterator[Row]:
+def _limit_levels(row: StridedRow) -> Iterator[StridedRow]:
     """Unroll the shortest outer levels until at most MAX_LEVELS levels are left."""
     if len(row.levels) <= MAX_LEVELS:
         yield row
@@ -382,12 +382,12 @@ def _limit_levels(row: Row) -> Iterator[Row]:
         yield from _limit_levels(item)
 
 
-def _loops(row: Row) -> tuple[Level, ...]:
+def _loops(row: StridedRow) -> tuple[Level, ...]:
     """Levels that may be unrolled: all levels except the words of a block, or the loops over runs."""
     return row.levels[:-1] if row.word_bytes else row.outer
 
 
-def _limit_words(row: Row, max_words: int) -> Iterator[Row]:
+def _limit_words(row: StridedRow, max_words: int) -> Iterator[StridedRow]:
     """Cut the outermost level until each region has at most ``max_words`` words, or is one run."""
     if row.words <= max_words or not row.levels[: len(_loops(row)) + bool(row.word_bytes)]:
         yield row
@@ -403,14 +403,14 @@ def _limit_words(row: Row, max_words: int) -> Iterator[Row]:
         yield _item(row, level, start, (part, *inner) if part.steps > 1 else inner)
 
 
-def _items(row: Row, at: int) -> Iterator[Row]:
+def _items(row: StridedRow, at: int) -> Iterator[StridedRow]:
     """Yield one row per step of level ``at``."""
     left = row.levels[:at] + row.levels[at + 1 :]
     for i in range(row.levels[at].steps):
         yield _item(row, row.levels[at], i, left)
 
 
-def _item(row: Row, level: Level, step: int, left: tuple[Level, ...]) -> Row:
+def _item(row: StridedRow, level: Level, step: int, left: tuple[Level, ...]) -> StridedRow:
     source = row.source + step * level.source_stride
     target = row.target + step * level.target_stride
     return row._replace(source=source, target=target, levels=left)

@@ -55,7 +55,7 @@ COPIED_NODES = 16384
 """Largest records, in bytes together, that each block copies to shared memory; every word reads several records."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """Kind of a record."""
 
     LEAF = 0
@@ -156,7 +156,7 @@ class TraversalPlan:
         if nodes > COPIED_NODES:
             return 0
         # Without searches, each list entry is read once, so copying the lists does not pay.
-        if numbers > COPIED_LISTS or not (self.nodes["kind"] >= Kind.SEARCH).any():
+        if numbers > COPIED_LISTS or not (self.nodes["kind"] >= RecordKind.SEARCH).any():
             return nodes
         lists = numbers + displacements
         return nodes + (lists if lists <= COPIED_LISTS else numbers)
@@ -234,9 +234,9 @@ def plan(
 
 def _entry(nodes: list[tuple[int, ...]]) -> str:
     kinds = {node[_KIND] for node in nodes}
-    if len(nodes) > CHAIN_NODES or Kind.BRANCH in kinds:
+    if len(nodes) > CHAIN_NODES or RecordKind.BRANCH in kinds:
         return ""
-    return "_regular" if kinds <= {Kind.LEAF, Kind.REPEAT} else "_chain"
+    return "_regular" if kinds <= {RecordKind.LEAF, RecordKind.REPEAT} else "_chain"
 
 
 def _shape(words: int, word_bytes: int, listed: bool, sms: int, max_blocks: int | None) -> Shape:
@@ -305,13 +305,15 @@ class _Writer:
             case Regular():
                 self._regular(tree)
             case Repeat():
-                self._node(Kind.REPEAT, tree.child.size // self._word_bytes, stride=tree.stride)
+                self._node(
+                    RecordKind.REPEAT, tree.child.size // self._word_bytes, stride=tree.stride
+                )
                 self.write(tree.child)
             case Gather():
                 self._gather(tree)
                 self.write(tree.child)
             case Search():
-                self._node(Kind.SEARCH, **self._listed(tree))
+                self._node(RecordKind.SEARCH, **self._listed(tree))
                 self.write(tree.child)
             case Branch():
                 self._branch(tree)
@@ -324,8 +326,8 @@ class _Writer:
         below = tree.size // word
         for count, stride in levels:
             below //= count
-            self._node(Kind.REPEAT, below, stride=stride)
-        self._node(Kind.LEAF, stride=leaf)
+            self._node(RecordKind.REPEAT, below, stride=stride)
+        self._node(RecordKind.LEAF, stride=leaf)
 
     def _gather(self, tree: Gather) -> None:
         """Write displacements in words from the smallest displacement, if these numbers fit the index type."""
@@ -339,15 +341,15 @@ class _Writer:
                 fields = {"displacements": self.numbers.add(steps), "stride": least}
             self._lists[id(tree)] = fields
         fields = self._lists[id(tree)]
-        kind = Kind.GATHER if "stride" in fields else Kind.FAR_GATHER
+        kind = RecordKind.GATHER if "stride" in fields else RecordKind.FAR_GATHER
         self._node(kind, tree.child.size // self._word_bytes, **fields)
 
     def _branch(self, tree: Branch) -> None:
         at = len(self.nodes)
-        self._node(Kind.BRANCH)
+        self._node(RecordKind.BRANCH)
         children = [self._child(child) for child in tree.children]
         fields = dict(self._listed(tree), children=self.numbers.add(np.array(children)))
-        self.nodes[at] = self._record(Kind.BRANCH, 0, fields)
+        self.nodes[at] = self._record(RecordKind.BRANCH, 0, fields)
 
     def _child(self, tree: Tree) -> int:
         """Record number of a branch's child; several branches may share a child."""
@@ -370,10 +372,10 @@ class _Writer:
             }
         return self._lists[id(tree)]
 
-    def _node(self, kind: Kind, words: int = 0, **fields: int) -> None:
+    def _node(self, kind: RecordKind, words: int = 0, **fields: int) -> None:
         self.nodes.append(self._record(kind, words, fields))
 
-    def _record(self, kind: Kind, words: int, fields: dict[str, int]) -> tuple[int, ...]:
+    def _record(self, kind: RecordKind, words: int, fields: dict[str, int]) -> tuple[int, ...]:
         magic, shift = divisor(words, self._bits) if words > 1 else (0, 0)  # 0 means no division
         stride = fields.get("stride", 0)
         # Strides wrap around at 64 bits, like addresses.

@@ -306,14 +306,14 @@ class _Building:
         if id(layout) not in self._blocks:
             match layout:
                 case Listed():
-                    found = layout.given.n_blocks
+                    count = layout.given.n_blocks
                 case Chained():
-                    found = sum(map(self._count_blocks, layout.layouts))
+                    count = sum(map(self._count_blocks, layout.layouts))
                 case Indexed():
-                    found = int(layout.lengths.sum()) * self._count_blocks(layout.part)
+                    count = int(layout.lengths.sum()) * self._count_blocks(layout.part)
                 case _:
-                    found = layout.most_blocks
-            self._blocks[id(layout)] = found
+                    count = layout.most_blocks
+            self._blocks[id(layout)] = count
         return self._blocks[id(layout)]
 
 

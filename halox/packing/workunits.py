@@ -87,12 +87,12 @@ class WorkUnitsPacker(DevicePacker):
                     "this packer's lists are not on the GPU yet, and cannot be made while a stream "
                     "is being captured; call pack or unpack once before capturing"
                 )
-            found = cached_list(self.datatype, self.unit_bytes, self.device)
-            pipelined = found is None and self.datatype.blocks().n_blocks > PIPELINED_BLOCKS
+            cached = cached_list(self.datatype, self.unit_bytes, self.device)
+            pipelined = cached is None and self.datatype.blocks().n_blocks > PIPELINED_BLOCKS
             if pipelined:
                 self._list = self._pipelined(unpacking, array, packed, stream)
             else:
-                self._list = found or unit_list(self.datatype, self.unit_bytes, self.device)
+                self._list = cached or unit_list(self.datatype, self.unit_bytes, self.device)
             self._launches = self._prepare(self._list)
             return None if pipelined else self._launches
 

@@ -90,11 +90,11 @@ class ListCache:
         dropped = []  # freed after the lock is released, because freeing device memory waits for the GPU
         with self._lock:
             lists = self._lists.setdefault(device, OrderedDict())
-            kept = lists.setdefault(key, made)
+            stored = lists.setdefault(key, made)
             lists.move_to_end(key)
             while lists and sum(entry.nbytes for entry in lists.values()) > self.most_bytes:
                 dropped.append(lists.popitem(last=False))
-        return kept
+        return stored
 
     def clear(self) -> None:
         """Drop all lists."""
@@ -118,14 +118,14 @@ def layout_key(datatype: Datatype) -> Hashable:
     if strided is not None:
         return strided
     layout = datatype.layout
-    found = _digests.get(layout)
-    if found is None:
+    key = _digests.get(layout)
+    if key is None:
         blocks = datatype.blocks()
         digest = hashlib.blake2b(digest_size=32)
         for numbers in (blocks.offsets, blocks.lengths):
             digest.update(np.ascontiguousarray(numbers).data)
-        found = _digests[layout] = digest.digest()
-    return found
+        key = _digests[layout] = digest.digest()
+    return key
 
 
 def unit_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList:
@@ -134,11 +134,11 @@ def unit_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList:
     May block; do not call while a stream is being captured.
     """
     key = (layout_key(datatype), unit_bytes)
-    found = cache.get(device, key)
-    if found is None:
+    entry = cache.get(device, key)
+    if entry is None:
         units = joined(converted(datatype.blocks(), unit_bytes))
-        found = cache.put(device, key, UnitList(units, device))
-    return found
+        entry = cache.put(device, key, UnitList(units, device))
+    return entry
 
 
 def cached_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList | None:

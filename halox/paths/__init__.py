@@ -35,11 +35,11 @@ class Registry(MutableMapping[str, Path]):
 
     def __getitem__(self, name: str) -> Path:
         """Return a path."""
-        found = self._paths[name]
-        if isinstance(found, Shipped):
-            made: Path = getattr(import_module(found.module), found.kind)()
-            found = self._paths[name] = made
-        return found
+        path = self._paths[name]
+        if isinstance(path, Shipped):
+            made: Path = getattr(import_module(path.module), path.kind)()
+            path = self._paths[name] = made
+        return path
 
     def __setitem__(self, name: str, path: Path) -> None:
         """Add a path at the end, or replace a path."""

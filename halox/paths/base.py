@@ -69,7 +69,9 @@ class Job:
 
     def only(self, fits: Callable[[Message], bool]) -> Job:
         """Return the job of some of the messages."""
-        sends, receives = (tuple(filter(fits, found)) for found in (self.sends, self.receives))
+        sends, receives = (
+            tuple(filter(fits, messages)) for messages in (self.sends, self.receives)
+        )
         return Job(self.arrays, sends, receives, self.operation)
 
     def pairs(self) -> Iterator[tuple[Part, Part]]:

@@ -327,10 +327,10 @@ class RequestBuffers(TransportBuffers):
 
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the GPU addresses of the buffers."""
-        out, come = (
+        outgoing, incoming = (
             [b.device_pointer for b in row] for row in (self._buffers_out, self._buffers_in)
         )
-        return [out], [come]
+        return [outgoing], [incoming]
 
     def close(self) -> None:
         """Free the requests and the buffers; active requests and their buffers are freed when complete."""

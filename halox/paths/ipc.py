@@ -134,15 +134,15 @@ class IpcPath(Path):
         why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
-        found = [self.candidate("staging", "mapped memory, streams ordered by events")]
+        offers = [self.candidate("staging", "mapped memory, streams ordered by events")]
         can_send, can_receive = ends.described(self)
         if ends.selection.operation == "copy" and can_receive:
             why = "mapped memory, packed straight into the receiver's contiguous array"
-            found.append(self.candidate("put", why))
+            offers.append(self.candidate("put", why))
         if ends.selection.operation == "copy" and can_send:
             why = "mapped memory, unpacked straight from the sender's contiguous array"
-            found.append(self.candidate("get", why))
-        return found
+            offers.append(self.candidate("get", why))
+        return offers
 
     def negotiate(self, build: Build) -> IpcChannel | None:
         """Swap memory and events with the peers."""
@@ -173,10 +173,10 @@ def contiguous_places(
     """
     if any(part.strided is None or part.strided.counts for part in message.parts):
         return None
-    found = located(message, arrays, arena.locate)
-    if found is None or found.places is None:
+    located_parts = located(message, arrays, arena.locate)
+    if located_parts is None or located_parts.places is None:
         return None
-    pairs = zip(found.places, found.layouts, strict=True)
+    pairs = zip(located_parts.places, located_parts.layouts, strict=True)
     return tuple(place.at(layout.offset) for place, layout in pairs)
 
 
@@ -217,7 +217,7 @@ class _Signal:
         self._own, self._theirs = own, theirs
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
 
-    def give(self, epoch: int, stream: int) -> None:
+    def record(self, epoch: int, stream: int) -> None:
         """Record the slot's event and signal the flag, if any peer waits for the event."""
         if self._own:
             self._record(self._own[epoch % _SLOTS], stream)
@@ -269,9 +269,11 @@ class IpcChannel(MovableChannel):
         self._block: DeviceBlock | None = None
         places = self._staging()
         for message in (*self._receives["put"], *self._sends["get"]):
-            found = contiguous_places(message, job.arrays, arena)
-            assert found is not None, "a short cut to an array that is not contiguous in the arena"
-            places[message.key] = (found,) * _SLOTS
+            in_array = contiguous_places(message, job.arrays, arena)
+            assert in_array is not None, (
+                "a short cut to an array that is not contiguous in the arena"
+            )
+            places[message.key] = (in_array,) * _SLOTS
         signs = [_packed(fragment) for fragment in range(self._fragments)]
         if self._sends["put"]:
             signs.append(_WRITTEN)
@@ -323,7 +325,7 @@ class IpcChannel(MovableChannel):
         sends, receives, signal = self._sends, self._receives, self._signal
         self._packed = [signal(_packed(k), ()) for k in range(self._fragments)]
         stages = senders_by_stage(receives["staging"], [*map(self._cut, receives["staging"])])
-        self._come = [signal(_packed(k), senders) for k, senders in enumerate(stages)]
+        self._incoming = [signal(_packed(k), senders) for k, senders in enumerate(stages)]
         self._ready = signal(_READY, ())
         self._may_write = signal(_READY, _peers(sends["put"]))
         self._may_read = signal(_READY, _peers(receives["get"]))
@@ -355,7 +357,7 @@ class IpcChannel(MovableChannel):
             return fragmented(job, items, messages, ends, stages, device, unpack=unpack)
 
         self._packs = [cut(staging, slot, self._fragments, unpack=False) for slot in slots]
-        stages = max(len(self._come), 1) if incoming else 0
+        stages = max(len(self._incoming), 1) if incoming else 0
         self._unpacks = [
             unpacking(job, self._items(incoming, slot), device)
             if job.operation == "add" and incoming
@@ -365,8 +367,8 @@ class IpcChannel(MovableChannel):
         self._put = packing(job, self._items(put, 0), device) if put else None
         self._clear = clearing_of(job, device)
         self._movable = [*self._packs, *self._unpacks, *self._clear]
-        found = (self._sends, self._receives)
-        self.is_movable = not any(messages[name] for messages in found for name in ("put", "get"))
+        both = (self._sends, self._receives)
+        self.is_movable = not any(messages[name] for messages in both for name in ("put", "get"))
 
     def _items(self, messages: Sequence[Message], slot: int) -> list[Item]:
         """Pair each part with the address, in this process, of its packed bytes."""
@@ -390,14 +392,14 @@ class IpcChannel(MovableChannel):
         """Pack into the peers' staging memory."""
         stream = self._streams.enter()
         self._epoch = epoch = self._epoch + 1
-        self._ready.give(epoch, stream)
+        self._ready.record(epoch, stream)
         if epoch > _SLOTS:
             self._acknowledged.wait(epoch - _SLOTS, stream)
         packs = self._packs[epoch % _SLOTS]
         for stage, packed in zip(packs.stages, self._packed, strict=True):
             for launch, source, target in stage:
                 launch(stream, source, target)
-            packed.give(epoch, stream)
+            packed.record(epoch, stream)
         for clear in self._clear:
             clear.launch(stream)
 
@@ -408,15 +410,15 @@ class IpcChannel(MovableChannel):
         if self._put is not None:
             self._may_write.wait(epoch, stream)
             self._put.launch(stream)
-            self._written.give(epoch, stream)
+            self._written.record(epoch, stream)
         self._may_read.wait(epoch, stream)
-        for stage, come in zip_longest(self._unpacks[epoch % _SLOTS].stages, self._come):
-            if come is not None:  # None if all messages are read from the senders' arrays
-                come.wait(epoch, stream)
+        for stage, packed in zip_longest(self._unpacks[epoch % _SLOTS].stages, self._incoming):
+            if packed is not None:  # None if all messages are read from the senders' arrays
+                packed.wait(epoch, stream)
             for launch, source, target in stage:
                 launch(stream, source, target)
         self._in_place.wait(epoch, stream)
-        self._consumed.give(epoch, stream)
+        self._consumed.record(epoch, stream)
         self._taken.wait(epoch, stream)
 
     def close(self) -> None:

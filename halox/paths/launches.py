@@ -104,10 +104,10 @@ class MovableLaunches:
     def _launches(self, number: int, pointer: int) -> tuple[int, Sequence[Launchable]]:
         """Make the launches of one array's parts at an address."""
         check_no_capture()
-        found = replace(self._job.arrays[number], pointer=pointer)
+        array = replace(self._job.arrays[number], pointer=pointer)
         made = self._make(
             [
-                ((found, part.datatype, part.count), *others)
+                ((array, part.datatype, part.count), *others)
                 for part, *others in self._items
                 if part.array == number
             ]
@@ -146,9 +146,9 @@ class PackingWithCopies(MovableLaunches):
     def view(self, pointers: Sequence[int]) -> View:
         """Return the calls for arrays at these addresses; see :meth:`MovableLaunches.view`."""
         if all(pointers[number] == self._home[number] for number in self._copied):
-            found = super().view(pointers)
-            if found is self._joint:
-                return found
+            stages = super().view(pointers)
+            if stages is self._joint:
+                return stages
         if self._copies is None:
             check_no_capture()
             self._copies, _ = copying(self._job, self._pairs, self._device)
@@ -157,8 +157,8 @@ class PackingWithCopies(MovableLaunches):
 
 def _direct(launch: Launchable) -> Callable[[int, int, int], None]:
     """Return the function that launches on a stream given by its address, without the Python layers around it."""
-    found: Callable[[int, int, int], None] = getattr(launch, "at", None) or launch.launch
-    return found
+    launch_at: Callable[[int, int, int], None] = getattr(launch, "at", None) or launch.launch
+    return launch_at
 
 
 def repeated(call: Call, stream: int) -> Callable[[], object]:
@@ -290,9 +290,9 @@ def copying(
 
     is_movable = all(map(is_movable_copy, pairs))
 
-    def make(found: Sequence[Item]) -> Sequence[Launchable]:
+    def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
         if is_movable:
-            both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
+            both = [(one, (one[0], other.datatype, other.count)) for one, other in endpoints]
         else:
             both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
         return [launch_between(both, job.operation, device)]

@@ -194,8 +194,8 @@ class FakeEvents:
         pass
 
 
-class FakeMoves:
-    """Takes the place of DeviceMoves."""
+class FakeArrayKernels:
+    """Takes the place of ArrayKernels."""
 
     def __init__(self, dtype: Any, op: str, elements: int, device: int) -> None:
         self._operation, self._dtype, self._elements = find_operation(op, dtype), dtype, elements
@@ -211,7 +211,7 @@ class FakeMoves:
     def combine(self, total: int, value: int, stream: int) -> None:
         self._operation.fold(self._at(total), [self._at(total), self._at(value)])
 
-    def two(
+    def pair_launch(
         self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
     ) -> Callable[[int], None]:
         total, first, value = addresses
@@ -226,7 +226,7 @@ class FakeMoves:
 
         return launch
 
-    def copied(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
+    def copy_launch(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
         def launch(stream: int) -> None:
             if mark is not None:
                 leave(mark)
@@ -268,7 +268,7 @@ class Machine:
         streams._query.cache_clear()
         monkeypatch.setattr(device_arena, "DeviceArena", FakeArena)
         monkeypatch.setattr(ipc_events, "EventPool", FakeEvents)
-        monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
+        monkeypatch.setattr(device_algorithms, "ArrayKernels", FakeArrayKernels)
         monkeypatch.setattr(device_algorithms, "pinned", pinned)
         monkeypatch.setattr(memory, "register", self._register)
         monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", _no_nccl)

@@ -163,7 +163,7 @@ def test_through_the_host(
     is_one_node = way in ("own GPUs", "one GPU") and comm.size > 1
     values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
     with reduced("host", comm, elements, "f8", "sum") as reduce:
-        through: Any = reduce._reduction._do
+        through: Any = reduce._reduction._algorithm
         assert (through._shared is not None) == (is_one_node and not refused)
         registered = len(machine.registered)
         for _ in range(5):

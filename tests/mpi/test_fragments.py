@@ -34,7 +34,7 @@ from halox.paths.fragments import Cutter, cutter, whole
 from halox.paths.host.packed import HostChannel
 from halox.paths.messages import Message, Part, fuse
 from halox.paths.node import NodeLink
-from halox.paths.staged.pipeline import Pipeline, Work
+from halox.paths.staged.pipeline import FragmentPipeline, Work
 from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import borrow
 from halox.runtime.world import World
@@ -177,7 +177,7 @@ class Rig:
             self.channel = HostChannel(self.job, self.carrier)
         else:
             self.gpu = LateGpu(self.job, self.carrier, comm.rank)
-            self.channel = Pipeline(self.world, self.carrier, self.gpu)
+            self.channel = FragmentPipeline(self.world, self.carrier, self.gpu)
 
     def _carrier(self, kind: str, cut: Cutter) -> TransportBuffers:
         def tag(message: Message) -> int:

@@ -161,7 +161,7 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
         array = Array(np.ones(3))
         reduce(array)
         nccl.is_stuck = True
-        watch = reduce._reduction._do._watch
+        watch = reduce._reduction._algorithm._watch
         watch.limit_s = 1.0  # for the stalled call only
         watch._words[0] = 1  # as a kernel writes at the start of a reduction
         assert becomes(lambda: nccl.aborted)
@@ -214,7 +214,7 @@ def test_a_bad_array_in_a_capture(gpu: tuple[Machine, FakeNccl], comm: MPI.Intra
 
 
 @pytest.mark.parametrize(
-    "what", ["device_algorithms.DeviceMoves", "nccl_reduction.MarkLaunch"], ids=["before", "after"]
+    "what", ["device_algorithms.ArrayKernels", "nccl_reduction.MarkLaunch"], ids=["before", "after"]
 )
 def test_a_rank_without_memory(
     what: str,

@@ -29,7 +29,7 @@ NBYTES = 8 * ELEMENTS
 SHAPES: list[Any] = ["shared_buffer", "binomial"]
 
 
-class FakeMoves:
+class FakeArrayKernels:
     """Records the work that a stream is given."""
 
     def __init__(self, gpu: FakeGpu) -> None:
@@ -62,7 +62,7 @@ class Rig:
         self.random = np.random.default_rng([5, comm.rank])
         memory: Any = (self.arena, self.events, self.shared)
         self.reduction = make_tree_reduction(
-            self.world, memory, shape, NBYTES, lambda: FakeMoves(self.gpu)
+            self.world, memory, shape, NBYTES, lambda: FakeArrayKernels(self.gpu)
         )
 
     def pause(self) -> None:

@@ -25,7 +25,7 @@ from halox.collectives.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, Reduct
 from halox.collectives.device.kernel_reductions import (
     FieldReduction,
     KernelReduction,
-    meet,
+    make_kernel_reduction,
 )
 from halox.runtime.arrays import Described, describe
 from halox.runtime.gpu import pools
@@ -274,7 +274,7 @@ def connect(
 
 def connect_arrays(n: int, plan: ReductionPlan, **options: Any) -> list[Rank]:
     def make(world: Any, arena: Any) -> KernelReduction:
-        return meet(world, lambda: KernelReduction(world, arena, plan))
+        return make_kernel_reduction(world, lambda: KernelReduction(world, arena, plan))
 
     return connect(n, make, **options)
 
@@ -289,7 +289,9 @@ def connect_fields(
 
     def make(world: Any, arena: Any) -> FieldReduction:
         dtype = fields[world.rank].dtype
-        reduction = meet(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
+        reduction = make_kernel_reduction(
+            world, lambda: FieldReduction(world, arena, name, dtype, world.size)
+        )
         # Prepares the launch here, while `without_gpu` is in effect.
         reduction._find(cells_of(world.rank))
         return reduction

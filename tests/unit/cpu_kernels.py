@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from halox.packing.strided_plan import Plan
+from halox.packing.strided_plan import StridedPlan
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.marks import Mark
 from tests.unit.kept import digest, folder, made_once
@@ -108,7 +108,7 @@ extern "C" void run(unsigned grid, unsigned block, int backwards, u64 source, u6
 
 def run(
     name: str,
-    planned: Plan,
+    planned: StridedPlan,
     defines: tuple[tuple[str, str], ...] = (),
     *,
     source: int = 0,

@@ -332,7 +332,7 @@ class Rank:
             array.data[layout.bytes] = packed
 
     def _buffered(self, direction: str) -> Iterator[tuple[Array, Layout, np.ndarray]]:
-        sides = self.draft._sends if direction == "send" else self.draft._takes
+        sides = self.draft._sends if direction == "send" else self.draft._receives
         for side in sides:
             if not side.buffered:
                 continue

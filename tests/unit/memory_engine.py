@@ -18,7 +18,7 @@ from halox.paths.scatter_gather.engine import (
     Engine,
     Key,
     Limits,
-    Region,
+    RegisteredRegion,
     RemoteKey,
 )
 from halox.paths.scatter_gather.windows import Window
@@ -77,19 +77,19 @@ class MemoryEngine(Engine):
     def __init__(self, rank: int = 0, fabric: Fabric | None = None, **limits: int) -> None:
         self.rank, self.fabric = rank, fabric or Fabric()
         self.limits = Limits(**{"entries": 4, "pool": 4, **limits})
-        self.regions: dict[int, Region] = {}
+        self.regions: dict[int, RegisteredRegion] = {}
         self.log: list[tuple[str, int, int]] = []
         self.made = self.mapped = self.exported = 0
 
     def register(
         self, address: int, nbytes: int, generation: int, device: int | None = None
-    ) -> Region:
-        region = Region(address, nbytes, generation, lkey=generation, rkey=generation)
+    ) -> RegisteredRegion:
+        region = RegisteredRegion(address, nbytes, generation, lkey=generation, rkey=generation)
         assert generation not in self.regions, "two registrations of one generation"
         self.regions[generation] = region
         return region
 
-    def deregister(self, region: Region) -> None:
+    def deregister(self, region: RegisteredRegion) -> None:
         del self.regions[region.generation]
 
     def make_key(self) -> MemoryKey:

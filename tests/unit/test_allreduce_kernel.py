@@ -242,10 +242,13 @@ class TestArrays:
 
     def test_ranks_that_plan_otherwise(self, algorithm):
         def make(world, arena):
-            from halox.collectives.device.kernel_reductions import KernelReduction, meet
+            from halox.collectives.device.kernel_reductions import (
+                KernelReduction,
+                make_kernel_reduction,
+            )
 
             plan = PLANS[algorithm](np.dtype("f8"), "sum", 8 + world.rank // 2, 3)
-            return meet(world, lambda: KernelReduction(world, arena, plan))
+            return make_kernel_reduction(world, lambda: KernelReduction(world, arena, plan))
 
         with pytest.raises(MismatchError, match="give all ranks the same shape, dtype and op"):
             connect(3, make)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.datatypes import Datatype
-from halox.packing.copy_boxes import Blocks, Box, PreparedCopies, boxes_of, common_blocks
+from halox.packing.copy_boxes import Blocks, CopyBox, PreparedCopies, boxes_of, common_blocks
 from halox.packing.host import HostPacker
 from halox.runtime.gpu.copies import MAX_PITCH
 from tests.support import require, trials
@@ -29,7 +29,7 @@ def listed(datatype: Datatype, count: int, origin: int, parts: int = 1) -> tuple
     return blocks.offsets + origin, blocks.lengths, numbers
 
 
-def perform(boxes: list[Box], rest: Blocks, source: np.ndarray, target: np.ndarray) -> None:
+def perform(boxes: list[CopyBox], rest: Blocks, source: np.ndarray, target: np.ndarray) -> None:
     """Execute a plan, after a check that the driver accepts its copies."""
     for box in boxes:
         for pitch, step in (

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.datatypes import Datatype
 from halox.errors import DatatypeError, DeviceError
-from halox.packing.copy_boxes import MOST_BOXES, Box
-from halox.packing.copy_engine import MOST_RUNS, CopyEnginePacker, Plan, plan
+from halox.packing.copy_boxes import MOST_BOXES, CopyBox
+from halox.packing.copy_engine import MOST_RUNS, CopyEnginePacker, CopyEnginePlan, plan
 from halox.packing.host import HostPacker
 from halox.runtime.gpu.copies import MAX_PITCH
 from tests.support import require, trials
@@ -27,13 +27,15 @@ def memory_of(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, GUARD, nbytes, np.uint8)
 
 
-def box_view(memory: np.ndarray, offset: int, box: Box, pitch: int, step: int) -> np.ndarray:
+def box_view(memory: np.ndarray, offset: int, box: CopyBox, pitch: int, step: int) -> np.ndarray:
     """Return the bytes of one side of a box by the driver's documentation; NumPy checks the bounds."""
     shape, strides = (box.depth, box.height, box.width), (step, pitch, 1)
     return np.ndarray(shape, np.uint8, memory.data, offset, strides)
 
 
-def perform(planned: Plan, array: np.ndarray, origin: int, packed: np.ndarray, *, pack: bool):
+def perform(
+    planned: CopyEnginePlan, array: np.ndarray, origin: int, packed: np.ndarray, *, pack: bool
+):
     """Execute a plan, after a check that the driver accepts its copies."""
 
     def move(mine: np.ndarray, packed: np.ndarray) -> None:
@@ -59,12 +61,12 @@ def perform(planned: Plan, array: np.ndarray, origin: int, packed: np.ndarray, *
         move(array[origin + at :][:n], packed[to : to + n])
 
 
-def moved(planned: Plan) -> int:
+def moved(planned: CopyEnginePlan) -> int:
     boxes = sum(box.width * box.height * box.depth for box in planned.boxes)
     return boxes + int(planned.sizes.sum())
 
 
-def check(datatype: Datatype, count: int, planned: Plan, span: int = ORIGIN) -> None:
+def check(datatype: Datatype, count: int, planned: CopyEnginePlan, span: int = ORIGIN) -> None:
     """Pack and unpack by a plan, in memory of ``span`` bytes on either side of displacement 0."""
     assert moved(planned) == datatype.size * count
     array = memory_of(2 * span)

@@ -17,7 +17,7 @@ from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Rounds
-from halox.paths.scatter_gather.mlx5_channel import Mail, _End
+from halox.paths.scatter_gather.mlx5_channel import Inbox, _MessageEnd
 from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
 from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
 from halox.runtime import mlx5
@@ -69,7 +69,7 @@ class Ends:
             for n, (k, own) in enumerate(zip(self.keys, self.lists, strict=True))
         ]
         self.rounds = [
-            Rounds(k, self.lists[n], 1 - n, exports[1 - n], k.take(1 - n, exports[1 - n]))
+            Rounds(k, self.lists[n], 1 - n, exports[1 - n], k.accept(1 - n, exports[1 - n]))
             for n, k in enumerate(self.keys)
         ]
 
@@ -201,19 +201,19 @@ def test_the_next_round_waits_for_the_keys_of_the_last(
     monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
     sent, received, _ = filled(types)
     ends = Ends(pair, types, (sent, received))
-    mail = Mail(pair[0])
-    end = _End(Message(1, "send", ()), ends.rounds[0], mail, mail.new(), 99)
+    inbox = Inbox(pair[0])
+    end = _MessageEnd(Message(1, "send", ()), ends.rounds[0], inbox, inbox.new_number(), 99)
     end.start()
     wire.is_held = True
     for _ in range(2):
-        mail._unread[1] += 1
+        inbox._unread[1] += 1
         end.step()
-    assert mail.take(1), "the second invitation is left for later"
-    mail._unread[1] += 1
+    assert inbox.consume(1), "the second invitation is left for later"
+    inbox._unread[1] += 1
     wire.release()
-    mail.collect()
+    inbox.collect()
     end.step()
-    assert not mail.take(1)
+    assert not inbox.consume(1)
 
 
 def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halox.collectives.device.nccl_reduction import Schedule, Transfer, schedule
+from halox.collectives.device.nccl_reduction import NodeSchedule, Transfer, schedule
 
 NODES = {
     "a node each": (0, 1, 2),
@@ -44,7 +44,7 @@ def test_all_ranks_get_everything(name: str, elements: int, is_cut: bool) -> Non
     nodes = NODES[name]
     ranks, count = len(nodes), len(set(nodes))
     of_node = np.random.default_rng(elements).integers(1, 1000, (count, elements))
-    plans: list[Schedule] = [
+    plans: list[NodeSchedule] = [
         schedule(nodes, rank, elements, is_cut=is_cut) for rank in range(ranks)
     ]
     values = [of_node[nodes[rank]].copy() for rank in range(ranks)]

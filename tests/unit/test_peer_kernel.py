@@ -133,7 +133,7 @@ class TestWays:
         flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
         with patch.object(peer_endpoints, "paired", only_regular(peer_endpoints.paired)):
             ranks = connect(flows, limit_s=100)
-        assert all(rank.draft._takes[0].buffered for rank in ranks)
+        assert all(rank.draft._receives[0].buffered for rank in ranks)
         assert not any(rank.draft._sends[0].buffered for rank in ranks)
         exchange(ranks)
 
@@ -313,7 +313,9 @@ class TestEnds:
         for ends in ((blocks, line), (line, blocks), (blocks, blocks)):
             ranks = connect(there_and_back(way, *ends))
             exchange(ranks)
-            assert any(side.buffered for side in (*ranks[0].draft._sends, *ranks[0].draft._takes))
+            assert any(
+                side.buffered for side in (*ranks[0].draft._sends, *ranks[0].draft._receives)
+            )
 
 
 @pytest.mark.usefixtures("wide_if_asked")

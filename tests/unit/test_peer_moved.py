@@ -16,7 +16,7 @@ import pytest
 
 from halox.errors import StateError
 from halox.packing.refine import Level
-from halox.packing.strided_plan import Row
+from halox.packing.strided_plan import StridedRow
 from halox.paths import aside
 from halox.paths.peer import channel as peer
 from halox.paths.peer import endpoints
@@ -240,6 +240,6 @@ def test_many_fields(fields: int, is_movable: bool, streams: None) -> None:
 
 
 def test_a_row_with_both_sides_packed() -> None:
-    row = Row(1000, 48, 8, (Level(5, 320, 64), Level(8, 8, 8)))
-    assert both_packed(row, 1) == Row(48, 48, 8, (Level(5, 64, 64), Level(8, 8, 8)))
-    assert both_packed(row, 0) == Row(1000, 1000, 8, (Level(5, 320, 320), Level(8, 8, 8)))
+    row = StridedRow(1000, 48, 8, (Level(5, 320, 64), Level(8, 8, 8)))
+    assert both_packed(row, 1) == StridedRow(48, 48, 8, (Level(5, 64, 64), Level(8, 8, 8)))
+    assert both_packed(row, 0) == StridedRow(1000, 1000, 8, (Level(5, 320, 320), Level(8, 8, 8)))

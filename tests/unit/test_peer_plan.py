@@ -11,7 +11,7 @@ import pytest
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
 from halox.packing.refine import Copy, Level, Side, contiguous_side, paired
-from halox.packing.strided_plan import LEVEL, Row, region_dtype
+from halox.packing.strided_plan import LEVEL, StridedRow, region_dtype
 from halox.paths.peer import table as peer_plan
 from halox.paths.peer.negotiation import EXCHANGE
 from halox.paths.peer.table import (
@@ -25,7 +25,7 @@ from halox.paths.peer.table import (
     TILE_BYTES,
     TILE_DATA_BYTES,
     Kind,
-    Run,
+    MessageRun,
     Segment,
     chunk_bytes,
     in_even_chunks,
@@ -56,7 +56,7 @@ def runs_of_type(datatype, *, packed=1, count=1, pointer=1 << 20, **options):
 
 def line(words, word=8):
     """Return a row of contiguous words on both sides."""
-    return Row(1 << 20, 1 << 30, word, (Level(words, word, word),))
+    return StridedRow(1 << 20, 1 << 30, word, (Level(words, word, word),))
 
 
 def segments_of(*groups):
@@ -111,7 +111,7 @@ class TestTable:
     @pytest.mark.parametrize("levels", [1, 5])
     @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 12, 13, 15, 16, 20, 40])
     def test_it_travels_with_the_launch_where_it_fits(self, n, levels):
-        row = Row(0, 0, 8, tuple(Level(2, 1000 * k, 8 * k) for k in range(levels, 0, -1)))
+        row = StridedRow(0, 0, 8, tuple(Level(2, 1000 * k, 8 * k) for k in range(levels, 0, -1)))
         planned = plan([Segment(Kind.SEND_LL, row, 0)] * n, sms=132)
         assert planned.inline >= n if n <= 12 else planned.inline in (0, *range(n, 64))
         if planned.inline:
@@ -236,13 +236,13 @@ class TestChunks:
             assert not (planned.segments["chunk_words"] % of_a_warp).any()
 
     def test_common_words_are_for_the_compiler(self):
-        rows = {word: Row(0, 0, word, (Level(9, word, word),)) for word in (1, 2, 4, 8, 16)}
+        rows = {word: StridedRow(0, 0, word, (Level(9, word, word),)) for word in (1, 2, 4, 8, 16)}
         for word, row in rows.items():
             assert plan([Segment(Kind.COPY, row, 0)] * 2, sms=4).word_bytes == (
                 word if word > 2 else 0
             )
         assert plan([Segment(Kind.COPY, rows[w], 0) for w in (4, 8)], sms=4).word_bytes == 0
-        waiting = Segment(Kind.TAKE_DIRECT, Row(0, 0, 16, ()), 0, 1)
+        waiting = Segment(Kind.TAKE_DIRECT, StridedRow(0, 0, 16, ()), 0, 1)
         assert plan([Segment(Kind.COPY, rows[4], 0), waiting], sms=4).word_bytes == 4
 
 
@@ -309,7 +309,9 @@ class TestRuns:
     def test_blocks_have_equally_many_direct_chunks(self, nbytes, sms):
         total = sum(nbytes)
         for n in nbytes:
-            run = in_even_chunks(Run(Row(0, 0, 16, (Level(n // 16, 16, 16),)), -1), total, sms)
+            run = in_even_chunks(
+                MessageRun(StridedRow(0, 0, 16, (Level(n // 16, 16, 16),)), -1), total, sms
+            )
             size = 16 * run.chunk_words
             assert size % 512 == 0 and size <= max(DIRECT_CHUNK_BYTES[1], n // MOST_CHUNKS)
             assert run.chunks <= MOST_CHUNKS + sms
@@ -320,8 +322,8 @@ class TestRuns:
 
     @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
     def test_lanes_of_a_run_share_a_chunk(self, lanes):
-        row = Row(0, 0, 0, (Level(1000, 333, 333), Level(lanes, 0, 0)), 8 * lanes)
-        assert Run(row, -1).chunk_words % lanes == 0
+        row = StridedRow(0, 0, 0, (Level(1000, 333, 333), Level(lanes, 0, 0)), 8 * lanes)
+        assert MessageRun(row, -1).chunk_words % lanes == 0
 
 
 def packed_bytes(row, side):
@@ -333,7 +335,7 @@ def packed_bytes(row, side):
 
 
 class TestPlaces:
-    ROW = Row(1000, 64, 8, (Level(3, 700, 80), Level(5, 40, 16), Level(2, 8, 8)))
+    ROW = StridedRow(1000, 64, 8, (Level(3, 700, 80), Level(5, 40, 16), Level(2, 8, 8)))
 
     @pytest.mark.parametrize("side", [0, 1])
     def test_packets_lie_at_twice_the_distances(self, side):

@@ -38,10 +38,12 @@ class Rig:
         self.left: list[Any] = []
         channel: Any = Given(fails_in)
         report: Any = SimpleNamespace(rank=0)
-        self.plan = Plan([channel], report, [], lambda: None, self.let_go, guard=CallGuard())
+        self.plan = Plan(
+            [channel], report, [], lambda: None, self.release_memory, guard=CallGuard()
+        )
         self.plan.hold([self.array[1:]], alive=keep)
 
-    def let_go(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
+    def release_memory(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
         self.left.append(list(arrays))
 
     def leaves(self, how: str) -> bool:

@@ -15,7 +15,7 @@ from halox import datatypes as dt
 from halox.errors import PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.copy_engine import CopyEngine
-from halox.paths.scatter_gather.engine import Limits, Region
+from halox.paths.scatter_gather.engine import Limits, RegisteredRegion
 from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory, Rounds
 from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.paths.scatter_gather.windows import (
@@ -74,7 +74,7 @@ class Pair:
                 lists[n],
                 1 - n,
                 exports[1 - n],
-                self.keys[n].take(1 - n, exports[1 - n]),
+                self.keys[n].accept(1 - n, exports[1 - n]),
             )
             for n in (0, 1)
         )
@@ -172,10 +172,10 @@ def test_windows_hold_the_blocks_in_order(recipe: Recipe, count: int, chunk: int
     datatype = build(recipe)
     assume(datatype.size)
     blocks = MessageBlocks.of(message(Part(0, datatype, count)))
-    windows = blocks.windows(chunk, [Region(0, 1 << 20, 1)], [1 << 16])
+    windows = blocks.windows(chunk, [RegisteredRegion(0, 1 << 20, 1)], [1 << 16])
     assert [w.nbytes for w in windows[:-1]] == [chunk] * (len(windows) - 1)
     assert 0 < windows[-1].nbytes <= chunk
-    assert max(w.lengths.size for w in windows) == blocks.most_touched(chunk)
+    assert max(w.lengths.size for w in windows) == blocks.most_window_blocks(chunk)
     found = [
         address + k
         for w in windows
@@ -231,7 +231,7 @@ def test_agreed_windows_suit_both_ends(sender: Any, receiver: Any, chunk: int) -
     assert agreed_chunk(*proposals, ends[0].nbytes) == chunk
     assert agreed_chunk(*proposals[::-1], ends[0].nbytes) == chunk
     for end in ends:
-        assert end.most_touched(chunk) <= limits.entries
+        assert end.most_window_blocks(chunk) <= limits.entries
 
 
 def test_regular_blocks_take_one_entry_where_it_repeats() -> None:
@@ -272,14 +272,14 @@ def test_pool_makes_keys_in_batches_before_they_are_needed() -> None:
     engine = MemoryEngine(pool=8, keys=20)
     pool = KeyPool(engine)
     assert (pool.free, engine.made) == (8, 8)
-    taken = pool.take(3)
+    taken = pool.allocate(3)
     pool.refill()
     assert (pool.free, engine.made) == (5, 8)
-    taken += pool.take(1)
+    taken += pool.allocate(1)
     pool.refill()
     assert (pool.free, engine.made) == (12, 16)
-    assert len(pool.take(50)) == 16, "there are no more than 20"
-    assert pool.take(1) == []
+    assert len(pool.allocate(50)) == 16, "there are no more than 20"
+    assert pool.allocate(1) == []
     pool.put_back(taken)
     assert pool.free == 4
     pool.close()
@@ -348,7 +348,7 @@ def test_segments_of_a_gpu_that_are_freed_are_noticed() -> None:
         segment[0] = name
         found = own.acquire(blocks, 1 << 20, memory)
         exports.append(own.export(found, 1))
-        (remote,) = theirs.take(0, exports[-1])
+        (remote,) = theirs.accept(0, exports[-1])
         assert [place.segment for place in remote.blocks[0]] == [(name, 0)]
         own.release(found)
     assert [exported.keys is None for exported in exports] == [False, True, False]
@@ -405,11 +405,11 @@ def test_keys_that_a_peer_does_not_know_are_refused() -> None:
     keys = pair.keys[0]
     exported = keys.export(keys.acquire(blocks, 256, [memory_of(arrays[0])]), 1)
     with pytest.raises(PathError, match="not known here"):
-        pair.keys[1].take(0, exported._replace(keys=None))
-    pair.keys[1].take(0, exported)
-    assert pair.keys[1].take(0, exported._replace(keys=None)) == exported.keys
+        pair.keys[1].accept(0, exported._replace(keys=None))
+    pair.keys[1].accept(0, exported)
+    assert pair.keys[1].accept(0, exported._replace(keys=None)) == exported.keys
     with pytest.raises(PathError, match="generation"):
-        pair.keys[1].take(0, exported._replace(keys=None, generation=99))
+        pair.keys[1].accept(0, exported._replace(keys=None, generation=99))
 
 
 def test_exports_may_be_taken_in_another_order() -> None:
@@ -417,7 +417,7 @@ def test_exports_may_be_taken_in_another_order() -> None:
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     keys, peer, memory = *pair.keys, [memory_of(arrays[0])]
     former = keys.acquire(blocks, 256, memory)
-    peer.take(0, keys.export(former, 1))
+    peer.accept(0, keys.export(former, 1))
     keys.release(former)
     keys.drop(former)
     other = keys.export(keys.acquire(blocks, 128, memory), 1)
@@ -425,8 +425,8 @@ def test_exports_may_be_taken_in_another_order() -> None:
     exported = keys.export(again, 1)
     assert other.dropped and exported.keys is not None and exported.generation != former.generation
     for one in (exported, other):
-        peer.take(0, one)
-    assert peer.take(0, keys.export(again, 1)) == exported.keys
+        peer.accept(0, one)
+    assert peer.accept(0, keys.export(again, 1)) == exported.keys
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 59, 118, 700, 1024])
@@ -439,7 +439,7 @@ def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: boo
     own = propose(blocks, ProcessVm.limits)
     chunk = agreed_chunk(own, own, blocks.nbytes)
     assert chunk is not None
-    windows = blocks.windows(chunk, [Region(0, 0, 0)], [0])
+    windows = blocks.windows(chunk, [RegisteredRegion(0, 0, 0)], [0])
     first = sum(window.nbytes for window in windows[: len(windows) // 2])
     few = count in (3, 5) and is_regular  # windows of whole blocks halve few blocks less evenly
     assert (0.3 if few else 0.4) <= first / blocks.nbytes <= 0.6

@@ -32,7 +32,7 @@ require("mpi")
 
 from halox.paths.buffers import Buffer, RequestBuffers  # noqa: E402
 from halox.paths.staged.channel import StagedChannel, staged_channel  # noqa: E402
-from halox.paths.staged.pipeline import Pipeline  # noqa: E402
+from halox.paths.staged.pipeline import FragmentPipeline  # noqa: E402
 from halox.runtime.world import World  # noqa: E402
 
 Step = Callable[[], bool]
@@ -213,7 +213,7 @@ def test_in_order_with_the_users_streams(
 ) -> None:
     """The user's kernels before, between and after `start` and `finish` are ordered, on changing streams."""
     rig = Rig(seed, monkeypatch, operation, cut)
-    assert isinstance(rig.channel, StagedChannel if cut is whole else Pipeline)
+    assert isinstance(rig.channel, StagedChannel if cut is whole else FragmentPipeline)
     gpu = rig.gpu
     users = [gpu.current, gpu.stream()]
     wanted: list[list[np.ndarray]] = []

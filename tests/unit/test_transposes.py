@@ -27,7 +27,7 @@ from halox.decomposition import (
     overlaps,
 )
 from halox.errors import DecompositionError, FieldError
-from halox.exchange.transpose import Side, memory_order, transpose_draft
+from halox.exchange.transpose import TransposeEnd, memory_order, transpose_draft
 from halox.runtime.arrays import describe, share_memory
 from tests.support import trials
 
@@ -213,12 +213,12 @@ def test_messages_carry_the_field_whatever_the_strides(case: Case, data: st.Data
     mail, drafts = {}, []
     for rank, (u, v) in enumerate(zip(sources, targets, strict=True)):
         draft = transpose_draft(
-            Side(
+            TransposeEnd(
                 u,
                 overlaps(ours[rank], theirs[0].decomposition, back),
                 common_axes(ours[rank].spec, natural),
             ),
-            Side(
+            TransposeEnd(
                 v,
                 overlaps(theirs[rank], ours[0].decomposition, case.axes),
                 common_axes(theirs[rank].spec, back),
@@ -362,8 +362,8 @@ def test_runs_are_long_where_both_arrays_lie_alike() -> None:
         u, v = np.zeros((4, 16), order=order), np.zeros((16, 4), order=order)
         walk = memory_order(describe(u), (0, 1))
         draft = transpose_draft(
-            Side(u, overlaps(FieldLayout(rows, 0, none), columns, (0, 1)), (0, 1)),
-            Side(v, overlaps(FieldLayout(columns, 0, none), rows, (0, 1)), (0, 1)),
+            TransposeEnd(u, overlaps(FieldLayout(rows, 0, none), columns, (0, 1)), (0, 1)),
+            TransposeEnd(v, overlaps(FieldLayout(columns, 0, none), rows, (0, 1)), (0, 1)),
             walk,
         )
         # A box has 4 x 4 cells. Its rows (or columns) are 32 bytes; contiguous ones merge to longer blocks.

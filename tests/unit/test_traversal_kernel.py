@@ -17,7 +17,7 @@ from halox.packing.host import HostPacker
 from halox.packing.traversal_plan import (
     CHAIN_NODES,
     INLINE_BYTES,
-    Kind,
+    RecordKind,
     Shape,
     node_dtype,
     plan,
@@ -151,7 +151,7 @@ class TestConstructors:
         met.append(self.far())
         assert {made.entry for made in met} == {"", "_chain", "_regular"}
         assert {made.word_bytes for made in met} == {1, 2, 4, 8, 16}
-        assert {kind for made in met for kind in made.nodes["kind"]} == set(Kind)
+        assert {kind for made in met for kind in made.nodes["kind"]} == set(RecordKind)
 
     def far(self):
         datatype = dt.hindexed_block(1, [0, 1 << 50, 8], dt.contiguous(4, "f8"))
@@ -184,7 +184,9 @@ class TestConstructors:
         out = np.zeros(32, np.uint8)
         made = move(array.ctypes.data, datatype, 1, out.ctypes.data, shape=SMALL)
         assert out.tobytes() == expected.tobytes()
-        assert made.nodes["kind"][0] == (Kind.GATHER if gap < 1 << 34 else Kind.FAR_GATHER)
+        assert made.nodes["kind"][0] == (
+            RecordKind.GATHER if gap < 1 << 34 else RecordKind.FAR_GATHER
+        )
 
 
 class TestLists:
@@ -258,7 +260,7 @@ def test_the_tables_layout_is_the_kernels():
         f"sizeof({struct}), " + ", ".join(f"__builtin_offsetof({struct}, {m})" for m in members)
         for struct, members in names.items()
     )
-    constants = f"CHAIN_NODES, INLINE_BYTES, {', '.join(kind.name for kind in Kind)}"
+    constants = f"CHAIN_NODES, INLINE_BYTES, {', '.join(kind.name for kind in RecordKind)}"
     extra = f'extern "C" {{{{ unsigned long layout[] = {{{{{numbers}, {constants}}}}}; }}}}'
     for bits in (32, 64):
         small, large = (table_dtype(bits, inline=inline) for inline in (False, True))
@@ -269,7 +271,7 @@ def test_the_tables_layout_is_the_kernels():
             small.itemsize,
             *(small.fields[name][1] for name in names["Table"]),
             *(large.itemsize, 0, large.fields["inline"][1]),
-            *(CHAIN_NODES, INLINE_BYTES, *Kind),
+            *(CHAIN_NODES, INLINE_BYTES, *RecordKind),
         ]
         found = (ctypes.c_ulong * len(expected)).in_dll(
             library((("INDEX_BITS", str(bits)),), extra.format()), "layout"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.packing import traversal_plan
 from halox.packing.strided_plan import divisor
-from halox.packing.traversal_plan import Kind, plan
+from halox.packing.traversal_plan import RecordKind, plan
 from halox.packing.traversal_tree import common_word, simplified
 
 SMS = 132
@@ -22,7 +22,7 @@ def planned(datatype, count=1, word=None, *, sms=SMS, flat_blocks=64, few_units=
 
 
 def kinds(made):
-    return [Kind(kind).name for kind in made.nodes["kind"]]
+    return [RecordKind(kind).name for kind in made.nodes["kind"]]
 
 
 def scattered(n, step=9):
@@ -92,7 +92,7 @@ class TestRecords:
 
 def test_a_division_by_one_is_left_out():
     made = planned(dt.indexed_block(1, [0, 3, 7, 20], "f8"))
-    assert made.nodes["kind"][0] == Kind.GATHER
+    assert made.nodes["kind"][0] == RecordKind.GATHER
     assert (made.nodes["words"][0], made.nodes["magic"][0]) == (1, 0)
 
 

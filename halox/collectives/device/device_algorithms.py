@@ -20,9 +20,9 @@ from typing import Protocol, cast
 
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
-from halox.collectives.device.kernel_reductions import KernelReduction, meet
-from halox.collectives.device.nccl_reduction import Combines, NcclAcrossNodes
-from halox.collectives.device.tree_reduction import DeviceMoves, Shape, make_tree_reduction
+from halox.collectives.device.kernel_reductions import KernelReduction, make_kernel_reduction
+from halox.collectives.device.nccl_reduction import Combiner, NcclHierarchicalReduction
+from halox.collectives.device.tree_reduction import ArrayKernels, Shape, make_tree_reduction
 from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
 from halox.collectives.operations import Operation, find_operation
@@ -42,13 +42,13 @@ _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
 
-class DeviceAlgorithm(Combines, Protocol):
+class DeviceAlgorithm(Combiner, Protocol):
     """Interface of the algorithms."""
 
     captures: bool  # whether a call may be captured in a CUDA graph
 
 
-class Nothing:
+class EmptyReduction:
     """Algorithm for arrays without elements."""
 
     captures = True
@@ -64,8 +64,8 @@ class Nothing:
 
 def _pinned(world: World, dtype: DType, elements: int) -> PinnedBuffer:
     """Return page-locked memory for one array, used by one call at a time; collective."""
-    found: PinnedBuffer = world.guarded(lambda: pinned(dtype.itemsize * elements), _MAKING)
-    return found
+    buffer: PinnedBuffer = world.guarded(lambda: pinned(dtype.itemsize * elements), _MAKING)
+    return buffer
 
 
 def _copy(target: int, source: int, nbytes: int, stream: Stream) -> None:
@@ -95,8 +95,8 @@ class _Copies:
         _copy(target, values.ctypes.data, values.nbytes, self._stream)
 
 
-class ThroughHost:
-    """``host``: through memory that all ranks share if they are on one node. Collective to make."""
+class HostStagedReduction:
+    """``host``: reduce in host memory, which all ranks share if they are on one node. Collective to make."""
 
     captures = False
 
@@ -139,8 +139,8 @@ class ThroughHost:
             self._host.close()
 
 
-class AcrossNodes:
-    """``hierarchical``: see the module."""
+class HierarchicalReduction:
+    """``hierarchical``: combine within each node, then between the nodes' leaders on the host."""
 
     captures = False
 
@@ -228,7 +228,7 @@ def why_not(
     world: World, topology: Topology, op: str, dtype: DType, elements: int
 ) -> dict[str, str]:
     """Return the reasons why algorithms are not available, by name; the same on all ranks."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     no_kernels = why_no_kernels(world, topology)
     for name, planner in _KERNELS.items():
         reason = no_kernels
@@ -238,12 +238,12 @@ def why_not(
             except FieldError as error:
                 reason = str(error)
         if reason is not None:
-            found[name] = reason
+            reasons[name] = reason
     no_tree = "there is one rank, and so no tree of ranks" if world.size == 1 else None
     no_tree = no_tree or _first_reason(world, topology.why_no_events)
     if no_tree is not None:
-        found |= dict.fromkeys(("shared_buffer", "binomial"), no_tree)
-    return found
+        reasons |= dict.fromkeys(("shared_buffer", "binomial"), no_tree)
+    return reasons
 
 
 def begin_making(context: Context, device: int, step: str, why_no_capture: str) -> Topology:
@@ -290,7 +290,7 @@ def make_algorithm(
             f"algorithm {requested!r} is not available: {reasons[requested]}; here are {names}, or None for the fastest"
         )
     if not elements:
-        return Nothing(), requested or "oneshot", reasons
+        return EmptyReduction(), requested or "oneshot", reasons
     sharers = 1 + max(len(topology.sharers(rank)) for rank in range(world.size))
     nodes = len(set(world.nodes))
     ranked = rank_algorithms(
@@ -298,7 +298,7 @@ def make_algorithm(
     )
     for name in [requested] if requested is not None else ranked:
         try:
-            return _made(context, device, name, what), name, reasons
+            return _make(context, device, name, what), name, reasons
         except ExchangeTimeoutError:
             raise
         except HaloxError as error:  # on all ranks
@@ -308,7 +308,7 @@ def make_algorithm(
     raise AssertionError("there is always a way through the host")
 
 
-def _made(
+def _make(
     context: Context, device: int, name: str, what: tuple[str, DType, int]
 ) -> DeviceAlgorithm:
     op, dtype, elements = what
@@ -316,16 +316,16 @@ def _made(
     assert arena is not None and events is not None
     if name in _KERNELS:
         plan = _KERNELS[name](dtype, op, elements, world.size)
-        return meet(world, lambda: KernelReduction(world, arena, plan))
+        return make_kernel_reduction(world, lambda: KernelReduction(world, arena, plan))
     if name in ("shared_buffer", "binomial"):
-        steps = partial(DeviceMoves, dtype, op, elements, device)
+        kernels = partial(ArrayKernels, dtype, op, elements, device)
         memory, nbytes = (arena, events, context.arena), elements * dtype.itemsize
-        return make_tree_reduction(world, memory, cast(Shape, name), nbytes, steps)
+        return make_tree_reduction(world, memory, cast(Shape, name), nbytes, kernels)
     operation = find_operation(op, dtype)
     if name == "host":
-        return ThroughHost(context, operation, dtype, elements)
+        return HostStagedReduction(context, operation, dtype, elements)
     by_nccl = _across_nodes_by_nccl(context, device, what)
-    return by_nccl or AcrossNodes(context, operation, dtype, elements, device)
+    return by_nccl or HierarchicalReduction(context, operation, dtype, elements, device)
 
 
 def _can_use_nccl(context: Context) -> bool:
@@ -333,7 +333,7 @@ def _can_use_nccl(context: Context) -> bool:
     return len(set(context.world.nodes)) > 1 and context.once(why_no_nccl) is None
 
 
-class _OneNode:
+class _NodeReduction:
     """A reduction within a node, with a context that only it uses; ``ranks`` are the ranks of the node."""
 
     def __init__(self, context: Context, within: KernelReduction, ranks: Sequence[int]) -> None:
@@ -364,7 +364,7 @@ def _across_nodes_by_nccl(
     world = context.world
     node: Context | None = None
 
-    def look() -> bool:
+    def check_kernels() -> bool:
         nonlocal node
         if world.node_size == 1:
             return True
@@ -372,20 +372,20 @@ def _across_nodes_by_nccl(
         topology = begin_making(node, device, _MAKING, "and making a reduction needs the host")
         return not set(_KERNELS) <= set(why_not(node.world, topology, op, dtype, elements))
 
-    def make() -> _OneNode | None:
+    def make() -> _NodeReduction | None:
         if node is None:
             return None
         others = set(DEVICE_ALGORITHMS) - set(_KERNELS)
         made = cast(KernelReduction, make_algorithm(node, device, what, without=others)[0])
-        return _OneNode(node, made, list(world.node_ranks))
+        return _NodeReduction(node, made, list(world.node_ranks))
 
-    within: _OneNode | None = None
+    within: _NodeReduction | None = None
     try:
-        if all(world.gather_result(look, _MAKING)):
+        if all(world.gather_result(check_kernels, _MAKING)):
             within = world.guarded(make, _MAKING)
-            return NcclAcrossNodes(
+            return NcclHierarchicalReduction(
                 *(context, nccl_of(context), op, dtype, elements),
-                lambda count: DeviceMoves(dtype, op, count, device),
+                lambda count: ArrayKernels(dtype, op, count, device),
                 within,
             )
     except HaloxError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_algorithms import make_algorithm
 from halox.collectives.device.kernel_reductions import KernelReduction
-from halox.collectives.device.nccl_reduction import NcclAcrossNodes
+from halox.collectives.device.nccl_reduction import NcclHierarchicalReduction
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe, scalar_array
@@ -40,8 +40,10 @@ class DeviceAllreduce(ArrayReduction):
         super().__init__(shape, dtype, op)
         self._rank, self._device = context.world.rank, device
         what = op, dtype, prod(shape)
-        self._do, self.algorithm, self.reasons = make_algorithm(context, device, what, algorithm)
-        self.captures = self._do.captures
+        self._algorithm, self.algorithm, self.reasons = make_algorithm(
+            context, device, what, algorithm
+        )
+        self.captures = self._algorithm.captures
         self._nbytes = prod(shape) * dtype.itemsize
         self._part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
         self._empty: Callable[..., CupyArray] = cupy().empty
@@ -62,41 +64,47 @@ class DeviceAllreduce(ArrayReduction):
         except Exception as error:
             self.refuse(error)
             raise
-        self._do.reduce(source.data.ptr, target.data.ptr, stream, None)
+        self._algorithm.reduce(source.data.ptr, target.data.ptr, stream, None)
         if out is None:
             if is_device_array(array):
                 return target
-            found = target.get()
-            return found[()] if np.isscalar(array) else found
+            values = target.get()
+            return values[()] if np.isscalar(array) else values
         if target is not out:
             _write(out, target)
         return out
 
     def bind(self, array: object, out: object) -> Launch | None:
         """Prepare calls without host work, for arrays that are read and written in place."""
-        if not isinstance(self._do, KernelReduction | NcclAcrossNodes) or not self._is_plain(array):
+        if not isinstance(
+            self._algorithm, KernelReduction | NcclHierarchicalReduction
+        ) or not self._is_plain(array):
             return None
         if out is None:
             new = partial(self._empty, self.shape, self.dtype)
-            return self._do.bind(array.data.ptr, new)
-        return self._do.bind(array.data.ptr, out.data.ptr) if self._is_target(out, array) else None
+            return self._algorithm.bind(array.data.ptr, new)
+        return (
+            self._algorithm.bind(array.data.ptr, out.data.ptr)
+            if self._is_target(out, array)
+            else None
+        )
 
     def refuse(self, error: Exception) -> None:
         """Raise an error, on all ranks if the host takes part."""
-        self._do.reduce(0, 0, self._current_stream(), error)
+        self._algorithm.reduce(0, 0, self._current_stream(), error)
 
     def close(self) -> None:
         """Free memory and communicators; collective."""
-        self._do.close()
+        self._algorithm.close()
 
     def _source(self, array: object) -> CupyArray:
         """Return a rank's values as a contiguous run on the GPU."""
         given = scalar_array(array, self.dtype) if np.isscalar(array) else array
-        found = describe(given, "array")
-        self._check(found, "array")
-        if found.device is None:
+        described = describe(given, "array")
+        self._check(described, "array")
+        if described.device is None:
             check_lasts("array")
-        return self._plain(as_device_array(_host(given) if found.device is None else given))
+        return self._plain(as_device_array(_host(given) if described.device is None else given))
 
     def _is_plain(self, array: object) -> TypeGuard[CupyArray]:
         """Whether an array is a CuPy array, and an aligned contiguous run."""
@@ -117,9 +125,9 @@ class DeviceAllreduce(ArrayReduction):
                 f"array: its address is not a multiple of {self._part} bytes, and it is not contiguous either; copy it "
                 "first"
             )
-        found = self._empty(self.shape, self.dtype)
-        found.data.copy_from_device_async(array.data, self._nbytes)
-        return found
+        copy = self._empty(self.shape, self.dtype)
+        copy.data.copy_from_device_async(array.data, self._nbytes)
+        return copy
 
     def _target(self, source: CupyArray, out: object) -> CupyArray:
         """Return the array that receives the result: ``out`` itself, if that is possible."""
@@ -137,11 +145,11 @@ class DeviceAllreduce(ArrayReduction):
         apart = abs(out.data.ptr - source.data.ptr)
         return not apart or apart >= self._nbytes
 
-    def _check(self, found: Described, name: str) -> None:
-        super()._check(found, name)
-        if found.device is not None and found.device != self._device:
+    def _check(self, described: Described, name: str) -> None:
+        super()._check(described, name)
+        if described.device is not None and described.device != self._device:
             raise DeviceError(
-                f"{name} is on GPU {found.device}, rank {self._rank} reduces on GPU {self._device}; "
+                f"{name} is on GPU {described.device}, rank {self._rank} reduces on GPU {self._device}; "
                 f"allocate under `with cupy.cuda.Device({self._device}):`"
             )
 

@@ -29,7 +29,7 @@ from halox.collectives.device.kernel_plans import MOST_RANKS
 from halox.collectives.device.kernel_reductions import (
     FieldReduction,
     Target,
-    meet,
+    make_kernel_reduction,
 )
 from halox.collectives.host.host_fields import HostArrays
 from halox.collectives.operations import (
@@ -57,14 +57,14 @@ _DOING = "a reduction"
 class DeviceReductions(HostArrays):
     """A grid's reductions on GPUs; arrays on the host are reduced on the host."""
 
-    fields: PreparedReductions[InOneLaunch | InTwoSteps]
+    fields: PreparedReductions[OneLaunchReduction | TwoStepReduction]
     _device: int
 
     def field(self, name: str, fields: tuple[object, ...], out: object) -> object:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
         with self._world.guard:
             self._world.check_open()
-            reduction: InOneLaunch | InTwoSteps | None = None
+            reduction: OneLaunchReduction | TwoStepReduction | None = None
             try:
                 cells = cells_of(name, fields, self._find_layout)
                 dtypes = [one.dtype for one in cells]
@@ -91,13 +91,13 @@ class DeviceReductions(HostArrays):
             return target if out is None else out
 
     def _target(self, out: object, dtype: DType) -> CupyArray:
-        found = describe(out, "out")
-        if found.device != self._device:
-            where = "the host" if found.device is None else f"GPU {found.device}"
+        described = describe(out, "out")
+        if described.device != self._device:
+            where = "the host" if described.device is None else f"GPU {described.device}"
             raise DeviceError(
                 f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
             )
-        check_out(found, None, dtype)
+        check_out(described, None, dtype)
         return as_device_array(out)
 
     def _refuse_making(self, name: str, error: Exception) -> None:
@@ -107,7 +107,7 @@ class DeviceReductions(HostArrays):
 
     def _make(
         self, name: str, dtypes: Sequence[DType], parity: Parity | None
-    ) -> InOneLaunch | InTwoSteps:
+    ) -> OneLaunchReduction | TwoStepReduction:
         world, context = self._world, self._context
         world.begin(name)
         topology = begin_making(
@@ -129,8 +129,8 @@ class DeviceReductions(HostArrays):
         if is_known and reason is None:
             arena, dtype = context.use_device(self._device), dtypes[0]
             draft = partial(FieldReduction, world, arena, name, dtype, world.size)
-            return InOneLaunch(name, meet(world, draft))
-        return InTwoSteps(context, self._device, name, dtypes, is_known)
+            return OneLaunchReduction(name, make_kernel_reduction(world, draft))
+        return TwoStepReduction(context, self._device, name, dtypes, is_known)
 
     def array(self, op: str, array: object, out: object) -> object:
         """Combine an array of each rank, element by element; collective."""
@@ -139,9 +139,9 @@ class DeviceReductions(HostArrays):
         with self._world.guard:
             self._world.check_open()
             try:
-                found = describe(array)
-                find_operation(op, found.dtype)
-                signature = "gpu", op, found.shape, found.dtype.str
+                described = describe(array)
+                find_operation(op, described.dtype)
+                signature = "gpu", op, described.shape, described.dtype.str
             except HaloxError as error:
                 if not self.arrays.refuse(error, "gpu"):
                     self._refuse_making("allreduce", error)
@@ -150,9 +150,11 @@ class DeviceReductions(HostArrays):
             if reduction is None:
                 self._world.begin("allreduce")
                 self._world.agree(None, _DOING)
-                mine = {"shape": found.shape, "dtype": str(found.dtype), "op": op}
+                mine = {"shape": described.shape, "dtype": str(described.dtype), "op": op}
                 self._world.compare(mine, _DOING)
-                made = DeviceAllreduce(self._context, self._device, found.shape, found.dtype, op)
+                made = DeviceAllreduce(
+                    self._context, self._device, described.shape, described.dtype, op
+                )
                 reduction = self.arrays.add(signature, made)
             self._world.guard.begin()
             result, bind = reduction(array, out), reduction.bind
@@ -160,7 +162,7 @@ class DeviceReductions(HostArrays):
             return result
 
 
-class InOneLaunch:
+class OneLaunchReduction:
     """Reduction by one kernel that combines the cells and then the ranks."""
 
     def __init__(self, name: str, reduction: FieldReduction) -> None:
@@ -172,7 +174,7 @@ class InOneLaunch:
         described = [one.described for one in cells]
         stream = self._current_stream()
         try:
-            if self._reduction.walks(described):
+            if self._reduction.supports(described):
                 self._reduction(described, out.data.ptr, stream)
             else:
                 value = combine_by_cupy("squares" if self._name == "norm" else self._name, cells)
@@ -183,7 +185,7 @@ class InOneLaunch:
     def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if CuPy combines them first."""
         described = [one.described for one in cells]
-        if not self._reduction.walks(described):
+        if not self._reduction.supports(described):
             return None
         return self._reduction.bind(described, target)
 
@@ -196,7 +198,7 @@ class InOneLaunch:
         self._reduction.close()
 
 
-class InTwoSteps:
+class TwoStepReduction:
     """Reduction by a launch or by CuPy for the rank's cells, and an allreduce of one element; collective to make.
 
     An error of one rank is raised on the remaining ranks if the host takes part in the allreduce.
@@ -217,8 +219,8 @@ class InTwoSteps:
         if not element(self._dtype):
             self._dtype = np.dtype("f4")  # represents float16 exactly
         op = FIELD_REDUCTIONS[name].op
-        self._all: DeviceAlgorithm
-        self._all, self.algorithm, _ = make_algorithm(context, device, (op, self._dtype, 1))
+        self._allreduce: DeviceAlgorithm
+        self._allreduce, self.algorithm, _ = make_algorithm(context, device, (op, self._dtype, 1))
         self._cells: FieldReduction | None = None
         if is_known:
             arena, world = context.device_arena, context.world
@@ -236,7 +238,7 @@ class InTwoSteps:
         cp = cupy()
         stream = cp.cuda.get_current_stream()
         try:
-            if not self._all.captures and is_capturing(stream):
+            if not self._allreduce.captures and is_capturing(stream):
                 raise StateError(
                     f"a {self._name} cannot be captured in a CUDA graph here: the ranks are combined by the "
                     f"{self.algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
@@ -247,7 +249,7 @@ class InTwoSteps:
             raise
         is_direct = self._name != "norm" and out.dtype == self._dtype
         total = out if is_direct else value
-        self._all.reduce(value.data.ptr, total.data.ptr, stream, None)
+        self._allreduce.reduce(value.data.ptr, total.data.ptr, stream, None)
         if self._name == "norm":
             cp.sqrt(total.reshape(out.shape), out=out)
         elif not is_direct:
@@ -259,11 +261,11 @@ class InTwoSteps:
 
     def refuse(self, error: Exception) -> None:
         """Raise the error, on all ranks if the allreduce does."""
-        self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
+        self._allreduce.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
         described = [one.described for one in cells]
-        if self._cells is None or not self._cells.walks(described):
+        if self._cells is None or not self._cells.supports(described):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
         self._cells(described, self._own.data.ptr, stream)
         return self._own
@@ -272,7 +274,7 @@ class InTwoSteps:
         """Release the resources of both steps; collective."""
         if self._cells is not None:
             self._cells.close()
-        self._all.close()
+        self._allreduce.close()
 
 
 def _check_dtypes(name: str, dtypes: Sequence[DType]) -> None:

@@ -1,7 +1,7 @@
 """Plans for the kernel that reduces fields over ranks: the loops over a rank's cells, and its launch shape.
 
-This module touches no GPU. All ranks make equal plans of the memory for their meeting (`plan_meeting`); loops and
-blocks may differ between ranks.
+This module touches no GPU. All ranks make equal plans of the memory in which their kernels synchronize
+(`plan_memory`); loops and blocks may differ between ranks.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives.device.kernel_plans import THREADS, ReductionPlan, block_threads, checked
+from halox.collectives.device.kernel_plans import (
+    THREADS,
+    ReductionPlan,
+    block_threads,
+    check_operation,
+)
 from halox.collectives.operations import element, find_operation, wide_dtype
 from halox.errors import FieldError
 from halox.packing.refine import Level
-from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, Row
+from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedRow
 from halox.runtime.arrays import Described, DType
 
 CELLS_IN_FLIGHT = 4
@@ -46,15 +51,15 @@ class FieldOperation:
 
     def identity(self, dtype: DType) -> Any:
         """Return the identity element of the operation, in the accumulator's dtype."""
-        found = self.accumulator(dtype)
+        accumulator = self.accumulator(dtype)
         if self.op not in ("min", "max"):
-            return found.type(0)
-        if found.kind == "f":
-            return found.type(np.inf if self.op == "min" else -np.inf)
-        if found.kind == "b":
-            return found.type(self.op == "min")
-        limits = np.iinfo(found)
-        return found.type(limits.max if self.op == "min" else limits.min)
+            return accumulator.type(0)
+        if accumulator.kind == "f":
+            return accumulator.type(np.inf if self.op == "min" else -np.inf)
+        if accumulator.kind == "b":
+            return accumulator.type(self.op == "min")
+        limits = np.iinfo(accumulator)
+        return accumulator.type(limits.max if self.op == "min" else limits.min)
 
 
 FIELD_REDUCTIONS: dict[str, FieldOperation] = {
@@ -68,8 +73,8 @@ FIELD_REDUCTIONS: dict[str, FieldOperation] = {
 """Field reductions, by the name of the grid's method; "norm" is the square root of "squares"."""
 
 
-def plan_meeting(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the memory in which launches of :func:`plan_field` meet, for any field of a dtype.
+def plan_memory(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
+    """Plan the memory in which launches of :func:`plan_field` synchronize, for any field of a dtype.
 
     Parameters and errors are the same as for :func:`plan_field`.
     """
@@ -79,17 +84,18 @@ def plan_meeting(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionP
 def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
     """Plan the launch for a rank whose cells have already been combined, to one accumulator.
 
-    Parameters and errors are the same as for :func:`plan_field`. The launch meets launches of :func:`plan_field`.
+    Parameters and errors are the same as for :func:`plan_field`. The launch synchronizes with
+    launches of :func:`plan_field`.
     """
-    found = FIELD_REDUCTIONS[name]
-    of_values = FieldOperation(found.op, "Value", found.finish)
-    return _planned_field(name, of_values, found.accumulator(dtype), 1, 0, ranks, sms)
+    operation = FIELD_REDUCTIONS[name]
+    of_values = FieldOperation(operation.op, "Value", operation.finish)
+    return _planned_field(name, of_values, operation.accumulator(dtype), 1, 0, ranks, sms)
 
 
-def plan_field(name: str, dtype: DType, row: Row, ranks: int, *, sms: int) -> ReductionPlan:
+def plan_field(name: str, dtype: DType, row: StridedRow, ranks: int, *, sms: int) -> ReductionPlan:
     """Plan the launch of a field reduction."""
-    found = FIELD_REDUCTIONS[name]
-    return _planned_field(name, found, dtype, row.words, len(row.levels), ranks, sms)
+    operation = FIELD_REDUCTIONS[name]
+    return _planned_field(name, operation, dtype, row.words, len(row.levels), ranks, sms)
 
 
 def _planned_field(
@@ -102,7 +108,7 @@ def _planned_field(
     sms: int,
 ) -> ReductionPlan:
     # Sums of cells are computed in 64 bits, so that bools can be counted.
-    checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
+    check_operation(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
     accumulator = reduction.accumulator(dtype)
     threads = block_threads(words)
     wanted = -(-words // (threads * CELLS_IN_FLIGHT))
@@ -136,7 +142,7 @@ def field_row(
     strides: Sequence[int],
     itemsize: int,
     other: tuple[int, Sequence[int]] | None = None,
-) -> Row | None:
+) -> StridedRow | None:
     """Return the cells of a field, or of two fields, as loops over elements; None if the kernel does not support them.
 
     The kernel supports 1 to MAX_WORDS cells, in at most MAX_LEVELS loops.
@@ -153,7 +159,7 @@ Level(steps=8, source_stride=8, target_stride=0))
     levels = _levels(shape, strides, other_strides)
     if not 0 < prod(shape) <= MAX_WORDS or len(levels) > MAX_LEVELS:
         return None
-    return Row(pointer, other_pointer, itemsize, tuple(levels))
+    return StridedRow(pointer, other_pointer, itemsize, tuple(levels))
 
 
 def check_aligned(field: Described) -> None:

@@ -1,8 +1,9 @@
 """Plans for the kernels that reduce over ranks: chunks, launch shapes, and offsets of all data in the ranks' memory.
 
 This module touches no GPU. The parameters have the layout of the C structs in ``kernels/allreduce_body.cu`` and
-``kernels/allreduce_field.cu``; a test compares them. Ranks whose kernels meet must have equal plans, so that plans
-depend on no property that differs between the GPUs of a node, except for the rank-local part of a field reduction.
+``kernels/allreduce_field.cu``; a test compares them. Ranks whose kernels synchronize must have equal plans, so that
+plans depend on no property that differs between the GPUs of a node, except for the rank-local part of a field
+reduction.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class ReductionPlan:
 
     def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:
         """Return the kernel's parameter without ``source`` and ``target``, shape (1,) of ALLREDUCE."""
-        found = np.zeros(1, ALLREDUCE)
-        entry = found[0]
+        parameters = np.zeros(1, ALLREDUCE)
+        entry = parameters[0]
         entry["state"] = memory[rank] + self.state_offset
         entry["failure"], entry["limit_ns"] = failure, limit_ns
         entry["flags"] = self.flags_offset
@@ -133,7 +134,7 @@ class ReductionPlan:
         for name in _SHARED:
             entry[name] = getattr(self, name)
         entry["memory"][: self.ranks] = memory
-        return found
+        return parameters
 
 
 def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
@@ -150,7 +151,7 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
     """
     if elements * dtype.itemsize >= WIDE_BYTES and dtype.itemsize <= 8:
         return plan_wide(dtype, op, elements, ranks)
-    operation = checked(dtype, op, ranks)
+    operation = check_operation(dtype, op, ranks)
     each = max(1, 8 // dtype.itemsize)
     units = -(-elements // each)
     threads = block_threads(units)
@@ -176,7 +177,7 @@ def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan
     >>> plan.threads, plan.chunks, plan.blocks
     (64, 293, 293)
     """
-    operation = checked(dtype, op, ranks)
+    operation = check_operation(dtype, op, ranks)
     if dtype.itemsize > 8:
         raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in LL128-like packets")
     warps = WIDE_THREADS // 32
@@ -210,7 +211,7 @@ def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> Reductio
     >>> plan.chunk_elements, plan.chunks, plan.blocks
     (2048, 256, 256)
     """
-    operation = checked(dtype, op, ranks)
+    operation = check_operation(dtype, op, ranks)
     nbytes = elements * dtype.itemsize
     wanted = min(max(-(-nbytes // (ranks * BLOCKS)), PART_BYTES[0]), PART_BYTES[1])
     wanted = max(wanted, -(-nbytes // (ranks * MOST_CHUNKS)))
@@ -226,7 +227,7 @@ def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> Reductio
     return ReductionPlan(_name(op), function, defines, *cut, *launch, *memory, slots=1)
 
 
-def checked(dtype: DType, op: str, ranks: int) -> Operation:
+def check_operation(dtype: DType, op: str, ranks: int) -> Operation:
     """Return an operation that a kernel supports for a dtype and for ``ranks`` ranks."""
     if ranks > MOST_RANKS:
         raise FieldError(f"{ranks} ranks are more than the {MOST_RANKS} that a kernel serves")

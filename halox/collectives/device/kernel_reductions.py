@@ -22,7 +22,7 @@ from halox.collectives.device.field_plans import (
     check_aligned,
     field_row,
     plan_field,
-    plan_meeting,
+    plan_memory,
     plan_value,
 )
 from halox.collectives.device.kernel_plans import (
@@ -35,7 +35,7 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.packing.strided_plan import Row, fill_region, region_dtype
+from halox.packing.strided_plan import StridedRow, fill_region, region_dtype
 from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
 
 _MAKING = "the making of a reduction"
-_MEETING = "a reduction after one that was refused"
+_RESUMING = "a reduction after one that was refused"
 
 Target: TypeAlias = "int | Callable[[], CupyArray]"
 """Address of a result, or a function that makes a CuPy array for the result of each call."""
@@ -67,8 +67,8 @@ _KernelRecord = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...
 """Description of a rank for its peers: handles of its memory, its place there, and the signature of its plan."""
 
 
-class _Meeting:
-    """Memory of all ranks in which the launches of a plan meet, in the order of a stream.
+class _PlannedReduction:
+    """A plan's memory on all ranks, and the launches that synchronize there, in the order of a stream.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class _Meeting:
         self.plan = plan
         self._world, self._arena = world, arena
         self._order = StreamOrder()
-        self._laid_for: Callable[[], object] | None = None  # call whose addresses are set
+        self._bound_call: Callable[[], object] | None = None  # call whose addresses are set
         self._failure: FailureWord | None = None
         self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
         runtime = cupy().cuda.runtime
@@ -105,15 +105,15 @@ class _Meeting:
                 )
             if other != rank:
                 self._arena.open(handles)
-        self._meet(rank, [self._arena.pointer(place) for _, place, _ in records])
+        self._set_memory(rank, [self._arena.pointer(place) for _, place, _ in records])
         return self
 
     def open_alone(self) -> None:
         """Lay out the launch of a plan for this rank alone."""
         assert self._block is not None
-        self._meet(0, [self._block.pointer])
+        self._set_memory(0, [self._block.pointer])
 
-    def _meet(self, place: int, memory: Sequence[int]) -> None:
+    def _set_memory(self, place: int, memory: Sequence[int]) -> None:
         self._failure = FailureWord(self._arena.device)
         self._failed = self._failure.words
         limit_ns = int(self._world.limit_s * 1e9)
@@ -135,8 +135,8 @@ class _Meeting:
     def _enter(self, stream: Stream) -> None:
         """Raise if an earlier call has failed, and keep the order of calls. The caller must then set its addresses."""
         if self._failed[0]:
-            self._meet_again()
-        self._laid_for = None
+            self._resume()
+        self._bound_call = None
         self._order.follow(stream)
 
     def _bind(
@@ -162,16 +162,16 @@ class _Meeting:
                 except Exception as error:
                     self.refuse(error, current_stream())
                 # The sources must be set again, too, since any launch in between has set other addresses.
-                self._target.value, self._laid_for = result.data.ptr, None
+                self._target.value, self._bound_call = result.data.ptr, None
             stream = current_stream()
             if failed[0] or order.last is not stream:
                 self._enter(stream)
             if on is not stream:
                 on, go = stream, launch.ready(stream.ptr)
-            if self._laid_for is not call:
+            if self._bound_call is not call:
                 for place, value in values:
                     place.value = value
-                self._laid_for = call
+                self._bound_call = call
             go()
             return result
 
@@ -184,15 +184,15 @@ class _Meeting:
         work: this rank's next call first waits for all ranks on the host.
         """
         if self._failure is not None and not self._failed[0] and not is_capturing(stream):
-            self._failed[0], self._failure.is_told = self._world.rank + 1, True
+            self._failed[0], self._failure.was_raised = self._world.rank + 1, True
         raise error
 
-    def _meet_again(self) -> None:
+    def _resume(self) -> None:
         """Continue after a call that all ranks have refused (collective), or raise the error of an earlier call."""
         assert self._failure is not None
         refused = self._world.rank + 1  # no kernel waits for its own rank
         if self._failed[0] != refused:
-            self._failure.is_told = True
+            self._failure.was_raised = True
             raise self._error()
 
         def check() -> None:
@@ -205,7 +205,7 @@ class _Meeting:
             if self._failed[0] != refused:
                 raise self._error()
 
-        self._world.guarded(check, _MEETING)
+        self._world.guarded(check, _RESUMING)
         self._failure.clear()
 
     def _error(self) -> HaloxError:
@@ -219,7 +219,7 @@ class _Meeting:
     def close(self) -> None:
         """Wait for the last launch, then release the memory; warn if a reduction has failed since the last call."""
         self._order.synchronize()
-        self._laid_for = None
+        self._bound_call = None
         if self._failure is not None:
             self._failure.close(self._error)
             self._failure = None
@@ -231,13 +231,13 @@ class _Meeting:
     abandon = close
 
 
-class KernelReduction(_Meeting):
-    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`meet`."""
+class KernelReduction(_PlannedReduction):
+    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`make_kernel_reduction`."""
 
     captures = True
 
-    def _meet(self, place: int, memory: Sequence[int]) -> None:
-        super()._meet(place, memory)
+    def _set_memory(self, place: int, memory: Sequence[int]) -> None:
+        super()._set_memory(place, memory)
         self._launch = self._prepared(self.plan, [])
 
     def reduce(
@@ -255,8 +255,8 @@ class KernelReduction(_Meeting):
         return self._bind(self._launch, ((self._source, source),), target)
 
 
-class FieldReduction(_Meeting):
-    """A reduction of fields to one value; made by :func:`meet`, or for one rank alone.
+class FieldReduction(_PlannedReduction):
+    """A reduction of fields to one value; made by :func:`make_kernel_reduction`, or for one rank alone.
 
     Only its name and dtype must be the same on all ranks. The strides of the cells may differ between ranks, so that a
     launch for cells with other strides is laid out without the remaining ranks.
@@ -267,17 +267,17 @@ class FieldReduction(_Meeting):
     ) -> None:
         self._name, self._dtype = name, dtype
         self._sms = multiprocessors(arena.device)
-        super().__init__(world, arena, plan_meeting(name, dtype, ranks, sms=self._sms))
+        super().__init__(world, arena, plan_memory(name, dtype, ranks, sms=self._sms))
         self._launches: dict[object, _Layout] = {}
 
-    def _meet(self, place: int, memory: Sequence[int]) -> None:
-        super()._meet(place, memory)
+    def _set_memory(self, place: int, memory: Sequence[int]) -> None:
+        super()._set_memory(place, memory)
         kept = np.zeros(1, PARTIALS)
         identity = FIELD_REDUCTIONS[self._name].identity(self._dtype).tobytes().ljust(16, b"\0")
         kept[0]["at"], kept[0]["identity"] = self._partials, np.frombuffer(identity, np.uint64)
         self._kept = _argument(kept)
 
-    def walks(self, cells: Sequence[Described]) -> bool:
+    def supports(self, cells: Sequence[Described]) -> bool:
         """Whether the kernel supports the cells of one or two fields, or a launch for them already exists."""
         is_aligned = not any(one.pointer % self._dtype.itemsize for one in cells)
         if is_aligned and self._key(cells) in self._launches:
@@ -286,7 +286,7 @@ class FieldReduction(_Meeting):
             check_aligned(one)
         return self._row(cells) is not None
 
-    def _row(self, cells: Sequence[Described]) -> Row | None:
+    def _row(self, cells: Sequence[Described]) -> StridedRow | None:
         first, *others = cells
         second = (others[0].pointer, others[0].strides) if others else None
         return field_row(first.pointer, first.shape, first.strides, self._dtype.itemsize, second)
@@ -297,15 +297,15 @@ class FieldReduction(_Meeting):
 
     def _find(self, cells: Sequence[Described]) -> _Layout:
         key = self._key(cells)
-        found = self._launches.get(key)
-        if found is None:
+        layout = self._launches.get(key)
+        if layout is None:
             row = self._row(cells)
-            assert row is not None  # `walks` has returned True
+            assert row is not None  # `supports` has returned True
             plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
-            found = self._launches[key] = self._laid_out(plan, row)
-        return found
+            layout = self._launches[key] = self._make_layout(plan, row)
+        return layout
 
-    def _laid_out(self, plan: ReductionPlan, row: Row) -> _Layout:
+    def _make_layout(self, plan: ReductionPlan, row: StridedRow) -> _Layout:
         if is_capturing():
             raise StateError(
                 f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
@@ -320,7 +320,7 @@ class FieldReduction(_Meeting):
 
     def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, except in captures."""
-        self._go(self._find(cells), [one.pointer for one in cells], target, stream)
+        self._launch_at(self._find(cells), [one.pointer for one in cells], target, stream)
 
     def bind(self, cells: Sequence[Described], target: Target) -> Launch:
         """Prepare calls with these cells on CuPy's current stream, with less overhead per call."""
@@ -330,14 +330,16 @@ class FieldReduction(_Meeting):
 
     def of_value(self, value: int, target: int, stream: Stream) -> None:
         """Launch for a rank whose cells have already been combined, to an accumulator at an address."""
-        found = self._launches.get("value")
-        if found is None:
+        layout = self._launches.get("value")
+        if layout is None:
             plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
-            found = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
-        self._go(found, [value], target, stream)
+            layout = self._launches["value"] = self._make_layout(plan, StridedRow(0, 0, 1, ()))
+        self._launch_at(layout, [value], target, stream)
 
-    def _go(self, found: _Layout, sources: Sequence[int], target: int, stream: Stream) -> None:
-        places, launch = found
+    def _launch_at(
+        self, layout: _Layout, sources: Sequence[int], target: int, stream: Stream
+    ) -> None:
+        places, launch = layout
         self._enter(stream)
         for place, source in zip(places, sources, strict=False):  # one field or two
             place.value = source
@@ -357,11 +359,11 @@ def _argument(data: Array) -> Argument:
     return (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
 
 
-_Kind = TypeVar("_Kind", bound=_Meeting)
+_Reduction = TypeVar("_Reduction", bound=_PlannedReduction)
 
 
-def meet(world: World, draft: Callable[[], _Kind]) -> _Kind:
-    """Make a reduction whose launches meet the launches of all ranks; collective."""
+def make_kernel_reduction(world: World, draft: Callable[[], _Reduction]) -> _Reduction:
+    """Make a reduction whose launches synchronize with the launches of all ranks; collective."""
     rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
-    found: _Kind = handshake(world, draft, rounds, _MAKING)
-    return found
+    reduction: _Reduction = handshake(world, draft, rounds, _MAKING)
+    return reduction

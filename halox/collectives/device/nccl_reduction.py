@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from halox.collectives.algorithms import NCCL_GATHERED_BYTES
-from halox.collectives.device.tree_reduction import DeviceMoves
+from halox.collectives.device.tree_reduction import ArrayKernels
 from halox.errors import StateError
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
@@ -62,8 +62,8 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Transfers of one rank."""
+class NodeSchedule:
+    """Transfers of one rank, between nodes and within its node."""
 
     before: tuple[Transfer, ...]  # between nodes, before anything is combined
     # Elements [start, stop) that this rank combines; all elements if arrays are not cut.
@@ -71,7 +71,7 @@ class Schedule:
     after: tuple[tuple[Transfer, ...], ...] = ()  # of the combined values, step by step
 
 
-def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) -> Schedule:
+def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) -> NodeSchedule:
     """Return the transfers of a rank, from the nodes of all ranks.
 
     Examples
@@ -93,11 +93,11 @@ def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) ->
             for at, peer in enumerate(members[node])
             if at % len(mates) == place
         ]
-        comes = [
+        receives = [
             Transfer(False, members[node][place % len(members[node])], 0, elements, node)
             for node in others
         ]
-        return Schedule((*sends, *comes), (0, elements))
+        return NodeSchedule((*sends, *receives), (0, elements))
     slices = min(map(len, members))
 
     def piece(at: int, node: int) -> tuple[int, int]:
@@ -122,10 +122,10 @@ def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) ->
         Transfer(False, mate, *whole(at)) for at, mate in enumerate(mates[:slices]) if mate != rank
     ]
     mine = piece(place, own) if place < slices else (0, 0)
-    return Schedule(tuple(before), mine, tuple(tuple(step) for step in (back, within) if step))
+    return NodeSchedule(tuple(before), mine, tuple(tuple(step) for step in (back, within) if step))
 
 
-class Combines(Protocol):
+class Combiner(Protocol):
     """Combines contiguous arrays of one length on the GPUs of all ranks, or of the ranks of a node."""
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
@@ -139,11 +139,11 @@ class Combines(Protocol):
         """Release memory and communicators; collective."""
 
 
-class NcclAcrossNodes:
+class NcclHierarchicalReduction:
     """``hierarchical`` with NCCL as the middle step; see the module. Collective to make.
 
-    ``moves`` makes the steps on arrays of some number of elements. ``within`` combines the ranks of this node; it is
-    None if the rank is alone on its node.
+    ``kernels`` makes the kernels for arrays of some number of elements. ``within`` combines the ranks of this node; it
+    is None if the rank is alone on its node.
     """
 
     captures = True
@@ -155,8 +155,8 @@ class NcclAcrossNodes:
         op: str,
         dtype: DType,
         elements: int,
-        moves: Callable[[int], DeviceMoves],
-        within: Combines | None,
+        kernels: Callable[[int], ArrayKernels],
+        within: Combiner | None,
     ) -> None:
         world, arena = context.world, context.device_arena
         assert arena is not None
@@ -178,8 +178,8 @@ class NcclAcrossNodes:
         givers = [one for one in plan.before if not one.is_send]
         assert arena.device is not None
 
-        def make() -> tuple[DeviceBlock, DeviceMoves | None]:
-            piece = moves(stop - start) if stop > start else None
+        def make() -> tuple[DeviceBlock, ArrayKernels | None]:
+            piece = kernels(stop - start) if stop > start else None
             return arena.allocate(own + nodes * slot + 8 * len(givers)), piece
 
         # Allocate on all ranks or on none, before the ranks connect.
@@ -229,7 +229,7 @@ class NcclAcrossNodes:
             self._has_refused |= not is_capturing(stream)
             raise error
         if self._has_refused:
-            self._meet_again()
+            self._resume()
         self._order.follow(stream)
         pointer, value = stream.ptr, source
         if self._within is not None:
@@ -256,7 +256,7 @@ class NcclAcrossNodes:
 
         return call
 
-    def _meet_again(self) -> None:
+    def _resume(self) -> None:
         """Continue after a call that all ranks have refused; collective."""
 
         def check() -> None:
@@ -278,7 +278,10 @@ class NcclAcrossNodes:
         begin: Sequence[Callable[[int], None]] = self._begin
         if self._copies:
             assert self._piece is not None
-            begin, value = [self._piece.copied(self._own, source, self._watch.begin)], self._own
+            begin, value = (
+                [self._piece.copy_launch(self._own, source, self._watch.begin)],
+                self._own,
+            )
         ends_early = not plan.after and self._piece is not None
         combining = self._combining(value, target, self._watch.end if ends_early else None)
         made = [
@@ -295,8 +298,8 @@ class NcclAcrossNodes:
         self, value: int, target: int, mark: Mark | None
     ) -> Sequence[Callable[[int], None]]:
         """Combine the nodes' values of this rank's piece, in the order of the nodes; the first launch sets a mark."""
-        moves = self._piece
-        if moves is None:
+        kernels = self._piece
+        if kernels is None:
             return []
         offset = self._schedule.piece[0] * self._item
         values = [*self._slots]
@@ -308,7 +311,9 @@ class NcclAcrossNodes:
             to = target + offset if number == self._nodes - 1 else self._slots[self._node]
             is_first = number == 1
             addresses = to, total, one
-            made.append(moves.two(addresses, is_first=is_first, mark=mark if is_first else None))
+            made.append(
+                kernels.pair_launch(addresses, is_first=is_first, mark=mark if is_first else None)
+            )
             total = to
         return made
 

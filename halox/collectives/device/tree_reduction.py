@@ -67,15 +67,15 @@ def children(shape: Shape, rank: int, ranks: int) -> tuple[int, ...]:
     """
     if shape == "shared_buffer":
         return tuple(range(1, ranks)) if rank == 0 else ()
-    found, distance = [], 1
+    senders, distance = [], 1
     while rank % (2 * distance) == 0 and rank + distance < ranks:
-        found.append(rank + distance)
+        senders.append(rank + distance)
         distance *= 2
-    return tuple(found)
+    return tuple(senders)
 
 
-class DeviceMoves:
-    """Steps on arrays of the reduction's length, by a kernel and by the copy engines; arguments are addresses."""
+class ArrayKernels:
+    """Kernels and copies for arrays of the reduction's length; arguments are addresses."""
 
     def __init__(self, dtype: DType, op: str, elements: int, device: int) -> None:
         operation = find_operation(op, dtype)
@@ -103,7 +103,7 @@ class DeviceMoves:
         """Combine the next array into a total."""
         self._next.launch_at(stream, total, value)
 
-    def two(
+    def pair_launch(
         self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
     ) -> Callable[[int], None]:
         """Return the launch that combines the second and third array into the first, for a stream's address.
@@ -116,7 +116,7 @@ class DeviceMoves:
         args = [*numbers, ctypes.c_uint32(is_first), *marked]
         return PreparedLaunch(*self._shape, args, device=self._device).launch
 
-    def copied(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
+    def copy_launch(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
         """Return the launch that copies an array, after setting a mark."""
         numbers = map(ctypes.c_uint64, (target, source, self._elements))
         args = [*numbers, *(mark or Mark(0, is_end=False)).arguments]
@@ -147,12 +147,12 @@ class TreeReduction:
         world: World,
         memory: tuple[DeviceArena, EventPool],
         link: NodeLink,
-        moves: DeviceMoves,
+        kernels: ArrayKernels,
         shape: Shape,
         nbytes: int,
     ) -> None:
         self._world, (self._arena, self._pool) = world, memory
-        self._link, self._moves = link, moves
+        self._link, self._kernels = link, kernels
         self._runtime = cupy().cuda.runtime
         self._current_stream = cupy().cuda.get_current_stream
         self._tree = [children(shape, rank, world.size) for rank in range(world.size)]
@@ -177,7 +177,7 @@ class TreeReduction:
         rank, tree = self._world.rank, self._tree
         if any(record.signature != self._signature for record in records):
             raise HaloxError(f"the ranks reduce differently: {[o.signature for o in records]}")
-        parent = next((r for r, found in enumerate(tree) if rank in found), None)
+        parent = next((r for r, ranks in enumerate(tree) if rank in ranks), None)
         mapped = {r for r in (parent, 0) if r is not None and r != rank}
         for other in mapped:
             self._arena.open(records[other].handles)
@@ -218,25 +218,25 @@ class TreeReduction:
         refuse_capture(stream.ptr, self._signature[0])
         self._order.follow(stream)
         self._epoch += 1
-        moves, at = self._moves, stream.ptr
+        kernels, at = self._kernels, stream.ptr
         wait, record = self._runtime.streamWaitEvent, self._runtime.eventRecord
         slot = self._epoch % _TOTALS * self._slot
         total, result = self._own + slot, self._first + slot
-        moves.begin(total, source, at)
+        kernels.begin(total, source, at)
         for (child, packed), buffer in zip(self._packed.items(), self._incoming, strict=True):
             packed.wait(self._epoch)
             wait(at, self._event_of[child])
-            moves.combine(total, buffer, at)
+            kernels.combine(total, buffer, at)
         if self._to_parent is None:
             record(self._event, at)
             self._consumed.signal(self._epoch)
         else:
-            moves.copy(self._to_parent, total, at)
+            kernels.copy(self._to_parent, total, at)
             record(self._event, at)
             self._own_packed.signal(self._epoch)
             self._consumed.wait(self._epoch)
             wait(at, self._event_of[0])
-        moves.copy(target, result, at)
+        kernels.copy(target, result, at)
 
     def close(self) -> None:
         """Release memory and events, when the GPUs of all ranks have ended the last call; collective."""
@@ -261,7 +261,7 @@ def make_tree_reduction(
     memory: tuple[DeviceArena, EventPool, SharedArena],
     shape: Shape,
     nbytes: int,
-    moves: Callable[[], DeviceMoves],
+    kernels: Callable[[], ArrayKernels],
 ) -> TreeReduction:
     """Make a reduction of arrays up a tree.
 
@@ -270,15 +270,15 @@ def make_tree_reduction(
     arena, events, shared = memory
     link = NodeLink(world, shared, [], [r for r in range(world.size) if r != world.rank])
 
-    def begun() -> TreeReduction:
+    def draft() -> TreeReduction:
         if link.failed:
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
-        return TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
+        return TreeReduction(world, (arena, events), link, kernels(), shape, nbytes)
 
     rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
     try:
-        found: TreeReduction = handshake(world, begun, rounds, _MAKING)
+        reduction: TreeReduction = handshake(world, draft, rounds, _MAKING)
     except HaloxError:
         link.close()
         raise
-    return found
+    return reduction

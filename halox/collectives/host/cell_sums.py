@@ -81,5 +81,5 @@ def _summed(
 ) -> object:
     if 0 < cells.size <= BLOCK:  # one block
         return number(())
-    found = [number(index) for index in blocks(cells.shape)]
-    return np.array(found, dtype).sum(dtype=dtype)
+    partials = [number(index) for index in blocks(cells.shape)]
+    return np.array(partials, dtype).sum(dtype=dtype)

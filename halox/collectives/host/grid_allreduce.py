@@ -65,12 +65,12 @@ class GridAllreduce:
 
     def _raise_mismatch(self) -> None:
         """Raise on all ranks: their arguments differ."""
-        found = self._context.world.gather(self._signature, DOING)
-        rank = next(rank for rank, other in enumerate(found) if other != found[0])
-        part = int(found[rank][1] != found[0][1])
+        signatures = self._context.world.gather(self._signature, DOING)
+        rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
+        part = int(signatures[rank][1] != signatures[0][1])
         raise MismatchError(
             f"allreduce needs the same {('operation', 'shape and dtype')[part]} on all ranks: rank 0 gave "
-            f"{found[0][part]}, rank {rank} {found[rank][part]}"
+            f"{signatures[0][part]}, rank {rank} {signatures[rank][part]}"
         )
 
     def refuse(self, error: Exception) -> None:

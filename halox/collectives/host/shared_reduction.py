@@ -4,23 +4,23 @@ A rank's block of shared memory holds its flag, a total, and slots for pieces of
 
     | flag | total | slot 0 | slot 1 | slot 2 |
 
-The flag counts the synchronizations of the ranks (the meetings), in steps of two. A rank advances its flag when it has
-written its data for its peers, and waits until all ranks have advanced their flags. An odd count means that the rank
-has no valid array. The flag stays odd until all ranks have seen it, since all ranks then raise the error together.
+The flag counts the synchronizations of the ranks, in steps of two. A rank advances its flag when it has written its
+data for its peers, and waits until all ranks have advanced their flags. An odd count means that the rank has no valid
+array. The flag stays odd until all ranks have seen it, since all ranks then raise the error together.
 
 Every rank combines small arrays completely. Of larger arrays rank r combines part r of all ranks, in place in rank 0's
 slot, from which all ranks then copy the whole result. Meanwhile each rank copies its next piece, so that a piece takes
-one meeting::
+one synchronization::
 
-    small    write a              | meet | total = a0 op a1 op a2 ...; read the total
-    large    write piece 0        | meet |
-             write piece 1, combine part r of piece 0 | meet | read piece 0
-             write piece 2, combine part r of piece 1 | meet | read piece 1 ...
+    small    write a              | sync | total = a0 op a1 op a2 ...; read the total
+    large    write piece 0        | sync |
+             write piece 1, combine part r of piece 0 | sync | read piece 0
+             write piece 2, combine part r of piece 1 | sync | read piece 1 ...
 
-Three slots are enough. A rank writes piece p + 3 after the meeting that follows the combination of piece p + 1, and its
-peers had read piece p before that meeting. On GPUs, the peers had only enqueued the copy of piece p before they wrote
-piece p + 2; but then they waited for their streams, and the meeting after the combination of piece p + 1 followed that
-wait.
+Three slots are enough. A rank writes piece p + 3 after the synchronization that follows the combination of piece p + 1,
+and its peers had read piece p before that synchronization. On GPUs, the peers had only enqueued the copy of piece p
+before they wrote piece p + 2; but then they waited for their streams, and the synchronization after the combination of
+piece p + 1 followed that wait.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class SharedReduction:
                 memory[at + stride * i :][: longest * dtype.itemsize].view(dtype)
                 for i in range(1 + _SLOTS)
             ]
-            for slot, found in zip(self._slots, values[1:], strict=True):
-                slot.append(found)
+            for slot, view in zip(self._slots, values[1:], strict=True):
+                slot.append(view)
             if number == world.node_rank:
                 self._total = values[0]
         self._mine = [slot[world.node_rank] for slot in self._slots]
@@ -152,7 +152,7 @@ class SharedReduction:
                 moves.wait()
             except Exception as caught:
                 error = caught
-        if not self._meet(error is None):
+        if not self._synchronize(error is None):
             self._world.agree(error, _DOING)
         assert moves is not None
         if self._is_small:
@@ -176,10 +176,10 @@ class SharedReduction:
             self._operation.fold(parts[0], parts)
             if not is_last:
                 moves.wait()
-            self._meet(True)
+            self._synchronize(True)
             moves.bring(values[0][: elements - start], start)
 
-    def _meet(self, is_good: bool) -> bool:
+    def _synchronize(self, is_good: bool) -> bool:
         """Synchronize the ranks, and return whether all have valid arrays."""
         count = self._count = self._count + 2
         if NEEDS_FENCE:

@@ -63,14 +63,16 @@ class NcclPath(Path):
         why = ends.why_not_gpus(lambda *_: surveys.get(self.name, NOT_LOOKED_FOR))
         if why is not None:
             return why
-        found = [self.candidate("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
+        offers = [
+            self.candidate("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")
+        ]
         runs: tuple[_Runs, _Runs] = ends.described(self)
         many, parts = [len(one) for one in runs], len(runs[0])
         is_long = ends.sender.nbytes >= parts * PART_BYTES
         if many[0] == many[1] and is_long and all(map(any, zip(*runs, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"
-            found.append(self.candidate("parts", why))
-        return found
+            offers.append(self.candidate("parts", why))
+        return offers
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Return the condition for sends of separate parts."""

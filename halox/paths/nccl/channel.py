@@ -79,7 +79,7 @@ class NcclChannel(StreamChannel, MovableChannel):
         self._ops: list[tuple[int | None, NcclOp]] = []
         starts: list[int] = []
         packed = [item for m in job.sends for item in self._items(m, protocols[m.key], starts)]
-        come = [item for m in job.receives for item in self._items(m, protocols[m.key], starts)]
+        unpacked = [item for m in job.receives for item in self._items(m, protocols[m.key], starts)]
         sent, received = starts[: len(job.sends)], starts[len(job.sends) :]
         written = dict.fromkeys(sent, np.array([name], "u4"))
         if received:  # otherwise there is no table, and its place belongs to the first message
@@ -94,15 +94,15 @@ class NcclChannel(StreamChannel, MovableChannel):
         self._after = clearing_of(job, self._device)
         # Launches of marks, if no packing or unpacking kernel sets them.
         self._begin = _marked(begin, packed, self._device)
-        self._end = _marked(end, come, self._device)
+        self._end = _marked(end, unpacked, self._device)
         pairs = [*agreed.copies.pairs()]
         if pairs:
             mark = begin if packed else None  # copies between other arrays set no mark
             self._before.append(PackingWithCopies(job, packed, pairs, self._device, mark))
         elif packed:
             self._before.append(packing(job, packed, self._device, begin))
-        if come:
-            self._after.append(unpacking(job, come, self._device, end))
+        if unpacked:
+            self._after.append(unpacking(job, unpacked, self._device, end))
         self._movable = [*self._before, *self._after]
         self._pointers: Sequence[int] = [array.pointer for array in job.arrays]
         self._group: Callable[[int], None] = self._grouped(self._pointers)

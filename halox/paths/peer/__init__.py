@@ -50,15 +50,15 @@ class PeerPath(Path):
         if why is not None:
             return why
         infos: tuple[PeerInfo, PeerInfo] = ends.described(self)
-        found = [self.candidate("staging", "a GPU each, peer access: packed, a flag a chunk")]
+        offers = [self.candidate("staging", "a GPU each, peer access: packed, a flag a chunk")]
         if min(info.word_bytes for info in infos) >= PACKET_WORD:
-            found.append(
+            offers.append(
                 self.candidate("ll", "a GPU each, peer access: data and epoch in one store")
             )
         if ends.selection.operation == "copy" and _is_straight(*infos):
             why = "a GPU each, peer access: straight into the receiver's array"
-            found.append(self.candidate("direct", why))
-        return found
+            offers.append(self.candidate("direct", why))
+        return offers
 
     def carries_copies(self, job: Job, copies: Job) -> bool:
         """Return whether the kernel can copy the messages: no sums, and strided at both ends."""

@@ -54,14 +54,14 @@ class PeerChannel(StreamChannel):
     def views(self, memories: Sequence[int]) -> View:
         """Return launches and shifts for arrays at other addresses."""
         shifts = [(new - old) % (1 << 64) for new, old in zip(memories, self._home, strict=True)]
-        found = self._straight
+        launches = self._straight
         if any(shift % WORD for shift in shifts):
             if self._buffered is None:
                 check_no_capture()
                 self._buffered = self._agreed.through_buffers()
                 self._buffered.after.extend(self._clear)
-            found = self._buffered
-        return found, shifts, [one.view(memories) for one in (*found.before, *found.after)]
+            launches = self._buffered
+        return launches, shifts, [one.view(memories) for one in (*launches.before, *launches.after)]
 
     def bind(self, views: View) -> None:
         """Use the launches for the arrays of these views."""
@@ -73,7 +73,7 @@ class PeerChannel(StreamChannel):
 
     def _enter(self, stream: Stream, is_aside: bool) -> None:
         if self._failed[0]:
-            self._failure.is_told = True
+            self._failure.was_raised = True
             raise self._agreed.error()
         pointer = stream.ptr
         if self._order.last is not stream:

@@ -12,7 +12,7 @@ from halox.paths.messages import ALIGNMENT, Addressed, Message, Part, located
 from halox.paths.peer.table import (
     PACKET_EXPANSION,
     WIDE_WORDS,
-    Run,
+    MessageRun,
     both_packed,
     in_even_chunks,
     least_word,
@@ -40,7 +40,7 @@ class PeerEndpoint:
 
     message: Message
     protocol: str
-    runs: list[Run]
+    runs: list[MessageRun]
     buffered: bool
     """Whether a buffer of this rank holds its packed bytes, for types that the kernel cannot move in one pass."""
     buffer: int = 0
@@ -110,12 +110,12 @@ def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
         copies = [(Copy(side, side), -1) for side in sides]
     # Packets hold 8 bytes of a word at most.
     max_word = 8 if protocol == "ll" else 16
-    found = [
+    message_runs = [
         run._replace(array=number)
         for copy, number in copies
         for run in runs([copy], packed=int(is_send), max_word=max_word, tiles=protocol != "ll")
     ]
-    return PeerEndpoint(message, protocol, found, buffered)
+    return PeerEndpoint(message, protocol, message_runs, buffered)
 
 
 def direct_endpoints(
@@ -124,7 +124,9 @@ def direct_endpoints(
     """Return this rank's endpoints of direct messages that it sends."""
     ends = []
     for message, sides in targets:
-        copies = [Copy(whole(job, p), side) for p, side in zip(message.parts, sides, strict=True)]
+        copies = [
+            Copy(array_side(job, p), side) for p, side in zip(message.parts, sides, strict=True)
+        ]
         ends.append(PeerEndpoint(message, "direct", runs(copies, packed=1, tiles=True), False))
     total = sum(run.row.nbytes for end in ends for run in end.runs)
     for end in ends:
@@ -132,7 +134,7 @@ def direct_endpoints(
     return ends
 
 
-def whole(job: Job, part: Part) -> Side:
+def array_side(job: Job, part: Part) -> Side:
     """Return a part as strided blocks of its array."""
     strided = part.strided
     assert strided is not None
@@ -160,13 +162,13 @@ def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, S
 
     None if the kernel cannot move the message in one pass.
     """
-    found: list[tuple[Side, Side, int]] = []
+    message_pairs: list[tuple[Side, Side, int]] = []
     for part, offset in zip(message.parts, message.offsets, strict=True):
         pairs = paired(arrays[part.array].pointer, part.datatype, part.count, offset)
         if pairs is None:
             return None
-        found += [(*pair, part.array) for pair in pairs]
-    return found
+        message_pairs += [(*pair, part.array) for pair in pairs]
+    return message_pairs
 
 
 @dataclass(frozen=True)
@@ -189,9 +191,9 @@ def peer_info(message: Message, arrays: Sequence[Addressed], arena: DeviceArena 
     # A message that the kernel cannot move in one pass is packed by a separate launch first.
     copies = [Copy(a, b) for a, b, _ in pairs or ()]
     word = ALIGNMENT if pairs is None else least_word(runs(copies, packed=1))
-    found = located(message, arrays, _nowhere if arena is None else arena.locate)
-    if found is None:
+    places = located(message, arrays, _nowhere if arena is None else arena.locate)
+    if places is None:
         return PeerInfo(word)
-    if arena is None or found.places is None:
-        return PeerInfo(word, found.layouts)
-    return PeerInfo(word, found.layouts, found.places, arena.handles(found.places))
+    if arena is None or places.places is None:
+        return PeerInfo(word, places.layouts)
+    return PeerInfo(word, places.layouts, places.places, arena.handles(places.places))

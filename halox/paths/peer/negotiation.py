@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from halox.errors import ExchangeTimeoutError
 from halox.packing.refine import Copy, Side
-from halox.packing.strided_plan import Row
+from halox.packing.strided_plan import StridedRow
 from halox.paths.base import Job, Key
 from halox.paths.launches import Item, MovableLaunches, copying, packed_items, packing, unpacking
 from halox.paths.peer.endpoints import (
@@ -19,9 +19,9 @@ from halox.paths.peer.endpoints import (
     PeerInfo,
     Rts,
     Tag,
+    array_side,
     direct_endpoints,
     endpoint_of,
-    whole,
 )
 from halox.paths.peer.table import (
     MOST_SHIFTS,
@@ -42,7 +42,7 @@ from halox.runtime.gpu.pools import FailureWord
 from halox.runtime.world import World
 from halox.values import rounded_up
 
-_NOTHING = Row(0, 0, 16, ())
+_NOTHING = StridedRow(0, 0, 16, ())
 _LINE = 128
 _ALIGNMENT = 256
 
@@ -124,16 +124,17 @@ class Negotiation:
     ) -> None:
         self.world, self.arena, self.device, self.job = world, arena, arena.device, job
         self._copies = copies
-        self._takes = [endpoint_of(job, m, protocols[m.key]) for m in job.receives]
-        self._sends = self._sent(protocols, infos)
+        self._receives = [endpoint_of(job, m, protocols[m.key]) for m in job.receives]
+        self._sends = self._send_endpoints(protocols, infos)
         self.peers = job.peers
-        self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
+        self._target_ranks = {m.peer for m in job.sends}
+        self._source_ranks = {m.peer for m in job.receives}
         self._block: DeviceBlock | None = None
         self._own: list[DeviceBlock] = []
         self.failure: FailureWord | None = None
         self._memory = _Memory()
 
-    def _sent(
+    def _send_endpoints(
         self, protocols: Mapping[Key, str], infos: Mapping[Tag, PeerInfo]
     ) -> list[PeerEndpoint]:
         job, targets = self.job, []
@@ -156,25 +157,25 @@ class Negotiation:
 
     def request(self, _: object) -> dict[int, dict[int, Rts]]:
         """Return, for each peer, the records of the messages to that peer, by tag."""
-        found: dict[int, dict[int, Rts]] = {peer: {} for peer in self.peers}
+        records: dict[int, dict[int, Rts]] = {peer: {} for peer in self.peers}
         for end in self._sends:
             peer, tag = end.tag
-            found[peer][tag] = Rts(end.signature, sum(run.chunks for run in end.runs))
-        return found
+            records[peer][tag] = Rts(end.signature, sum(run.chunks for run in end.runs))
+        return records
 
     def reply(self, requests: Mapping[int, Mapping[int, Rts]]) -> dict[int, Cts]:
         """Allocate this rank's memory, and return the target addresses for each peer."""
         memory = self._memory
-        self._incoming = {end.tag: requests[end.tag[0]][end.tag[1]] for end in self._takes}
+        self._incoming = {end.tag: requests[end.tag[0]][end.tag[1]] for end in self._receives}
         memory.reserve("state", 16)
         for peer in self.peers:
             memory.reserve(("begun", peer), _LINE)
-        for end in self._takes:
+        for end in self._receives:
             rts = self._incoming[end.tag]
             end.widen(rts.signature)
             memory.reserve(("flags", *end.tag), 4 * rts.chunks)
             memory.reserve(("staging", *end.tag), 2 * end.staging_bytes)
-        buffered = [end for end in (*self._sends, *self._takes) if end.buffered]
+        buffered = [end for end in (*self._sends, *self._receives) if end.buffered]
         for end in buffered:
             memory.reserve(("buffer", *end.message.key), end.message.packed_bytes)
         memory.reserve("peers", 8 * len(self.peers))
@@ -187,7 +188,7 @@ class Negotiation:
             end.buffer = self._pointer(("buffer", *end.message.key))
         handles = self.arena.handles([self._block.place])
         replies = {peer: Cts(handles, self._place(("begun", peer))) for peer in self.peers}
-        for end in self._takes:
+        for end in self._receives:
             peer, tag = end.tag
             staging = self._place(("staging", peer, tag))
             replies[peer].staging[tag] = staging, end.staging_bytes, end.is_wide
@@ -203,7 +204,7 @@ class Negotiation:
     @property
     def is_movable(self) -> bool:
         """Whether all launches can move to other arrays of the same layouts."""
-        ends = (*self._sends, *self._takes)
+        ends = (*self._sends, *self._receives)
         return (
             len(self.job.arrays) < MOST_SHIFTS
             and all(end.protocol != "direct" for end in ends)
@@ -216,17 +217,19 @@ class Negotiation:
             Segment(Kind.COPY, run.row, 0, shifts=shifts_of(send.array, receive.array))
             for send, receive in self._copies.pairs()
             for run in runs(
-                [Copy(whole(self.job, send), whole(self.job, receive))], packed=1, tiles=True
+                [Copy(array_side(self.job, send), array_side(self.job, receive))],
+                packed=1,
+                tiles=True,
             )
         ]
-        return self._launches(copies, self._sends, self._takes)
+        return self._launches(copies, self._sends, self._receives)
 
     def through_buffers(self) -> LaunchSet:
         """Return launches for arrays at any addresses: parts are packed to buffers, and unpacked from buffers.
 
         These launches send and receive the same chunks as the launches of `prepared`. Local; waits for the GPU.
         """
-        ends = [*self._sends, *self._takes]
+        ends = [*self._sends, *self._receives]
         block = self.arena.allocate(sum(end.message.packed_bytes for end in ends))
         self._own.append(block)
         at, buffered = block.pointer, []
@@ -234,18 +237,18 @@ class Negotiation:
             buffered.append(end if end.buffered else end.through_buffer(at))
             at += end.message.packed_bytes
         n = len(self._sends)
-        found = self._launches([], buffered[:n], buffered[n:])
+        launches = self._launches([], buffered[:n], buffered[n:])
         if self._copies.sends:
-            found.after.append(copying(self._copies, [*self._copies.pairs()], self.device)[0])
-        return found
+            launches.after.append(copying(self._copies, [*self._copies.pairs()], self.device)[0])
+        return launches
 
     def _launches(
-        self, copies: list[Segment], sends: Sequence[PeerEndpoint], takes: Sequence[PeerEndpoint]
+        self, copies: list[Segment], sends: Sequence[PeerEndpoint], receives: Sequence[PeerEndpoint]
     ) -> LaunchSet:
         """Return the kernel's launches, with launches around it for types that it cannot move and for additions."""
-        segments = [*copies, *self._send_segments(sends), *self._take_segments(takes)]
+        segments = [*copies, *self._send_segments(sends), *self._receive_segments(receives)]
         kernels = self._prepare(plan(segments, sms=multiprocessors(self.device)))
-        before, after = (self._buffered_items(ends) for ends in (sends, takes))
+        before, after = (self._buffered_items(ends) for ends in (sends, receives))
         return LaunchSet(
             *kernels,
             [packing(self.job, before, self.device)] if before else [],
@@ -268,20 +271,22 @@ class Negotiation:
             if end.protocol == "direct":
                 common = common._replace(kind=Kind.SEND_DIRECT, begun=begun)
                 base = 0  # these rows already hold the peer's addresses
-            elif peer not in self._of:
+            elif peer not in self._source_ranks:
                 common = common._replace(begun=begun, lag=1)
             segments += _segments_of(end, common, base, flags, packed=1)
         return segments
 
-    def _take_segments(self, takes: Sequence[PeerEndpoint]) -> list[Segment]:
+    def _receive_segments(self, receives: Sequence[PeerEndpoint]) -> list[Segment]:
         segments: list[Segment] = []
-        for number, end in enumerate(takes, len(self._sends)):
+        for number, end in enumerate(receives, len(self._sends)):
             rts, flags = self._incoming[end.tag], self._pointer(("flags", *end.tag))
             common = Segment(Kind.TAKE_STAGED, _NOTHING, number, flag_count=rts.chunks)
             if end.protocol == "direct":
                 segments.append(common._replace(kind=Kind.TAKE_DIRECT, chunk_words=1, flags=flags))
                 continue
-            mine, theirs = ([s[:3] for s in found] for found in (end.signature, rts.signature))
+            mine, theirs = (
+                [s[:3] for s in signature] for signature in (end.signature, rts.signature)
+            )
             if mine == theirs and all(s[0] >= 0 for s in mine):
                 common = common._replace(flag_count=0)
             common = common._replace(slot_bytes=end.staging_bytes)
@@ -304,8 +309,8 @@ class Negotiation:
                 parameter = np.array([own, own + planned.segments.nbytes], np.uint64)
             # Peers that wait until this rank has begun: senders of direct messages, and senders that get nothing back.
             waiting = sorted(
-                {s.message.peer for s in self._takes if s.protocol == "direct"}
-                | (self._of - self._to)
+                {s.message.peer for s in self._receives if s.protocol == "direct"}
+                | (self._source_ranks - self._target_ranks)
             )
             addresses = [self.arena.pointer(self._cts[peer].begun) for peer in waiting]
             # Equal for all launch sets, so that this upload changes nothing for a launch that still runs.
@@ -348,7 +353,7 @@ class Negotiation:
         assert self.failure is not None
         number, epoch = self.failure.words[:2]
         call = "accumulation" if self.job.operation == "add" else "exchange"
-        peer = [*self._sends, *self._takes][number - 1].message.peer
+        peer = [*self._sends, *self._receives][number - 1].message.peer
         return ExchangeTimeoutError(
             f"rank {self.world.rank} has waited for rank {peer} in {call} {epoch} of a plan for "
             f"{self.world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; what was received in it, and since, is not "

@@ -21,7 +21,7 @@ from halox.packing.refine import Copy, Level, Side, pieces
 from halox.packing.strided_plan import (
     MAX_LEVELS,
     MAX_WORDS,
-    Row,
+    StridedRow,
     fill_region,
     region_dtype,
     rows_of,
@@ -114,10 +114,10 @@ class Kind(IntEnum):
     TAKE_DIRECT = 8
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """A row of a message's words, and its place in the packed message; packed addresses count from its start."""
 
-    row: Row
+    row: StridedRow
     packed: int  # first packed byte; -1 if the row's bytes are not contiguous in the packed message
     array: int = -1  # number of the array on the opposite side, -1 for no array
     direct_words: int = 0  # words of a direct chunk, which only the sender needs to know
@@ -150,7 +150,7 @@ class Run(NamedTuple):
         return -(-self.row.nbytes // TILE_DATA_BYTES) * TILE_BYTES
 
 
-def in_even_chunks(run: Run, total: int, sms: int) -> Run:
+def in_even_chunks(run: MessageRun, total: int, sms: int) -> MessageRun:
     """Return a direct run, part of ``total`` bytes in one launch, with equally many chunks for each thread block."""
     least, most = DIRECT_CHUNK_BYTES
     blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
@@ -163,7 +163,7 @@ def in_even_chunks(run: Run, total: int, sms: int) -> Run:
     return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word per lane
 
 
-def tiles_of(row: Row, nbytes: int | None = None) -> int:
+def tiles_of(row: StridedRow, nbytes: int | None = None) -> int:
     """Return the tiles of a chunk of some bytes, at least one; by default so few that there are enough chunks."""
     assert row.tile is not None
     if nbytes is None:
@@ -185,14 +185,14 @@ def chunk_bytes(nbytes: int, most: int) -> int:
 
 def runs(
     copies: Sequence[Copy], *, packed: int, max_word: int = 16, tiles: bool = False
-) -> list[Run]:
+) -> list[MessageRun]:
     """Rows between arrays and the packed message, which is side 1 of sending copies, side 0 of receiving copies."""
-    found = []
+    message_runs = []
     for copy in copies:
         for row in rows_of(copy, None, MAX_WORDS, max_word, tiles=tiles):
             start = row.target if packed else row.source
-            found.append(Run(row, start if _is_contiguous(row, packed) else -1))
-    return found
+            message_runs.append(MessageRun(row, start if _is_contiguous(row, packed) else -1))
+    return message_runs
 
 
 def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
@@ -207,12 +207,12 @@ def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
     return len(pieces(Copy(Side(0, a), Side(0, b))))
 
 
-def least_word(found: Sequence[Run]) -> int:
+def least_word(message_runs: Sequence[MessageRun]) -> int:
     """Bytes of the shortest word of some runs; 1 for unaligned runs, 16 if there are no runs."""
-    return min((run.row.word_bytes or 1 for run in found), default=16)
+    return min((run.row.word_bytes or 1 for run in message_runs), default=16)
 
 
-def _is_contiguous(row: Row, packed: int) -> bool:
+def _is_contiguous(row: StridedRow, packed: int) -> bool:
     if row.tile:
         return False  # the row's chunks are tiles
     expected = row.word_bytes
@@ -223,7 +223,7 @@ def _is_contiguous(row: Row, packed: int) -> bool:
     return bool(row.word_bytes)
 
 
-def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
+def repacked(row: StridedRow, packed: int, base: int, expansion: int = 1) -> StridedRow:
     """Return the row with its packed side at an address, with ``expansion`` bytes there per byte of data.
 
     ``expansion`` is 0 for LL128-like packets: the number of the tile determines their place.
@@ -235,7 +235,7 @@ def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
     return row._replace(source=at[0], target=at[1], levels=levels)
 
 
-def both_packed(row: Row, packed: int) -> Row:
+def both_packed(row: StridedRow, packed: int) -> StridedRow:
     """Return the row with both sides at the addresses of its packed side, counted from 0."""
     at = (row.source, row.target)[packed]
     levels = tuple(Level(level.steps, *[level[1 + packed]] * 2) for level in row.levels)
@@ -246,7 +246,7 @@ class Segment(NamedTuple):
     """A row and its kind of transfer, as in ``peer.cu``, with addresses on the GPU that runs the kernel."""
 
     kind: Kind
-    row: Row
+    row: StridedRow
     message: int  # number of the message on this rank, for errors
     chunk_words: int = 0  # 0 lets `plan` choose
     flags: int = 0

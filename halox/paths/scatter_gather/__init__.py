@@ -59,8 +59,8 @@ class GpuMemory(NamedTuple):
 
 def surveyed(context: Context) -> Survey:
     """Return the result of the communicator's survey."""
-    found: Survey = context.world.ranks.kept[ScatterGatherPath.name]
-    return found
+    result: Survey = context.world.ranks.kept[ScatterGatherPath.name]
+    return result
 
 
 def _why_not_registered(context: Context) -> str | None:
@@ -138,11 +138,11 @@ class ScatterGatherPath(Path):
 
     def _on_hosts(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the kernel, preferred for long blocks."""
-        found: Survey | None = ends.selection.surveys.get(self.name)
+        result: Survey | None = ends.selection.surveys.get(self.name)
         sender, receiver, block = ends.sender, ends.receiver, ends.block_bytes
-        if found is None:
+        if result is None:
             return "it is not known whether the kernel copies between the ranks"
-        why = found.attachments.why_not(sender.rank, receiver.rank)
+        why = result.attachments.why_not(sender.rank, receiver.rank)
         if why is not None:
             return why
         least = (
@@ -158,8 +158,8 @@ class ScatterGatherPath(Path):
 
     def _between_nodes(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the adapters; for arrays on GPUs only if the adapters can register them."""
-        found: Survey | None = ends.selection.surveys.get(self.name)
-        adapters = None if found is None else found.adapters
+        result: Survey | None = ends.selection.surveys.get(self.name)
+        adapters = None if result is None else result.adapters
         a, b = ends.sender.rank, ends.receiver.rank
         why = "their adapters are not known" if adapters is None else adapters.why_not(a, b)
         for end in (ends.sender, ends.receiver):

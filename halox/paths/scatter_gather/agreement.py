@@ -60,10 +60,10 @@ class AgreeingChannel(Channel):
 
     def proposals(self) -> dict[int, Any]:
         """Return for each peer the chunk sizes that suit this rank."""
-        found: dict[int, dict[Name, Proposal]] = {}
+        proposals: dict[int, dict[Name, Proposal]] = {}
         for m in self.messages:
-            found.setdefault(m.peer, {})[m.direction, m.tag] = self._proposed[m.key]
-        return dict(found)
+            proposals.setdefault(m.peer, {})[m.direction, m.tag] = self._proposed[m.key]
+        return dict(proposals)
 
     @abstractmethod
     def exports(self, theirs: Mapping[int, Any]) -> dict[int, Any]:
@@ -87,18 +87,18 @@ class AgreeingChannel(Channel):
 
     def _exported(self, messages: Sequence[Message]) -> dict[int, Exports]:
         """Return for each peer the keys of some messages; the peer must take them."""
-        found: dict[int, dict[Name, tuple[tuple[int, ...], ExportedKeys]]] = {}
+        exports: dict[int, dict[Name, tuple[tuple[int, ...], ExportedKeys]]] = {}
         for m in messages:
             exported = self._keys.export(self._own[m.key], m.peer)
             arrays = self._blocks[m.key].arrays
-            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, exported
-        return dict(found)
+            exports.setdefault(m.peer, {})[m.direction, m.tag] = arrays, exported
+        return dict(exports)
 
     @abstractmethod
     def open(self, theirs: Mapping[int, Any]) -> None:
         """Take the keys of the peers."""
 
-    def let_go(self) -> None:
+    def release_keys(self) -> None:
         """Release the keys; channels also drop the transfers between them."""
         for own in self._own.values():
             self._keys.release(own)
@@ -118,12 +118,12 @@ class AgreeingChannel(Channel):
         swap = swap or self.swap
         for own in self._own.values():
             self._keys.drop(own)
-        self.let_go()
+        self.release_keys()
         self.open(swap(self.exports(swap(self.proposals()))))
 
-    def swap(self, said: dict[int, Any]) -> dict[int, Any]:
+    def swap(self, records: dict[int, Any]) -> dict[int, Any]:
         """Send data to each peer, and return the data of the peers; collective over them."""
-        return self._world.swap(said, [*said], "the mapping of keys")
+        return self._world.swap(records, [*records], "the mapping of keys")
 
 
 Made = TypeVar("Made", bound=AgreeingChannel)

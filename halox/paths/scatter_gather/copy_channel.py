@@ -77,10 +77,10 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
     ) -> None:
         self._moving = [m for m in job.messages if _is_mover(m, directions[m.key])]
         self._moved_by_peer = [m for m in job.messages if not _is_mover(m, directions[m.key])]
-        self._touched, self._touching = (
-            sorted({m.peer for m in found}) for found in (self._moving, self._moved_by_peer)
+        self._accessed, self._accessing = (
+            sorted({m.peer for m in messages}) for messages in (self._moving, self._moved_by_peer)
         )
-        super().__init__(link, self._touched, self._touching)
+        super().__init__(link, self._accessed, self._accessing)
         self._prepare(link.world, keys, job.messages)
         self._directions, self._engine, self._events = directions, engine, events
         self._arrays: Sequence[Described] = job.arrays
@@ -93,16 +93,16 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         self._wait_ready: list[int] = []
         self._wait_moved: list[int] = []
         self._why_not_captured = why_not_captured(engine.device)
-        self._flags = GraphFlags(engine.arena, self._touched, self._touching)
+        self._flags = GraphFlags(engine.arena, self._accessed, self._accessing)
 
     def _memory(self, blocks: MessageBlocks) -> list[Memory]:
-        found = []
+        memory = []
         for number in blocks.arrays:
             array = self._arrays[number]
             before, behind = span(array.shape, array.strides, array.dtype.itemsize)
             address = array.pointer - before
-            found.append(Memory(array.pointer, address, before + behind, None))
-        return found
+            memory.append(Memory(array.pointer, address, before + behind, None))
+        return memory
 
     def exports(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
         """Map the keys, and return this rank's description for each peer."""
@@ -110,7 +110,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         exports = self._exported(self._moved_by_peer)
         ready, moved = self._numbers
         why, flags_memory = self._why_not_captured, self._flags.handles()
-        found = {}
+        records = {}
         for peer in sorted({m.peer for m in self.messages}):
             segments = dict(flags_memory)
             for _, exported in exports.get(peer, {}).values():
@@ -118,8 +118,10 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
                     segments |= self._engine.arena.handles(key.blocks[0])
             handles = self._events.handles(self._numbers)
             flags = self._flags.place(peer) if why is None else why
-            found[peer] = CopyRecord(exports.get(peer, {}), segments, ready, moved, handles, flags)
-        return found
+            records[peer] = CopyRecord(
+                exports.get(peer, {}), segments, ready, moved, handles, flags
+            )
+        return records
 
     def open(self, theirs: Mapping[int, CopyRecord]) -> None:
         """Map the peers' memory and events, and prepare the copies."""
@@ -131,8 +133,8 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             self._engine.arena.open(record.segments)
             self._events.open(peer, record.events)
         opened = self._events.opened
-        self._wait_ready = [opened(peer, theirs[peer].ready) for peer in self._touched]
-        self._wait_moved = [opened(peer, theirs[peer].moved) for peer in self._touching]
+        self._wait_ready = [opened(peer, theirs[peer].ready) for peer in self._accessed]
+        self._wait_moved = [opened(peer, theirs[peer].moved) for peer in self._accessing]
         self._ready_event, self._moved_event = map(self._events.own, self._numbers)
         flags = {}
         for peer, record in theirs.items():
@@ -144,7 +146,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             self._flags.open(flags)
         for m in self._moving:
             _, exported = theirs[m.peer].exports[m.opposite]
-            remote = self._keys.take(m.peer, exported)
+            remote = self._keys.accept(m.peer, exported)
             self._transfers += [
                 self._engine.transfer(self._directions[m.key], key, other, m.peer)
                 for key, other in zip(self._own[m.key].keys, remote, strict=True)
@@ -180,7 +182,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         if self._is_captured:
             self._flags.signal_ready(self._stream)
             return
-        if self._touching:
+        if self._accessing:
             self._record(self._ready_event, self._stream)
         super().run()
 
@@ -189,7 +191,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         if not self._is_aside:
             self._stream = self._streams.enter()
         if self._is_captured:
-            self._flags.take_ready(self._stream)
+            self._flags.consume_ready(self._stream)
             for transfer in self._transfers:
                 transfer(self._stream)
             self._flags.end(self._stream)
@@ -218,12 +220,12 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         super().close()
         if self.has_ended:
             self.has_ended = self._streams.end(self._world.waiter(), self._side.stream)
-        super().let_go()
+        super().release_keys()
 
-    def let_go(self) -> None:
+    def release_keys(self) -> None:
         """Release the keys, and drop the copies between them, which have already been enqueued."""
         self._transfers = []
-        super().let_go()
+        super().release_keys()
 
     def free(self) -> None:
         """Release the events and the flags."""

@@ -17,7 +17,7 @@ from halox.paths.scatter_gather.engine import (
     Engine,
     Key,
     Limits,
-    Region,
+    RegisteredRegion,
     RemoteKey,
     Transfer,
 )
@@ -38,10 +38,10 @@ class CopyEngine(Engine):
 
     def register(
         self, address: int, nbytes: int, generation: int, device: int | None = None
-    ) -> Region:
+    ) -> RegisteredRegion:
         """Return a region; its handle names the segment, or is None if peers cannot map the memory."""
         place = self.arena.locate(address, address + nbytes)
-        return Region(address, nbytes, 0, handle=None if place is None else place.segment)
+        return RegisteredRegion(address, nbytes, 0, handle=None if place is None else place.segment)
 
     def export(self, key: Key) -> RemoteKey:
         """Return the places of the key's blocks, for ranks that have mapped their segments."""

@@ -44,7 +44,7 @@ class Limits:
     window_bytes: int = 1 << 16
 
 
-class Region(NamedTuple):
+class RegisteredRegion(NamedTuple):
     """Registered memory of this rank.
 
     ``lkey`` identifies the memory in entries of local keys, ``rkey`` in requests of peers; 0 for engines that need no
@@ -103,11 +103,11 @@ class Engine(ABC):
 
     def register(
         self, address: int, nbytes: int, generation: int, device: int | None = None
-    ) -> Region:
+    ) -> RegisteredRegion:
         """Register memory of this rank, of the host or of a GPU."""
-        return Region(address, nbytes, generation)
+        return RegisteredRegion(address, nbytes, generation)
 
-    def deregister(self, region: Region) -> None:  # noqa: B027 - most keep nothing
+    def deregister(self, region: RegisteredRegion) -> None:  # noqa: B027 - most keep nothing
         """End a registration, when no mapped key refers to it any longer."""
 
     def make_key(self) -> Key:

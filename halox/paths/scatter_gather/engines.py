@@ -22,7 +22,7 @@ from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction
 from halox.paths.scatter_gather.keys import Keys
-from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel
+from halox.paths.scatter_gather.mlx5_channel import Inbox, Mlx5Channel
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
 from halox.paths.scatter_gather.node_channel import NodeChannel
@@ -84,11 +84,11 @@ def _direction(build: Build, path: ScatterGatherPath, message: Message) -> Direc
     return "put" if receiver is not None and receiver.is_mapped else "get"
 
 
-def _mlx5_keys(context: Context) -> tuple[Keys, Mail]:
+def _mlx5_keys(context: Context) -> tuple[Keys, Inbox]:
     adapters = surveyed(context).adapters
     assert adapters is not None and adapters.own is not None
     engine = Mlx5Umr(context.world.rank, adapters.own, context.world.waiter)
-    return Keys(engine), Mail(engine)
+    return Keys(engine), Inbox(engine)
 
 
 def _mlx5_channel(build: Build, job: Job) -> Mlx5Channel:

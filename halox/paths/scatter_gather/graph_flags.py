@@ -31,12 +31,14 @@ _READY, _MOVED = 0, 4  # offsets of a peer's pair of words
 class GraphFlags:
     """Flags of one channel; all are 0 at first.
 
-    This rank accesses arrays of the ranks ``touched``; the ranks ``touching`` access this rank's arrays.
+    This rank accesses arrays of the ranks ``accessed``; the ranks ``accessing`` access this rank's arrays.
     """
 
-    def __init__(self, arena: DeviceArena, touched: Sequence[int], touching: Sequence[int]) -> None:
-        self._arena, self._touched, self._touching = arena, touched, touching
-        peers = sorted({*touched, *touching})
+    def __init__(
+        self, arena: DeviceArena, accessed: Sequence[int], accessing: Sequence[int]
+    ) -> None:
+        self._arena, self._accessed, self._accessing = arena, accessed, accessing
+        peers = sorted({*accessed, *accessing})
         nbytes = _LINE_BYTES * len(peers)
         self._block = arena.allocate(nbytes)
         self._at = {peer: _LINE_BYTES * number for number, peer in enumerate(peers)}
@@ -60,7 +62,7 @@ class GraphFlags:
         def signal(peers: Sequence[int], word: int) -> list[WordStep]:
             return [WordStep("write", there[peer] + word, 1) for peer in peers]
 
-        def take(peers: Sequence[int], word: int) -> list[WordStep]:
+        def consume(peers: Sequence[int], word: int) -> list[WordStep]:
             return [
                 step
                 for at in (here[peer] + word for peer in peers)
@@ -70,9 +72,11 @@ class GraphFlags:
         def prepared(*steps: WordStep) -> PreparedWords:
             return PreparedWords(steps, self._arena.device)
 
-        self.signal_ready = prepared(*signal(self._touching, _READY)).launch
-        self.take_ready = prepared(*take(self._touched, _READY)).launch
-        self.end = prepared(*signal(self._touched, _MOVED), *take(self._touching, _MOVED)).launch
+        self.signal_ready = prepared(*signal(self._accessing, _READY)).launch
+        self.consume_ready = prepared(*consume(self._accessed, _READY)).launch
+        self.end = prepared(
+            *signal(self._accessed, _MOVED), *consume(self._accessing, _MOVED)
+        ).launch
 
     def free(self) -> None:
         """Release the memory, when no rank uses it any longer."""

@@ -20,7 +20,14 @@ from itertools import count
 from typing import NamedTuple
 
 from halox.errors import PathError
-from halox.paths.scatter_gather.engine import Direction, Engine, Key, Region, RemoteKey, Transfer
+from halox.paths.scatter_gather.engine import (
+    Direction,
+    Engine,
+    Key,
+    RegisteredRegion,
+    RemoteKey,
+    Transfer,
+)
 from halox.paths.scatter_gather.windows import MessageBlocks, Window
 
 LayoutKey = tuple[bytes, tuple[int, ...], int]
@@ -45,7 +52,7 @@ class KeyPool:
 
     @property
     def free(self) -> int:
-        """Number of keys that can be taken without making any."""
+        """Number of keys that can be allocated without making any."""
         return len(self._free)
 
     def refill(self) -> None:
@@ -59,7 +66,7 @@ class KeyPool:
             self._free.append(self._engine.make_key())
             self._made += 1
 
-    def take(self, number: int) -> list[Key]:
+    def allocate(self, number: int) -> list[Key]:
         """Return keys; fewer than asked for only if the engine has no more."""
         self._make(number - len(self._free))
         taken, self._free = self._free[:number], self._free[number:]
@@ -83,7 +90,7 @@ class KeyPool:
 
 @dataclass(eq=False)
 class _Registration:
-    region: Region
+    region: RegisteredRegion
     owner: weakref.ref[object] | None
     users: int = 0
 
@@ -95,13 +102,15 @@ class Registrations:
         self._engine, self._generations = engine, count(1)
         self._known: dict[tuple[int, int], _Registration] = {}
 
-    def find(self, address: int, nbytes: int, owner: object, device: int | None = None) -> Region:
+    def find(
+        self, address: int, nbytes: int, owner: object, device: int | None = None
+    ) -> RegisteredRegion:
         """Return the region of memory that an object owns, on the host or on a GPU."""
-        found = self._known.get((address, nbytes))
-        if found is not None and found.owner is not None and found.owner() is owner:
-            return found.region
-        if found is not None:
-            self._engine.deregister(found.region)
+        known = self._known.get((address, nbytes))
+        if known is not None and known.owner is not None and known.owner() is owner:
+            return known.region
+        if known is not None:
+            self._engine.deregister(known.region)
         region = self._engine.register(address, nbytes, next(self._generations), device)
         ref: weakref.ref[object] | None = None
         # Arrays of other libraries may not support weak references; their memory is registered each time.
@@ -123,7 +132,7 @@ class KeyList:
     generation: int
     windows: list[Window]
     keys: list[Key]
-    regions: tuple[Region, ...]
+    regions: tuple[RegisteredRegion, ...]
     sent_to: set[int] = field(default_factory=set)  # ranks that have the keys
     users: int = 0  # number of plans that use the keys
     mapped: tuple[int, int] | None = None  # round that the keys are mapped to, and its windows
@@ -177,37 +186,39 @@ class Keys:
         bases = tuple([one.base for one in memory])
         regions = tuple(map(self._region, memory))
         key = blocks.identity, bases, chunk_bytes
-        found = self._local.pop(key, None)
-        if found is not None and (found.regions != regions or (found.slides and found.users)):
-            self.drop(found)
-            found = None
-        if found is None:
-            found = self._mapped(key, blocks.windows(chunk_bytes, regions, bases), regions)
-        self._local[key] = found
-        found.users += 1
+        key_list = self._local.pop(key, None)
+        if key_list is not None and (
+            key_list.regions != regions or (key_list.slides and key_list.users)
+        ):
+            self.drop(key_list)
+            key_list = None
+        if key_list is None:
+            key_list = self._mapped(key, blocks.windows(chunk_bytes, regions, bases), regions)
+        self._local[key] = key_list
+        key_list.users += 1
         if len(self._local) > MOST_LISTS:
             unused = next((other for other in self._local.values() if not other.users), None)
             if unused is not None:
                 self.drop(unused)
-        return found
+        return key_list
 
-    def _region(self, one: Memory) -> Region:
+    def _region(self, one: Memory) -> RegisteredRegion:
         if self.engine.needs_registration:
             return self.registrations.find(one.address, one.nbytes, one.owner, one.device)
         # Costs nothing, and identifies the engine's units of memory, such as segments.
         return self.engine.register(one.address, one.nbytes, 0, one.device)
 
     def _mapped(
-        self, key: LayoutKey, windows: list[Window], regions: tuple[Region, ...]
+        self, key: LayoutKey, windows: list[Window], regions: tuple[RegisteredRegion, ...]
     ) -> KeyList:
         wanted = min(len(windows), self.engine.limits.keys_per_list)
-        keys = self.pool.take(wanted)
+        keys = self.pool.allocate(wanted)
         for other in [*self._local.values()]:
             if len(keys) == wanted:
                 break
             if not other.users:
                 self.drop(other)
-                keys += self.pool.take(wanted - len(keys))
+                keys += self.pool.allocate(wanted - len(keys))
         if not keys:
             raise PathError(
                 f"the {self.engine.name} engine has no keys left: all {self.engine.limits.keys} are in use by plans; "
@@ -217,54 +228,54 @@ class Keys:
         self.map_round(made, 0)
         return made
 
-    def map_round(self, found: KeyList, number: int, at_once: int = 0) -> None:
+    def map_round(self, key_list: KeyList, number: int, at_once: int = 0) -> None:
         """Map the keys to the windows of a round of ``at_once`` windows; no transfer may be using the keys."""
-        at_once = at_once or len(found.keys)
-        if found.mapped == (number, at_once):
+        at_once = at_once or len(key_list.keys)
+        if key_list.mapped == (number, at_once):
             return
-        has_mapped = found.mapped == (number, len(found.keys)) and not number
-        found.mapped = number, at_once
+        has_mapped = key_list.mapped == (number, len(key_list.keys)) and not number
+        key_list.mapped = number, at_once
         if has_mapped:  # the first keys already have their windows
             return
         for key, window in zip(
-            found.keys[:at_once], found.windows[number * at_once :], strict=False
+            key_list.keys[:at_once], key_list.windows[number * at_once :], strict=False
         ):
             self.engine.map(key, window)
 
-    def release(self, found: KeyList) -> None:
+    def release(self, key_list: KeyList) -> None:
         """Note that a plan no longer uses a list; the list stays mapped until other layouts need its keys."""
-        found.users -= 1
-        if not found.users and self._local.get(found.key) is not found:
-            self._reclaim(found)
+        key_list.users -= 1
+        if not key_list.users and self._local.get(key_list.key) is not key_list:
+            self._reclaim(key_list)
         self.pool.refill()
 
-    def drop(self, found: KeyList) -> None:
+    def drop(self, key_list: KeyList) -> None:
         """Forget a list, here and at the peers; its keys are free when no plan uses it."""
-        self._local.pop(found.key, None)
-        for rank in found.sent_to:
-            self._dropped.setdefault(rank, []).append((found.key, found.generation))
-        if not found.users:
-            self._reclaim(found)
+        self._local.pop(key_list.key, None)
+        for rank in key_list.sent_to:
+            self._dropped.setdefault(rank, []).append((key_list.key, key_list.generation))
+        if not key_list.users:
+            self._reclaim(key_list)
 
-    def _reclaim(self, found: KeyList) -> None:
-        self.pool.put_back(found.keys)
-        found.keys = []
+    def _reclaim(self, key_list: KeyList) -> None:
+        self.pool.put_back(key_list.keys)
+        key_list.keys = []
 
-    def export(self, found: KeyList, rank: int) -> ExportedKeys:
-        """Export a list of keys to a peer, which must `take` it."""
-        keys = None if rank in found.sent_to else tuple(map(self.engine.export, found.keys))
-        found.sent_to.add(rank)
+    def export(self, key_list: KeyList, rank: int) -> ExportedKeys:
+        """Export a list of keys to a peer, which must `accept` it."""
+        keys = None if rank in key_list.sent_to else tuple(map(self.engine.export, key_list.keys))
+        key_list.sent_to.add(rank)
         dropped = tuple(self._dropped.pop(rank, ()))
-        return ExportedKeys(found.key, found.generation, len(found.keys), keys, dropped)
+        return ExportedKeys(key_list.key, key_list.generation, len(key_list.keys), keys, dropped)
 
-    def take(self, rank: int, exported: ExportedKeys) -> tuple[RemoteKey, ...]:
+    def accept(self, rank: int, exported: ExportedKeys) -> tuple[RemoteKey, ...]:
         """Return the keys that a peer has exported, now or before; exports arrive in any order.
 
         Raises `PathError` if the keys are unknown, or if the known keys have a different generation.
         """
         for key, generation in exported.dropped:
-            gone = self._remote.get((rank, key))
-            if gone is not None and gone.generation == generation:
+            outdated = self._remote.get((rank, key))
+            if outdated is not None and outdated.generation == generation:
                 del self._remote[rank, key]
         if exported.keys is not None:
             self._remote[rank, exported.key] = exported
@@ -281,7 +292,7 @@ class Keys:
     ) -> tuple[RemoteKey, ...]:
         """Return a peer's exported keys for other arrays of the same layouts at some addresses."""
         shifts = [new - old for new, old in zip(bases, exported.key[1], strict=True)]
-        return tuple([self.engine.moved(key, shifts) for key in self.take(rank, exported)])
+        return tuple([self.engine.moved(key, shifts) for key in self.accept(rank, exported)])
 
 
 class Rounds:

@@ -29,15 +29,15 @@ from halox.runtime.waiting import STARTED_STEPS
 from halox.runtime.world import World
 
 
-class Mail:
-    """Counts the numbers that peers send to this rank; each end of a message has a separate number."""
+class Inbox:
+    """Peers' notifications, counted by their numbers; each end of a message has a separate number."""
 
     def __init__(self, engine: Mlx5Umr) -> None:
         self.engine, self.lock = engine, Lock()
         self._numbers = count(1)
         self._unread: Counter[int] = Counter()
 
-    def new(self) -> int:
+    def new_number(self) -> int:
         """Return a number that no other end of a message has."""
         return next(self._numbers)
 
@@ -46,19 +46,21 @@ class Mail:
         for _, number in self.engine.arrivals():
             self._unread[number] += 1
 
-    def take(self, number: int) -> bool:
-        """Return whether a number has arrived more often than it was taken; if so, take it once."""
+    def consume(self, number: int) -> bool:
+        """Return whether a number has arrived more often than it was consumed; if so, consume it once."""
         if not self._unread[number]:
             return False
         self._unread[number] -= 1
         return True
 
 
-class _End:
+class _MessageEnd:
     """End of a message at this rank, in one exchange at a time."""
 
-    def __init__(self, message: Message, rounds: Rounds, mail: Mail, own: int, theirs: int) -> None:
-        self.message, self._rounds, self._mail = message, rounds, mail
+    def __init__(
+        self, message: Message, rounds: Rounds, inbox: Inbox, own: int, theirs: int
+    ) -> None:
+        self.message, self._rounds, self._inbox = message, rounds, inbox
         self._own, self._theirs = own, theirs
         self._done = rounds.count
 
@@ -71,17 +73,17 @@ class _End:
     def _invite(self) -> None:
         """Notify the sender that the windows of the next round can be written."""
         self._rounds.enter(self._done)
-        self._mail.engine.notify(self.message.peer, self._theirs)
+        self._inbox.engine.notify(self.message.peer, self._theirs)
 
     def step(self) -> None:
         """Make all progress that is possible now."""
         if self.message.direction == "receive":
-            while not self.is_done and self._mail.take(self._own):
+            while not self.is_done and self._inbox.consume(self._own):
                 self._done += 1
                 if not self.is_done:
                     self._invite()
             return
-        while self._done < self._rounds.count and self._is_idle and self._mail.take(self._own):
+        while self._done < self._rounds.count and self._is_idle and self._inbox.consume(self._own):
             self._rounds.enter(self._done)
             *first, last = self._rounds.transfers("put", self._done)
             for transfer in first:
@@ -92,7 +94,7 @@ class _End:
     @property
     def _is_idle(self) -> bool:
         """Whether the adapter has finished with the keys of the last round."""
-        return self._mail.engine.is_idle(self._rounds.keys)
+        return self._inbox.engine.is_idle(self._rounds.keys)
 
     @property
     def is_done(self) -> bool:
@@ -105,38 +107,38 @@ class Mlx5Channel(AgreeingChannel):
     """Moves arrays between nodes without packing; see the module. ``gpu`` is given for arrays on this rank's GPU."""
 
     def __init__(
-        self, world: World, job: Job, keys: Keys, mail: Mail, gpu: GpuArrays | None = None
+        self, world: World, job: Job, keys: Keys, inbox: Inbox, gpu: GpuArrays | None = None
     ) -> None:
         self._prepare(world, keys, job.messages)
-        self._arrays, self._mail = job.arrays, mail
+        self._arrays, self._inbox = job.arrays, inbox
         self._waiter = world.waiter()
-        self._numbers: dict[Key, int] = {m.key: mail.new() for m in job.messages}
+        self._numbers: dict[Key, int] = {m.key: inbox.new_number() for m in job.messages}
         self._peers = job.peers
-        self._ends: list[_End] = []
+        self._ends: list[_MessageEnd] = []
         self._gpu, self._is_begun = gpu, False
 
     def _memory(self, blocks: MessageBlocks) -> list[Memory]:
-        found = []
+        memory = []
         for number in blocks.arrays:
             array = self._arrays[number]
             if self._gpu is not None:
-                found.append(self._gpu.memory(array))
+                memory.append(self._gpu.memory(array))
                 continue
             address, nbytes = array.pointer - array.origin, len(array.memory)
-            found.append(Memory(array.pointer, address, nbytes, array.owner()))
-        return found
+            memory.append(Memory(array.pointer, address, nbytes, array.owner()))
+        return memory
 
     def proposals(self) -> dict[int, tuple[Proposals, QueueAddress]]:
         """Return for each peer the chunk sizes that suit this rank, and the address of its queue pair."""
         proposals = super().proposals()
-        addresses = self._mail.engine.invite(proposals)
-        return {peer: (found, addresses[peer]) for peer, found in proposals.items()}
+        addresses = self._inbox.engine.invite(proposals)
+        return {peer: (sizes, addresses[peer]) for peer, sizes in proposals.items()}
 
     def exports(
         self, theirs: Mapping[int, tuple[Proposals, QueueAddress]]
     ) -> dict[int, tuple[Exports, dict[tuple[str, int], int]]]:
         """Connect, and return for each peer the keys of all messages with it, and their numbers."""
-        self._mail.engine.connect({peer: address for peer, (_, address) in theirs.items()})
+        self._inbox.engine.connect({peer: address for peer, (_, address) in theirs.items()})
         self._map({peer: proposals for peer, (proposals, _) in theirs.items()})
         numbers: dict[int, dict[tuple[str, int], int]] = {peer: {} for peer in theirs}
         for m in self.messages:
@@ -149,11 +151,11 @@ class Mlx5Channel(AgreeingChannel):
         for m in self.messages:
             exports, numbers = theirs[m.peer]
             _, exported = exports[m.opposite]
-            remote = self._keys.take(m.peer, exported)
+            remote = self._keys.accept(m.peer, exported)
             own = self._own[m.key]
             rounds = Rounds(self._keys, own, m.peer, exported, remote)
             number = numbers[m.opposite]
-            self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
+            self._ends.append(_MessageEnd(m, rounds, self._inbox, self._numbers[m.key], number))
 
     def check(self) -> None:
         """Refuse a stream that is being captured."""
@@ -171,12 +173,12 @@ class Mlx5Channel(AgreeingChannel):
         if self._gpu is not None:
             self._gpu.begin()
             return
-        with self._mail.lock:
+        with self._inbox.lock:
             self._begin()
 
     def _begin(self) -> bool:
         """Let the peers write if the stream has reached the exchange; return whether it has."""
-        if not self._is_begun and (self._gpu is None or self._gpu.has_come):
+        if not self._is_begun and (self._gpu is None or self._gpu.is_reached):
             self._is_begun = True
             for end in self._ends:
                 end.start()
@@ -191,17 +193,17 @@ class Mlx5Channel(AgreeingChannel):
 
     def _step(self) -> bool:
         """Make all progress that is possible now; return whether the exchange has ended on this rank."""
-        if not self._mail.lock.acquire(blocking=False):  # another thread makes progress
+        if not self._inbox.lock.acquire(blocking=False):  # another thread makes progress
             return False
         try:
-            self._mail.collect()
+            self._inbox.collect()
             if not self._begin():
                 return False
             for end in self._ends:
                 end.step()
             return all(end.is_done for end in self._ends)
         finally:
-            self._mail.lock.release()
+            self._inbox.lock.release()
 
     def _missing(self) -> list[int]:
         if not self._is_begun:
@@ -222,9 +224,9 @@ class Mlx5Channel(AgreeingChannel):
 
     def free(self) -> None:
         """Release the keys; no rank uses them any longer."""
-        self.let_go()
+        self.release_keys()
 
-    def let_go(self) -> None:
+    def release_keys(self) -> None:
         """Release the keys, and drop the ends of messages that use them."""
         self._ends = []
-        super().let_go()
+        super().release_keys()

@@ -33,8 +33,8 @@ class GpuArrays:
         """Return the whole segment of a grid's field; otherwise only the array's bytes, registered for each plan."""
         before, behind = span(array.shape, array.strides, array.dtype.itemsize)
         start, end = array.pointer - before, array.pointer + behind
-        found = self._arena.around(start, end) or (start, end - start, None)
-        return Memory(array.pointer, *found, self._arena.device)
+        segment = self._arena.around(start, end) or (start, end - start, None)
+        return Memory(array.pointer, *segment, self._arena.device)
 
     def check(self) -> None:
         """Refuse a stream that is being captured."""
@@ -46,7 +46,7 @@ class GpuArrays:
         self._event.record(cupy().cuda.get_current_stream())
 
     @property
-    def has_come(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the stream has reached this point."""
         return bool(self._event.done)
 
@@ -60,9 +60,9 @@ def why_not_registered(adapter: Adapter, device: int) -> str | None:
     with cupy().cuda.Device(device):
         try:
             memory = cupy().cuda.Memory(_TRIED_BYTES)
-            with exported(int(memory.ptr), _TRIED_BYTES, device) as found:
-                offset = int(memory.ptr) - found.address
-                adapter.register_dmabuf(found.descriptor, _TRIED_BYTES, offset).close()
+            with exported(int(memory.ptr), _TRIED_BYTES, device) as dmabuf:
+                offset = int(memory.ptr) - dmabuf.address
+                adapter.register_dmabuf(dmabuf.descriptor, _TRIED_BYTES, offset).close()
         except (DeviceError, MemoryError, RuntimeError) as error:  # CuPy raises all of them
             return f"its GPU's memory cannot be exported as a dmabuf: {error}"
         except adapter.verbs.PyverbsError as error:

@@ -27,7 +27,7 @@ from halox.paths.scatter_gather.engine import (
     Engine,
     Key,
     Limits,
-    Region,
+    RegisteredRegion,
     RemoteKey,
     Transfer,
 )
@@ -145,7 +145,7 @@ class Mlx5Umr(Engine):
 
     def register(
         self, address: int, nbytes: int, generation: int, device: int | None = None
-    ) -> Region:
+    ) -> RegisteredRegion:
         """Register memory of the host, or of a GPU by a dmabuf."""
         if device is not None:
             return self._register_dmabuf(address, nbytes, generation, device)
@@ -153,17 +153,19 @@ class Mlx5Umr(Engine):
             lambda: self._adapter.register(address, nbytes),
             f"to register {nbytes} bytes (`ulimit -l` limits what may be locked)",
         )
-        return self._region(Region(address, nbytes, generation, mr.lkey, mr.rkey, mr), 0)
+        return self._region(RegisteredRegion(address, nbytes, generation, mr.lkey, mr.rkey, mr), 0)
 
-    def _register_dmabuf(self, address: int, nbytes: int, generation: int, device: int) -> Region:
+    def _register_dmabuf(
+        self, address: int, nbytes: int, generation: int, device: int
+    ) -> RegisteredRegion:
         """Register memory of a GPU; keys count its addresses from the page in which it begins."""
         from halox.runtime.gpu.dmabuf import exported
 
         try:
-            with exported(address, nbytes, device) as found:
+            with exported(address, nbytes, device) as memory:
                 mr = self._guarded(
                     lambda: self._adapter.register_dmabuf(
-                        found.descriptor, nbytes, address - found.address
+                        memory.descriptor, nbytes, address - memory.address
                     ),
                     f"to register {nbytes} bytes of GPU {device} by dmabuf",
                 )
@@ -172,19 +174,19 @@ class Mlx5Umr(Engine):
                 f"rank {self._rank}: {nbytes} bytes of GPU {device} cannot be exported as a dmabuf: {error}; "
                 "allocate the field by the grid, or leave the choice of the path to halox"
             ) from error
-        region = Region(address, nbytes, generation, mr.lkey, mr.rkey, mr)
-        return self._region(region, found.address)
+        region = RegisteredRegion(address, nbytes, generation, mr.lkey, mr.rkey, mr)
+        return self._region(region, memory.address)
 
-    def _region(self, region: Region, origin: int) -> Region:
+    def _region(self, region: RegisteredRegion, origin: int) -> RegisteredRegion:
         self._regions[region.lkey] = region.handle, origin
         return region
 
-    def deregister(self, region: Region) -> None:
+    def deregister(self, region: RegisteredRegion) -> None:
         """End a registration, when no key is mapped to it any longer."""
         self._ended.add(region.lkey)
-        self._let_go(region.lkey)
+        self._release_registration(region.lkey)
 
-    def _let_go(self, lkey: int) -> None:
+    def _release_registration(self, lkey: int) -> None:
         if lkey in self._ended and not self._mapped[lkey]:
             self._ended.discard(lkey)
             self._mapped.pop(lkey, None)
@@ -250,7 +252,7 @@ class Mlx5Umr(Engine):
         lkeys, key.window = set(key.window.lkeys.tolist()), None
         for lkey in lkeys:
             self._mapped[lkey] -= 1
-            self._let_go(lkey)
+            self._release_registration(lkey)
 
     def _of_mapper(self, request: Callable[[], None], flags: int) -> None:
         link = self._mapper
@@ -386,9 +388,9 @@ class Mlx5Umr(Engine):
     def arrivals(self) -> list[tuple[int, int]]:
         """Return (peer, immediate) for all arrivals since the last call, in order for each peer; does not wait."""
         self.progress()
-        found = [*self._arrived]
+        arrivals = [*self._arrived]
         self._arrived.clear()
-        return found
+        return arrivals
 
     def close(self) -> None:
         """Destroy the connections and registrations."""

@@ -26,14 +26,14 @@ from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import address_of
 
-_MOST_AIMED = 64
+_MOST_CACHED = 64
 
 Bases = tuple[int, ...]
 """Addresses of the first elements of a rank's arrays."""
 
 
 @dataclass(frozen=True)
-class Share:
+class MovedWindows:
     """Windows of a message that this rank moves."""
 
     message: Message
@@ -43,23 +43,23 @@ class Share:
     windows: slice
 
 
-def shares_of(
+def moved_windows(
     job: Job, blocks: Mapping[Key, MessageBlocks], chunks: Mapping[Key, int]
-) -> list[Share]:
+) -> list[MovedWindows]:
     """Return the windows that this rank moves of a job's messages; its peers apply the same rule.
 
     ``blocks`` and ``chunks`` are by the keys of the messages.
     """
     both_ways = job.both_ways
-    found = []
+    moved = []
     for message in job.messages:
         own, chunk = blocks[message.key], chunks[message.key]
         half = 0 if message.peer in both_ways else -(-own.nbytes // chunk) // 2
         if message.direction == "receive":
-            found.append(Share(message, own, chunk, "get", slice(half, None)))
+            moved.append(MovedWindows(message, own, chunk, "get", slice(half, None)))
         elif half:
-            found.append(Share(message, own, chunk, "put", slice(0, half)))
-    return found
+            moved.append(MovedWindows(message, own, chunk, "put", slice(0, half)))
+    return moved
 
 
 class NodeChannel(InPlaceChannel, AgreeingChannel):
@@ -79,16 +79,16 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         self._home: Bases = tuple([array.pointer for array in job.arrays])
         self._bases = self._home
         self._job = job
-        self._shares: list[Share] = []
+        self._moved_windows: list[MovedWindows] = []
         self._peer_words: list[memoryview] = []
-        self._aimed: dict[tuple[Bases, ...], tuple[list[Transfer], list[KeyList]]] = {}
-        self._aim: tuple[Bases, ...] = ()
+        self._cached: dict[tuple[Bases, ...], tuple[list[Transfer], list[KeyList]]] = {}
+        self._addresses: tuple[Bases, ...] = ()
         self._transfers: list[Transfer] = []
 
     def exports(self, theirs: Mapping[int, Proposals]) -> dict[int, Exports]:
         """Return for each peer the keys of all messages with that peer, in windows that suit both ends."""
         self._map(theirs)
-        self._shares = shares_of(self._job, self._blocks, self._chunks)
+        self._moved_windows = moved_windows(self._job, self._blocks, self._chunks)
         return self._exported(self.messages)
 
     def _memory(self, blocks: MessageBlocks, bases: Bases | None = None) -> list[Memory]:
@@ -100,14 +100,16 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
 
     def open(self, theirs: Mapping[int, Exports]) -> None:
         """Take the keys of the peers."""
-        self._their_exports = [theirs[s.message.peer][s.message.opposite] for s in self._shares]
-        peers = list(dict.fromkeys(share.message.peer for share in self._shares))
+        self._their_exports = [
+            theirs[s.message.peer][s.message.opposite] for s in self._moved_windows
+        ]
+        peers = list(dict.fromkeys(moved.message.peer for moved in self._moved_windows))
         self._peer_words = [self._link.words(peer) for peer in peers]
         self._place = {peer: n for n, peer in enumerate(peers)}
         # Also take the keys of messages that the peer moves: it will not send them again.
         for message in self.messages:
             _, exported = theirs[message.peer][message.opposite]
-            self._keys.take(message.peer, exported)
+            self._keys.accept(message.peer, exported)
 
     def views(self, memories: Sequence[memoryview]) -> Bases:
         """Return the addresses of other arrays."""
@@ -126,50 +128,50 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         super().run()
 
     def _move(self) -> None:
-        aim = (self._bases, *map(tuple, self._peer_words))
-        if aim != self._aim:
-            self._take_aim(aim)
+        addresses = (self._bases, *map(tuple, self._peer_words))
+        if addresses != self._addresses:
+            self._find_transfers(addresses)
         for transfer in self._transfers:
             transfer()
         self._keys.engine.complete()
 
-    def _take_aim(self, aim: tuple[Bases, ...]) -> None:
-        """Find the transfers between arrays at some addresses, of this rank and of its peers."""
-        found = self._aimed.pop(aim, None)
-        if found is None:
-            found = self._made(aim)
-            if len(self._aimed) >= _MOST_AIMED:
-                for unused in self._aimed.pop(next(iter(self._aimed)))[1]:
+    def _find_transfers(self, addresses: tuple[Bases, ...]) -> None:
+        """Set the transfers between arrays at these addresses, of this rank and of its peers."""
+        transfers = self._cached.pop(addresses, None)
+        if transfers is None:
+            transfers = self._make_transfers(addresses)
+            if len(self._cached) >= _MOST_CACHED:
+                for unused in self._cached.pop(next(iter(self._cached)))[1]:
                     self._keys.release(unused)
-        self._aimed[aim] = found
-        self._aim, self._transfers = aim, found[0]
+        self._cached[addresses] = transfers
+        self._addresses, self._transfers = addresses, transfers[0]
 
-    def _made(self, aim: tuple[Bases, ...]) -> tuple[list[Transfer], list[KeyList]]:
-        keys, (own_bases, *peer_bases) = self._keys, aim
+    def _make_transfers(self, addresses: tuple[Bases, ...]) -> tuple[list[Transfer], list[KeyList]]:
+        keys, (own_bases, *peer_bases) = self._keys, addresses
         transfers, lists = [], []
-        for share, (arrays, exported) in zip(self._shares, self._their_exports, strict=True):
-            peer = share.message.peer
+        for moved, (arrays, exported) in zip(self._moved_windows, self._their_exports, strict=True):
+            peer = moved.message.peer
             own = keys.acquire(
-                share.blocks, share.chunk_bytes, self._memory(share.blocks, own_bases)
+                moved.blocks, moved.chunk_bytes, self._memory(moved.blocks, own_bases)
             )
             lists.append(own)
             bases = peer_bases[self._place[peer]]
             remote = keys.moved(peer, exported, tuple([bases[n] for n in arrays]))
             transfers += [
-                keys.engine.transfer(share.direction, key, other, peer)
-                for key, other in [*zip(own.keys, remote, strict=True)][share.windows]
+                keys.engine.transfer(moved.direction, key, other, peer)
+                for key, other in [*zip(own.keys, remote, strict=True)][moved.windows]
             ]
         return transfers, lists
 
     def close(self) -> None:
         """Leave an exchange that is under way, and release the keys."""
         super().close()
-        self.let_go()
+        self.release_keys()
 
-    def let_go(self) -> None:
+    def release_keys(self) -> None:
         """Release the keys, and drop the transfers between them."""
-        for _, used in self._aimed.values():
+        for _, used in self._cached.values():
             for one in used:
                 self._keys.release(one)
-        self._aimed, self._transfers, self._aim = {}, [], ()
-        super().let_go()
+        self._cached, self._transfers, self._addresses = {}, [], ()
+        super().release_keys()

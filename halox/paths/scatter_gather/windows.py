@@ -21,7 +21,7 @@ import numpy.typing as npt
 from halox.paths.messages import Message
 
 if TYPE_CHECKING:
-    from halox.paths.scatter_gather.engine import Limits, Region
+    from halox.paths.scatter_gather.engine import Limits, RegisteredRegion
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -103,15 +103,15 @@ class MessageBlocks:
         step = int(self.offsets[1] - self.offsets[0])
         return self.block_bytes <= step <= limits.stride_bytes
 
-    def most_touched(self, chunk_bytes: int) -> int:
-        """Return the largest number of blocks that a window of ``chunk_bytes`` bytes touches."""
+    def most_window_blocks(self, chunk_bytes: int) -> int:
+        """Return the largest number of blocks in a window of ``chunk_bytes`` bytes."""
         cuts = np.arange(0, self.nbytes, chunk_bytes)
         first = np.searchsorted(self.starts, cuts, "right")
         behind = np.searchsorted(self.starts, cuts + chunk_bytes, "left")
         return int((behind - first).max()) + 1
 
     def windows(
-        self, chunk_bytes: int, regions: Sequence[Region], bases: Sequence[int]
+        self, chunk_bytes: int, regions: Sequence[RegisteredRegion], bases: Sequence[int]
     ) -> list[Window]:
         """Cut the message into windows, with its arrays in some regions and with their first elements at ``bases``."""
         cuts = np.arange(0, self.nbytes, chunk_bytes)
@@ -182,7 +182,9 @@ def propose(blocks: MessageBlocks, limits: Limits) -> Proposal:
     # With a power of two the last window may be short; among many windows that matters little.
     finer = largest(_FINER * limits.windows) if limits.windows > 1 else most
     by_bytes = 1 << (finer.bit_length() - 1)
-    while nbytes <= by_bytes * MOST_WINDOWS and blocks.most_touched(by_bytes) > limits.entries:
+    while (
+        nbytes <= by_bytes * MOST_WINDOWS and blocks.most_window_blocks(by_bytes) > limits.entries
+    ):
         by_bytes >>= 1
     return Proposal(block_bytes, by_blocks, by_bytes if nbytes <= by_bytes * MOST_WINDOWS else 0)
 

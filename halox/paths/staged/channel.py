@@ -18,7 +18,7 @@ from __future__ import annotations
 from halox.paths.base import Channel, Job
 from halox.paths.buffers import TransportBuffers
 from halox.paths.launches import MovableChannel, packing, unpacking
-from halox.paths.staged.pipeline import Pipeline, StreamedJob, Work
+from halox.paths.staged.pipeline import FragmentPipeline, StreamedJob, Work
 from halox.runtime.world import World
 
 
@@ -30,7 +30,7 @@ def staged_channel(
     Not collective.
     """
     if max(buffers.stages_out, buffers.stages_in) > 1:
-        return Pipeline(world, buffers, Work(job, buffers, device, path))
+        return FragmentPipeline(world, buffers, Work(job, buffers, device, path))
     return StagedChannel(job, buffers, device, path)
 
 

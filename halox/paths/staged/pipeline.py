@@ -135,7 +135,7 @@ class Work(StreamedJob):
         self._own.synchronize()
 
 
-class Pipeline(MovableChannel):
+class FragmentPipeline(MovableChannel):
     """Moves arrays on this rank's GPU through transport buffers, fragment by fragment.
 
     `start` returns when all stages have been packed and posted. It waits for the packing on this rank's GPU, but for no

@@ -87,7 +87,7 @@ class FailureWord:
     """Report of a kernel wait that timed out: two 32-bit ``words`` in page-locked memory.
 
     The first word is the number of the failure, 0 without a failure. The second word is the call in which it happened.
-    ``is_told`` is set once the failure has been raised.
+    ``was_raised`` is set once the failure has been raised.
     """
 
     def __init__(self, device: int) -> None:
@@ -95,7 +95,7 @@ class FailureWord:
         self._buffer = HOST_WORDS.acquire(device)
         self._buffer.array[:] = 0
         self.words = self._buffer.array.data.cast("I")
-        self.is_told = False
+        self.was_raised = False
         self._is_open = True
 
     @property
@@ -105,7 +105,7 @@ class FailureWord:
 
     def clear(self) -> None:
         """Reset the failure."""
-        self.words[0], self.is_told = 0, False
+        self.words[0], self.was_raised = 0, False
 
     def close(self, error: Callable[[], Exception]) -> bool:
         """Release the memory; warn of a failure that was not raised, and return whether there was a failure.
@@ -116,7 +116,7 @@ class FailureWord:
             return False
         self._is_open = False
         has_failed = bool(self.words[0])
-        if has_failed and not self.is_told:
+        if has_failed and not self.was_raised:
             warnings.warn(str(error()), stacklevel=3)
         self.words.release()
         HOST_WORDS.release(self._device, self._buffer)
