@@ -211,12 +211,12 @@ class Transpose(Closing):
         rows = [
             (
                 name,
-                one.grid_shape,
-                one.decomposition.proc_shape,
-                one.plain.spec.halo,
-                one.rank_shape,
+                domain.grid_shape,
+                domain.decomposition.proc_shape,
+                domain.plain.spec.halo,
+                domain.rank_shape,
             )
-            for name, one in (("grid_a", self.domain_a), ("grid_b", self.domain_b))
+            for name, domain in (("grid_a", self.domain_a), ("grid_b", self.domain_b))
         ]
         title = f"halox.Transpose, axes {self.axes}{' (closed)' if self._closed else ''}"
         return html_table(title, head, rows)

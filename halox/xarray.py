@@ -400,16 +400,19 @@ def _halo_of_field(
     grid's fields with its shape, if they have a single one.
     """
 
-    def is_like(one: FieldSpec) -> bool:
-        return replace(spec, halo=one.halo, offsets=one.offsets) == one and any(map(any, one.halo))
+    def is_like(other: FieldSpec) -> bool:
+        return replace(spec, halo=other.halo, offsets=other.offsets) == other and any(
+            map(any, other.halo)
+        )
 
-    specs = [one.spec for one in grid.domain.layouts.of_shape(array.shape) if is_like(one.spec)]
+    layouts = grid.domain.layouts.of_shape(array.shape)
+    specs = [layout.spec for layout in layouts if is_like(layout.spec)]
     if not specs:
         return None  # do not load lazy values
     declared = grid.domain.layouts.declared(array.data)
     if declared is not None:
         return declared.spec.halo if is_like(declared.spec) else None
-    halos = {one.halo for one in specs}
+    halos = {spec.halo for spec in specs}
     return halos.pop() if any_array and len(halos) == 1 else None
 
 

@@ -43,8 +43,8 @@ def save_group(world: World, request: Request) -> None:
     """Write a group; the caller has compared the arguments of the ranks. Collective; blocks."""
     path, given = request.path, request.fields
     stored = {
-        name: StoredField.of(name, one.layout, one.described.dtype, request.codecs)
-        for name, one in given.items()
+        name: StoredField.of(name, field.layout, field.described.dtype, request.codecs)
+        for name, field in given.items()
     }
     axes = next(iter(given.values())).layout.decomposition.axes
     blocks = tuple(axis.sizes for axis in axes)
@@ -65,10 +65,12 @@ def save_group(world: World, request: Request) -> None:
 
     with replacing(world, path, begin, make) as partial:
         store = store_of(partial)
-        shards = {name: ShardGrid(one.layout, stored[name].shard) for name, one in given.items()}
+        shards = {
+            name: ShardGrid(field.layout, stored[name].shard) for name, field in given.items()
+        }
         meter = Meter(request.progress, [(shards[n], stored[n].dtype.itemsize) for n in shards])
-        for name, one in given.items():
-            cells = owned_cells(one.array, one.layout)
+        for name, field in given.items():
+            cells = owned_cells(field.array, field.layout)
             error = moving.save(world, shards[name], cells, stored[name], store, meter)
             world.agree(as_checkpoint_error(error, f"writing {path}"), SAVING)
 

@@ -75,8 +75,8 @@ def codecs_of(compressors: object) -> list[Any]:
         return []
     codecs: list[Any] = []
     one_or_more = [compressors] if isinstance(compressors, str) else as_list(compressors)
-    for one in [compressors] if one_or_more is None else one_or_more:
-        codec = {"name": one} if isinstance(one, str) else one
+    for compressor in [compressors] if one_or_more is None else one_or_more:
+        codec = {"name": compressor} if isinstance(compressor, str) else compressor
         to_dict = getattr(codec, "to_dict", None)  # codecs of zarr.codecs
         try:
             codec = to_dict() if callable(to_dict) else codec
@@ -88,7 +88,7 @@ def codecs_of(compressors: object) -> list[Any]:
             raise CheckpointError(
                 "compressors: expected Zarr codecs from bytes to bytes: names, such as 'zstd', dicts, such as "
                 "{'name': 'zstd', 'configuration': {'level': 3}}, or codecs of zarr.codecs, got "
-                f"{shown(one)}"
+                f"{shown(compressor)}"
             ) from error
         codecs.append(codec)
     return codecs

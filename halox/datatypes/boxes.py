@@ -67,9 +67,9 @@ def subarray(
     written = ("subarray", (shape, box, corner, order))
     if order == "F":  # outermost first means the last axis first
         box, steps = box[::-1], steps[::-1]
-    made = box_of(written, inner, box, steps, offset)
-    bounds = made.bounds.resized(0, prod(shape) * inner.extent)
-    return made.with_bounds(bounds) if inner.size or inner.bounds.marked else made
+    datatype = box_of(written, inner, box, steps, offset)
+    bounds = datatype.bounds.resized(0, prod(shape) * inner.extent)
+    return datatype.with_bounds(bounds) if inner.size or inner.bounds.marked else datatype
 
 
 def slab(

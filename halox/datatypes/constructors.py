@@ -45,10 +45,10 @@ def primitive(dtype: TypeLike) -> Datatype:
     >>> primitive("c16").extent
     16
     """
-    made = as_datatype(dtype)
-    if made.constructor != "primitive":
+    datatype = as_datatype(dtype)
+    if datatype.constructor != "primitive":
         raise DatatypeError(f"{shown(dtype)} is not primitive; use as_datatype({shown(dtype)})")
-    return made
+    return datatype
 
 
 def contiguous(count: int, old: TypeLike) -> Datatype:

@@ -273,11 +273,11 @@ class Datatype:
         olds = [old._handle() for old in self.olds]
         try:
             extent = self.olds[0].extent if self.olds else 0
-            made = derived_handle(self.constructor, self.arguments, olds, extent)
+            handle = derived_handle(self.constructor, self.arguments, olds, extent)
         finally:
             for old in olds:
                 old.Free()
-        return with_bounds(made, self.lb, self.extent)
+        return with_bounds(handle, self.lb, self.extent)
 
     def __eq__(self, other: object) -> bool:
         """Whether both datatypes have the same bytes, bounds and primitives."""

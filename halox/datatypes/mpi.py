@@ -84,9 +84,13 @@ def _from_mpi(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
             f"an MPI datatype of {combiner} has no counterpart; describe the same bytes with "
             "struct, indexed or subarray"
         )
-    made = _rebuilt(name, described, olds)
+    datatype = _rebuilt(name, described, olds)
     lb, extent = given.Get_extent()
-    return made if (made.lb, made.extent) == (lb, extent) else make.resized(made, lb, extent)
+    return (
+        datatype
+        if (datatype.lb, datatype.extent) == (lb, extent)
+        else make.resized(datatype, lb, extent)
+    )
 
 
 def _rebuilt(name: str, given: dict[str, Any], olds: list[Datatype]) -> Datatype:
@@ -96,8 +100,8 @@ def _rebuilt(name: str, given: dict[str, Any], olds: list[Datatype]) -> Datatype
     if name == "RESIZED":
         return make.resized(olds[0], given["lb"], given["extent"])
     constructor, keys = _CONSTRUCTORS[name]
-    made: Datatype = constructor(*(given[key] for key in keys), olds[0])
-    return made
+    datatype: Datatype = constructor(*(given[key] for key in keys), olds[0])
+    return datatype
 
 
 def _subarray(

@@ -28,15 +28,15 @@ def mpi4py() -> ModuleType:
 def primitive_handle(dtype: np.dtype) -> MPI.Datatype:
     """MPI type of one element; bytes if MPI has no such type, for example for half precision."""
     mpi = mpi4py()
-    made: MPI.Datatype
+    handle: MPI.Datatype
     if dtype.isnative and dtype.kind in "biufc":
         try:
-            made = mpi.Datatype.fromcode(dtype.char).Dup()
-            return made
+            handle = mpi.Datatype.fromcode(dtype.char).Dup()
+            return handle
         except (ValueError, KeyError, mpi.Exception):
             pass
-    made = mpi.CHAR.Dup() if dtype == "S1" else mpi.BYTE.Create_contiguous(dtype.itemsize)
-    return made
+    handle = mpi.CHAR.Dup() if dtype == "S1" else mpi.BYTE.Create_contiguous(dtype.itemsize)
+    return handle
 
 
 def derived_handle(
@@ -48,10 +48,10 @@ def derived_handle(
     """
     mpi = mpi4py()
     given: list[Any] = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
-    made: MPI.Datatype
+    handle: MPI.Datatype
     if constructor == "struct":
-        made = mpi.Datatype.Create_struct(*given, olds)
-        return made
+        handle = mpi.Datatype.Create_struct(*given, olds)
+        return handle
     if constructor == "dup":
         return olds[0].Dup()
     if constructor == "slab":
@@ -64,8 +64,8 @@ def derived_handle(
         )
     if constructor == "subarray":
         given[3] = {"C": mpi.ORDER_C, "F": mpi.ORDER_FORTRAN}[given[3]]
-    made = getattr(olds[0], f"Create_{constructor}")(*given)
-    return made
+    handle = getattr(olds[0], f"Create_{constructor}")(*given)
+    return handle
 
 
 def _hvector(count: int, blocklength: int, stride: int, old: MPI.Datatype) -> MPI.Datatype:
@@ -73,31 +73,31 @@ def _hvector(count: int, blocklength: int, stride: int, old: MPI.Datatype) -> MP
         return old.Create_hvector(count, blocklength, stride)
     # Open MPI up to 5.0 takes a stride of -1 byte to mean one extent of the old type.
     row = old.Create_contiguous(blocklength)
-    made = row.Create_hindexed_block(1, list(range(0, -count, -1)))
+    handle = row.Create_hindexed_block(1, list(range(0, -count, -1)))
     row.Free()
-    return made
+    return handle
 
 
 def _slab(
     strides: tuple[int, ...], starts: tuple[int, ...], subsizes: tuple[int, ...], old: MPI.Datatype
 ) -> MPI.Datatype:
-    made = old.Dup()
+    handle = old.Dup()
     for stride, subsize in zip(reversed(strides), reversed(subsizes), strict=True):
-        row, made = made, _hvector(subsize, 1, stride, made)
+        row, handle = handle, _hvector(subsize, 1, stride, handle)
         row.Free()
-    row, made = made, made.Create_hindexed_block(1, [sum(map(mul, starts, strides))])
+    row, handle = handle, handle.Create_hindexed_block(1, [sum(map(mul, starts, strides))])
     row.Free()
-    return made
+    return handle
 
 
-def with_bounds(made: MPI.Datatype, lb: int, extent: int) -> MPI.Datatype:
+def with_bounds(handle: MPI.Datatype, lb: int, extent: int) -> MPI.Datatype:
     """Set the bounds of an MPI type; if they change, the original type is freed.
 
     MPI implementations compute different extents in rare cases (padding, explicit bounds of parts).
     Bytes that replace a primitive also have another alignment than the primitive.
     """
-    if made.Get_extent() == (lb, extent):
-        return made
-    fitted = made.Create_resized(lb, extent)
-    made.Free()
+    if handle.Get_extent() == (lb, extent):
+        return handle
+    fitted = handle.Create_resized(lb, extent)
+    handle.Free()
     return fitted

@@ -218,9 +218,9 @@ class FieldLayouts:
             known = self.of_shape(shape)
             if any(layout.spec.parity is not None for layout in known):
                 both = dict.fromkeys(
-                    replace(one.spec, parity=parity)
-                    for one in known
-                    for parity in (PARITIES if one.spec.parity else (None,))
+                    replace(layout.spec, parity=parity)
+                    for layout in known
+                    for parity in (PARITIES if layout.spec.parity else (None,))
                 )
                 raise FieldError(
                     f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "

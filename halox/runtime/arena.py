@@ -161,13 +161,13 @@ class SharedArena:
         for node_rank, requests in enumerate(gathered):
             self._drop(node_rank, requests[1] if requests else ())
         if any(requests and requests[0] for requests in gathered):
-            made = self._make(room.rounded if room.needs_segment else 0)
-            if made is None:
+            number = self._make(room.rounded if room.needs_segment else 0)
+            if number is None:
                 self.cancel(room)
                 return None
             if room.needs_segment:
-                self._own[made].free.allocate(room.rounded)
-                room.segment = made
+                self._own[number].free.allocate(room.rounded)
+                room.segment = number
         if room.segment is None:
             return None
         own = self._own[room.segment]
@@ -236,8 +236,8 @@ class SharedArena:
                 shared_memory.unlink(name)
         if not is_mapped:
             return None
-        for node_rank, one in mapped.items():
-            self._segments[SegmentKey(number, node_rank)] = one
+        for node_rank, mapped_segment in mapped.items():
+            self._segments[SegmentKey(number, node_rank)] = mapped_segment
         if segment is not None:
             self._own[number] = _Own(segment, FreeList(segment.nbytes))
         return number

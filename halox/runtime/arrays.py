@@ -280,7 +280,7 @@ def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
     if a.device != b.device:
         return False
     (low_a, high_a), (low_b, high_b) = (
-        span(one.shape, one.strides, one.dtype.itemsize) for one in (a, b)
+        span(array.shape, array.strides, array.dtype.itemsize) for array in (a, b)
     )
     if a.pointer + high_a <= b.pointer - low_b or b.pointer + high_b <= a.pointer - low_a:
         return False

@@ -111,15 +111,15 @@ class Communicator:
 
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return a duplicate of a communicator; collective over its ranks."""
-        made, request = comm.Idup()
+        duplicate, request = comm.Idup()
         try:
             self.waiter.until(
                 request.Test, lambda: f"rank {comm.rank} has waited in {MAKING} for ranks of comm"
             )
         except BaseException:
-            UNFINISHED.extend([made, request])
+            UNFINISHED.extend([duplicate, request])
             raise
-        return made
+        return duplicate
 
     def _find_nodes(self) -> None:
         """Group the ranks into nodes: ranks that share memory and have the same ``HALOX_NODE``."""
@@ -137,8 +137,8 @@ class Communicator:
         here = [r for r, (machine, *_) in enumerate(all_ranks) if machine == own[0]]
         self.machine_rank: int = here.index(self.rank)
         on_node: dict[int, list[set[int]]] = {}
-        for node, (*_, one) in zip(self.nodes, all_ranks, strict=True):
-            on_node.setdefault(node, []).append(one)
+        for node, (*_, cores) in zip(self.nodes, all_ranks, strict=True):
+            on_node.setdefault(node, []).append(cores)
         # A launcher may have bound each rank to a separate core.
         self.crowded: bool = any(len(set().union(*c)) < len(c) for c in on_node.values())
         self._pids = {r: all_ranks[r][2] for r in mates if all_ranks[r][3] == own[3] is not None}
@@ -339,8 +339,8 @@ class Communicator:
             UNFINISHED.extend([rest, all_rests])
             raise
         return [
-            (kind, one + all_rests[a : a + n].tobytes())
-            for kind, one, a, n in zip(kinds, objects, starts, rests, strict=False)
+            (kind, start + all_rests[a : a + n].tobytes())
+            for kind, start, a, n in zip(kinds, objects, starts, rests, strict=False)
         ]
 
     def _wait_mpi(self, request: MPI.Request, step: str) -> None:
@@ -398,7 +398,9 @@ class Communicator:
 
 def objects(records: Sequence[Record]) -> list[Any]:
     """Return the objects of some records."""
-    return [VALUES if kind else pickle.loads(one) if one else None for kind, one in records]
+    return [
+        VALUES if kind else pickle.loads(pickled) if pickled else None for kind, pickled in records
+    ]
 
 
 def node_name() -> str:

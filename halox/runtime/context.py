@@ -41,7 +41,7 @@ class Context:
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
-        self._kept: dict[Callable[[Context], object], Any] = {}
+        self._results: dict[Callable[[Context], object], Any] = {}
 
     @property
     def device(self) -> int | None:
@@ -69,9 +69,9 @@ class Context:
 
     def once(self, find: Callable[[Context], Result]) -> Result:
         """Return ``find(self)``, computed on the first call only; collective if ``find`` is."""
-        if find not in self._kept:
-            self._kept[find] = find(self)
-        result: Result = self._kept[find]
+        if find not in self._results:
+            self._results[find] = find(self)
+        result: Result = self._results[find]
         return result
 
     def close(self) -> None:

@@ -38,32 +38,32 @@ def duplicate_of(
     `MismatchError` if another rank is in another call on the duplicate.
     """
     itself = cast("Communicator | None", parent.Get_attr(_keyvals(mpi)[1]))
-    made = _duplicates_for(mpi, parent) if itself is None else [itself]
+    duplicates = _duplicates_for(mpi, parent) if itself is None else [itself]
     agreed = None
-    if itself is not None or (made and not made[-1].watch.failed):
-        agreed = _agreed(made, making, limit_s, error, is_fixed=itself is not None)
+    if itself is not None or (duplicates and not duplicates[-1].watch.failed):
+        agreed = _agreed(duplicates, making, limit_s, error, is_fixed=itself is not None)
     if agreed is not None:
         return agreed
     _wait_for_all(mpi, parent, making, limit_s)
     duplicate = Communicator(mpi, parent, limit_s)
     duplicate.comm.Set_attr(_keyvals(mpi)[1], duplicate)
-    made.append(duplicate)
+    duplicates.append(duplicate)
     duplicate.watch.call(code_of(making))
     return duplicate, duplicate.gather(error, making)
 
 
 def _agreed(
-    made: Sequence[Communicator], making: str, limit_s: float, error: str, *, is_fixed: bool
+    duplicates: Sequence[Communicator], making: str, limit_s: float, error: str, *, is_fixed: bool
 ) -> tuple[Communicator, list[str]] | None:
     """Return the duplicate to use, by agreement on the latest one, and the errors of all ranks.
 
     Returns None if a new duplicate is needed: no duplicate has the current names of the nodes, or calls have failed.
     """
-    latest = made[-1]
+    latest = duplicates[-1]
     latest.guard.check_thread()
     latest.set_limit(limit_s)
     latest.watch.call(code_of(making))
-    failed = [number for number, duplicate in enumerate(made) if duplicate.watch.failed]
+    failed = [number for number, duplicate in enumerate(duplicates) if duplicate.watch.failed]
     try:
         answers = latest.gather((node_name(), error, failed), making)
     except (ExchangeTimeoutError, MismatchError):
@@ -75,7 +75,7 @@ def _agreed(
         return latest, errors
     names = [name for name, _, _ in answers]
     unusable = set[int]().union(*(numbers for _, _, numbers in answers))
-    for number, duplicate in reversed([*enumerate(made)]):
+    for number, duplicate in reversed([*enumerate(duplicates)]):
         if number not in unusable and duplicate.node_names == names:
             duplicate.set_limit(limit_s)
             return duplicate, errors
@@ -114,19 +114,19 @@ def _duplicates_for(mpi: ModuleType, parent: MPI.Intracomm) -> list[Communicator
     A change of ``HALOX_NODE`` during the program also makes another duplicate.
     """
     keyval = _keyvals(mpi)[0]
-    made = cast("list[Communicator] | None", parent.Get_attr(keyval))
-    if made is None:
-        made = []
-        parent.Set_attr(keyval, made)
-    return made
+    duplicates = cast("list[Communicator] | None", parent.Get_attr(keyval))
+    if duplicates is None:
+        duplicates = []
+        parent.Set_attr(keyval, duplicates)
+    return duplicates
 
 
 @cache
 def _keyvals(mpi: ModuleType) -> tuple[int, int]:
     """Return the attribute key of users' communicators, and the attribute key of private duplicates."""
 
-    def destroy(comm: object, keyval: int, made: list[Communicator]) -> None:
-        for duplicate in made:
+    def destroy(comm: object, keyval: int, duplicates: list[Communicator]) -> None:
+        for duplicate in duplicates:
             duplicate.destroy()
 
     return int(mpi.Comm.Create_keyval(delete_fn=destroy)), int(mpi.Comm.Create_keyval())

@@ -87,9 +87,9 @@ class Leftovers:
         memory: Sequence[Closable],
     ) -> None:
         """Take over persistent requests and their memory, and free the inactive requests; local, does not block."""
-        kept = _Active([*receives], [*sends], memory)
-        _incref(kept)
-        self._active.append(kept)
+        active = _Active([*receives], [*sends], memory)
+        _incref(active)
+        self._active.append(active)
         self.sweep()
 
     def sweep(self) -> None:

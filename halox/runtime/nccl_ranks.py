@@ -92,7 +92,7 @@ def nccl_of(context: Context) -> NcclRanks:
     communicator: NcclRanks | None = world.ranks.kept.get(key)
     mine = None if communicator is None or communicator.failed else communicator.unique_id
     # A rank that has used another GPU in between may hold an older communicator.
-    is_common = all(one == mine for one in world.gather(mine, _MAKING))
+    is_common = all(unique_id == mine for unique_id in world.gather(mine, _MAKING))
     if communicator is not None and mine is not None and is_common:
         return communicator
     if communicator is not None:
@@ -124,13 +124,13 @@ class NcclRanks:
         self._nccl: Nccl = load_nccl()
 
         def make() -> int:
-            made: int = _within_limit(
+            comm: int = _within_limit(
                 world,
                 device,
                 lambda: self._nccl.make(world.size, self.unique_id, world.rank),
                 "for the other ranks in ncclCommInitRank",
             )
-            return made
+            return comm
 
         self._comm: int = world.guarded(make, _MAKING)
 

@@ -364,7 +364,7 @@ class CallWatch:
         if len(self.blocks) < self._comm.size:
             self._exchange_notes(ranks)
         others = [self._place(rank) for rank in (list(ranks) or self._behind())[:3]]
-        there = "".join(f", {one}" for one in others)
+        there = "".join(f", {other_call}" for other_call in others)
         return f" in {word_text(self.word)}{there}"
 
     def _behind(self) -> list[int]:

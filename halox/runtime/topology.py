@@ -106,8 +106,8 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
         arena.release(block)
         events.release(numbers)
     gathered = world.gather((own, failures, silent), _SURVEYING)
-    unmapped = {pair: why for _, whys, _ in gathered for pair, why in whys.items()}
-    no_events = {pair: why for _, _, whys in gathered for pair, why in whys.items()}
+    unmapped = {pair: why for _, reasons, _ in gathered for pair, why in reasons.items()}
+    no_events = {pair: why for _, _, reasons in gathered for pair, why in reasons.items()}
     return Topology(tuple(gpu for gpu, _, _ in gathered), world.nodes, unmapped, no_events)
 
 

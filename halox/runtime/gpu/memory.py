@@ -74,14 +74,14 @@ class DeviceBytes:
             self._stream = cp.cuda.Stream(non_blocking=True)
             self._event = cp.cuda.Event(disable_timing=True)
         self.pointer = int(self._memory.ptr)
-        self._kept: list[object] = []  # host memory of pending uploads
+        self._uploads: list[object] = []  # host memory of pending uploads
 
     def write(self, at: int, values: Array) -> None:
         """Start the upload of an array to byte offset ``at``."""
         if not values.nbytes:
             return
         values = np.ascontiguousarray(values)
-        self._kept.append(values)
+        self._uploads.append(values)
         runtime = cupy().cuda.runtime
         runtime.memcpyAsync(
             self.pointer + at,
@@ -99,7 +99,7 @@ class DeviceBytes:
     def wait(self) -> None:
         """Wait for all uploads; no upload is possible afterwards."""
         self._stream.synchronize()
-        self._kept.clear()
+        self._uploads.clear()
         del self._stream, self._event
 
 

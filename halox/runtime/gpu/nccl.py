@@ -84,16 +84,16 @@ class Nccl:
 
     def unique_id(self) -> bytes:
         """Return a new ncclUniqueId, which one rank creates and all ranks of a communicator use."""
-        made = _UniqueId()
-        self._check(self._get_unique_id(ctypes.byref(made)), "ncclGetUniqueId")
-        return bytes(made)
+        unique_id = _UniqueId()
+        self._check(self._get_unique_id(ctypes.byref(unique_id)), "ncclGetUniqueId")
+        return bytes(unique_id)
 
     def make(self, size: int, unique_id: bytes, rank: int) -> int:
         """Create a communicator on the current GPU, and return its address; blocks until all ranks have called it."""
-        made = ctypes.c_void_p()
+        comm = ctypes.c_void_p()
         named = _UniqueId.from_buffer_copy(unique_id)
-        self._check(self._init(ctypes.byref(made), size, named, rank), "ncclCommInitRank")
-        return int(made.value or 0)
+        self._check(self._init(ctypes.byref(comm), size, named, rank), "ncclCommInitRank")
+        return int(comm.value or 0)
 
     def abort(self, comm: int) -> None:
         """Abort all operations of a communicator, and free it; waits for graphs that use it."""
@@ -143,14 +143,14 @@ def load_nccl() -> Nccl:
     if library is None:
         raise DeviceError(f"no {FILE} can be loaded; {_INSTALL}")
     try:
-        made = Nccl(library)
+        nccl = Nccl(library)
     except AttributeError as error:
         raise DeviceError(f"{FILE} is too old ({error}); {_INSTALL}") from error
-    if made.version < LEAST_VERSION:
+    if nccl.version < LEAST_VERSION:
         raise DeviceError(
-            f"NCCL {nccl_version_text(made.version)} is too old, 2.10 or newer is needed; {_INSTALL}"
+            f"NCCL {nccl_version_text(nccl.version)} is too old, 2.10 or newer is needed; {_INSTALL}"
         )
-    return made
+    return nccl
 
 
 def nccl_version_text(number: int) -> str:

@@ -43,7 +43,7 @@ class DeviceStaging:
         self._buffers = [acquire_buffer(part_bytes, self._device) for _ in range(_BUFFERS)]
         self._side = SIDE_STREAMS.acquire(self._device)
         self._used = 0
-        self._kept: list[Any] = [None] * _BUFFERS
+        self._packed: list[Any] = [None] * _BUFFERS
 
     def read(self, indices: Iterable[Index]) -> Iterator[Array]:
         """Yield the parts as contiguous host arrays; each part is valid until the next iteration."""
@@ -70,7 +70,7 @@ class DeviceStaging:
             packed = cupy().empty(target.shape, target.dtype)
             self._copy(int(packed.data.ptr), self._address(slot), packed.nbytes, "HostToDevice")
             target[...] = packed
-        self._kept[slot] = packed
+        self._packed[slot] = packed
         self._events[slot].record(self._side.stream)
 
     def store(self, index: Index, values: Array) -> None:
@@ -85,7 +85,7 @@ class DeviceStaging:
         with cupy().cuda.Device(self._device), self._side.stream:
             packed = cupy().ascontiguousarray(self._array[index])
             self._copy(self._address(slot), int(packed.data.ptr), packed.nbytes, "DeviceToHost")
-        self._kept[slot] = packed
+        self._packed[slot] = packed
         self._events[slot].record(self._side.stream)
         words = self._array.ndim - len(self._shape)
         return slot, tuple(packed.shape[: packed.ndim - words])

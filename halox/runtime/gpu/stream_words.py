@@ -45,12 +45,12 @@ def _parameters(cu: Any, step: WordStep) -> Any:
     operation = cu.CUstreamBatchMemOpParams()
     kinds = cu.CUstreamBatchMemOpType
     if step.kind == "wait":
-        one, operation.operation = operation.waitValue, kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
-        one.flags = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+        member, operation.operation = operation.waitValue, kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
+        member.flags = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
     else:
-        one, operation.operation = operation.writeValue, kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
-        one.flags = int(cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
-    one.operation, one.address, one.value = operation.operation, step.address, step.value
+        member, operation.operation = operation.writeValue, kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
+        member.flags = int(cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
+    member.operation, member.address, member.value = operation.operation, step.address, step.value
     return operation
 
 
