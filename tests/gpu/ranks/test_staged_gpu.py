@@ -69,7 +69,7 @@ def test_fragments_are_used_and_overlap(way: str, comm: MPI.Intracomm) -> None:
         device="gpu",
     ) as grid:
         plan = grid.plan(grid.zeros("f8"))
-        assert "Pipeline" in kinds(plan)
+        assert "FragmentPipeline" in kinds(plan)
         ways = {row.protocol for row in plan.explain().rows if row.peer != comm.rank}
         assert ways == {way}
 
