@@ -8,12 +8,17 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import tempfile
+from collections.abc import Generator
 
 import pytest
 
 from halox import packing, paths, runtime
 from halox.cli.launcher import mpi_defaults, running_ranks
 from tests import launching, support
+
+SESSION_FOLDERS = "PRTE_MCA_prte_tmpdir_base"
+"""Variable of Open MPI 5 that names the folder for its session folders, by default ``/tmp``."""
 
 LAUNCHES = ("tests/test_", "tests/faults/")
 """Tests that start ranks and mostly wait for them. They run first, in one process, while other processes compute."""
@@ -63,6 +68,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=left)
     items.sort(key=lambda item: not item.nodeid.startswith(LAUNCHES))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Give the launchers that a test starts a new folder for their session folders.
+
+    Open MPI 5 names a session folder by the process number alone. A launcher that is killed leaves its folder, and one
+    that later has the same process number ends with "The PMIx server's listener thread failed to start".
+    """
+    if running_ranks() is not None:
+        return (yield)
+    with tempfile.TemporaryDirectory(prefix="halox-test-", ignore_cleanup_errors=True) as folder:
+        os.environ[SESSION_FOLDERS] = folder
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from halox.cli import launcher
@@ -38,3 +43,28 @@ def test_a_stuck_run_prints_the_stack_of_every_rank(tmp_path: Path) -> None:
 def test_a_run_that_ends_by_itself() -> None:
     ended = run([sys.executable, "-c", "print('done'); raise SystemExit(3)"], {})
     assert (ended.status, ended.said) == (3, "done\n")
+
+
+def test_a_launcher_with_the_process_number_of_a_killed_one(tmp_path: Path) -> None:
+    """With Open MPI 5 this failed, since the killed launcher has left its session folder in /tmp."""
+    require("mpi")
+    folders = tmp_path / "folders"
+
+    def leave_folder() -> None:
+        left = Path(tempfile.gettempdir(), f"ompi.{os.getpid()}")
+        left.mkdir()
+        folders.write_text(str(left))
+        for name in ("tool", f"tool.{os.getpid()}"):
+            (left / f"pmix.{socket.gethostname()}.{name}").touch()
+
+    try:
+        ended = subprocess.run(
+            [launcher.find().path, "-n", "1", "true"],
+            env=launcher.environment(1),
+            preexec_fn=leave_folder,
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, ended.stderr
+    finally:
+        shutil.rmtree(folders.read_text(), ignore_errors=True)
