@@ -27,6 +27,7 @@ from halox.values import shortened, shown
 
 _REDUCING = "a reduction"
 
+# How a rank combines its cells, and how the ranks' values are combined: by `numpy.add` unless the name is here.
 _OF_CELLS: dict[str, Callable[..., object]] = {
     "sum": total,
     "min": lambda cells: np.minimum.reduce(cells, None),
@@ -38,7 +39,7 @@ _OF_RANKS: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum}
 
 
 class HostFieldReduction:
-    """A reduction of fields of one layout and of given dtypes to one value; making the object is local."""
+    """A reduction of fields of one layout and of given dtypes to one value; the constructor is local."""
 
     def __init__(
         self, context: Context, name: str, dtypes: Sequence[DType], layout: FieldLayout
@@ -155,8 +156,8 @@ class HostReductions(HostArrays):
                 signature = (name, *dtypes, id(layout))
                 reduction = self.fields.reductions.get(signature)
                 if reduction is None:
-                    made = HostFieldReduction(self._context, name, dtypes, layout)
-                    reduction = self.fields.add(signature, made)
+                    reduction = HostFieldReduction(self._context, name, dtypes, layout)
+                    self.fields.add(signature, reduction)
                 if out is not None:
                     check_out(describe(out, "out"), None, reduction.dtype)
                 views = [one.view() for one in cells]
