@@ -1,4 +1,4 @@
-"""Draft of a plan, and the checks of it that one rank can do alone."""
+"""Draft of a plan, and the checks that each rank makes alone before the ranks compare their drafts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_draft(draft: Draft) -> Borrowed:
         for part in parts:
             check_bounds(draft.arrays[part.array], part.datatype, part.count)
         return draft.described
-    if draft.relocatable:  # every other array of the layouts has this much memory, too
+    if draft.relocatable:  # count on the layouts' own memory only, which every other array has, too
         borrowed = [one.borrowed() for one in draft.described]
     else:
         borrowed = [borrow(array) for array in draft.arrays]

@@ -55,9 +55,9 @@ def choose_route(
 ) -> Route:
     """Choose the path of one message; both ends call this with the same arguments.
 
-    Between arrays on the host the first possible protocol is taken, preferred ones before others; ``costs`` decide
-    otherwise. ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the
-    reason.
+    Between arrays on the host the first preferred protocol is taken, or else the first possible one. With an array on a
+    GPU ``costs`` decide. ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError`
+    gives the reason.
     """
     ends = MessageEnds(sender, receiver, selection)
     possible, impossible = candidates(ends, to_self=to_self)
@@ -102,12 +102,12 @@ def candidates(
     """Return the protocols by which a message can travel, at least one, and for every other path the reason why not."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
-    asked = PATHS.on_host() if ends.are_on_host else PATHS
+    usable = PATHS.on_host() if ends.are_on_host else PATHS
     for name in PATHS:
-        if name not in asked:
+        if name not in usable:
             impossible[name] = str(ends.on_host)
-        elif asked[name].to_self == to_self:
-            offers = asked[name].candidates(ends)
+        elif usable[name].to_self == to_self:
+            offers = usable[name].candidates(ends)
             if isinstance(offers, str):
                 impossible[name] = offers
             else:
