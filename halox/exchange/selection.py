@@ -105,7 +105,7 @@ def candidates(
     usable = PATHS.on_host() if ends.are_on_host else PATHS
     for name in PATHS:
         if name not in usable:
-            impossible[name] = str(ends.on_host)
+            impossible[name] = str(ends.host_reason)
         elif usable[name].to_self == to_self:
             offers = usable[name].candidates(ends)
             if isinstance(offers, str):

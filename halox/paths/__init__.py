@@ -37,8 +37,8 @@ class Registry(MutableMapping[str, Path]):
         """Return a path."""
         path = self._paths[name]
         if isinstance(path, Shipped):
-            made: Path = getattr(import_module(path.module), path.kind)()
-            path = self._paths[name] = made
+            new: Path = getattr(import_module(path.module), path.kind)()
+            path = self._paths[name] = new
         return path
 
     def __setitem__(self, name: str, path: Path) -> None:

@@ -26,11 +26,11 @@ _Runs: TypeAlias = tuple[bool, ...]
 
 
 class Agreed(NamedTuple):
-    """Result of `NcclPath.negotiate`: the plan's name, and this rank's messages to itself in the packing launch."""
+    """Result of `NcclPath.negotiate`."""
 
     ranks: NcclRanks
-    name: int
-    copies: Job
+    name: int  # of the plan, the same on all ranks
+    copies: Job  # this rank's messages to itself, which the packing launch copies
 
 
 class NcclPath(Path):
