@@ -51,8 +51,8 @@ def packers() -> dict[str, type[DevicePacker]]:
     from halox.packing.traversal import TraversalPacker
     from halox.packing.workunits import WorkUnitsPacker
 
-    every = (StridedPacker, WorkUnitsPacker, TraversalPacker, CopyEnginePacker)
-    return {packer.method: packer for packer in every}
+    classes = (StridedPacker, WorkUnitsPacker, TraversalPacker, CopyEnginePacker)
+    return {packer.method: packer for packer in classes}
 
 
 def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:

@@ -1,6 +1,7 @@
-"""Packing in host memory with NumPy.
+"""Packing in host memory with NumPy: `HostPacker`.
 
-The tests compare every other packer with this one.
+`halox.packing.host_layout` chooses the copies, and `halox.packing.host_copiers` makes them. The tests compare every
+other packer with this one.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class HostPacker:
 
 
 class _Adder:
-    """Addition of values, as elements of one dtype, at the places of a datatype."""
+    """Adds packed elements of one dtype to the elements of memory that a datatype describes."""
 
     def __init__(self, memory: Bytes, first: int, datatype: Datatype, count: int) -> None:
         dtype = datatype.uniform
@@ -187,7 +188,7 @@ class _Adder:
 
 
 def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
-    """Bytes ``first`` to ``stop`` of memory, relative to an array's first element."""
+    """Return bytes ``first`` to ``stop`` of an array's memory, relative to its first element, after a check."""
     if isinstance(array, HostArray):
         check_inside(array.reach, first, stop)
         return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
