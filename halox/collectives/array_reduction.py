@@ -1,4 +1,4 @@
-"""Allreduce of arrays of one shape and dtype, on the host or on GPUs."""
+"""Interface of an allreduce of arrays of one shape and dtype: `HostAllreduce` and `DeviceAllreduce` implement it."""
 
 from __future__ import annotations
 

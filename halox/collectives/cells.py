@@ -1,4 +1,4 @@
-"""Cells of a field that its rank owns, as input of reductions."""
+"""Cells of a field that its rank owns, as input of reductions of fields on the host and on GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operations of reductions: their dtypes, and their names in NumPy and in the kernels."""
+"""Operations of reductions: their dtypes, and their names in NumPy and in the kernels.
+
+Also the dtypes of results, and checks of the arrays that receive them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Measured times of exchanges: many exchanges in a row, the slowest rank's time, the median of several rows."""
+"""Measured times of exchanges: many exchanges in a row, the slowest rank's time, the median of several rows.
+
+`Plan.measure` uses a `Timer`, and ``halox tune`` uses `exchange_us`.
+"""
 
 from __future__ import annotations
 

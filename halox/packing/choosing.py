@@ -1,4 +1,8 @@
-"""Choice of a packer by layout, size and destination."""
+"""Choice of a GPU packer by layout, size and destination.
+
+Strided parts go to the strided kernel, unless the copy engine is faster. Irregular datatypes are packed from a list of
+their blocks, unless the list would be too large.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Allreduce of arrays of one shape on GPUs: accepted arguments, and the memory of results."""
+"""Allreduce of arrays of one shape on GPUs: accepted arguments, and the memory of results.
+
+A `DeviceAlgorithm` combines contiguous, aligned arrays. This module converts other arguments to such arrays, and back.
+"""
 
 from __future__ import annotations
 

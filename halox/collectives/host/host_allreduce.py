@@ -1,4 +1,7 @@
-"""Allreduce of NumPy arrays of one shape: accepted arguments, and the memory of results."""
+"""Allreduce of NumPy arrays of one shape: accepted arguments, and the memory of results.
+
+`HostAlgorithm` combines contiguous arrays. This module converts other arguments to such arrays, and back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The ``nccl`` path: pack on the device, send by NCCL, unpack on the device, all on one stream."""
+"""The ``nccl`` path: pack on the device, send by NCCL, unpack on the device, all on one stream.
+
+`halox.paths.nccl.channel` describes an exchange. `halox.runtime.nccl_ranks` connects the ranks, and watches them.
+"""
 
 from __future__ import annotations
 

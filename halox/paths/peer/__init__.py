@@ -1,4 +1,7 @@
-"""The ``peer`` path: one kernel per exchange, through mapped memory of other GPUs."""
+"""The ``peer`` path: one kernel per exchange, through mapped memory of other GPUs.
+
+`halox.paths.peer.channel` describes an exchange, `halox.paths.peer.negotiation` how a plan is made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``peer`` path: one kernel per exchange, among GPUs that map one another's memory.
+"""Channel of the ``peer`` path: one kernel per exchange, among GPUs that map one another's memory.
 
 The kernel packs into the peers' memory, signals there, waits for the messages of the peers, and unpacks them.
 (``paths/peer/kernels/peer.cu`` states its protocol, and why no order of its blocks can deadlock.) The host only
