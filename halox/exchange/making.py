@@ -86,15 +86,15 @@ def make_plan(
     world = context.world
     (drafted, arrays), records = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
     # Above every rank's number: ranks whose calls differed may have begun different plans.
-    number = world.ranks.plans = 1 + max(one.plans for one in records)
+    number = world.ranks.plans = 1 + max(record.plans for record in records)
     _check_alike(records)
     _check_counts(records)
     if context.device_arena is not None:
         # The GPUs of all ranks were idle before the first rank returned from `prepare`.
         context.device_arena.reclaim()
-    context.leftovers.reclaim([one.closed for one in records])
+    context.leftovers.reclaim([record.closed for record in records])
     # If so, the plan must not depend on the addresses of these arrays.
-    relocatable = all(one.relocatable for one in records)
+    relocatable = all(record.relocatable for record in records)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
     choose = _chooser(context, records, leave_sms=leave_sms)
@@ -112,7 +112,7 @@ def make_plan(
     build = _build(context, number, whole, drafted.device, routes, error)
     channels, needs_host, is_movable = _make_channels(build)
     plan = Plan(
-        [one.channel for one in channels],
+        [each.channel for each in channels],
         _report(world.rank, drafted, build),
         drafted.sends,
         world.check_open,
@@ -146,9 +146,9 @@ def make_domain_plan(
     path = division.path if path is None else path
     leave_sms = division.leave_sms
     plan = make_plan(domain.context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
-    for one in (domain, partner):
-        if one is not None:
-            one.dependents.add(plan)
+    for owner in (domain, partner):
+        if owner is not None:
+            owner.dependents.add(plan)
     return plan
 
 
@@ -191,7 +191,7 @@ def _chooser(
     """Return `choose_route` with the inputs common to all messages; collective."""
     topology, costs = None, None
     paths: Mapping[str, Path] = PATHS.on_host()
-    if any(one.on_gpu for one in records):
+    if any(record.on_gpu for record in records):
         from halox.exchange.calibration import costs_of
 
         topology, costs, paths = context.find_gpus(), context.once(costs_of), PATHS
@@ -210,25 +210,25 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
 
 def _check_alike(records: Sequence[PlanRecord]) -> None:
     """Compare the inputs that concern no single message; raises the same error on all ranks."""
-    requests = [one.requested for one in records]
+    requests = [record.requested for record in records]
     if len(set(requests)) > 1:
         raise MismatchError(
             f"the ranks ask for different paths: {requests}; give path= and HALOX_PATH alike on all ranks"
         )
     first = records[0]
-    for rank, one in enumerate(records):
-        if one.operation != first.operation:
+    for rank, record in enumerate(records):
+        if record.operation != first.operation:
             raise MismatchError(
                 f"the ranks make different calls: rank 0 makes a plan to {first.operation} halos, rank {rank} one to "
-                f"{one.operation} them; make the same call on all ranks"
+                f"{record.operation} them; make the same call on all ranks"
             )
-        for place, (mine, other) in enumerate(zip(first.numbers, one.numbers, strict=False)):
+        for place, (mine, other) in enumerate(zip(first.numbers, record.numbers, strict=False)):
             if mine and other and mine != other:
                 raise MismatchError(
                     f"the ranks give different fields: argument {place} is field number {mine} of the grid on rank 0, "
                     f"number {other} on rank {rank}; give the same fields in the same order, on all ranks"
                 )
-        for place, (spec, theirs) in enumerate(zip(first.specs, one.specs, strict=False)):
+        for place, (spec, theirs) in enumerate(zip(first.specs, record.specs, strict=False)):
             if spec != theirs:
                 raise MismatchError(
                     f"the ranks read argument {place} in different ways: rank 0 as {spec}, rank {rank} as {theirs}; "
@@ -239,12 +239,12 @@ def _check_alike(records: Sequence[PlanRecord]) -> None:
 def _check_counts(records: Sequence[PlanRecord]) -> None:
     """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
     errors: list[tuple[int, type[Exception], str]] = []
-    for rank, one in enumerate(records):
+    for rank, record in enumerate(records):
         for peer, other in enumerate(records):
-            if other.sends[rank] != one.receives[peer]:
+            if other.sends[rank] != record.receives[peer]:
                 text = (
                     f"rank {peer} sends {other.sends[rank]} message(s) to rank {rank}, which receives "
-                    f"{one.receives[peer]} from it; every send needs a receive with the same tag"
+                    f"{record.receives[peer]} from it; every send needs a receive with the same tag"
                 )
                 errors.append((rank, MismatchError, text))
                 break
@@ -381,7 +381,7 @@ def _make_channels(build: Build) -> tuple[list[ChannelMessages], bool, bool]:
             if build.job(path).messages
             for channel_messages in path.channels(build, agreed.get(path.name))
         ]
-        channels = [one.channel for one in carried]
+        channels = [each.channel for each in carried]
         return carried, (any(c.needs_host for c in channels), all(c.is_movable for c in channels))
 
     # Page-locking and compiling can fail on one rank alone.

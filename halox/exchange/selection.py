@@ -65,11 +65,15 @@ def choose_route(
         chosen = possible[0]
         return Route(chosen.path, chosen.protocol, chosen.reason)
     if requested is not None:
-        names = ", ".join(f"{one.path}/{one.protocol}" for one in possible)
+        names = ", ".join(f"{offer.path}/{offer.protocol}" for offer in possible)
         name, _, protocol = requested.partition("/")
-        others = ", ".join(f"{one.protocol} ({one.reason})" for one in possible if one.path == name)
+        others = ", ".join(
+            f"{offer.protocol} ({offer.reason})" for offer in possible if offer.path == name
+        )
         possible = [
-            one for one in possible if requested in (one.path, f"{one.path}/{one.protocol}")
+            offer
+            for offer in possible
+            if requested in (offer.path, f"{offer.path}/{offer.protocol}")
         ]
         if not possible:
             why = (
@@ -82,7 +86,7 @@ def choose_route(
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {names}"
             )
     if ends.are_on_host:
-        best = next((one for one in possible if one.preferred), possible[0])
+        best = next((offer for offer in possible if offer.preferred), possible[0])
         return Route(best.path, best.protocol, best.reason, None, impossible)
     costs = Costs.default() if costs is None else costs
     block, topology = ends.block_bytes, selection.topology

@@ -290,7 +290,7 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
     _check_apart(accesses)
     arrays = tuple(array for _, array, _ in known.values())
     described = tuple(one for *_, one in known.values())
-    devices = {one.device for one in described} - {None}
+    devices = {array.device for array in described} - {None}
     if len(devices) > 1:
         raise FieldError(
             f"this rank's arrays are on GPU {' and GPU '.join(sorted(map(str, devices)))}; "

@@ -71,7 +71,9 @@ def launch_pack(
     The first launch leaves ``mark`` when it starts. It also copies the first endpoint of each pair in ``pairs`` to the
     second endpoint. Both endpoints of a pair must have a strided form.
     """
-    between = [Copy(a, b) for one, other in pairs if (a := _whole(one)) and (b := _whole(other))]
+    between = [
+        Copy(a, b) for first, second in pairs if (a := _whole(first)) and (b := _whole(second))
+    ]
     assert len(between) == len(pairs)
     return _moving(moves, device, unpack=False, mark=mark, between=between)
 

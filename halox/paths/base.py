@@ -392,7 +392,7 @@ class Path(ABC):
 
     def moves(self, memory: Literal["host", "gpu"]) -> bool:
         """Whether any protocol of the path is made for arrays of a kind."""
-        return any((one.memory or self.memory) == memory for one in self.protocols)
+        return any((protocol.memory or self.memory) == memory for protocol in self.protocols)
 
     def protocol(self, name: str) -> Protocol | None:
         """Return the protocol of a name; None if the path has no such protocol."""

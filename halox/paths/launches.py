@@ -298,7 +298,7 @@ def copying(
 
     def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
         if is_movable:
-            both = [(one, (one[0], other.datatype, other.count)) for one, other in endpoints]
+            both = [(end, (end[0], target.datatype, target.count)) for end, target in endpoints]
         else:
             both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
         return [launch_between(both, job.operation, device)]

@@ -67,7 +67,7 @@ class DeviceReductions(HostArrays):
             reduction: OneLaunchReduction | TwoStepReduction | None = None
             try:
                 cells = cells_of(name, fields, self._find_layout)
-                dtypes = [one.dtype for one in cells]
+                dtypes = [field.dtype for field in cells]
                 parity = cells[0].layout.spec.parity
                 signature = (name, parity, *(dtype.str for dtype in dtypes))
                 reduction = self.fields.reductions.get(signature)
@@ -152,10 +152,10 @@ class DeviceReductions(HostArrays):
                 self._world.agree(None, _DOING)
                 mine = {"shape": described.shape, "dtype": str(described.dtype), "op": op}
                 self._world.compare(mine, _DOING)
-                made = DeviceAllreduce(
+                new = DeviceAllreduce(
                     self._context, self._device, described.shape, described.dtype, op
                 )
-                reduction = self.arrays.add(signature, made)
+                reduction = self.arrays.add(signature, new)
             self._world.guard.begin()
             result, bind = reduction(array, out), reduction.bind
             self.arrays.prepare(op, (array,), out, lambda: bind(array, out))
@@ -171,7 +171,7 @@ class OneLaunchReduction:
 
     def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
         """Launch; does not block."""
-        described = [one.described for one in cells]
+        described = [field.described for field in cells]
         stream = self._current_stream()
         try:
             if self._reduction.supports(described):
@@ -184,7 +184,7 @@ class OneLaunchReduction:
 
     def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if CuPy combines them first."""
-        described = [one.described for one in cells]
+        described = [field.described for field in cells]
         if not self._reduction.supports(described):
             return None
         return self._reduction.bind(described, target)
@@ -265,7 +265,7 @@ class TwoStepReduction:
         self._allreduce.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
-        described = [one.described for one in cells]
+        described = [field.described for field in cells]
         if self._cells is None or not self._cells.supports(described):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
         self._cells(described, self._own.data.ptr, stream)
@@ -291,9 +291,9 @@ def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:
     """Reduce this rank's cells to an array of shape (); `StateError` in a capture."""
     cp = cupy()
     check_lasts("a field with these strides")
-    for one in cells:
-        check_aligned(one.described)
-    first, *others = (as_device_array(one.view()) for one in cells)
+    for field in cells:
+        check_aligned(field.described)
+    first, *others = (as_device_array(field.view()) for field in cells)
     if name == "squares":
         return cp.sum(cp.square(cp.abs(first.astype(wide_dtype(first.dtype))), dtype="f8"))
     if name == "dot":

@@ -281,11 +281,11 @@ class FieldReduction(_PlannedReduction):
 
     def supports(self, cells: Sequence[Described]) -> bool:
         """Whether the kernel supports the cells of one or two fields, or a launch for them already exists."""
-        is_aligned = not any(one.pointer % self._dtype.itemsize for one in cells)
+        is_aligned = not any(field.pointer % self._dtype.itemsize for field in cells)
         if is_aligned and self._key(cells) in self._launches:
             return True
-        for one in cells:
-            check_aligned(one)
+        for field in cells:
+            check_aligned(field)
         return self._row(cells) is not None
 
     def _row(self, cells: Sequence[Described]) -> StridedRow | None:
@@ -295,7 +295,7 @@ class FieldReduction(_PlannedReduction):
 
     @staticmethod
     def _key(cells: Sequence[Described]) -> object:
-        return cells[0].shape, *[one.strides for one in cells]
+        return cells[0].shape, *[field.strides for field in cells]
 
     def _find(self, cells: Sequence[Described]) -> _Layout:
         key = self._key(cells)
@@ -322,12 +322,12 @@ class FieldReduction(_PlannedReduction):
 
     def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, except in captures."""
-        self._launch_at(self._find(cells), [one.pointer for one in cells], target, stream)
+        self._launch_at(self._find(cells), [field.pointer for field in cells], target, stream)
 
     def bind(self, cells: Sequence[Described], target: Target) -> Launch:
         """Prepare calls with these cells on CuPy's current stream, with less overhead per call."""
         places, launch = self._find(cells)
-        sources = [(place, one.pointer) for place, one in zip(places, cells, strict=False)]
+        sources = [(place, field.pointer) for place, field in zip(places, cells, strict=False)]
         return self._bind(launch, sources, target)
 
     def of_value(self, value: int, target: int, stream: Stream) -> None:
@@ -366,6 +366,6 @@ _Reduction = TypeVar("_Reduction", bound=_PlannedReduction)
 
 def make_kernel_reduction(world: World, draft: Callable[[], _Reduction]) -> _Reduction:
     """Make a reduction whose launches synchronize with the launches of all ranks; collective."""
-    rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
+    rounds = [lambda new, _: new.record(), lambda new, records: new.open(records)]
     reduction: _Reduction = handshake(world, draft, rounds, _MAKING)
     return reduction

@@ -176,7 +176,7 @@ class NcclHierarchicalReduction:
         start, stop = plan.piece
         slot = rounded_up(AHEAD_BYTES + (stop - start) * self._item, _ALIGNMENT)
         own = rounded_up(AHEAD_BYTES + nbytes, _ALIGNMENT)
-        receives = [one for one in plan.before if not one.is_send]
+        receives = [transfer for transfer in plan.before if not transfer.is_send]
         assert arena.device is not None
 
         def make() -> tuple[DeviceBlock, ArrayKernels | None]:
@@ -188,11 +188,11 @@ class NcclHierarchicalReduction:
         begin = int(arena.pointer(self._block.place))
         self._own = begin + AHEAD_BYTES
         self._slots = [self._own + own + node * slot for node in range(nodes)]
-        transfers = [*plan.before, *(one for step in plan.after for one in step)]
-        targets = {one.peer for one in transfers if one.is_send}
-        sources = {one.peer for one in transfers if not one.is_send}
+        transfers = [*plan.before, *(transfer for step in plan.after for transfer in step)]
+        targets = {transfer.peer for transfer in transfers if transfer.is_send}
+        sources = {transfer.peer for transfer in transfers if not transfer.is_send}
         table = begin + own + nodes * slot
-        places = np.array([self._slots[one.slot] - AHEAD_BYTES for one in receives], "u8")
+        places = np.array([self._slots[transfer.slot] - AHEAD_BYTES for transfer in receives], "u8")
         self._copies = within is None and self._is_named
         watches: list[Watch] = []
 
@@ -201,7 +201,13 @@ class NcclHierarchicalReduction:
             write(device, {begin: np.array([name], "u4"), table: places})
             what, peers = f"a reduction (op={op!r})", sorted(targets | sources)
             watch = Watch(
-                ranks, what, peers, name, table, [one.peer for one in receives], world.limit_s
+                ranks,
+                what,
+                peers,
+                name,
+                table,
+                [transfer.peer for transfer in receives],
+                world.limit_s,
             )
             watches.append(watch)
             # A launch marks the start of a call, except without a time limit, or if the copy sets the mark.
@@ -289,7 +295,7 @@ class NcclHierarchicalReduction:
             *begin,
             *self._grouped(self._named(self._ops(plan.before, value))),
             *combining,
-            *(one for step in plan.after for one in self._grouped(self._ops(step, target))),
+            *(launch for step in plan.after for launch in self._grouped(self._ops(step, target))),
             *([] if ends_early else [self._end]),
         ]
         return steps
@@ -346,13 +352,13 @@ class NcclHierarchicalReduction:
         item = self._item
         return [
             NcclOp(
-                one.is_send,
-                array + one.start * item if one.slot < 0 else self._slots[one.slot],
-                (one.stop - one.start) * item,
-                one.peer,
+                transfer.is_send,
+                array + transfer.start * item if transfer.slot < 0 else self._slots[transfer.slot],
+                (transfer.stop - transfer.start) * item,
+                transfer.peer,
             )
-            for one in transfers
-            if one.stop > one.start
+            for transfer in transfers
+            if transfer.stop > transfer.start
         ]
 
     def close(self) -> None:

@@ -275,7 +275,7 @@ def make_tree_reduction(
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
         return TreeReduction(world, (arena, events), link, kernels(), shape, nbytes)
 
-    rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
+    rounds = [lambda new, _: new.record(), lambda new, records: new.open(records)]
     try:
         reduction: TreeReduction = handshake(world, draft, rounds, _MAKING)
     except HaloxError:

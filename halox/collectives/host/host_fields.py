@@ -75,7 +75,7 @@ class HostFieldReduction:
 
     def bind(self, cells: Sequence[Cells]) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
-        fields = [one.field for one in cells]
+        fields = [each.field for each in cells]
         if not all(type(array) is np.ndarray for array in fields):
             return None
         world, name, run, count = self._world, self._name, self.__call__, len(cells)
@@ -152,7 +152,7 @@ class HostReductions(HostArrays):
                 cells = cells_of(name, fields, self._find_layout)
                 # Equal layouts are one object, which lives as long as its reduction.
                 layout = cells[0].layout
-                dtypes = [one.dtype for one in cells]
+                dtypes = [each.dtype for each in cells]
                 signature = (name, *dtypes, id(layout))
                 reduction = self.fields.reductions.get(signature)
                 if reduction is None:
@@ -160,7 +160,7 @@ class HostReductions(HostArrays):
                     self.fields.add(signature, reduction)
                 if out is not None:
                     check_out(describe(out, "out"), None, reduction.dtype)
-                views = [one.view() for one in cells]
+                views = [each.view() for each in cells]
             except Exception as error:
                 self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
                 raise

@@ -70,7 +70,7 @@ class NcclPath(Path):
             self.candidate("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")
         ]
         runs: tuple[_Runs, _Runs] = ends.described(self)
-        many, parts = [len(one) for one in runs], len(runs[0])
+        many, parts = [len(part_runs) for part_runs in runs], len(runs[0])
         is_long = ends.sender.nbytes >= parts * PART_BYTES
         if many[0] == many[1] and is_long and all(map(any, zip(*runs, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"

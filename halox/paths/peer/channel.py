@@ -61,7 +61,11 @@ class PeerChannel(StreamChannel):
                 self._buffered = self._agreed.through_buffers()
                 self._buffered.after.extend(self._clear)
             launches = self._buffered
-        return launches, shifts, [one.view(memories) for one in (*launches.before, *launches.after)]
+        return (
+            launches,
+            shifts,
+            [movable.view(memories) for movable in (*launches.before, *launches.after)],
+        )
 
     def bind(self, views: View) -> None:
         """Use the launches for the arrays of these views."""

@@ -182,7 +182,7 @@ class Keys:
 
         They are the keys of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
         """
-        bases = tuple([one.base for one in memory])
+        bases = tuple([array.base for array in memory])
         regions = tuple(map(self._region, memory))
         key = blocks.identity, bases, chunk_bytes
         key_list = self._local.pop(key, None)
