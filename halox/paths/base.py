@@ -221,7 +221,7 @@ class MessageEnds(NamedTuple):
 
     @property
     def host_reason(self) -> str | None:
-        """Why paths between GPUs cannot carry the message: an end's array is NumPy's; None if both are on GPUs."""
+        """Reason against paths between GPUs: an end's array is NumPy's; None if both are on GPUs."""
         count = (self.sender.memory, self.receiver.memory).count("host")
         return (None, "one end's array is NumPy's", "these arrays are NumPy's")[count]
 
