@@ -283,7 +283,7 @@ def test_a_plan_that_goes_while_nccl_is_looked_at(monkeypatch: pytest.MonkeyPatc
 
     first: Any = SimpleNamespace(limit_s=0.01, look=look, release=lambda: None)
     second: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=released.set)
-    with ranks._changing:
+    with ranks._lock:
         ranks._watched += [first, second]
     third: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=lambda: None)
     ranks.watch(third)

@@ -176,13 +176,13 @@ class TestWatch:
 
     def look(self, now: float) -> bool:
         self.now = now
-        return bool(self.made.look())
+        return bool(self.made.poll())
 
     def test_an_exchange_that_does_not_end(self) -> None:
         self.begin()
         assert not self.look(1) and not self.look(10.9)
         assert self.look(11.1)
-        text, kind = self.made.look() or ("", None)
+        text, kind = self.made.poll() or ("", None)
         assert "waited for ranks 1, 3" in text and "for 10 s" in text
         assert kind is ExchangeTimeoutError
 
@@ -221,7 +221,7 @@ class TestWatch:
         self.names[1] = other.ctypes.data
         self.begin()
         self.end()
-        text, kind = self.made.look() or ("", None)
+        text, kind = self.made.poll() or ("", None)
         assert "received from rank 1 a message of plan 9" in text and kind is MismatchError
         with pytest.warns(UserWarning, match="in place of one of plan 7"):
             assert self.made.close()

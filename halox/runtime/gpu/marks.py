@@ -1,4 +1,7 @@
-"""Marks that a kernel writes to host memory to report the begin or end of work on a stream."""
+"""Marks that a kernel writes to host memory to report the start or end of work on a stream.
+
+`halox.runtime.nccl_ranks` polls the marks, and detects a wait that exceeds the time limit.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ def acquire_buffer(nbytes: int, device: int) -> PinnedBuffer:
     """Return at least ``nbytes`` of page-locked memory; `release_buffer` pools it, or frees it if it is large."""
     if nbytes > _MOST_BUFFER_BYTES:
         return _pinned_for(nbytes, device)
-    held = 1 << (max(nbytes, _LEAST_BUFFER_BYTES) - 1).bit_length()
-    return _buffers(held).acquire(device)
+    size = 1 << (max(nbytes, _LEAST_BUFFER_BYTES) - 1).bit_length()
+    return _buffers(size).acquire(device)
 
 
 def release_buffer(buffer: PinnedBuffer, device: int) -> None:
