@@ -74,7 +74,8 @@ def scatter(
         elif array.shape != target.layout.global_shape:
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {root_rank} is not the "
-                f"{shown(target.layout.global_shape)} of the whole field; give all cells of the grid, without halo, as grid.gather returns them"
+                f"{shown(target.layout.global_shape)} of the whole field; give all cells of the grid, without halo, as "
+                "grid.gather returns them"
             )
         return (target, array), _ScatterRecord(root_rank, out_dtype, spec, array.dtype, components)
 
