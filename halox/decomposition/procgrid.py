@@ -146,7 +146,7 @@ def _fits(axis: _Axis, parts: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _loads(axis: _Axis, parts: int) -> tuple[_Load, ...]:
-    """Return the loads of the parts, without the loads that another part exceeds in cells and halo width.
+    """Return the loads of the parts, except loads with no more cells and no wider halo than another load.
 
     The omitted loads cannot change the maxima in `_cost`.
     """
