@@ -13,7 +13,6 @@ import pytest
 from halox.errors import DeviceError, ExchangeTimeoutError, MismatchError
 from halox.runtime import nccl_ranks
 from halox.runtime.gpu import nccl, pools
-from halox.runtime.gpu.marks import WORDS_BYTES
 from halox.runtime.gpu.nccl import Nccl, NcclOp
 from tests.mpi.fake_cupy import pinned
 from tests.support import require
@@ -136,7 +135,7 @@ def test_an_abort_waits_for_the_thread_that_looks(monkeypatch: pytest.MonkeyPatc
         return ""
 
     ranks = nccl_of_one(monkeypatch, failure=failure, abort=lambda comm: aborted.set())
-    watch: Any = SimpleNamespace(limit_s=1.0, look=lambda: None)
+    watch: Any = SimpleNamespace(limit_s=1.0, poll=lambda: None)
     ranks.watch(watch)
     assert asked.wait(120)
     ranks.fail("for a test")
@@ -150,7 +149,7 @@ class TestWatch:
 
     @pytest.fixture(autouse=True)
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pools, "HOST_WORDS", pools.Pool(lambda _: pinned(WORDS_BYTES)))
+        monkeypatch.setattr(pools, "HOST_WORDS", pools.Pool(lambda _: pinned(pools.WORDS_BYTES)))
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(nccl_ranks, "time", clock)
         self.now = 0.0

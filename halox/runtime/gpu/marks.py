@@ -13,9 +13,6 @@ from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import PreparedLaunch
 
-WORDS_BYTES = 16
-"""Size of a mark's words in bytes."""
-
 _MOST_THREADS = 256
 
 

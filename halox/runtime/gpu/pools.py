@@ -14,7 +14,9 @@ from halox.runtime.gpu.streams import Stream
 
 Item = TypeVar("Item")
 
-_WORDS_BYTES = 16
+WORDS_BYTES = 16
+"""Size in bytes of the words of a mark; a failure word needs half of it."""
+
 _LEAST_BUFFER_BYTES = 1 << 16
 _MOST_BUFFER_BYTES = 16 << 20
 
@@ -79,7 +81,7 @@ def release_buffer(buffer: PinnedBuffer, device: int) -> None:
 SIDE_STREAMS = Pool(SideStream)
 """Streams for exchanges that overlap with the user's work."""
 
-HOST_WORDS = Pool(partial(_pinned_for, _WORDS_BYTES))
+HOST_WORDS = Pool(partial(_pinned_for, WORDS_BYTES))
 """Host memory for failure words and for marks."""
 
 
