@@ -14,7 +14,7 @@ from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Piece, Side, pieces
 from halox.runtime.arrays import HostMemory
-from halox.runtime.dlpack import Shown
+from halox.runtime.dlpack import ArrayMemory
 
 MAX_ROUNDS = 4096
 """Largest number of launches of one addition."""
@@ -58,7 +58,7 @@ def _view(side: Side) -> np.ndarray:
     blocks = side.strided
     shape, strides = (*blocks.counts, blocks.block_bytes), (*blocks.strides, 1)
     at = side.pointer + blocks.offset
-    return np.asarray(HostMemory(None, Shown(at, shape, strides, np.dtype(np.uint8), False)))
+    return np.asarray(HostMemory(None, ArrayMemory(at, shape, strides, np.dtype(np.uint8), False)))
 
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> bool:

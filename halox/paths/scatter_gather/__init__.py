@@ -59,7 +59,7 @@ class GpuMemory(NamedTuple):
 
 def survey_of(context: Context) -> Survey:
     """Return the result of the communicator's survey."""
-    result: Survey = context.world.ranks.kept[ScatterGatherPath.name]
+    result: Survey = context.world.ranks.resources[ScatterGatherPath.name]
     return result
 
 
@@ -96,13 +96,13 @@ class ScatterGatherPath(Path):
     def survey(self, context: Context, *, is_named: bool) -> Survey:
         """Find pairs of ranks between which the kernel can copy, and ranks with an adapter; once per communicator."""
         world = context.world
-        if self.name not in world.ranks.kept:
+        if self.name not in world.ranks.resources:
             adapters = None
             if len(set(world.nodes)) > 1:
                 from halox.runtime import mlx5
 
                 adapters = mlx5.survey(world)
-            world.ranks.kept[self.name] = Survey(survey(world), adapters)
+            world.ranks.resources[self.name] = Survey(survey(world), adapters)
         return survey_of(context)
 
     def describe(
