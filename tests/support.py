@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -39,6 +40,13 @@ def becomes(condition: Callable[[], object], limit_s: float = 120.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def forget_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `is_capturing` look up CuPy again, now and after the test, since a simulated GPU takes its place."""
+    from halox.runtime.gpu import streams
+
+    monkeypatch.setattr(streams, "_query", functools.cache(streams._query.__wrapped__))
 
 
 def full(*cases: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.runtime.gpu import memory, streams
+from halox.runtime.gpu import memory
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.limits import short_waits
@@ -49,14 +49,13 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def machine(way: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def machine(way: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Machine:
     nodes = {"a node each": "rank", "two nodes": "second" if comm.rank % 3 == 1 else "first"}
     if way in nodes:
         monkeypatch.setenv("HALOX_NODE", nodes[way])
     found = Machine(comm.rank, shared=way == "one GPU" and comm.size > 1)
     found.install(monkeypatch)
-    yield found
-    streams._query.cache_clear()
+    return found
 
 
 def possible(way: str, ranks: int) -> set[str]:
@@ -330,7 +329,7 @@ class TestGrid:
     def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
         shape = (5 * comm.size + 1, 7)
         with halox.Grid(shape, halo=((1, 2), (1, 2)), comm=comm, device="gpu") as found:
-            yield found
+            return found
 
     @staticmethod
     def field(grid: halox.Grid, dtype: Any, seed: int = 0) -> tuple[Array, np.ndarray]:
@@ -533,7 +532,7 @@ class TestSeenBefore:
     @pytest.fixture
     def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
         with halox.Grid((5 * comm.size + 1, 7), comm=comm, device="gpu") as found:
-            yield found
+            return found
 
     @pytest.fixture
     def made(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

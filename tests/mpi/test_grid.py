@@ -265,7 +265,7 @@ def test_plans_are_found_again(grid: halox.Grid) -> None:
         for k in range(3):
             grid.exchange(state[k])  # a new view object each time
         grid.exchange(state)
-    assert grid._plan_number == 4
+    assert grid.plans_made == 4
 
 
 def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:

@@ -16,7 +16,6 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
-from halox.runtime.gpu import streams
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
@@ -50,7 +49,6 @@ def gpu(
     monkeypatch.setenv("HALOX_NODE", "rank" if nodes == "a node each" else "")
     with host_launches():
         yield machine_with_nccl(comm, monkeypatch)
-    streams._query.cache_clear()
 
 
 one_node = pytest.mark.parametrize("nodes", ["one node"], indirect=True)
@@ -158,7 +156,7 @@ def test_new_arrays_and_start_and_finish(
             wanted = fill(grid, u, step)
             grid.exchange(u)
             assert agree(np.array_equal(u.values, wanted), comm), step
-        assert grid._plan_number == 1
+        assert grid.plans_made == 1
         arrays = [array(grid.padded_shape) for _ in range(2)]
         plans = [grid.plan(u) for u in arrays]
         for step in range(3):
@@ -344,7 +342,6 @@ def test_reasons(
             if not unasked:
                 rows = [row for row in plan.explain().rows if row.peer != comm.rank]
                 assert all(WHYS[what] in row.why_not["nccl"] for row in rows)
-    streams._query.cache_clear()
 
 
 @apart
