@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import importlib.metadata
 import importlib.util
@@ -14,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -180,8 +179,3 @@ def milc_data() -> Path:
     if not (folder / "lat.sample.l8").is_file():
         pytest.skip(f"MILC's sample is not in {folder}; set HALOX_MILC_DATA to its folder")
     return folder
-
-
-def no_shared_memory(*_: object) -> NoReturn:
-    """Replacement of `halox.runtime.shared_memory.create` that fails as on a node with full shared memory."""
-    raise OSError(errno.ENOSPC, "No space left on device")

@@ -355,20 +355,6 @@ def test_a_rank_that_stops_half_way(kind: str, comm: MPI.Intracomm) -> None:
     comm.Barrier()
 
 
-def test_nothing_moves_while_a_stream_is_captured(comm: MPI.Intracomm) -> None:
-    rig = Rig(comm, "ring", "mpi")
-    assert rig.gpu is not None
-    rig.fill(1)
-    rig.gpu.captured = True
-    with pytest.raises(StateError):
-        rig.channel.check()
-    rig.gpu.captured = False
-    rig.channel.start()
-    rig.channel.finish()
-    assert agree(rig.right(1), comm), "the refused call has left nothing behind"
-    rig.close()
-
-
 class Pinned:
     """Takes the place of page-locked memory; a weak reference shows when it is released."""
 

@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import as_strided
 
 import halox
 from halox.errors import FieldError
+from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
-from tests.support import no_shared_memory
 
 pytestmark = pytest.mark.geometry
 
@@ -358,7 +358,7 @@ def test_blocks(comm: MPI.Intracomm) -> None:
 def test_without_space_for_shared_memory(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halox.runtime.shared_memory.create", no_shared_memory)
+    fill_shared_memory(monkeypatch)
     options = {"periodic": True, "proc_shape": (comm.size, 1), "device": "cpu"}
     own = comm.Dup()  # without any shared memory yet
     with halox.Grid((4 * comm.size, 50), comm=own, **options) as grid:

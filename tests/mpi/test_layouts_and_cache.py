@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import ClosedError, FieldError, MismatchError
+from tests.limits import cache_few_plans
 from tests.mpi.conftest import agree
 
 World = MPI.Intracomm
@@ -271,7 +272,7 @@ def test_a_transpose_ends_with_either_grid(closed: str, comm: World) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Make room for few plans."""
-    monkeypatch.setattr("halox.exchange.cache.CAPACITY", 6)
+    cache_few_plans(monkeypatch, 6)
     return 6
 
 

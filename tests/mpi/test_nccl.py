@@ -18,6 +18,7 @@ from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of
 from halox.runtime.world import World
+from tests.limits import send_parts
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.fake_nccl import FakeNccl, machine_with_nccl
@@ -217,7 +218,7 @@ def test_contiguous_messages_are_not_packed(
     form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each end decides separately: it launches a kernel only if its part is strided."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     _, nccl = gpu
     launched: list[str] = []
 
@@ -268,7 +269,7 @@ def test_plans_in_another_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NCCL matches messages of one length, also of different plans; the next call raises, on all ranks."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     monkeypatch.setenv("HALOX_TIMEOUT", "0")  # no thread watches between the calls
     planes: dict[str, Any] = {"halo": (1, 0, 0), "periodic": False, "proc_shape": (2, 1, 1)}
     with pytest.warns(UserWarning, match="message of plan") as warned, box(comm, **planes) as grid:
@@ -392,7 +393,7 @@ def test_a_stall_where_nothing_is_packed(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stall is also detected for another array, with a separate launch for the copies within the rank."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     _, nccl = gpu
     with (
         pytest.raises(ExchangeTimeoutError, match="HALOX_TIMEOUT"),

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError, MismatchError, StateError
-from halox.exchange import cache
+from tests.limits import cache_few_plans
 from tests.mpi.conftest import agree
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
@@ -343,7 +343,7 @@ def test_eviction_is_alike_whatever_ranks_collect(
     grid: halox.Grid, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks evict alike, although rank 0 keeps every array and other ranks drop each at once."""
-    monkeypatch.setattr(cache, "CAPACITY", 3)
+    cache_few_plans(monkeypatch, 3)
     kept, numbers = [], []
     if comm.rank == 0:
         gc.disable()

@@ -269,6 +269,7 @@ class Rank:
         self.draft = draft
         with patch.object(negotiation, "plan", self._plan):
             made = draft.prepared()
+        self.packs, self.unpacks = bool(made.before), bool(made.after)
         self.launch: Launch = made.aside if self.aside else made.run
         self.parameters = []
         for argument in self.launch.args:

@@ -51,13 +51,9 @@ def folded(op):
 def run(algorithm, op, dtype, elements, n, *, parts=None, threads=256, epochs=3, **options):
     """Reduce with a plan of several chunks, by means of a small limit on their size."""
     blocks = options.pop("blocks", 6)
-    with (
-        patch.object(allreduce_plan, "PART_BYTES", parts or (16, 256)),
-        patch.object(allreduce_plan, "THREADS", threads),
-        patch.object(allreduce_plan, "BLOCKS", blocks),
-        patch.object(allreduce_plan, "WIDE_THREADS", min(threads, 64)),
-        patch.object(allreduce_plan, "WIDE_BLOCKS", blocks),
-    ):
+    limits = {"PART_BYTES": parts or (16, 256), "THREADS": threads, "BLOCKS": blocks}
+    of_wide = {"WIDE_THREADS": min(threads, 64), "WIDE_BLOCKS": blocks}
+    with patch.multiple(allreduce_plan, **limits, **of_wide):
         plan = PLANS[algorithm](np.dtype(dtype), op, elements, n)
         ranks = connect_arrays(n, plan)
     reduce_arrays(ranks, arrays(op, dtype, elements), folded(op), epochs, **options)

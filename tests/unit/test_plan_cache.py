@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from halox.errors import FieldError
-from halox.exchange import cache as module
 from halox.exchange.cache import PlanCache
 from halox.runtime.arrays import describe, owner
+from tests.limits import cache_few_plans
 
 
 def found(cache: PlanCache, kind: Any, arrays: Any) -> Any:
@@ -133,7 +133,7 @@ def test_what_is_kept_follows_from_what_was_added(monkeypatch: pytest.MonkeyPatc
 
     Otherwise, one rank would use a cached plan while another rank would start to negotiate a new one.
     """
-    monkeypatch.setattr(module, "CAPACITY", 4)
+    cache_few_plans(monkeypatch, 4)
     here, there = PlanCache(key_of), PlanCache(key_of)
     u, v, kept = np.zeros(3), np.zeros(3), []
     here.add("exchange", (u,), Plan())
