@@ -19,7 +19,7 @@ import pytest
 from mpi4py import MPI
 
 from halox.datatypes import contiguous
-from halox.errors import ExchangeTimeoutError, StateError
+from halox.errors import ExchangeTimeoutError
 from halox.paths import fragments
 from halox.paths.base import Channel, Job
 from halox.paths.buffers import (
@@ -84,12 +84,7 @@ class LateGpu(Work):
         self._targets = [job.arrays[m.parts[0].array] for m in job.receives]
         self._packs: list[Callable[[], None]] = []
         self._unpacks: list[Callable[[], None]] = []
-        self.captured = False
         self.most_ahead = 0
-
-    def check(self) -> None:
-        if self.captured:
-            raise StateError("captured")
 
     def begin(self, slot: int) -> None:
         assert not self._packs
