@@ -121,22 +121,6 @@ def test_interior_gather_and_indices(grid: halox.Grid, comm: MPI.Intracomm) -> N
     assert np.array_equal(u, (i % ni) * 1000.0 + j % nj)
 
 
-def test_gather_of_components_and_staggered(comm: MPI.Intracomm) -> None:
-    with halox.Grid((5, 4 * comm.size), comm=comm, device="cpu") as grid:
-        u = grid.zeros("i8", components=2, components_after=3, staggered=(0, 1))
-        layout = grid.layout(u)
-        axes = [np.arange(s.start, s.stop) for s in layout.owned]
-        i, j = np.ix_(*axes)
-        grid.interior(u)[...] = (i * 100 + j)[None, :, :, None] + np.array([0, 5000])[
-            :, None, None, None
-        ]
-        whole = grid.gather(u)
-        if comm.rank == 0:
-            assert whole is not None and whole.shape == (2, 6, 4 * comm.size + 1, 3)
-            i, j = np.indices(whole.shape[1:3])
-            assert np.array_equal(whole[1, :, :, 2], i * 100 + j + 5000)
-
-
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1", "?", "c8", "c16"])
 def test_reductions(dtype: str, grid: halox.Grid) -> None:
     ni, nj = grid.grid_shape
@@ -198,13 +182,6 @@ def test_reductions_into_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
         grid.allreduce(np.ones((2, 2)), out=sliding if last else None)
     columns = np.zeros((2, 3))[:, ::2]
     assert grid.allreduce(np.ones((2, 2)), out=columns) is columns and (columns == comm.size).all()
-
-
-def test_allreduce(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    assert grid.allreduce(comm.rank + 1) == sum(range(1, comm.size + 1))
-    found = grid.allreduce(np.array([comm.rank, -comm.rank]), op="max")
-    assert found.tolist() == [comm.size - 1, 0]
-    assert grid.allreduce(2.0, op="prod") == 2.0**comm.size
 
 
 def test_plan_around_interior_work(grid: halox.Grid, comm: MPI.Intracomm) -> None:
