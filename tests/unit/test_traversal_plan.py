@@ -41,6 +41,10 @@ class TestRecords:
         assert huge.index_bits == 64
         assert huge.words == 2**34
 
+    def test_strides_wrap_as_addresses_do(self):
+        made = planned(dt.hvector(2, 1, -(2**62), dt.contiguous(4, "f8")))
+        assert made.nodes["stride"][0] == -(2**62)
+
 
 @given(st.integers(2, 2**31 - 1), st.integers(0, 2**31 - 1))
 def test_32_bit_division(count, w):
