@@ -234,21 +234,6 @@ class TestPlans:
 
 
 class TestDeferred:
-    def test_at_once_or_at_the_end_of_the_block(self) -> None:
-        deferred, done = Deferred(), []
-        deferred.do(partial(done.append, 1))
-        assert done == [1]
-        with deferred:
-            deferred.do(partial(done.append, 2))
-            deferred.do(partial(done.append, 3))
-            assert done == [1]
-        assert done == [1, 2, 3]
-
-    def test_an_action_that_asks_for_another(self) -> None:
-        deferred, done = Deferred(), []
-        deferred.do(lambda: (deferred.do(partial(done.append, 2)), done.append(1)))
-        assert done == [1, 2]
-
     def test_on_another_thread(self) -> None:
         deferred, done = Deferred(), []
         with deferred:

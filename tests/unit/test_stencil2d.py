@@ -237,10 +237,6 @@ class TestOptions:
     def test_size_classes(self, number: int, side: int) -> None:
         assert options.settings(self.parse("-s", str(number)), 1).tile == (side, side)
 
-    def test_custom_size_wins(self) -> None:
-        args = self.parse("-s", "2", "--custom-size", "30,7")
-        assert options.settings(args, 1).tile == (30, 7)
-
     @pytest.mark.parametrize(
         "words",
         [["--custom-size", "3"], ["--custom-size", "0,4"], ["--num-iters", "0"], ["-s", "5"]],

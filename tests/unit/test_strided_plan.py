@@ -68,16 +68,6 @@ class TestPieces:
 
 
 class TestPaired:
-    def test_items_are_an_extent_apart(self):
-        datatype = dt.resized(dt.primitive("f8"), 0, 24)
-        ((side, packed),) = paired(0, datatype, 5, 1000)
-        assert packed == Side(1000, StridedBlocks(0, (), (), 40))
-        assert side.strided == StridedBlocks(0, (5,), (24,), 8)
-
-    def test_none_for_nothing(self):
-        assert paired(0, dt.contiguous(0, "f8"), 1, 0) == []
-        assert paired(0, dt.primitive("f8"), 0, 0) == []
-
     def test_repeated_structs_need_no_more_parts_than_one(self):
         item = dt.struct([1, 1, 2], [0, 13, 40], ["f8", "i1", dt.vector(3, 1, 2, "f4")])
         assert len(paired(0, item, 1, 0)) == len(paired(0, item, 100000, 0)) == 3
@@ -238,7 +228,3 @@ class TestRounds:
         side = Side(4096, StridedBlocks(0, (5000,), (0,), 8))
         with pytest.raises(DatatypeError, match="overlaps itself so often"):
             rounds([Copy(contiguous_side(1 << 30, 40000), side)])
-
-    def test_nothing(self):
-        assert rounds([]) == []
-        assert rounds([Copy(contiguous_side(0, 0), contiguous_side(0, 0))]) == []
