@@ -68,7 +68,7 @@ def test_large_arrays_stay_within_the_limits_of_the_kernels(elements, make):
         assert plan.chunks + plan.blocks < 1 << EPOCH_SHIFT
         assert LEAST_THREADS <= plan.threads <= THREADS
         assert plan.threads & (plan.threads - 1) == 0
-        assert plan.chunk_elements * plan.dtype.itemsize < 2**32
+        assert plan.chunk_elements * np.dtype(dtype).itemsize < 2**32
         assert plan.state_offset + 16 <= plan.partials_offset <= plan.memory_bytes
         assert plan.rank_bytes % 16 == plan.slot_bytes % 16 == plan.state_offset % 256 == 0
 
