@@ -102,8 +102,9 @@ class TestArrays:
 
     @pytest.mark.parametrize("elements", [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 96, 97])
     def test_not_a_byte_more_than_the_array(self, algorithm, elements):
-        """Full chunks and parts, one element more or less, and empty parts."""
+        """Full chunks and parts, one element more or less, and empty parts; also with four elements in a packet."""
         run(algorithm, "sum", "f8", elements, 3, parts=(16, 64), threads=32)
+        run(algorithm, "sum", "i2", 4 * elements + 1, 3, parts=(16, 64), threads=32)
 
     @pytest.mark.parametrize("blocks", [1, 2, 5, 40])
     def test_fewer_blocks_than_chunks(self, algorithm, blocks):
