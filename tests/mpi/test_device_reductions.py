@@ -329,7 +329,7 @@ class TestGrid:
     def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
         shape = (5 * comm.size + 1, 7)
         with halox.Grid(shape, halo=((1, 2), (1, 2)), comm=comm, device="gpu") as found:
-            return found
+            yield found
 
     @staticmethod
     def field(grid: halox.Grid, dtype: Any, seed: int = 0) -> tuple[Array, np.ndarray]:
@@ -532,7 +532,7 @@ class TestSeenBefore:
     @pytest.fixture
     def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
         with halox.Grid((5 * comm.size + 1, 7), comm=comm, device="gpu") as found:
-            return found
+            yield found
 
     @pytest.fixture
     def made(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
