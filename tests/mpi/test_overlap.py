@@ -1,0 +1,383 @@
+"""Exchanges during computation, plans called with other arrays, and several steps for each exchange.
+
+Every result has the same bits as with an exchange before each step.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import ClosedError, FieldError, MismatchError, StateError
+from halox.exchange import loops
+from halox.exchange.plan import Plan
+from halox.exchange.regions import Cells
+from tests.mpi.conftest import SMALL, agree
+
+World = MPI.Intracomm
+
+CELLS = [(17,), (11, 12), (9, 8, 10)]
+
+
+def start(grid: halox.Grid, **options: Any) -> Any:
+    """Return a field with different values in all cells, and 0.5 beyond walls; other halo cells are NaN."""
+    u = grid.full(np.nan, **options)
+    layout = grid.layout(u)
+    whole = np.random.default_rng(5).random(layout.global_shape)
+    grid.interior(u)[...] = whole[
+        (*[slice(None)] * len(layout.spec.components_before), *layout.owned)
+    ]
+    return u
+
+
+def beyond_walls(grid: halox.Grid, u: Any) -> Any:
+    """Set the halo beyond walls, which no exchange changes, to 0.5."""
+    before = len(grid.layout(u).spec.components_before)
+    for axis, (widths, owned) in enumerate(zip(grid.halo, grid.owned, strict=True)):
+        at = u.swapaxes(0, axis + before)
+        if not grid.periodic[axis]:
+            if owned.start == 0:
+                at[: widths[0]] = 0.5
+            if owned.stop == grid.grid_shape[axis]:
+                at[len(at) - widths[1] :] = 0.5
+    return u
+
+
+def step(new: Any, old: Any, cells: Any, width: int) -> None:
+    """Compute a star stencil of a width; sums are in the same order for every cell."""
+    ndim = len(cells.shape)
+    total = old[cells] * 0.5
+    for axis in range(ndim):
+        for by in range(1, width + 1):
+            for sign in (-by, by):
+                total = total + old[cells.shifted(*[sign * (a == axis) for a in range(ndim)])] / 8
+    new[cells] = total
+
+
+def plain(grid: halox.Grid, steps: int, width: int, **options: Any) -> Any:
+    """Return the field after some steps with an exchange before each."""
+    u, new = (beyond_walls(grid, start(grid, **options)) for _ in range(2))
+    for _ in range(steps):
+        grid.exchange(u)
+        step(new, u, Cells(grid.layout(u).interior), width)
+        u, new = new, u
+    return grid.interior(u).copy()
+
+
+@pytest.mark.ranks(*SMALL, 4)
+@pytest.mark.parametrize("own", [True, False], ids=["fields", "arrays"])
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("cells", CELLS, ids=str)
+def test_overlapped_steps(
+    cells: tuple[int, ...], width: int, periodic: bool, own: bool, comm: World
+) -> None:
+    with halox.Grid(cells, halo=width, periodic=periodic, comm=comm, device="cpu") as grid:
+        expected = plain(grid, 5, width)
+        u, new = (beyond_walls(grid, start(grid)) for _ in range(2))
+        if not own:
+            u, new = u.copy(), new.copy()
+        plan = grid.plan(u, overlap=True)
+        for _ in range(5):
+            covered = np.zeros(u.shape, int)
+            for region in plan.overlap(u, width=width):
+                step(new, u, region, width)
+                covered[region] += 1
+            assert agree(
+                (grid.interior(covered) == 1).all() and covered.sum() == grid.interior(u).size, comm
+            )
+            u, new = new, u
+        assert np.isfinite(expected).all()
+        assert agree(np.array_equal(grid.interior(u), expected), comm)
+
+
+@pytest.mark.ranks(*SMALL, 4)
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize(("width", "every"), [(1, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize("cells", [(25,), (17, 19), (13, 12, 14)], ids=str)
+def test_several_steps_for_each_exchange(
+    cells: tuple[int, ...], width: int, every: int, periodic: bool, comm: World
+) -> None:
+    with halox.Grid(cells, halo=width * every, periodic=periodic, comm=comm, device="cpu") as grid:
+        expected = plain(grid, 2 * every, width)
+        u, new = (beyond_walls(grid, start(grid)) for _ in range(2))
+        plan = grid.plan(u, every=every)
+        for _ in range(2):
+            regions = plan.steps(u)
+            for region in regions:
+                step(new, u, region, width)
+                u, new = new, u
+        assert agree(np.array_equal(grid.interior(u), expected), comm)
+        note = f"every={every}: {every} steps save {every - 1} exchange(s)"
+        assert note in str(plan.explain())
+
+
+@pytest.mark.ranks(*SMALL, 4)
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("periodic", [True, False])
+def test_staggered_fields(periodic: bool, every: int, comm: World) -> None:
+    """Leapfrog: faces are advanced from both cells, then cells from both faces."""
+    shape = (12, 10)
+    results = []
+    for halo in (1, every):
+        with halox.Grid(shape, halo=halo, periodic=periodic, comm=comm, device="cpu") as grid:
+            p, v = beyond_walls(grid, start(grid)), start(grid, staggered=0)
+            grid.interior(v)[...] *= 0.1
+            plan = grid.plan(p, v, every=halo)
+            for _ in range(4 // halo):
+                for faces, cells in zip(plan.steps(field=1), plan.steps(field=0), strict=True):
+                    v[faces] += 0.1 * (p[faces] - p[faces.shifted(-1, 0)])
+                    p[cells] += 0.1 * (v[cells.shifted(1, 0)] - v[cells])
+            results.append((grid.interior(p).copy(), grid.interior(v).copy()))
+    assert np.isfinite(results[0][0]).all()
+    assert agree(all(map(np.array_equal, *results)), comm)
+
+
+@pytest.mark.ranks(*SMALL)
+@pytest.mark.parametrize("width", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"components": 2}, {"staggered": 0}, {"components_after": 3}]
+)
+def test_the_interior_comes_before_the_halo(
+    options: dict[str, Any], width: int, comm: World
+) -> None:
+    """Regions of any width cover each owned cell once, also in blocks that are too thin for an interior."""
+    with halox.Grid((6 * comm.size, 5), periodic=True, comm=comm, device="cpu") as grid:
+        u = grid.ones(**options)
+        plan = grid.plan(u, overlap=True)
+        covered = np.zeros(u.shape, int)
+        regions = list(plan.overlap(width=width))
+        for region in regions:
+            covered[region] += 1
+        assert agree(
+            (grid.interior(covered) == 1).all() and covered.sum() == grid.interior(u).size, comm
+        )
+        assert agree(len(regions) == {0: 1, 1: 5, 2: 5, 3: 1}[width], comm)
+        text = str(plan.explain())
+        assert ("no cells so far from its halo" in text) == (width == 3)
+        assert f"overlap of field 0, width {width}: " in text
+
+
+@pytest.mark.ranks(*SMALL)
+@pytest.mark.parametrize("own", [True, False], ids=["fields", "arrays"])
+def test_a_loop_that_is_left_ends_its_exchange(own: bool, comm: World) -> None:
+    with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
+        u, v = grid.full(grid.rank + 1.0), grid.full(grid.rank + 1.0)
+        if not own:
+            u, v = u.copy(), v.copy()
+        plan = grid.plan(u, overlap=True)
+        above = (grid.rank + 1) % grid.size + 1.0
+        for field in (u, v, u, v):
+            field[-1] = 0
+            for _ in plan.overlap(field, width=1):
+                break
+            assert agree((field[-1] == above).all(), comm)
+            field[-1] = 0
+            with pytest.raises(ZeroDivisionError):
+                for _ in plan.overlap(field, width=1):
+                    1 / 0  # noqa: B018
+            assert agree((field[-1] == above).all(), comm)
+        plan()
+
+
+@pytest.mark.ranks(1, 2)
+def test_loops_inside_loops(comm: World) -> None:
+    with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
+        u, v = grid.ones(), grid.full(2.0)
+        first, second = grid.plan(u, overlap=True), grid.plan(v, overlap=True)
+        seen = [
+            (outer, inner) for outer in first.overlap(width=1) for inner in second.overlap(width=1)
+        ]
+        assert len(seen) == 25
+        assert agree((u == 1).all() and (v == 2).all(), comm)
+        with pytest.raises(StateError, match="start\\(\\) was called twice"):
+            for _ in first.overlap(width=1):
+                next(first.overlap(width=1))
+        for _ in first.overlap(v, width=1):
+            first(u)  # another plan
+
+
+@pytest.mark.ranks(*SMALL)
+@pytest.mark.parametrize("make", ["zeros", "numpy"])
+def test_a_plan_exchanges_other_arrays(make: str, comm: World) -> None:
+    with halox.Grid((5 * comm.size, 6), halo=2, periodic=True, comm=comm, device="cpu") as grid:
+        pairs = [
+            [np.zeros(grid.padded_shape), np.zeros((3, *grid.padded_shape), "i4")]
+            if make == "numpy"
+            else [grid.zeros(), grid.zeros("i4", components=3)]
+            for _ in range(4)
+        ]
+        plan = grid.plan(*pairs[0])
+        plans = []
+        for turn in range(3):
+            for pair in pairs:
+                for field in pair:
+                    field[...] = -1
+                    grid.interior(field)[...] = 10 * turn + grid.rank
+                plan(*pair)
+                low, high = ((grid.rank + by) % grid.size + 10 * turn for by in (-1, 1))
+                for field in pair:
+                    assert agree((field[..., :2, :] == low).all(), comm)
+                    assert agree((field[..., -2:, :] == high).all(), comm)
+            plans.append(grid._plan_number)
+        assert plans[0] == plans[1] == plans[2] == (2 if make == "numpy" else 4)
+
+
+@pytest.mark.ranks(*SMALL)
+def test_other_arrays_that_do_not_fit(comm: World) -> None:
+    with halox.Grid((6 * comm.size, 6), periodic=True, comm=comm, device="cpu") as grid:
+        u = grid.zeros()
+        plan = grid.plan(u)
+        wrong: list[tuple[tuple[Any, ...], str]] = [
+            ((u, u), r"exchanges 1 array\(s\) and was called with 2"),
+            ((grid.zeros("f4"),), "dtype=float32"),
+            ((grid.zeros(components=2),), r"components=\(2,\)"),
+            ((grid.zeros(halo=2),), r"halo=\(\(2, 2\), \(2, 2\)\)"),
+            ((grid.zeros(staggered=1),), r"staggered=\(False, True\)"),
+            ((np.zeros(grid.padded_shape, order="F"),), "strides"),
+            ((np.zeros((3, 3, 3)),), "does not fit the grid"),
+        ]
+        for arrays, text in wrong:
+            for call in (plan, plan.overlap, plan.steps):
+                with pytest.raises(FieldError, match=text):
+                    call(*arrays)
+        grid.exchange(*wrong[1][0])  # an exchange knows it, and the plan still refuses it
+        with pytest.raises(FieldError, match="dtype=float32"):
+            plan(*wrong[1][0])
+        plan(grid.zeros())
+        of_transpose = halox.Transpose(grid, grid).plan(u, grid.zeros())
+        with pytest.raises(FieldError, match="only the arrays with which it was made"):
+            of_transpose(u, u)
+        for loop in (of_transpose.overlap, of_transpose.steps):
+            with pytest.raises(FieldError, match=r"make it by grid\.plan"):
+                loop()
+        plan.close()
+        for call in (plan, plan.overlap, plan.steps):
+            with pytest.raises(ClosedError):
+                call()
+            with pytest.raises(ClosedError):
+                call(grid.zeros())
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_give_different_options(comm: World) -> None:
+    with halox.Grid((16, 16), halo=4, comm=comm, device="cpu") as grid:
+        u = grid.zeros()
+        with pytest.raises(MismatchError, match="every=2"):
+            grid.plan(u, every=1 + comm.rank)
+        with pytest.raises(FieldError, match="every must be an int"):
+            grid.plan(u, every=comm.rank)
+        with pytest.raises(FieldError, match='overlap must be "auto"'):
+            grid.plan(u, overlap="on" if comm.rank else "auto")
+        plan = grid.plan(u, every=4)
+        for width in (-1, 1.5, "1", True):
+            with pytest.raises(FieldError, match="width must be an int >= 0"):
+                plan.overlap(width=width)
+        for field in (1, -1, None, u):
+            with pytest.raises(FieldError, match="field must be a number"):
+                plan.overlap(field=field)
+            with pytest.raises(FieldError, match="field must be a number"):
+                plan.steps(field=field)
+        plan()
+
+
+def looped(plan: Plan, body: Callable[[Any], None]) -> int:
+    """Run a loop, and return the number of its regions."""
+    regions = 0
+    for cells in plan.overlap(width=1):
+        body(cells)
+        regions += 1
+    return regions
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("pays", [False, True])
+def test_the_faster_way_is_kept(pays: bool, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is a counter; the body takes a second a region, or ten seconds if a region is the whole block."""
+    now = [0.0]
+    monkeypatch.setattr(loops.time, "perf_counter", lambda: now[0])  # type: ignore[attr-defined]
+    with halox.Grid((8, 8 * comm.size), periodic=True, comm=comm, device="cpu") as grid:
+        plan = grid.plan(grid.zeros())
+
+        def body(cells: Any) -> None:
+            whole = tuple(cells.shape) == grid.rank_shape
+            now[0] += 10.0 if pays and whole else 1.0
+
+        first = [looped(plan, body) for _ in range(4)]
+        assert first == [5, 1, 5, 1]
+        assert "on until both ways are timed" in str(plan.explain())
+        later = [looped(plan, body) for _ in range(20)]
+        assert later[:6] == [5, 1] * 3
+        assert set(later[6:]) == ({5} if pays else {1})
+        text = "on, 5,000,000.0 us with and 10,000,000.0 us" if pays else "off, 5,000,000.0 us with"
+        assert text in str(plan.explain())
+        assert text in str(plan.explain().as_dict()["notes"])
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_loop_that_is_left_is_not_timed(comm: World) -> None:
+    with halox.Grid((8, 8 * comm.size), periodic=True, comm=comm, device="cpu") as grid:
+        plan = grid.plan(grid.zeros())
+        for _ in range(20):
+            for _ in plan.overlap(width=1):
+                break
+        assert "on until both ways are timed" in str(plan.explain())
+
+
+@pytest.mark.ranks(1, 2)
+def test_neighbours_decide_alone(comm: World) -> None:
+    """Ranks with and without overlap exchange the same messages."""
+    with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
+        for u in (grid.zeros(), np.zeros(grid.padded_shape)):
+            plan = grid.plan(u, overlap=comm.rank == 0)
+            for turn in range(1, 20):
+                grid.interior(u)[...] = turn * (comm.rank + 1)
+                assert agree(looped(plan, lambda _: None) == (5 if comm.rank == 0 else 1), comm)
+                above = (comm.rank + 1) % comm.size + 1
+                assert agree((u[-1] == turn * above).all(), comm)
+
+
+@pytest.mark.ranks(1, 2)
+def test_overlap_hides_the_wait_for_a_late_neighbour(comm: World) -> None:
+    """The interior is computed before a late neighbour has sent anything."""
+    with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
+        plan = grid.plan(grid.zeros(), overlap=True)
+        plan()
+        comm.Barrier()
+        begin = time.perf_counter()
+        if comm.rank:
+            time.sleep(0.3)
+        after = [time.perf_counter() - begin for _ in plan.overlap(width=1)]
+        if comm.rank == 0:
+            assert after[0] < 0.25
+            assert comm.size == 1 or after[1] > 0.25
+        else:
+            assert after[0] > 0.25
+        comm.Barrier()
+
+
+@pytest.mark.ranks(1, 2)
+def test_swapped_names_are_noticed_in_debug_mode(
+    comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for debug, wrong in (("0", True), ("1", False), ("1", True)):
+        monkeypatch.setenv("HALOX_DEBUG", debug)
+        with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
+            u, new = grid.ones(), grid.zeros()
+            plan = grid.plan(u)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for turn in range(6):
+                    plan(*() if wrong else (u,))
+                    new[...] = turn + 2
+                    u, new = new, u
+            texts = [str(one.message) for one in caught]
+            assert len(texts) == (debug == "1" and wrong), texts
+            assert not texts or "names of arrays were swapped" in texts[0]
