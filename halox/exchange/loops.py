@@ -16,7 +16,6 @@ from halox.exchange.plan import Bound, Plan
 from halox.exchange.regions import Cells, deep_regions, overlap_regions, owned_cells
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.streams import is_capturing
 from halox.values import as_int, shown
 
 Mode: TypeAlias = Literal["auto"] | bool
@@ -216,7 +215,11 @@ class UnchangedCheck:
 
 def _is_captured(device: int | None) -> bool:
     """Whether the current stream of a GPU is being captured; False for the host."""
-    return device is not None and is_capturing(None)
+    if device is None:
+        return False
+    from halox.runtime.gpu.streams import is_capturing
+
+    return is_capturing(None)
 
 
 def _steps(described: Described) -> tuple[int, ...]:

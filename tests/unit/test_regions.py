@@ -155,7 +155,7 @@ def test_shifts_out_of_the_array_are_refused() -> None:
     with pytest.raises(FieldError, match="leaves the array"):
         rim.shifted(-2, 0)
     for wrong in ((1,), (1, 0, 0), (0.5, 0), ("a", 1)):
-        with pytest.raises(FieldError, match="2 ints"):
+        with pytest.raises(FieldError, match="each of 2 grid axes"):
             rim.shifted(*wrong)  # type: ignore[arg-type]
 
 
