@@ -150,12 +150,25 @@ class Plan(Unique):
         if fields:
             plan, bound = self._plan_of(fields)
             plan.run(bound)
-        else:
-            self.run()
+            return
+        # The same code as `run` and `_advance`, to save the time of another call.
+        guard, life = self._guard, self._life
+        outer = guard.user
+        if life.state or outer:
+            self._check_state(_READY, "called between start() and finish(); call finish() first")
+        guard.user = life.state = _RUNNING
+        if self._checks:
+            self._check(_READY, outer)
+        try:
+            for step in self._steps:
+                step()
+        except BaseException as error:
+            self._fail(error, outer)
+            raise
+        guard.user, life.state = outer, _READY
 
-    def run(self, bound: Bound | None = None) -> None:
-        """Run one exchange of the plan's arrays, or of other arrays of which ``bound`` has the views."""
-        # The same code as `_advance`, to save the time of another call.
+    def run(self, bound: Bound | None) -> None:
+        """Run one exchange of other arrays, of which ``bound`` has the views; of the plan's arrays if it is None."""
         guard, life = self._guard, self._life
         outer = guard.user
         if life.state or outer:

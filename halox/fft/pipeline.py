@@ -302,7 +302,7 @@ class Pipeline:
         engine = self._engine
         if op.plan is not None:
             plan = op.plan
-            return lambda source, target: plan.run()
+            return lambda source, target: plan.__call__()
         if op.kind == "c2c":
             run: Run = engine.c2c(source, target, op.axes, forward=op.forward, norm=op.norm)
             return run
