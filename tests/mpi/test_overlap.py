@@ -19,6 +19,7 @@ from halox.errors import ClosedError, FieldError, MismatchError, StateError
 from halox.exchange import loops
 from halox.exchange.plan import Plan
 from halox.exchange.regions import Cells
+from tests.mpi.bad_input import Table, check_error, undocumented
 from tests.mpi.conftest import SMALL, agree
 
 World = MPI.Intracomm
@@ -72,30 +73,25 @@ def plain(grid: halox.Grid, steps: int, width: int, **options: Any) -> Any:
 
 
 @pytest.mark.ranks(*SMALL, 4)
-@pytest.mark.parametrize("own", [True, False], ids=["fields", "arrays"])
 @pytest.mark.parametrize("periodic", [True, False])
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("cells", CELLS, ids=str)
-def test_overlapped_steps(
-    cells: tuple[int, ...], width: int, periodic: bool, own: bool, comm: World
-) -> None:
+def test_overlapped_steps(cells: tuple[int, ...], width: int, periodic: bool, comm: World) -> None:
     with halox.Grid(cells, halo=width, periodic=periodic, comm=comm, device="cpu") as grid:
         expected = plain(grid, 5, width)
-        u, new = (beyond_walls(grid, start(grid)) for _ in range(2))
-        if not own:
-            u, new = u.copy(), new.copy()
-        plan = grid.plan(u, overlap=True)
-        for _ in range(5):
-            covered = np.zeros(u.shape, int)
-            for region in plan.overlap(u, width=width):
-                step(new, u, region, width)
-                covered[region] += 1
-            assert agree(
-                (grid.interior(covered) == 1).all() and covered.sum() == grid.interior(u).size, comm
-            )
-            u, new = new, u
         assert np.isfinite(expected).all()
-        assert agree(np.array_equal(grid.interior(u), expected), comm)
+        fields = [beyond_walls(grid, start(grid)) for _ in range(2)]
+        for u, new in (fields, [field.copy() for field in fields]):
+            plan = grid.plan(u, overlap=True)
+            for _ in range(5):
+                covered = np.zeros(u.shape, int)
+                for region in plan.overlap(u, width=width):
+                    step(new, u, region, width)
+                    covered[region] += 1
+                once = (grid.interior(covered) == 1).all()
+                assert agree(once and covered.sum() == grid.interior(u).size, comm)
+                u, new = new, u
+            assert agree(np.array_equal(grid.interior(u), expected), comm)
 
 
 @pytest.mark.ranks(*SMALL, 4)
@@ -233,59 +229,144 @@ def test_a_plan_exchanges_other_arrays(make: str, comm: World) -> None:
 @pytest.mark.ranks(*SMALL)
 def test_other_arrays_that_do_not_fit(comm: World) -> None:
     with halox.Grid((6 * comm.size, 6), periodic=True, comm=comm, device="cpu") as grid:
-        u = grid.zeros()
-        plan = grid.plan(u)
-        wrong: list[tuple[tuple[Any, ...], str]] = [
-            ((u, u), r"exchanges 1 array\(s\) and was called with 2"),
-            ((grid.zeros("f4"),), "dtype=float32"),
-            ((grid.zeros(components=2),), r"components=\(2,\)"),
-            ((grid.zeros(halo=2),), r"halo=\(\(2, 2\), \(2, 2\)\)"),
-            ((grid.zeros(staggered=1),), r"staggered=\(False, True\)"),
-            ((np.zeros(grid.padded_shape, order="F"),), "strides"),
-            ((np.zeros((3, 3, 3)),), "does not fit the grid"),
+        plan = grid.plan(grid.zeros())
+        wrong: list[tuple[Any, str]] = [
+            (grid.zeros("f4"), "dtype=float32"),
+            (grid.zeros(components=2), r"components=\(2,\)"),
+            (grid.zeros(halo=2), r"halo=\(\(2, 2\), \(2, 2\)\)"),
+            (grid.zeros(staggered=1), r"staggered=\(False, True\)"),
+            (np.zeros(grid.padded_shape, order="F"), "strides"),
+            (np.zeros((3, 3, 3)), "does not fit the grid"),
         ]
-        for arrays, text in wrong:
+        for array, text in wrong:
             for call in (plan, plan.overlap, plan.steps):
                 with pytest.raises(FieldError, match=text):
-                    call(*arrays)
-        grid.exchange(*wrong[1][0])  # an exchange knows it, and the plan still refuses it
+                    call(array)
+        grid.exchange(wrong[0][0])  # an exchange knows it, and the plan still refuses it
         with pytest.raises(FieldError, match="dtype=float32"):
-            plan(*wrong[1][0])
+            plan(wrong[0][0])
         plan(grid.zeros())
-        of_transpose = halox.Transpose(grid, grid).plan(u, grid.zeros())
-        with pytest.raises(FieldError, match="only the arrays with which it was made"):
-            of_transpose(u, u)
-        for loop in (of_transpose.overlap, of_transpose.steps):
-            with pytest.raises(FieldError, match=r"make it by grid\.plan"):
-                loop()
         plan.close()
         for call in (plan, plan.overlap, plan.steps):
-            with pytest.raises(ClosedError):
-                call()
-            with pytest.raises(ClosedError):
-                call(grid.zeros())
+            for arrays in ((), (grid.zeros(),)):
+                with pytest.raises(ClosedError):
+                    call(*arrays)
 
 
-@pytest.mark.ranks(2)
-def test_ranks_that_give_different_options(comm: World) -> None:
-    with halox.Grid((16, 16), halo=4, comm=comm, device="cpu") as grid:
-        u = grid.zeros()
-        with pytest.raises(MismatchError, match="every=2"):
-            grid.plan(u, every=1 + comm.rank)
-        with pytest.raises(FieldError, match="every must be an int"):
-            grid.plan(u, every=comm.rank)
-        with pytest.raises(FieldError, match='overlap must be "auto"'):
-            grid.plan(u, overlap="on" if comm.rank else "auto")
-        plan = grid.plan(u, every=4)
-        for width in (-1, 1.5, "1", True):
-            with pytest.raises(FieldError, match="width must be an int >= 0"):
-                plan.overlap(width=width)
-        for field in (1, -1, None, u):
-            with pytest.raises(FieldError, match="field must be a number"):
-                plan.overlap(field=field)
-            with pytest.raises(FieldError, match="field must be a number"):
-                plan.steps(field=field)
-        plan()
+Act = Callable[[halox.Grid, Any], object]
+
+
+def on_grid(act: Act) -> Callable[[World], None]:
+    """Return a call with a grid and one of its fields."""
+
+    def call(comm: World) -> None:
+        with halox.Grid((16, 16), halo=4, periodic=True, comm=comm, device="cpu") as grid:
+            act(grid, grid.zeros())
+
+    return call
+
+
+def with_plan(act: Act) -> Callable[[World], None]:
+    """Return a call with a grid and a plan of one of its fields."""
+    return on_grid(lambda grid, u: act(grid, grid.plan(u)))
+
+
+def cells(plan: Plan) -> Cells:
+    return next(plan.steps())
+
+
+def of_transpose(grid: halox.Grid, u: Any) -> Plan:
+    return halox.Transpose(grid, grid).plan(u, grid.zeros())
+
+
+TABLE: Table = {
+    "no steps between exchanges": (
+        on_grid(lambda grid, u: grid.plan(u, every=0)),
+        FieldError,
+        "every must be an int >= 1",
+    ),
+    "a number of steps that does not divide the halo": (
+        on_grid(lambda grid, u: grid.plan(u, every=3)),
+        FieldError,
+        "every=3 does not divide the halo",
+    ),
+    "several steps without corners": (
+        on_grid(lambda grid, u: grid.plan(u, every=2, corners=False)),
+        FieldError,
+        "every=2 needs whole halos",
+    ),
+    "numbers of steps that differ between ranks >1": (
+        on_grid(lambda grid, u: grid.plan(u, every=1 + grid.rank)),
+        MismatchError,
+        "every=2",
+    ),
+    "another word than auto for `overlap=`": (
+        on_grid(lambda grid, u: grid.plan(u, overlap="on")),  # type: ignore[arg-type]
+        FieldError,
+        'overlap must be "auto"',
+    ),
+    "a negative width of an overlap": (
+        with_plan(lambda _, plan: plan.overlap(width=-1)),
+        FieldError,
+        "width must be an int >= 0",
+    ),
+    "a width that is not an int": (
+        with_plan(lambda _, plan: plan.overlap(width=1.5)),
+        FieldError,
+        "width must be an int >= 0",
+    ),
+    "a number of a field that the plan does not have": (
+        with_plan(lambda _, plan: plan.steps(field=1)),
+        FieldError,
+        "field must be a number",
+    ),
+    "a name in place of the number of a field": (
+        with_plan(lambda _, plan: plan.overlap(field="u")),
+        FieldError,
+        "field must be a number",
+    ),
+    "a call of a plan with another number of arrays": (
+        with_plan(lambda grid, plan: plan(grid.zeros(), grid.zeros())),
+        FieldError,
+        r"exchanges 1 array\(s\) and was called with 2",
+    ),
+    "a call of a plan with an array of another dtype": (
+        with_plan(lambda grid, plan: plan(grid.zeros("f4"))),
+        FieldError,
+        "dtype=float32",
+    ),
+    "a call of a transpose's plan with arrays": (
+        on_grid(lambda grid, u: of_transpose(grid, u)(u, u)),
+        FieldError,
+        "only the arrays with which it was made",
+    ),
+    "a loop over a transpose's plan": (
+        on_grid(lambda grid, u: of_transpose(grid, u).overlap()),
+        FieldError,
+        r"make it by grid\.plan",
+    ),
+    "cells shifted along another number of axes": (
+        with_plan(lambda _, plan: cells(plan).shifted(1)),
+        FieldError,
+        "each of 2 grid axes",
+    ),
+    "cells shifted out of the array": (
+        with_plan(lambda _, plan: cells(plan).shifted(-5, 0)),
+        FieldError,
+        "leaves the array",
+    ),
+}
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("name", TABLE)
+def test_bad_input(name: str, comm: World) -> None:
+    check_error(TABLE, name, comm)
+
+
+@pytest.mark.ranks(1)
+def test_bad_input_is_on_the_page_of_errors() -> None:
+    assert not undocumented(TABLE)
 
 
 def looped(plan: Plan, body: Callable[[Any], None]) -> int:
