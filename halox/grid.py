@@ -8,8 +8,9 @@ Therefore these calls look up their plan first, and call no other method before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
@@ -23,10 +24,9 @@ from halox.errors import FieldError
 from halox.exchange.cache import CachedPlan, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
-from halox.exchange.loops import Loops, Read, UnchangedCheck, check_mode, check_same_arrays
+from halox.exchange.loops import Check, Loops, UnchangedCheck, check_options, check_same_arrays
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
-from halox.exchange.regions import check_every
 from halox.exchange.report import Report
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
@@ -532,26 +532,19 @@ class Grid(Closing):
         """
         self._world.begin("plan")
 
-        def check(read: Read, with_corners: bool) -> int:
-            check_mode(overlap)
-            return check_every(every, [layout for _, layout in read], with_corners)
-
+        check: Check = partial(check_options, every, overlap)
         plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
         read, key = [self._layouts.read(field) for field in fields], ("plan", self._plan_number)
-
-        def check_other(other: Read, _: bool) -> int:
-            check_same_arrays(other, read)
-            return 1
+        is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:
             known = self._known_plans.find(key, others) or self._plans.find(key, others)
-            return known or self._cached("copy", others, corners, key, path=path, check=check_other)
+            return known or self._cached("copy", others, corners, key, path=path, check=is_same)
 
         debug = None
         if self._world.debug and all(isinstance(field, self.xp.ndarray) for field in fields):
             debug = UnchangedCheck([self.interior(field) for field in fields], self.device_id)
-        loops = Loops([layout for _, layout in read], every, overlap, self.device_id)
-        plan.serve(loops, find, debug)
+        plan.serve(Loops(read, every, overlap, self.device_id, find), debug)
         return plan
 
     def explain(self, *fields: object) -> Report | str:
@@ -958,7 +951,7 @@ class Grid(Closing):
         *,
         keep: bool,
         path: str | None = None,
-        check: Callable[[Read, bool], int] = lambda *_: 1,
+        check: Check = lambda *_: 1,
     ) -> Plan:
         """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from statistics import median
 from typing import Any, Literal, TypeAlias
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
 from halox.exchange.plan import Bound, Plan
-from halox.exchange.regions import Cells, deep_regions, overlap_regions, owned_cells
+from halox.exchange.regions import Cells, check_every, deep_regions, overlap_regions, owned_cells
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
@@ -23,8 +23,13 @@ Mode: TypeAlias = Literal["auto"] | bool
 Read: TypeAlias = Sequence[tuple[Described, FieldLayout]]
 """Descriptions of some fields, with their layouts."""
 
-_LOOPS = 5
-"""Timed loops with and without overlap each; the first loop of both does not count."""
+Check: TypeAlias = Callable[[Read, bool], int]
+"""Checks the fields of a new plan, with or without corners; returns the number of steps between exchanges."""
+
+Find: TypeAlias = Callable[[tuple[object, ...]], tuple[Plan, Bound | None]]
+
+_LOOPS = 10
+"""Timed loops, half of them with overlap; the first loop of each half does not count."""
 
 
 class Overlap:
@@ -46,15 +51,14 @@ class Overlap:
             self._is_on, self._why = False, ", the block has no cells so far from its halo"
         elif not self._late:
             self._is_on = True
-        self._marks: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
+        self._marks: list[tuple[Any, Any]] = []  # of loops with overlap, and, in turn, without
 
     def loop(self, plan: Plan, bound: Bound | None, arrays: tuple[object, ...]) -> Iterator[Cells]:
         """Exchange by a plan, and yield the regions; ``bound`` has the views of ``arrays`` that are not the plan's."""
         if self._is_on is None and not _is_captured(self._device):
-            overlapped, others = self._marks[True], self._marks[False]
-            if len(others) < _LOOPS:
-                overlaps = len(overlapped) == len(others)
-                return self._timed(overlaps, self._run(overlaps, plan, bound, arrays))
+            if len(self._marks) < _LOOPS:
+                overlaps = len(self._marks) % 2 == 0
+                return self._timed(self._run(overlaps, plan, bound, arrays))
             self._decide()
         return self._run(self._is_on is not False, plan, bound, arrays)
 
@@ -72,10 +76,10 @@ class Overlap:
             plan.finish()
         yield from self._late
 
-    def _timed(self, overlaps: bool, loop: Iterator[Cells]) -> Iterator[Cells]:
+    def _timed(self, loop: Iterator[Cells]) -> Iterator[Cells]:
         begin = self._mark()
         yield from loop
-        self._marks[overlaps].append((begin, self._mark()))
+        self._marks.append((begin, self._mark()))
 
     def _mark(self) -> Any:
         """Return the time in seconds, or an event on the current stream of a GPU."""
@@ -88,15 +92,13 @@ class Overlap:
     def _decide(self) -> None:
         """Keep the way with the smaller median, unless the GPU has not reached all events yet."""
         if self._device is None:
-            ms = {way: [1e3 * (b - a) for a, b in marks] for way, marks in self._marks.items()}
-        elif all(end.done for marks in self._marks.values() for _, end in marks):
-            between = cupy().cuda.get_elapsed_time
-            ms = {way: [between(*pair) for pair in marks] for way, marks in self._marks.items()}
+            us = [1e6 * (end - begin) for begin, end in self._marks]
+        elif all(end.done for _, end in self._marks):
+            us = [1e3 * cupy().cuda.get_elapsed_time(*pair) for pair in self._marks]
         else:
             return
-        on, off = (1e3 * median(ms[way][1:]) for way in (True, False))
+        on, off = median(us[2::2]), median(us[3::2])
         self._is_on, self._why = on <= off, f", {on:,.1f} us with and {off:,.1f} us without"
-        self._marks.clear()
 
     def __str__(self) -> str:
         """Return the sizes of the regions, the decision and its reason."""
@@ -108,15 +110,15 @@ class Overlap:
 
 
 class Loops:
-    """Loops over the cells of a plan's fields, for `Plan.overlap` and `Plan.steps`.
+    """Loops over the cells of a plan's fields, and other arrays for its calls.
 
-    ``every`` is the number of steps between exchanges, ``mode`` the option ``overlap`` of `halox.Grid.plan`.
+    ``every`` is the number of steps between exchanges, ``mode`` the option ``overlap`` of `halox.Grid.plan`. ``find``
+    returns the plan of other arrays, and its argument; it makes the plan in the first call with them.
     """
 
-    def __init__(
-        self, layouts: Sequence[FieldLayout], every: int, mode: Mode, device: int | None
-    ) -> None:
-        self._layouts, self._every, self._mode, self._device = layouts, every, mode, device
+    def __init__(self, read: Read, every: int, mode: Mode, device: int | None, find: Find) -> None:
+        self._layouts = [layout for _, layout in read]
+        self._every, self._mode, self._device, self.find = every, mode, device, find
         self._overlaps: dict[tuple[int | None, int], Overlap] = {}
         self._deep: dict[int, tuple[Cells, ...]] = {}
 
@@ -165,27 +167,25 @@ class Loops:
         return tuple(notes)
 
 
-def check_mode(overlap: object) -> None:
-    """Raise `FieldError` unless ``overlap`` is a `Mode`."""
+def check_options(every: object, overlap: object, read: Read, corners: bool) -> int:
+    """Return the number of steps between exchanges; raise `FieldError` if it or the `Mode` ``overlap`` is invalid."""
     if not (isinstance(overlap, bool) or (isinstance(overlap, str) and overlap == "auto")):
         raise FieldError(f'overlap must be "auto", True or False, got {shown(overlap)}')
+    return check_every(every, [layout for _, layout in read], corners)
 
 
-def check_same_arrays(read: Read, own: Read) -> None:
-    """Raise `FieldError` unless some arrays have the layouts, dtypes and strides of a plan's arrays."""
-    if len(read) != len(own):
+def check_same_arrays(own: Read, read: Read, _: bool = True) -> int:
+    """Raise `FieldError` unless arrays have the layouts, dtypes and strides of a plan's arrays; return 1."""
+    needed, given = (
+        [f"{layout.spec}, dtype={one.dtype}, strides={_steps(one)}" for one, layout in arrays]
+        for arrays in (own, read)
+    )
+    if given != needed:
         raise FieldError(
-            f"the plan exchanges {len(own)} array(s) and was called with {len(read)}; give one array for each array "
-            "of the plan, in the same order"
+            f"the plan exchanges {len(needed)} array(s) with {'; '.join(needed)}, and its call has {len(given)} with "
+            f"{'; '.join(given)}; give such arrays, or make another plan by grid.plan"
         )
-    for number, pair in enumerate(zip(read, own, strict=True)):
-        given, of_plan = (
-            f"{layout.spec}, dtype={one.dtype}, strides={_steps(one)}" for one, layout in pair
-        )
-        if given != of_plan:
-            raise FieldError(
-                f"array {number} of the call has {given}, and of the plan {of_plan}; make another plan by grid.plan"
-            )
+    return 1
 
 
 class UnchangedCheck:

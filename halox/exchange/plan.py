@@ -38,9 +38,6 @@ _MOST_BOUND = 32
 Bound: TypeAlias = list[object]
 """For each movable channel of a plan its views of other arrays."""
 
-Find: TypeAlias = Callable[[tuple[object, ...]], "tuple[Plan, Bound | None]"]
-"""Returns the plan of some arrays, and its argument; makes the plan in the first call."""
-
 
 Release: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
 """Receives a closed plan's channels, to free later, and its arrays, to keep while other ranks may access them."""
@@ -129,7 +126,6 @@ class Plan(Unique):
         self.bound: Bound | None = None
         self.relocatable = False
         self._loops: Loops | None = None
-        self._find: Find | None = None
         self._report = report
         self._timer = timer
         self._check_open = check_open
@@ -186,28 +182,25 @@ class Plan(Unique):
             raise
         guard.user, life.state = outer, _READY
 
-    def serve(self, loops: Loops, find: Find, check: Callable[[], None] | None) -> None:
+    def serve(self, loops: Loops, check: Callable[[], None] | None) -> None:
         """Allow loops over the plan's fields, and calls with other arrays; ``check`` runs before each exchange."""
-        self._loops, self._find = loops, find
+        self._loops = loops
         if check is not None:
             self._checks = (*self._checks, check)
+
+    def _get_loops(self) -> Loops:
+        self._check_open()
+        if self._loops is None:
+            raise FieldError(
+                "only plans of grid.plan have loops and take other arrays; call this one without arrays"
+            )
+        return self._loops
 
     def _plan_of(self, fields: tuple[object, ...]) -> tuple[Plan, Bound | None]:
         """Return the plan that exchanges some arrays in a call of this plan, and its argument."""
         if not fields or (len(fields) == len(self.arrays) and all(map(is_, fields, self.arrays))):
             return self, None
-        self._check_open()
-        if self._find is None:
-            raise FieldError(
-                "this plan exchanges only the arrays with which it was made; give no arrays, or make it by grid.plan"
-            )
-        return self._find(fields)
-
-    def _get_loops(self) -> Loops:
-        self._check_open()
-        if self._loops is None:
-            raise FieldError("overlap() and steps() need a plan of fields; make it by grid.plan")
-        return self._loops
+        return self._get_loops().find(fields)
 
     def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
         """Keep the plan's arrays alive: always, or only after a failure."""
@@ -325,19 +318,14 @@ class Plan(Unique):
         Yields
         ------
         Cells
-            An index of the field's array: a tuple of slices, whole along component axes. ``cells.shifted(1, 0)`` is the
-            index of the neighbours; ``cells.start`` and ``cells.shape`` are tuples of int32 for kernels.
-
-        Raises
-        ------
-        FieldError
-            If an argument is invalid, or the plan was not made by `Grid.plan`. Also the errors of calls of the plan.
+            An index of the field's array. `explain` has the sizes of all regions.
 
         Notes
         -----
-        The exchange also ends if the body leaves the loop by ``break`` or an error. There is no rim at a wall.
-        All cells are one region after the exchange if the block has no interior, or overlap is off: by the option
-        ``overlap`` of `Grid.plan`, or because it was slower. `explain` gives the reason.
+        Raises the errors of ``plan(*fields)``, and `FieldError` for invalid arguments. The exchange also ends if the
+        body leaves the loop by ``break`` or an error. There is no rim at a wall. All cells are one region after the
+        exchange if the block has no interior, or overlap is off: by the option ``overlap`` of `Grid.plan`, or because
+        it was slower.
         """
         return self._get_loops().overlap(width, field).loop(*self._plan_of(fields), fields)
 
