@@ -73,6 +73,7 @@ def test_regions_cover_each_owned_cell_once(
             expected = np.zeros(layout.padded_shape, int)
             expected[layout.interior] = 1
             assert (counts(layout, early + late) == expected).all()
+            assert all(min(region.shape) > 0 for region in early + late)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
