@@ -124,15 +124,15 @@ class Loops:
 
     def overlap(self, width: object, field: object) -> Overlap:
         """Return the overlap of a width, in cells or None, for a field."""
-        key = None if width is None else as_int(width), self._check_field(field)
-        if width is not None and (key[0] is None or key[0] < 0):
+        number, distance = self._check_field(field), None if width is None else as_int(width)
+        if width is not None and (distance is None or distance < 0):
             raise FieldError(
                 f"width must be an int >= 0, the cells that a step reads on each side, got {shown(width)}"
             )
-        known = self._overlaps.get(key)
+        known = self._overlaps.get((distance, number))
         if known is None:
-            known = Overlap(self._layouts[key[1]], key[0], self._mode, self._device)
-            self._overlaps[key] = known
+            known = Overlap(self._layouts[number], distance, self._mode, self._device)
+            self._overlaps[distance, number] = known
         return known
 
     def steps(self, field: object) -> tuple[Cells, ...]:
