@@ -623,7 +623,7 @@ class Grid(Closing):
 
         check: Check = partial(check_options, every, overlap)
         plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
-        read, key = [self._layouts.read(field) for field in fields], ("plan", self._plan_number)
+        read, key = [self._layouts.read(field) for field in fields], ("plan", self.plans_made)
         is_same: Check = partial(check_same_arrays, read)
 
         def find(others: tuple[object, ...]) -> CachedPlan:

@@ -74,7 +74,8 @@ def overlap_regions(
     """
     spec, box = layout.spec, _owned(layout)
     inner = []
-    for axis, ((first, stop), sides) in enumerate(zip(box, _open_sides(layout), strict=True)):
+    filled = _filled_sides(layout)
+    for axis, ((first, stop), sides) in enumerate(zip(box, filled, strict=True)):
         in_pairs = spec.parity is not None and axis == len(box) - 1
         rims = []
         for is_open, halo in zip(sides, spec.halo[axis], strict=True):
@@ -129,6 +130,11 @@ def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) ->
                     f"every={steps} does not divide the halo {widths} (low, high) of field {number} along axis {axis}; "
                     f"for steps that read w cells on each side, use a halo of {steps} * w cells"
                 )
+        if spec.boundary:
+            raise FieldError(
+                f"every={steps} leaves halos at walls unchanged between exchanges, and field {number} has a boundary "
+                "there; give it boundary=None and set its walls in each step, or every=1"
+            )
         if spec.parity is not None or spec.offsets or not (corners or spec.ndim == 1):
             raise FieldError(
                 f"every={steps} needs whole halos, and field {number} has corners={corners}, parity={spec.parity!r}, "
@@ -147,8 +153,19 @@ def _owned(layout: FieldLayout) -> list[Interval]:
     return [(cut.start, cut.stop) for cut in layout.interior if cut.start is not None]
 
 
+def _filled_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
+    """Return, per grid axis, whether an exchange fills the low and the high halo: from a neighbour, or at a wall."""
+    walls = {
+        (fill.along.axis, ("low", "high").index(fill.along.side)) for fill in layout.walls().fills()
+    }
+    return [
+        (low or (axis, 0) in walls, high or (axis, 1) in walls)
+        for axis, (low, high) in enumerate(_open_sides(layout))
+    ]
+
+
 def _open_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
-    """Return, per grid axis, whether an exchange fills the low and the high halo."""
+    """Return, per grid axis, whether the low and the high side have a neighbour or a periodic image."""
     decomposition = layout.decomposition
     coords = decomposition.coords_of(layout.rank)
     return [
