@@ -14,6 +14,7 @@ from halox.decomposition import (
     decompose,
     normalise_halo,
 )
+from halox.domain.cartesian import Topology, with_topology
 from halox.domain.options import GridOptions
 from halox.errors import DecompositionError
 from halox.paths import requested_path
@@ -73,10 +74,19 @@ class Division:
         )
 
 
-def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) -> Division:
-    """Divide a grid among the ranks of a world, with the errors of `halox.Grid`; collective."""
+def divide(
+    world: World,
+    grid_shape: int | Sequence[int],
+    given: GridOptions,
+    topology: Topology | None = None,
+) -> Division:
+    """Divide a grid among the ranks of a world, with the errors of `halox.Grid`; collective.
+
+    ``topology`` is the topology of a Cartesian communicator.
+    """
 
     def build() -> tuple[Division, dict[str, object]]:
+        options = given if topology is None else with_topology(given, topology, grid_shape)
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
         by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
@@ -84,7 +94,7 @@ def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) 
             grid_shape,
             world.size,
             halo=options.halo,
-            periodic=options.periodic,
+            periodic=False if options.periodic is None else options.periodic,
             proc_shape=options.proc_shape,
             blocks=options.blocks,
             nodes=world.nodes if by_node else None,

@@ -24,7 +24,7 @@ class GridOptions:
     """
 
     halo: HaloLike = 1
-    periodic: bool | Sequence[bool] = False
+    periodic: bool | Sequence[bool] | None = None
     proc_shape: int | Sequence[int | None] | None = None
     blocks: Sequence[Sequence[int] | None] | None = None
     corners: bool = True
