@@ -10,6 +10,7 @@ from halox.datatypes import Datatype, slab
 from halox.decomposition import Box, FieldLayout
 from halox.errors import FieldError
 from halox.exchange.draft import Draft
+from halox.exchange.poison import poisons_halos
 from halox.paths.base import Operation
 from halox.paths.messages import Part, fuse
 from halox.runtime.arrays import Described, check_elements_apart, share_memory
@@ -31,7 +32,8 @@ def halo_draft(
     the owners' cells and sets the sent halos to zero. With ``corners`` the regions include edges and corners, otherwise
     only faces.
 
-    Raises `FieldError` if a field is read-only, too narrow for its halo, or cannot be accumulated.
+    Raises `FieldError` if a field is read-only, too narrow for its halo, or cannot be accumulated, and `HaloxError` if
+    ``HALOX_DEBUG_HALO`` is invalid.
     """
     _check_fields(read, operation)
     outgoing: list[_Ordered] = []
@@ -72,6 +74,7 @@ def halo_draft(
         numbers=numbers,
         specs=tuple([str(layout.spec) for _, layout in read]),
         relocatable=relocatable,
+        poisons=operation == "copy" and poisons_halos(),
     )
 
 
