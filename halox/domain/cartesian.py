@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Topology(NamedTuple):
+class Cartesian(NamedTuple):
     """Ranks and periodicity per axis of a Cartesian communicator."""
 
     dims: tuple[int, ...]
     periods: tuple[bool, ...]
 
 
-def topology_of(mpi: ModuleType, comm: MPI.Intracomm | None) -> Topology | None:
+def cartesian_of(mpi: ModuleType, comm: MPI.Intracomm | None) -> Cartesian | None:
     """Return the topology of a Cartesian communicator, None for all other communicators; local."""
     if not isinstance(comm, mpi.Cartcomm):
         return None
     dims, periods, _ = comm.Get_topo()
-    return Topology(tuple(dims), tuple(map(bool, periods)))
+    return Cartesian(tuple(dims), tuple(map(bool, periods)))
 
 
-def with_topology(
-    options: GridOptions, topology: Topology, grid_shape: int | Sequence[int]
+def with_cartesian(
+    options: GridOptions, cartesian: Cartesian, grid_shape: int | Sequence[int]
 ) -> GridOptions:
     """Return the options of a grid with the process grid and the periodicity of its Cartesian communicator.
 
     MPI numbers the ranks of a Cartesian communicator in C order of their coordinates, also if it has reordered them.
-    So the blocks are placed in rank order, and each rank has its coordinates of the communicator.
+    With blocks in rank order each rank therefore has its coordinates of the communicator.
 
     Raises `DecompositionError` if the communicator has another number of axes than the grid, or contradicts
     ``periodic``, ``proc_shape`` or ``blocks``.
     """
-    dims, periods = topology
+    dims, periods = cartesian
     shape = normalise_grid_shape(grid_shape)
     if len(dims) != len(shape):
         raise DecompositionError(
@@ -64,7 +64,7 @@ def with_topology(
     for axis, cut in enumerate(normalise_blocks(options.blocks, shape)):
         if cut is not None and len(cut) != dims[axis]:
             raise _contradiction(f"blocks[{axis}]", f"{len(cut)} blocks", f"dims={dims}")
-    return replace(options, periodic=periods, proc_shape=dims, placement=False)
+    return replace(options, periodic=periods, proc_shape=dims)
 
 
 _PLAIN = "give comm=mpi4py.MPI.Intracomm(comm) to ignore the topology"

@@ -14,7 +14,7 @@ from halox.decomposition import (
     decompose,
     normalise_halo,
 )
-from halox.domain.cartesian import Topology, with_topology
+from halox.domain.cartesian import Cartesian, with_cartesian
 from halox.domain.options import GridOptions
 from halox.errors import DecompositionError
 from halox.paths import requested_path
@@ -78,15 +78,15 @@ def divide(
     world: World,
     grid_shape: int | Sequence[int],
     given: GridOptions,
-    topology: Topology | None = None,
+    cartesian: Cartesian | None = None,
 ) -> Division:
     """Divide a grid among the ranks of a world, with the errors of `halox.Grid`; collective.
 
-    ``topology`` is the topology of a Cartesian communicator.
+    ``cartesian`` is the topology of a Cartesian communicator.
     """
 
     def build() -> tuple[Division, dict[str, object]]:
-        options = given if topology is None else with_topology(given, topology, grid_shape)
+        options = given if cartesian is None else with_cartesian(given, cartesian, grid_shape)
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
         by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
@@ -97,7 +97,7 @@ def divide(
             periodic=False if options.periodic is None else options.periodic,
             proc_shape=options.proc_shape,
             blocks=options.blocks,
-            nodes=world.nodes if by_node else None,
+            nodes=world.nodes if by_node and cartesian is None else None,
             placement=placed,
             checkerboard=check_bool("checkerboard", options.checkerboard, DecompositionError),
         )

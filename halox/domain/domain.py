@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from halox.decomposition import Decomposition, FieldLayout
 from halox.domain.allocation import Allocation
-from halox.domain.cartesian import topology_of
+from halox.domain.cartesian import cartesian_of
 from halox.domain.division import Division, divide
 from halox.domain.layouts import FieldLayouts
 from halox.domain.options import GridOptions
@@ -66,7 +66,7 @@ class Domain:
         self.context = Context(self.world)
         try:
             self.division: Division = divide(
-                self.world, grid_shape, options, topology_of(self.world.mpi, comm)
+                self.world, grid_shape, options, cartesian_of(self.world.mpi, comm)
             )
         except BaseException as error:
             self.context.close_after(error)

@@ -163,3 +163,18 @@ def test_a_freed_cartesian_communicator(comm: World) -> None:
     cart.Free()
     with pytest.raises(HaloxError, match="COMM_NULL"):
         halox.Grid(4 * comm.size, comm=cart, device="cpu")
+
+
+def test_ranks_of_several_nodes_keep_their_coordinates(
+    comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks stay in rank order where halox would otherwise place the ranks of each node together."""
+    monkeypatch.setenv("HALOX_NODE", str(comm.rank % 2))
+    cart = comm.Create_cart((comm.size, 1))
+    with halox.Grid((16, 16), comm=cart, device="cpu", placement=True) as grid:
+        assert grid.coords == tuple(cart.coords)
+    if comm.size == 4:
+        plain, proc_shape = MPI.Intracomm(cart), (comm.size, 1)
+        with halox.Grid((16, 16), comm=plain, proc_shape=proc_shape, device="cpu") as grid:
+            assert comm.allgather(grid.coords) == [(0, 0), (2, 0), (1, 0), (3, 0)]
+    cart.Free()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def new_grid(comm: World, **options: Any) -> halox.Grid:
-    options = {"periodic": (True, False), "halo": ((1, 2), 1), "device": "cpu"} | options
-    return halox.Grid((6 * comm.size, 8), comm=comm, **options)
+    defaults = {"periodic": (True, False), "halo": ((1, 2), 1), "device": "cpu"}
+    return halox.Grid(comm=comm, **{"grid_shape": (6 * comm.size, 8), **defaults, **options})
 
 
 def is_stale(u: np.ndarray) -> np.ndarray:
@@ -69,6 +70,25 @@ def test_halos_between_start_and_finish(
                 assert is_stale(between).any()
             plan()
             assert np.array_equal(u, np.where(where, value, before))
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("way", ["shared memory"], indirect=True)
+def test_neighbours_that_read_in_place(comm: World) -> None:
+    """No neighbour reads a poisoned cell, whichever rank is late."""
+    with new_grid(comm, halo=1, proc_shape=(comm.size, 1), grid_shape=(8 * comm.size, 64)) as grid:
+        u = grid.zeros()
+        plan = grid.plan(u, path="host/direct")
+        low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        for step in range(3 * comm.size):
+            grid.interior(u)[...] = step + comm.rank / 4
+            if step % comm.size == comm.rank:
+                time.sleep(0.002)
+            plan.start()
+            assert np.isnan(u[[0, -1], 1:-1]).all()
+            plan.finish()
+            assert (u[0, 1:-1] == step + low / 4).all()
+            assert (u[-1, 1:-1] == step + high / 4).all()
 
 
 @pytest.mark.parametrize("dtype", UNTOUCHED, ids=str)
