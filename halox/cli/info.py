@@ -107,9 +107,9 @@ def topology() -> str:
 
 
 def _paths(why_no_gpu: str | None) -> dict[str, str]:
-    """Return the summary of each registered data path, or the reason why it is not possible."""
-    absent = "not possible: no usable GPU"
+    """Return the summary of each registered data path, or that it is not possible without a GPU."""
+    impossible = "not possible: no usable GPU"
     return {
-        name: path.summary if path.moves("host") or why_no_gpu is None else absent
+        name: path.summary if path.moves("host") or why_no_gpu is None else impossible
         for name, path in PATHS.items()
     }

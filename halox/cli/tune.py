@@ -1,4 +1,7 @@
-"""``halox tune``: measures the paths of this machine, and stores the constants of the cost model."""
+"""``halox tune``: measures the paths of this machine, and stores the constants of the cost model.
+
+`halox.cli.probing` measures and fits, `halox.exchange.calibration` stores the constants for later selections of paths.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def _tune(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
         near, far = probing.partners(comm.rank, world.nodes)
         prober = probing.Prober(world, comm, device, near, far)
         begin = time.monotonic()
-        protocols = probing.tuned("host" if device is None else "gpu")
+        protocols = probing.tuned_protocols("host" if device is None else "gpu")
         figures: dict[str, Any] = {"ranks": world.size, "file": None, "note": _NO_GPU}
         if protocols:
             figures = _tuned_figures(prober, progress, protocols, write=not args.dry_run)

@@ -26,6 +26,11 @@ class Cartesian(NamedTuple):
     dims: tuple[int, ...]
     periods: tuple[bool, ...]
 
+    def check_periodic(self, name: str, periodic: tuple[bool, ...]) -> None:
+        """Raise `DecompositionError` if an argument makes other axes periodic than the communicator."""
+        if periodic != self.periods:
+            raise _contradiction(name, f"periodic axes {periodic}", f"periods={self.periods}")
+
 
 def cartesian_of(mpi: ModuleType, comm: MPI.Intracomm | None) -> Cartesian | None:
     """Return the topology of a Cartesian communicator, None for all other communicators; local."""
@@ -55,9 +60,7 @@ def with_cartesian(
             f"{_PLAIN}"
         )
     if options.periodic is not None:
-        periodic = normalise_periodic(options.periodic, len(shape))
-        if periodic != periods:
-            raise _contradiction("periodic", periodic, f"periods={periods}")
+        cartesian.check_periodic("periodic", normalise_periodic(options.periodic, len(shape)))
     given = normalise_proc_shape(options.proc_shape, len(shape)) or ()
     if any(parts not in (0, ranks) for parts, ranks in zip(given, dims, strict=False)):
         raise _contradiction("proc_shape", given, f"dims={dims}")

@@ -11,6 +11,7 @@ from halox.decomposition import Box, FieldLayout
 from halox.errors import FieldError
 from halox.exchange.draft import Draft
 from halox.exchange.poison import poisons_halos
+from halox.exchange.walls import FieldWalls, check_boundaries
 from halox.paths.base import Operation
 from halox.paths.messages import Part, fuse
 from halox.runtime.arrays import Described, check_elements_apart, share_memory
@@ -39,7 +40,8 @@ def halo_draft(
     outgoing: list[_Ordered] = []
     incoming: list[_Ordered] = []
     for number, (described, layout) in enumerate(read):
-        # Slabs travel axis after axis, and corner cells repeatedly: a GPU moves everything at once, and sums go wrong.
+        # Slabs move axis by axis, so that corner cells travel several times. This suits neither a GPU, which moves all
+        # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
         in_turn = in_turn and not layout.spec.offsets
         for region in layout.slabs() if in_turn else layout.regions(corners):
@@ -75,7 +77,20 @@ def halo_draft(
         specs=tuple([str(layout.spec) for _, layout in read]),
         relocatable=relocatable,
         poisons=operation == "copy" and poisons_halos(),
+        walls=_walls(read, corners=corners),
     )
+
+
+def _walls(
+    read: Sequence[tuple[Described, FieldLayout]], *, corners: bool
+) -> tuple[FieldWalls, ...]:
+    """Return the walls of the fields that have any on this rank."""
+    walls = []
+    for number, (_, layout) in enumerate(read):
+        of_field = layout.walls(corners)
+        if of_field.fills():
+            walls.append(FieldWalls(number, layout.origin, of_field))
+    return tuple(walls)
 
 
 def _stepped(described: Described, box: Box, steps: Sequence[int]) -> Datatype:
@@ -119,6 +134,7 @@ def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Oper
         if operation == "add" and described.dtype.kind not in "iufc":
             raise FieldError(f"accumulate has no meaning for dtype {described.dtype}; use numbers")
         layout.check_widths()
+        check_boundaries(layout, described.dtype, operation)
     if operation == "add":
         for (first, (one, _)), (second, (other, _)) in combinations(enumerate(read), 2):
             if share_memory(one, other):

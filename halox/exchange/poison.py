@@ -50,6 +50,7 @@ class PoisonChannel(Channel):
 
     needs_host = False
     is_movable = True
+    is_measured = False  # it would leave the halos without values
 
     def __init__(self, job: Job, described: Sequence[Described], device: int | None) -> None:
         self._device = device

@@ -1,4 +1,8 @@
-"""Distributed Fourier transform between fields of a grid and their spectra."""
+"""`FFT`, the distributed Fourier transform between fields of a grid and their spectra.
+
+The constructor finds the stages (`halox.fft.stages`) and makes the grid of the spectra. The first call with fields of
+a dtype and component shape makes a `Pipeline`, which every later call runs.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +118,7 @@ class FFT(Closing):
             raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
         self._base, self._world = grid, grid.domain.world
         self._closed = False
-        self._grids: list[Grid] = []  # made here, closed with the FFT
+        self._grids: list[Grid] = []  # grids that this object has made, and closes
         self._pipelines: dict[object, Pipeline] = {}
         self._engine: HostTransforms | CuFFT = (
             HostTransforms() if grid.device_id is None else CuFFT()
@@ -316,8 +320,8 @@ class FFT(Closing):
         base = self._base
         with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
             leave_sms = base.domain.division.leave_sms
-            every = GridOptions(device=base.device, leave_sms=leave_sms, **options)
-            grid = Grid.of_domain(Domain(base.comm, shape, every))
+            grid_options = GridOptions(device=base.device, leave_sms=leave_sms, **options)
+            grid = Grid.of_domain(Domain(base.comm, shape, grid_options))
         self._grids.append(grid)
         return grid
 
@@ -367,7 +371,7 @@ class FFT(Closing):
         with suppress(HaloxError):
             call = self._fields.read(forward, source, out)
             pipeline = self._pipelines.get((call.dtype, call.components))
-        if pipeline is None or not pipeline.connects(forward):
+        if pipeline is None or not pipeline.has_plans(forward):
             call, pipeline = self._connect(direction, source, out)
         return call, pipeline
 
@@ -396,7 +400,7 @@ class FFT(Closing):
                 PHYSICAL[call.dtype] if self.real else None,
                 sum(call.components, ()),
             )
-        if not pipeline.connects(forward):
+        if not pipeline.has_plans(forward):
             pipeline.connect(forward, self._path)
         self._pipelines[key] = pipeline
         return call, pipeline
@@ -406,8 +410,8 @@ def _axes(axes: object, ndim: int) -> tuple[int, ...]:
     """Return axes as a tuple; raise `DecompositionError` for an invalid or repeated axis."""
     if axes is None:
         return tuple(range(ndim))
-    one = as_int(axes)
-    entries = [one] if one is not None else [as_int(axis) for axis in as_list(axes) or ()]
+    single = as_int(axes)
+    entries = [single] if single is not None else [as_int(axis) for axis in as_list(axes) or ()]
     numbers = tuple(axis + ndim if axis < 0 else axis for axis in entries if axis is not None)
     if (
         not entries

@@ -24,7 +24,7 @@ import pytest
 from halox.collectives.operations import find_operation
 from halox.errors import DeviceError
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
-from halox.runtime.gpu.marks import WORDS_BYTES, Mark
+from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.pools import Pool
 from halox.runtime.place import Place
 from tests.unit.cpu_allreduce import Launch, Stream
@@ -272,7 +272,7 @@ class Machine:
         monkeypatch.setattr(device_algorithms, "pinned", pinned)
         monkeypatch.setattr(memory, "register", self._register)
         monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", _no_nccl)
-        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(WORDS_BYTES)))
+        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(pools.WORDS_BYTES)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)

@@ -352,7 +352,7 @@ def test_of_the_grid(comm: World) -> None:
 
 
 def is_shared(reduce: halox.Allreduce) -> bool:
-    found: Any = reduce._reduction._combined
+    found: Any = reduce._reduction._algorithm
     return found._shared is not None
 
 

@@ -88,6 +88,16 @@ def test_arguments_that_agree(given: dict[str, Any], comm: World) -> None:
         assert grid.periodic == (True, False)
 
 
+def test_boundaries(comm: World) -> None:
+    """Boundaries agree with the communicator's walls, or are refused."""
+    options: dict[str, Any] = {"grid_shape": (4 * comm.size, 6), "device": "cpu"}
+    with cartesian(comm, (0, 1), True, False) as cart:
+        with halox.Grid(comm=cart, boundary=("periodic", "edge"), **options) as grid:
+            assert grid.periodic == (True, False)
+        with pytest.raises(DecompositionError, match=r"boundary: got periodic axes .* periods="):
+            halox.Grid(comm=cart, boundary=(None, "periodic"), **options)
+
+
 def test_a_contradiction_on_one_rank(comm: World) -> None:
     shape = (4 * comm.size, 6)
     with cartesian(comm, (0, 1), True, False) as cart:

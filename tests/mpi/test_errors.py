@@ -296,7 +296,7 @@ TABLE: Table = {
     "periodic that contradicts a Cartesian communicator": (
         on_cart((0, 1), periodic=True),
         DecompositionError,
-        r"periodic: got \(True, True\), but comm .* periods=\(True, False\)",
+        r"periodic: got periodic axes \(True, True\), but comm .* periods=\(True, False\)",
     ),
     "proc_shape that contradicts a Cartesian communicator >1": (
         lambda c: on_cart((0, 1), proc_shape=(1, c.size))(c),

@@ -406,7 +406,7 @@ def test_a_stall_where_nothing_is_packed(
             grid.exchange(u)
         assert "nccl/parts" in paths_of(grid.explain(fields[0]))
         nccl.is_stuck = True
-        for one in grid._world.ranks.kept.values():
+        for one in grid._world.ranks.resources.values():
             for watch in one._watched if isinstance(one, NcclRanks) else ():
                 watch.limit_s = 1.0
         grid.exchange(fields[1])

@@ -232,7 +232,7 @@ def test_a_rank_without_memory(
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
         assert reduce.algorithm == "host" and "no memory left" in reduce.reasons["hierarchical"]
         assert agree(bool((reduce(Array(np.ones(5))).get() == comm.size).all()), comm)
-        kept = [one for one in reduce._world.ranks.kept.values() if isinstance(one, NcclRanks)]
+        kept = [one for one in reduce._world.ranks.resources.values() if isinstance(one, NcclRanks)]
         # A watch is removed later if its thread holds the lock.
         assert agree(becomes(lambda: not any(one._watched for one in kept)), comm)
     with pytest.raises(FieldError, match="no memory left"):

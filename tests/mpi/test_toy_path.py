@@ -116,8 +116,8 @@ def test_it_is_tuned(
     few = [p for p in probing.POINTS if p.nbytes <= 1 << 20]
     monkeypatch.setattr(probing, "POINTS", few)
     args = argparse.Namespace(device="cpu", dry_run=False, json=True)
-    assert probing.tuned("host") == [("toy", "bytes")]
-    assert ("toy", "bytes") not in probing.tuned("gpu")
+    assert probing.tuned_protocols("host") == [("toy", "bytes")]
+    assert ("toy", "bytes") not in probing.tuned_protocols("gpu")
     assert tune._tune(args, comm) == 0
     said = capsys.readouterr().out
     if comm.rank == 0:

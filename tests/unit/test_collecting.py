@@ -124,7 +124,7 @@ def test_fields_that_go_while_their_grid_is_closed() -> None:
             assert not found[0]._used and found[0]._own[0].free.is_whole
         arena = SharedArena(ranks)
         segment = SimpleNamespace(nbytes=MIB, memory=np.zeros(MIB, "u1"), trim=lambda: None)
-        arena._own[0] = arena_module._Own(segment, FreeList(MIB))  # type: ignore[arg-type]
+        arena._own[0] = arena_module._OwnSegment(segment, FreeList(MIB))  # type: ignore[arg-type]
         blocks: list[Any] = []
         for number in range(4):
             room = arena.reserve(5000)
@@ -275,17 +275,17 @@ def test_a_plan_that_goes_while_nccl_is_looked_at(monkeypatch: pytest.MonkeyPatc
     seen, released = threading.Event(), threading.Event()
     ranks = nccl_of_one(monkeypatch)
 
-    def look() -> None:
+    def poll() -> None:
         if not seen.is_set():
             ranks.forget(second)
             assert not released.is_set()  # the thread may look at it next
             seen.set()
 
-    first: Any = SimpleNamespace(limit_s=0.01, look=look, release=lambda: None)
-    second: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=released.set)
-    with ranks._changing:
+    first: Any = SimpleNamespace(limit_s=0.01, poll=poll, release=lambda: None)
+    second: Any = SimpleNamespace(limit_s=0.01, poll=lambda: None, release=released.set)
+    with ranks._lock:
         ranks._watched += [first, second]
-    third: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=lambda: None)
+    third: Any = SimpleNamespace(limit_s=0.01, poll=lambda: None, release=lambda: None)
     ranks.watch(third)
     assert seen.wait(60) and released.wait(60)
     assert second not in ranks._watched

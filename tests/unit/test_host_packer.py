@@ -219,9 +219,9 @@ def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
     memory = np.random.default_rng(0).integers(0, 256, max(ends) - min(ends) + 1, np.uint8)
     array = memory[-min(ends) :]
     whole = pack(array, made, count)
-    kept = host_copiers._KEPT_INDEX
+    kept = host_copiers._CACHED_INDEX
     try:
-        host_copiers._KEPT_INDEX = 3
+        host_copiers._CACHED_INDEX = 3
         np.testing.assert_array_equal(pack(array, made, count), whole)
         if not made.overlaps(count):
             again = memory.copy()
@@ -229,7 +229,7 @@ def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
             back = pack(again[-min(ends) :], made, count)
             np.testing.assert_array_equal(back, whole[::-1])
     finally:
-        host_copiers._KEPT_INDEX = kept
+        host_copiers._CACHED_INDEX = kept
 
 
 def test_packing_allocates_nothing_once_planned() -> None:
@@ -364,7 +364,7 @@ def test_equal_blocks_at_any_places_are_indexed_block_by_block(
     out = np.full(packer.nbytes + GUARD, 0xA5, np.uint8)
     call = packer.packing(out)
     index = call.args[1]  # type: ignore[attr-defined]
-    assert index.itemsize == 4 * block and index.kept().size == 50
+    assert index.itemsize == 4 * block and index.cached().size == 50
     call()
     assert out[:-GUARD].tobytes() == wanted
     assert (out[-GUARD:] == 0xA5).all()

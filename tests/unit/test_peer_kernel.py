@@ -372,8 +372,8 @@ class TestRanks:
         ranks = connect([Flow(0, 1, "ll" if way == "wide" else way, [faces(itemsize)])])
         exchange(ranks, 4, delays=40)
 
-    @pytest.mark.parametrize("aside", [(0, 1), (0,)])
-    def test_beside_other_work(self, aside):
+    @pytest.mark.parametrize("concurrent", [(0, 1), (0,)])
+    def test_beside_other_work(self, concurrent):
         """The launch for overlap has fewer blocks, on both ranks or on one rank only."""
         with patch.object(peer_plan, "SMALL_WORDS", 0), ALWAYS_WIDE:
             ranks = connect(
@@ -382,11 +382,13 @@ class TestRanks:
                     box((40, 30, 30), (40, 30, 29), (0, 0, 0)),
                     box((40, 30, 30), (40, 30, 29), (0, 0, 1)),
                 ),
-                aside=aside,
+                concurrent=concurrent,
             )
         planned = ranks[0].planned
-        assert planned.aside == (2, 4) and (planned.send_blocks, planned.blocks) == (4, 8)
-        assert [rank.launch.blocks for rank in ranks] == [4 if n in aside else 8 for n in (0, 1)]
+        assert planned.concurrent == (2, 4) and (planned.send_blocks, planned.blocks) == (4, 8)
+        assert [rank.launch.blocks for rank in ranks] == [
+            4 if n in concurrent else 8 for n in (0, 1)
+        ]
         exchange(ranks, 4)
 
     def test_arrays_are_not_written_twice(self):

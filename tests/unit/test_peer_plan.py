@@ -209,7 +209,7 @@ class TestChunks:
         assert (planned.threads, planned.send_chunks) == (64, tiles // 2)
         assert (planned.send_blocks, planned.blocks) == (blocks, 2 * blocks)
         beside = min(blocks, 264)
-        assert planned.aside == (beside, 2 * beside)
+        assert planned.concurrent == (beside, 2 * beside)
 
     @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):

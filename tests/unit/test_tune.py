@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from halox.cli import launcher, paths, tune
-from halox.cli.probing import POINTS, Point, campaign, fitted, tuned
+from halox.cli.probing import POINTS, Point, campaign, fitted, tuned_protocols
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
 from halox.exchange.costs import Costs, protocol_name
@@ -21,7 +21,7 @@ from halox.paths.costs import ProtocolCost
 from halox.runtime.topology import Topology
 from tests import support
 
-ON_GPUS = tuned("gpu")
+ON_GPUS = tuned_protocols("gpu")
 
 MACHINE = {
     name: ProtocolCost(2 * cost.latency_us, cost.message_us, tuple(s / 3 for s in cost.gb_per_s))

@@ -63,7 +63,7 @@ def test_the_next_plan_uses_the_measured_constants(
     found = {row["protocol"].split(",")[0] for row in after}
     assert "staged/shared" in found, figures["not_measured"]
     assert found | set(figures["not_measured"]) == {
-        protocol_name(*p) for p in tune.probing.tuned("gpu")
+        protocol_name(*p) for p in tune.probing.tuned_protocols("gpu")
     }
     assert figures["seconds"] < 60
     assert calibration.tuning_file().exists() == (comm.rank == 0)
