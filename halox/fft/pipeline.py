@@ -27,6 +27,7 @@ from halox.runtime.dlpack import DType
 from halox.runtime.gpu.cufft import Run
 
 if TYPE_CHECKING:
+    from halox.exchange.report import Report
     from halox.runtime.array_types import XArray
 
 IN, OUT = 0, 1
@@ -159,6 +160,10 @@ class Pipeline:
             )
             for k in range(len(stages) - 1)
         ]
+
+    def reports(self, forward: bool) -> list[Report]:
+        """Return the reports of a direction's transposes, empty before `connect`."""
+        return [plan.explain() for plan in self._plans.get(forward, ())]
 
     def run(self, forward: bool, source: XArray, target: XArray) -> None:
         """Transform a view of a field's cells into another view, both with the component axes first."""

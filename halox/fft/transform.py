@@ -28,6 +28,7 @@ from halox.runtime.known_arrays import KnownArrays
 from halox.values import as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
+    from halox.exchange.report import Report
     from halox.runtime.array_types import XArray
 
 _MAKING = "the making of an FFT"
@@ -251,6 +252,30 @@ class FFT(Closing):
             numbers = numbers.reshape([-1 if k == axis else 1 for k in range(len(shape))])
             arrays.append(numbers if xp is np else xp.asarray(numbers))
         return tuple(arrays)
+
+    def explain(self, *, backward: bool = False) -> tuple[Report, ...]:
+        """Return the reports of a direction's transposes, in the order of their execution.
+
+        Parameters
+        ----------
+        backward : bool
+            Whether to report the transposes of `backward` instead of `forward`.
+
+        Returns
+        -------
+        tuple of Report
+            One for each transpose and each dtype and component shape; see `Plan.explain`. Empty before the first call
+            of the direction.
+
+        Notes
+        -----
+        Not collective.
+        """
+        return tuple(
+            report
+            for pipeline in self._pipelines.values()
+            for report in pipeline.reports(forward=not backward)
+        )
 
     @single_threaded
     def close(self) -> None:

@@ -269,6 +269,7 @@ class Rank:
         self.draft = draft
         with patch.object(negotiation, "plan", self._plan):
             made = draft.prepared()
+        self.packs, self.unpacks = bool(made.before), bool(made.after)
         self.launch: Launch = made.concurrent if self.concurrent else made.alone
         self.parameters = []
         for argument in self.launch.args:

@@ -26,6 +26,7 @@ from halox.runtime.deferred import Deferred
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.free_list import FreeList
 from tests.collecting import at_each_instruction
+from tests.limits import cache_few_plans
 from tests.support import ROOT
 from tests.unit.lone_rank import nccl_of_one
 
@@ -96,7 +97,7 @@ class TestMemoryOfAGpu:
 
 
 def test_plans_whose_arrays_go_while_another_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "CAPACITY", 3)
+    cache_few_plans(monkeypatch, 3)
 
     def make() -> tuple[list[Any], Any]:
         cache = cache_module.PlanCache(lambda arrays: tuple(map(id, arrays)))
@@ -233,21 +234,6 @@ class TestPlans:
 
 
 class TestDeferred:
-    def test_at_once_or_at_the_end_of_the_block(self) -> None:
-        deferred, done = Deferred(), []
-        deferred.do(partial(done.append, 1))
-        assert done == [1]
-        with deferred:
-            deferred.do(partial(done.append, 2))
-            deferred.do(partial(done.append, 3))
-            assert done == [1]
-        assert done == [1, 2, 3]
-
-    def test_an_action_that_asks_for_another(self) -> None:
-        deferred, done = Deferred(), []
-        deferred.do(lambda: (deferred.do(partial(done.append, 2)), done.append(1)))
-        assert done == [1, 2]
-
     def test_on_another_thread(self) -> None:
         deferred, done = Deferred(), []
         with deferred:

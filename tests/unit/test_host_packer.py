@@ -30,9 +30,7 @@ from halox.errors import DatatypeError, FieldError, HaloxError
 from halox.packing import host_copiers
 from halox.packing.host import HostPacker
 from halox.packing.host_layout import HostLayout
-from halox.packing.host_views import block_view, element_view
 from halox.packing.pack import pack, unpack
-from halox.runtime.arrays import borrow
 from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 
@@ -98,19 +96,6 @@ def test_structured_arrays_leave_their_padding_alone() -> None:
         np.testing.assert_array_equal(target[field], array[field])
     padding = [*range(1, 8), *range(18, 24)]
     assert (target.view("u1").reshape(5, 24)[:, padding] == 0x11).all()
-
-
-def test_views_are_all_that_packing_is() -> None:
-    array = filled((5, 6, 7))[::-1]
-    made = slab(array.shape, array.strides, (0, 0, 2), (5, 6, 1), "f8")
-    assert made.strided is not None
-    memory, origin, *_ = borrow(array)
-    for view in (block_view(made.strided), element_view(made.strided, np.dtype("f8"))):
-        source = np.ndarray(view.shape, view.dtype, memory, origin + view.offset, view.strides)
-        buffer = np.zeros(made.size, np.uint8)
-        np.copyto(np.ndarray(view.shape, view.dtype, buffer), source)
-        np.testing.assert_array_equal(buffer.view("f8"), array[:, :, 2].ravel())
-        assert np.shares_memory(source, array)
 
 
 def test_displacements_may_leave_the_view_but_not_its_memory() -> None:
@@ -288,12 +273,6 @@ def test_read_only_memory() -> None:
 def test_unfit_arrays(array: Any, message: str) -> None:
     with pytest.raises(FieldError, match=message):
         pack(array, "f8")
-
-
-def test_counts_are_checked() -> None:
-    for count in (-1, 1.5):
-        with pytest.raises(DatatypeError, match="count must be"):
-            pack(filled(9), "f8", count=count)  # type: ignore[arg-type]
 
 
 def test_pack_into_a_given_buffer_returns_its_part() -> None:
