@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from halox.decomposition import (
     Decomposition,
@@ -19,13 +19,15 @@ from halox.decomposition import (
     normalise_periodic,
     with_periodic_boundary,
 )
-from halox.domain.cartesian import Cartesian, with_cartesian
 from halox.domain.options import GridOptions
 from halox.errors import DecompositionError, FieldError
 from halox.paths import requested_path
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.values import check_bool
+
+if TYPE_CHECKING:
+    from halox.domain.cartesian import Cartesian
 
 _MAKING = "the making of a grid"
 
@@ -92,7 +94,7 @@ def divide(
     """
 
     def build() -> tuple[Division, dict[str, object]]:
-        options = given if cartesian is None else with_cartesian(given, cartesian, grid_shape)
+        options = given if cartesian is None else cartesian.with_options(given, grid_shape)
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
         by_node = placed is None and check_bool("placement", options.placement, DecompositionError)

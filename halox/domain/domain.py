@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from halox.decomposition import Decomposition, FieldLayout
 from halox.domain.allocation import Allocation
-from halox.domain.cartesian import cartesian_of
 from halox.domain.division import Division, divide
 from halox.domain.layouts import FieldLayouts
 from halox.domain.options import GridOptions
@@ -65,9 +64,12 @@ class Domain:
         self.world = World(comm, "making a grid", "grid")
         self.context = Context(self.world)
         try:
-            self.division: Division = divide(
-                self.world, grid_shape, options, cartesian_of(self.world.mpi, comm)
-            )
+            cartesian = None
+            if isinstance(comm, self.world.mpi.Cartcomm):
+                from halox.domain.cartesian import Cartesian
+
+                cartesian = Cartesian.of(comm)
+            self.division: Division = divide(self.world, grid_shape, options, cartesian)
         except BaseException as error:
             self.context.close_after(error)
             raise

@@ -20,7 +20,6 @@ from halox.errors import HaloxError, MismatchError, PathError, StateError
 from halox.exchange.draft import Borrowed, Draft, check_draft
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
-from halox.exchange.poison import PoisonChannel
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end
 from halox.exchange.walls import WallChannel
@@ -386,6 +385,8 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
             for channel_messages in path.channels(build, agreed.get(path.name))
         ]
         if drafted.poisons:
+            from halox.exchange.poison import PoisonChannel
+
             poison = PoisonChannel(build.whole, drafted.described, drafted.device)
             carried.insert(0, ChannelMessages("poison", poison, ()))
         if drafted.walls:

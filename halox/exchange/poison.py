@@ -5,27 +5,15 @@ A stencil that reads the halo between `Plan.start` and `Plan.finish` then comput
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from halox.errors import HaloxError
 from halox.packing.host import element_view
 from halox.paths.base import Channel, Job
 from halox.runtime.arrays import Described, DType
 from halox.runtime.gpu.cuda import cupy
-
-
-def poisons_halos() -> bool:
-    """Return whether ``HALOX_DEBUG_HALO`` is 1; raise `HaloxError` if it has an invalid value."""
-    text = os.environ.get("HALOX_DEBUG_HALO", "")
-    if text not in ("", "0", "1"):
-        raise HaloxError(
-            f"HALOX_DEBUG_HALO={text!r}: expected 1 (exchanges first fill halos with NaN), 0 or nothing"
-        )
-    return text == "1"
 
 
 def poison_of(dtype: DType) -> complex | float | int | None:
