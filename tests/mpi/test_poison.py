@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usually(1, 2, 4)
 
 World = MPI.Intracomm
 DTYPES = ("f4", "f8", ">f8", "c16", "i4", "u2")
+LAYOUTS: list[dict[str, Any]] = [{"components": 2}, {"staggered": 1}, {"offsets": 1}]
 UNTOUCHED = ("?", "S3", "M8[s]", [("a", "f8"), ("b", "i4")])
 
 
@@ -44,8 +45,9 @@ def updated(grid: halox.Grid, **layout: Any) -> np.ndarray:
     return (u == 5) & ~is_owned
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", [{}, {"components": 2}, {"staggered": 1}, {"offsets": 1}])
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [*((dtype, {}) for dtype in DTYPES), *(("f8", one) for one in LAYOUTS)]
+)
 @pytest.mark.parametrize("corners", [True, False])
 def test_halos_between_start_and_finish(
     dtype: str, layout: dict[str, Any], corners: bool, comm: World
