@@ -57,8 +57,8 @@ class Grid(Closing):
         Global number of cells per axis, without halos. It need not be a multiple of the number of ranks.
     halo : int, or one per axis, or (low, high) per axis
         Halo widths: the number of neighbour cells per side that each rank keeps a copy of.
-    periodic : bool or one per axis
-        Whether the first cell is the upper neighbour of the last cell.
+    periodic : bool or one per axis, optional
+        Whether the first cell is the upper neighbour of the last cell; False by default. 0 and 1 count as booleans.
     proc_shape : int or sequence of int, optional
         Ranks per axis; halox chooses each number that is 0 or None. By default it chooses all, to minimize the halo
         bytes.
@@ -77,7 +77,9 @@ class Grid(Closing):
         "high", and ``indices`` has the global indices of its cells, one array per axis. It is also called once when a
         plan is made. One boundary for all axes applies to the axes that are not periodic.
     comm : mpi4py.MPI.Intracomm, optional
-        Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it.
+        Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it. A
+        Cartesian communicator (``MPI.Cartcomm``) determines ``proc_shape``, ``periodic`` and the coordinates of the
+        ranks; ``placement`` then has no effect. Give ``MPI.Intracomm(comm)`` to ignore its topology.
     corners : bool
         Whether exchanges also fill the edges and corners of the halo.
     device : {"auto", "cpu", "gpu"}
@@ -134,7 +136,8 @@ class Grid(Closing):
     Raises
     ------
     DecompositionError
-        If the grid cannot be divided as asked, or a halo is wider than a block.
+        If the grid cannot be divided as asked, a halo is wider than a block, or a Cartesian communicator contradicts
+        another argument.
     MismatchError
         If ranks give different arguments, or only some ranks find a GPU.
     FieldError
@@ -175,7 +178,7 @@ class Grid(Closing):
         grid_shape: int | Sequence[int],
         *,
         halo: HaloLike = 1,
-        periodic: bool | Sequence[bool] = False,
+        periodic: bool | Sequence[bool] | None = None,
         proc_shape: int | Sequence[int | None] | None = None,
         blocks: Sequence[Sequence[int] | None] | None = None,
         boundary: object = None,
