@@ -24,7 +24,6 @@ from halox.errors import FieldError
 from halox.exchange.cache import CachedPlan, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
-from halox.exchange.loops import Check, Loops, UnchangedCheck, check_options, check_same_arrays
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from halox.collectives.device.device_fields import DeviceReductions
     from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
+    from halox.exchange.loops import Check
 
 Side: TypeAlias = Literal["low", "high"]
 
@@ -622,8 +622,9 @@ class Grid(Closing):
         Collective. Raises the errors of `exchange`, and `FieldError` if ``every`` or ``overlap`` is invalid. With
         ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
         """
-        self._world.begin("plan")
+        from halox.exchange.loops import Loops, UnchangedCheck, check_options, check_same_arrays
 
+        self._world.begin("plan")
         check: Check = partial(check_options, every, overlap)
         plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
         read, key = [self._layouts.read(field) for field in fields], ("plan", self.plans_made)

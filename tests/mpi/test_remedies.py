@@ -343,6 +343,39 @@ CASES: dict[str, Case] = {
         "grid.from_dataarray(a, {}('lon', 'lat'))",
         before="import xarray; a = xarray.DataArray(np.ones((6, 8)), dims=('lon', 'lat'))",
     ),
+    "a periodic boundary of a field, and a grid with walls": Case(
+        "grid.zeros(boundary='periodic')",
+        r"make the grid with (periodic=True)",
+        "halox.Grid((6, 8), {}, comm=grid.comm, device='cpu').zeros(boundary='periodic')",
+    ),
+    "a boundary of a field of one parity": Case(
+        "grid.zeros(parity='even', boundary='edge')",
+        r"give (boundary=None)",
+        "grid.zeros(parity='even', {})",
+    ),
+    "boundaries of components, of a grid": Case(
+        "halox.Grid((6, 8), boundary={0: 'edge'}, comm=grid.comm, device='cpu')",
+        r"\((grid.zeros), grid.declare\)",
+        "{}(components=2, boundary={0: 'edge'})",
+    ),
+    "a plan called with an array of another layout": Case(
+        "plan(grid.zeros(halo=2))",
+        r"make another plan by (grid.plan)",
+        "{}(grid.zeros(halo=2))()",
+        before="plan = grid.plan(grid.zeros())",
+    ),
+    "several steps for one exchange, and a boundary": Case(
+        "grid.plan(grid.zeros(halo=2, boundary='edge'), every=2)",
+        r"give it (boundary=None) .* or (every=1)",
+        "grid.plan(grid.zeros(halo=2, {}), every=2);"
+        "grid.plan(grid.zeros(halo=2, boundary='edge'), {})",
+    ),
+    "several steps for one exchange without corners": Case(
+        "grid.plan(grid.zeros(halo=2), every=2, corners=False)",
+        r"use (corners=True) and .* or (every=1)",
+        "grid.plan(grid.zeros(halo=2), every=2, {});"
+        "grid.plan(grid.zeros(halo=2), corners=False, {})",
+    ),
 }
 
 
