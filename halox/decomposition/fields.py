@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, zip_longest
+from typing import TypeAlias
 
 from halox.decomposition.axis_layout import AxisLayout, Box, Interval
 from halox.decomposition.domain import Decomposition
-from halox.decomposition.normalise import Halo
+from halox.decomposition.normalise import Halo, check_periods
 from halox.decomposition.parity import PARITIES, Parity, check_checkerboard, parity_boxes
+from halox.decomposition.wide import wide_intervals, wide_neighbours
 from halox.errors import DecompositionError, FieldError
 from halox.tables import html_facts
 
@@ -157,10 +159,14 @@ class Region:
     order.
     """
 
-    direction: tuple[int, ...]  # -1, 0 or +1 per grid axis
+    direction: tuple[int, ...]  # -1, 0 or +1 per grid axis; any displacement if a halo is wide
     peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
     send: Box | None  # owned points; None if no points are sent
     recv: Box | None  # halo points; None if no points are received
+
+
+_Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
+"""Intervals along an axis by direction or displacement."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +291,17 @@ class FieldLayout:
                 return True
         return False
 
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether an exchange fills a halo that is wider than a neighbour's block, on any rank."""
+        spec, most = self.spec, max(self.spec.offsets, default=None)
+        per_axis = zip(self.decomposition.axes, spec.halo, spec.staggered, strict=True)
+        return any(
+            limit is not None and (width if most is None else min(width, most)) > limit
+            for axis, halo, staggered in per_axis
+            for width, limit in zip(halo, axis.width_limits(staggered), strict=True)
+        )
+
     @property
     def origin(self) -> tuple[int, ...]:
         """Global index of the array's first point, per grid axis; negative in a low halo.
@@ -330,7 +347,8 @@ class FieldLayout:
         """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
 
         If the direction along an axis is 0, the box covers the owned points along this axis. So the owner of
-        a halo point fills it, the diagonal neighbour fills a corner, and the messages may arrive in any order.
+        a halo point fills it, the diagonal neighbour fills a corner, and the messages may arrive in any order. If
+        `is_wide`, more distant ranks also send, and there is a ``Region`` per displacement in the process grid.
 
         Parameters
         ----------
@@ -340,16 +358,21 @@ class FieldLayout:
         Returns
         -------
         tuple of Region
-            In the order of ``Decomposition.neighbours``. Regions without points are included. A field of one parity may
-            have several regions in a direction along the last axis, because faces that cut pairs are irregular.
+            In the lexicographic order of their directions. Regions without points are included. A field of one parity
+            may have several regions in a direction along the last axis, because faces that cut pairs are irregular.
 
         Notes
         -----
         Not collective; touches no device. Meaningful only if ``check_widths`` passes.
         """
-        sent = [axis.sent() for axis in self._cells]
-        received = [axis.received() for axis in self._cells]
-        neighbours = self.decomposition.neighbours(self.rank, corners and not self.spec.offsets)
+        corners = corners and not self.spec.offsets
+        sent: Sequence[_Intervals] = [axis.sent() for axis in self._cells]
+        received: Sequence[_Intervals] = [axis.received() for axis in self._cells]
+        neighbours = self.decomposition.neighbours(self.rank, corners)
+        if self.is_wide:
+            spec, at = self.spec, (self.decomposition, self.rank)
+            sent, received = wide_intervals(*at, spec.halo, spec.staggered, spec.offsets)
+            neighbours = wide_neighbours(*at, sent, corners)
         return tuple(
             Region(at.direction, at.rank, send, receive)
             for at in neighbours
@@ -384,7 +407,7 @@ class FieldLayout:
         Notes
         -----
         Not collective; touches no device. Meaningful only if ``check_widths`` passes, and for a field without
-        ``offsets``.
+        ``offsets`` that is not `is_wide`.
         """
         sent = [axis.sent() for axis in self._cells]
         received = [axis.received() for axis in self._cells]
@@ -421,35 +444,15 @@ class FieldLayout:
         return tuple(chain(*first, others))
 
     def check_widths(self) -> None:
-        """Raise `DecompositionError` for a halo that is wider than the neighbours' blocks.
-
-        The check covers the blocks of all ranks, so either all ranks raise, or no rank does. The error names the axis,
-        the limiting rank, the size of its block, the requested width and the allowed width.
-        """
-        spec, decomposition = self.spec, self.decomposition
-        for index, axis in enumerate(decomposition.axes):
-            staggered = spec.staggered[index]
-            limits = axis.width_limits(staggered)
-            for side, width, limit in zip(("low", "high"), spec.halo[index], limits, strict=True):
-                if limit is None or width <= limit.width:
-                    continue
-                corner = [0] * decomposition.ndim
-                corner[index] = limit.part
-                start, stop = axis.owned_points(limit.part, staggered)
-                raise DecompositionError(
-                    f"halo: the {side} halo along axis {index} asks for {width} points, but "
-                    f"rank {decomposition.rank_at(corner)} owns {stop - start} there"
-                    f"{' of a staggered field' if staggered else ''} and can fill {limit.width} "
-                    f"(grid_shape={decomposition.grid_shape}, "
-                    f"proc_shape={decomposition.proc_shape}); use a {side} halo of at most "
-                    f"{limit.width}, or fewer ranks along axis {index}"
-                )
+        """Raise `DecompositionError`, on every rank or on none, for a halo wider than a periodic axis."""
+        decomposition = self.decomposition
+        check_periods(self.spec.halo, decomposition.grid_shape, decomposition.periodic)
 
     def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         return self.spec.components_before + grid + self.spec.components_after
 
     def _boxes(
-        self, intervals: Sequence[tuple[Interval, ...]], direction: tuple[int, ...]
+        self, intervals: Sequence[_Intervals], direction: tuple[int, ...]
     ) -> list[Box | None]:
         """Return the boxes of the array that hold a box of cells; ``[None]`` if the box is empty."""
         starts, subsizes = zip(

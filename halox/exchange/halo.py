@@ -39,7 +39,7 @@ def halo_draft(
     for number, (described, layout) in enumerate(read):
         # Slabs travel axis after axis, and corner cells repeatedly: a GPU moves everything at once, and sums go wrong.
         in_turn = corners and operation == "copy" and described.device is None
-        in_turn = in_turn and not layout.spec.offsets
+        in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
         for region in layout.slabs() if in_turn else layout.regions(corners):
             sent, received = region.send, region.recv
             if operation == "add":

@@ -44,21 +44,21 @@ def test_the_last_part_of_an_open_axis_owns_the_extra_point(
 @pytest.mark.parametrize(
     ("blocks", "periodic", "staggered", "low", "high"),
     [
-        ((4, 2, 3), False, False, (2, 1), (2, 1)),
-        ((1, 5, 5), False, False, (1, 0), (5, 1)),  # no high halo reads from part 0
-        ((5, 5, 1), False, False, (5, 0), (1, 2)),  # no low halo reads from part 2
-        ((5, 5, 1), False, True, (5, 0), (1, 2)),  # the same, although part 2 owns the extra point
-        ((5, 5, 1), True, True, (1, 2), (0, 2)),
-        ((3,), True, False, (3, 0), (3, 0)),
-        ((3,), True, True, (3, 0), (2, 0)),
+        ((4, 2, 3), False, False, 2, 2),
+        ((1, 5, 5), False, False, 1, 5),  # no high halo reads from part 0
+        ((5, 5, 1), False, False, 5, 1),  # no low halo reads from part 2
+        ((5, 5, 1), False, True, 5, 1),  # the same, although part 2 owns the extra point
+        ((5, 5, 1), True, True, 1, 0),
+        ((3,), True, False, 3, 3),
+        ((3,), True, True, 3, 2),
     ],
 )
 def test_width_limits_come_from_the_smallest_block_that_fills_a_halo(
     blocks: tuple[int, ...],
     periodic: bool,
     staggered: bool,
-    low: tuple[int, int],
-    high: tuple[int, int],
+    low: int,
+    high: int,
 ) -> None:
     assert AxisPartition.from_blocks(blocks, periodic).width_limits(staggered) == (low, high)
 
