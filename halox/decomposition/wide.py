@@ -1,4 +1,4 @@
-"""Intervals of an exchange whose halos are wider than blocks: each owner sends its points of a halo itself.
+"""Intervals of an exchange with halos wider than blocks: each owner sends its points of a halo itself.
 
 A displacement is the number of parts from one part to another along an axis. It counts on across the ends of a
 periodic axis, so the images of a part have different displacements. The bounds of the parts cut a halo into
@@ -34,7 +34,8 @@ def wide_intervals(
 ) -> tuple[list[dict[int, Interval]], list[dict[int, Interval]]]:
     """Return the intervals of a rank's array that it sends and receives, by axis and displacement.
 
-    Both have the same displacements along an axis: 0, for the owned points, and those with points to send or receive.
+    Along an axis, both have the same displacements: 0 for the owned points, and every displacement at which the rank
+    sends or receives points.
     """
     per_axis = zip(decomposition.axes, halo, staggered, strict=True)
     axes = [_WideAxis(*properties, offsets) for properties in per_axis]

@@ -31,7 +31,8 @@ def halo_draft(
     the owners' cells and sets the sent halos to zero. With ``corners`` the regions include edges and corners, otherwise
     only faces.
 
-    Raises `FieldError` if a field is read-only, too narrow for its halo, or cannot be accumulated.
+    Raises `FieldError` if a field is read-only or cannot be accumulated, `DecompositionError` if a halo is wider than a
+    periodic axis.
     """
     _check_fields(read, operation)
     outgoing: list[_Ordered] = []
