@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack
 
 import numpy.typing as npt
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
 
+Side: TypeAlias = Literal["low", "high"]
+
 Declared = TypeVar("Declared")
 
 
@@ -61,6 +63,18 @@ class Grid(Closing):
         bytes. If possible, it chooses blocks at least as wide as the halo.
     blocks : sequence, optional
         Per axis the number of cells of each block, or None for an even division.
+    boundary : None, str, tuple, callable, or one per axis, or (low, high) per axis
+        What exchanges write into the halo at the walls of the grid, as `numpy.pad` pads the whole field, edges and
+        corners included (unless ``corners`` is False). None leaves the halo there unchanged. "edge" repeats the cell at
+        the wall; "symmetric" mirrors the cells at the wall's face, and "reflect" at the centre of the cell next to it.
+        "antisymmetric" and "antireflect" mirror them with the opposite sign, or with ("antisymmetric", a) so that the
+        value at the mirror is ``a``. "extrapolate" continues the last two cells linearly. ("constant", a) is the number
+        ``a``; on a staggered axis the point on the wall also gets it. ("gradient", g) changes by ``g`` per cell in the
+        direction of the axis. "periodic" or "wrap" is the same as ``periodic``. ("phase", z) is periodic, and
+        multiplies cells from beyond the high end by ``z``, and from beyond the low end by ``1 / z``. A function is
+        called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
+        "high", and ``indices`` has the global indices of its cells, one array per axis. It is also called once when a
+        plan is made. One boundary for all axes applies to the axes that are not periodic.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it.
     corners : bool
@@ -119,6 +133,8 @@ class Grid(Closing):
         If the grid cannot be divided as asked, or a halo is wider than a periodic axis.
     MismatchError
         If ranks give different arguments, or only some ranks find a GPU.
+    FieldError
+        If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has.
     DeviceError
         If ``device`` is invalid, or is "gpu" and a rank finds no GPU.
     PathError
@@ -158,6 +174,7 @@ class Grid(Closing):
         periodic: bool | Sequence[bool] = False,
         proc_shape: int | Sequence[int | None] | None = None,
         blocks: Sequence[Sequence[int] | None] | None = None,
+        boundary: object = None,
         comm: MPI.Intracomm | None = None,
         corners: bool = True,
         device: Literal["auto", "cpu", "gpu"] = "auto",
@@ -171,6 +188,7 @@ class Grid(Closing):
             periodic=periodic,
             proc_shape=proc_shape,
             blocks=blocks,
+            boundary=boundary,
             corners=corners,
             device=device,
             placement=placement,
@@ -246,6 +264,9 @@ class Grid(Closing):
         offsets : int or sequence of int, optional
             Distances along each axis at which a stencil reads the field, in both directions. Exchanges then move only
             the halo cells that this stencil reads, and no corners. By default exchanges move the whole halo.
+        boundary
+            As for `Grid`, by default that of the grid. A dict gives boundaries by component: ``{0: "antisymmetric", ():
+            "symmetric"}`` for component 0 and all others. With several component axes a key has one index for each.
 
         Returns
         -------
@@ -343,8 +364,8 @@ class Grid(Closing):
         ----------
         array : numpy.ndarray or array on this rank's GPU
         **layout
-            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity`` and ``offsets`` of
-            `zeros`.
+            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets`` and
+            ``boundary`` of `zeros`.
 
         Returns
         -------
@@ -419,6 +440,68 @@ class Grid(Closing):
             last = 2 * last + (sum(others) + PARITIES.index(layout.spec.parity)) % 2
         return (*others, last)
 
+    # Walls
+
+    @property
+    def walls(self) -> tuple[tuple[int, Side], ...]:
+        """The ``(axis, side)`` at which this rank's block ends the grid; none along periodic axes."""
+        sides: tuple[Side, ...] = ("low", "high")
+        every = ((axis, side) for axis in range(len(self.grid_shape)) for side in sides)
+        return tuple(wall for wall in every if self.at_wall(*wall))
+
+    def at_wall(self, axis: int, side: Side) -> bool:
+        """Whether this rank's block ends the grid on a side of an axis; always False along a periodic axis. Local.
+
+        Parameters
+        ----------
+        axis : int
+            Grid axis; may be negative.
+        side : {"low", "high"}
+            Side of the grid.
+
+        Raises
+        ------
+        FieldError
+            If there is no such axis or side.
+        """
+        return self.domain.plain.is_at_wall(axis, side)
+
+    def wall(self, field: Any, axis: int, side: Side, depth: int = 1, *, halo: bool = False) -> Any:
+        """Return a view of the cells of a field next to a wall; empty on ranks that are not at this wall. Local.
+
+        Parameters
+        ----------
+        field : array
+            A field of the grid.
+        axis, side
+            The same as for `at_wall`.
+        depth : int
+            Number of layers of owned cells.
+        halo : bool
+            Whether to include the halo: its layers beyond the wall, and along the other axes the whole array.
+
+        Returns
+        -------
+        array
+            View of ``field`` with all its axes, component axes included.
+
+        Raises
+        ------
+        FieldError
+            As for `at_wall` and `layout`. Also if ``depth`` is not an int from 0 to the number of owned layers on ranks
+            at the wall.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((8, 8), device="cpu") as grid:
+        ...     u = grid.zeros()
+        ...     grid.wall(u, 0, "low")[...] = 1.0
+        ...     grid.sum(u)
+        np.float64(8.0)
+        """
+        return field[self.layout(field).wall(axis, side, depth, halo=halo)]
+
     def dataarray(self, field: object, **options: Any) -> Any:
         """Return this rank's cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
         from halox.xarray import dataarray
@@ -469,7 +552,7 @@ class Grid(Closing):
         Collective among neighbours. The first call with new fields of the grid, or with arrays of a new layout, dtype
         or strides, makes a plan and is collective over all ranks. Changing the shape, dtype or writability of a NumPy
         array, or declaring another layout, also triggers a new plan. The last 512 plans are kept. Ordered with CuPy's
-        current stream on a GPU. Halo cells outside the grid are not changed.
+        current stream on a GPU. Halo cells outside the grid are not changed, unless the field has a ``boundary`` there.
         """
         key = self.corners if corners is None else as_bool(corners)
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
@@ -482,11 +565,14 @@ class Grid(Closing):
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
 
         It has the parameters and errors of `exchange`. Values are added in an order that does not change between runs.
+        At walls with a ``boundary`` halo values are added to the cells from which they were filled, with the factors of
+        the fill (complex ones conjugated); the halo of a constant is only set to zero.
 
         Raises
         ------
         FieldError
-            Also if a field's dtype is not numeric, or two fields share memory, since their halos would count twice.
+            Also if a field's dtype is not numeric, two fields share memory, since their halos would count twice, or a
+            boundary is a function.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)

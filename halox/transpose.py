@@ -284,8 +284,8 @@ class Transpose(Closing):
         arguments = {
             "direction": direction,
             "dtype": first.dtype,
-            "layout of u": layout_u.spec,
-            "layout of v": layout_v.spec,
+            "layout of u": layout_u.spec.without_boundary,
+            "layout of v": layout_v.spec.without_boundary,
         }
         order = memory_order(first, common_axes(layout_u.spec, range(len(self.axes))))
         return (layout_u, layout_v), (arguments, order)

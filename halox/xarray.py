@@ -369,6 +369,7 @@ def read(grid: GridLike, array: object, dims: Sequence[str] | None) -> Reading:
         turned.shape[:before],
         turned.shape[behind:],
         tuple(name.endswith(FACE) for name in grid_dims),
+        boundary=grid.domain.plain.spec.boundary,
     )
     dtype = fixed_dtype(array.dtype)
     layout = grid.domain.layouts.of(spec)

@@ -8,9 +8,21 @@ grid to another.
 from __future__ import annotations
 
 from halox.decomposition.axis_layout import Box
+from halox.decomposition.boundaries import (
+    Boundaries,
+    Boundary,
+    boundary_text,
+    normalise_boundary,
+    with_periodic_boundary,
+)
 from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
 from halox.decomposition.fields import FieldLayout, FieldSpec, Region, infer_spec, ways_to_declare
-from halox.decomposition.normalise import Halo, normalise_halo
+from halox.decomposition.normalise import (
+    Halo,
+    normalise_grid_shape,
+    normalise_halo,
+    normalise_periodic,
+)
 from halox.decomposition.parity import PARITIES, Parity
 from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
@@ -23,10 +35,14 @@ from halox.decomposition.transposes import (
     normalise_axes,
     overlaps,
 )
+from halox.decomposition.walls import AxisFill, WallFill, WallRegion, Walls
 
 __all__ = [
     "PARITIES",
+    "AxisFill",
     "AxisPartition",
+    "Boundaries",
+    "Boundary",
     "Box",
     "Decomposition",
     "FieldLayout",
@@ -37,6 +53,10 @@ __all__ = [
     "Parity",
     "Placement",
     "Region",
+    "WallFill",
+    "WallRegion",
+    "Walls",
+    "boundary_text",
     "check_same_field",
     "check_same_grid",
     "common_axes",
@@ -45,8 +65,12 @@ __all__ = [
     "infer_spec",
     "inverse_axes",
     "normalise_axes",
+    "normalise_boundary",
+    "normalise_grid_shape",
     "normalise_halo",
+    "normalise_periodic",
     "overlaps",
     "place",
     "ways_to_declare",
+    "with_periodic_boundary",
 ]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, zip_longest
 from typing import TypeAlias
 
 from halox.decomposition.axis_layout import AxisLayout, Box, Interval
+from halox.decomposition.boundaries import SIDES, Boundaries, boundary_text
 from halox.decomposition.domain import Decomposition
 from halox.decomposition.normalise import Halo, check_periods
 from halox.decomposition.parity import PARITIES, Parity, check_checkerboard, parity_boxes
-from halox.decomposition.wide import wide_intervals, wide_neighbours
+from halox.decomposition.walls import Walls
 from halox.errors import DecompositionError, FieldError
 from halox.tables import html_facts
+from halox.values import as_int, shown
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class FieldSpec:
     offsets : tuple of int
         Distances along the axes at which a stencil reads the field. Exchanges then update the halo up to the largest
         distance, without corners. Empty for whole halos.
+    boundary : tuple
+        What an exchange writes into the halo at the walls of the grid, from `normalise_boundary`.
 
     Raises
     ------
@@ -42,6 +46,8 @@ class FieldSpec:
         If a halo width is negative, ``halo`` does not hold pairs, a component axis has an extent of less
         than one, ``staggered`` does not have one entry per grid axis, the field is staggered and has a parity,
         ``parity`` is not valid, or an offset is less than one or larger than a halo width that is not 0.
+    FieldError
+        If the field has a parity and a boundary, or the boundary names a component that the field does not have.
     """
 
     halo: Halo
@@ -50,6 +56,7 @@ class FieldSpec:
     staggered: tuple[bool, ...] = ()
     parity: Parity | None = None
     offsets: tuple[int, ...] = ()
+    boundary: Boundaries = ()
 
     def __post_init__(self) -> None:
         """Fill in ``staggered`` and check all properties."""
@@ -80,6 +87,22 @@ class FieldSpec:
                     f"staggered={self.staggered} with parity={self.parity!r}; give one of the two"
                 )
         self._check_offsets()
+        self._check_boundary()
+
+    def _check_boundary(self) -> None:
+        if self.parity is not None and self.boundary:
+            raise FieldError(
+                "boundary: a field of one parity has no mirror images of its cells; give boundary=None for this field"
+            )
+        extents = self.components_before + self.components_after
+        for component, _ in self.boundary:
+            if component and (
+                len(component) != len(extents)
+                or any(one >= extent for one, extent in zip(component, extents, strict=True))
+            ):
+                raise FieldError(
+                    f"boundary: the field has no component {component}; its component axes have the extents {extents}"
+                )
 
     def _check_offsets(self) -> None:
         if min(self.offsets, default=1) < 1:
@@ -112,6 +135,11 @@ class FieldSpec:
         starts = (0,) * len(before) + starts + (0,) * len(after)
         return Box(starts, before + subsizes + after, steps)
 
+    @property
+    def without_boundary(self) -> FieldSpec:
+        """The same properties without boundaries, which may hold functions that cannot be sent to another rank."""
+        return replace(self, boundary=()) if self.boundary else self
+
     @cached_property
     def digest(self) -> str:
         """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
@@ -134,6 +162,8 @@ class FieldSpec:
             "offsets": self.offsets,
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
+        if self.boundary:
+            texts.append("boundary=...")
         if self.halo != halo:
             texts.append(f"halo={widths.pop() if len(widths) == 1 else self.halo}")
         return f"grid.declare({', '.join(['array', *texts])})"
@@ -146,7 +176,9 @@ class FieldSpec:
         )
         if self.parity is not None:
             text += f", parity={self.parity!r}"
-        return f"{text}, offsets={self.offsets}" if self.offsets else text
+        if self.offsets:
+            text += f", offsets={self.offsets}"
+        return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +402,8 @@ class FieldLayout:
         received: Sequence[_Intervals] = [axis.received() for axis in self._cells]
         neighbours = self.decomposition.neighbours(self.rank, corners)
         if self.is_wide:
+            from halox.decomposition.wide import wide_intervals, wide_neighbours
+
             spec, at = self.spec, (self.decomposition, self.rank)
             sent, received = wide_intervals(*at, spec.halo, spec.staggered, spec.offsets)
             neighbours = wide_neighbours(*at, sent, corners)
@@ -447,6 +481,95 @@ class FieldLayout:
         """Raise `DecompositionError`, on every rank or on none, for a halo wider than a periodic axis."""
         decomposition = self.decomposition
         check_periods(self.spec.halo, decomposition.grid_shape, decomposition.periodic)
+        self._check_walls()
+
+    def _check_walls(self) -> None:
+        """Raise `FieldError` if a boundary reads more points than a block at a wall has; the same on all ranks."""
+        spec, decomposition = self.spec, self.decomposition
+        for component_sides in self.spec.boundary:
+            for index, pair in enumerate(component_sides[1]):
+                axis = decomposition.axes[index]
+                for side, boundary in enumerate(pair):
+                    part = (0, axis.parts - 1)[side]
+                    along = AxisLayout.of(
+                        axis, part, spec.halo[index], spec.staggered[index], spec.offsets
+                    )
+                    # Beyond its points it has those that the next blocks send.
+                    beyond = (along.moved_high, along.moved_low)[side] if axis.parts > 1 else 0
+                    most = min(along.points + beyond, axis.points(spec.staggered[index]))
+                    width = (along.low, along.high)[side]
+                    if boundary is not None and boundary.reach(width) > most:
+                        raise FieldError(
+                            f"boundary: {boundary} at the {SIDES[side]} side of axis {index} reads "
+                            f"{boundary.reach(width)} points for a halo of {width}, and there are "
+                            f"{most} (grid_shape={decomposition.grid_shape}, "
+                            f"proc_shape={decomposition.proc_shape}); use a narrower halo"
+                        )
+
+    @cached_property
+    def at_wall(self) -> tuple[tuple[bool, bool], ...]:
+        """Per grid axis, whether the rank's block is the first and the last one, along periodic axes, too."""
+        decomposition = self.decomposition
+        coords = decomposition.coords_of(self.rank)
+        return tuple(
+            (at == 0, at == axis.parts - 1)
+            for at, axis in zip(coords, decomposition.axes, strict=True)
+        )
+
+    def is_at_wall(self, axis: int, side: str) -> bool:
+        """Whether the rank's block ends the grid on a side of an axis; always False along a periodic axis.
+
+        Raises `FieldError` if there is no such axis or side.
+        """
+        ndim, number = self.spec.ndim, as_int(axis)
+        if number is None or not -ndim <= number < ndim:
+            raise FieldError(f"axis must be a grid axis, 0 to {ndim - 1}, got {shown(axis)}")
+        if side not in SIDES:
+            raise FieldError(f"side must be 'low' or 'high', got {shown(side)}")
+        periodic = self.decomposition.periodic[number]
+        return not periodic and self.at_wall[number][SIDES.index(side)]
+
+    def wall(self, axis: int, side: str, depth: int, *, halo: bool) -> tuple[slice, ...]:
+        """Return the index of the cells next to a wall, as `halox.Grid.wall` describes them."""
+        is_there = self.is_at_wall(axis, side)
+        index = [slice(None)] * len(self.padded_shape) if halo else list(self.interior)
+        place = len(self.spec.components_before) + axis % self.spec.ndim
+        owned, number = self.interior[place], as_int(depth)
+        extent = owned.stop - owned.start
+        if number is None or number < 0 or (is_there and number > extent):
+            raise FieldError(f"depth must be an int from 0 to {extent}, got {shown(depth)}")
+        if not is_there:
+            index[place] = slice(owned.start, owned.start)
+        elif side == "low":
+            index[place] = slice(0 if halo else owned.start, owned.start + number)
+        else:
+            index[place] = slice(owned.stop - number, None if halo else owned.stop)
+        return tuple(index)
+
+    def walls(self, corners: bool = True) -> Walls:
+        """Return the parts of this rank's halo beyond walls of the grid, which are filled after the neighbours' cells.
+
+        Parameters
+        ----------
+        corners : bool
+            Whether to fill edges and corners. A field with ``offsets`` has faces only.
+        """
+        spec = self.spec
+        per_axis = zip(self._cells, self.decomposition.axes, spec.staggered, strict=True)
+        axes, at_wall = zip(
+            *[along.within_grid(axis.points(staggered)) for along, axis, staggered in per_axis],
+            strict=True,
+        )
+        return Walls(
+            spec.boundary,
+            axes,
+            [slice(axis.low, axis.low + axis.points) for axis in self._cells],
+            at_wall,
+            self.decomposition.periodic,
+            spec.staggered,
+            (spec.components_before, spec.components_after),
+            corners and not spec.offsets,
+        )
 
     def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         return self.spec.components_before + grid + self.spec.components_after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,11 +11,16 @@ from halox.decomposition import (
     FieldLayout,
     FieldSpec,
     Placement,
+    boundary_text,
     decompose,
+    normalise_boundary,
+    normalise_grid_shape,
     normalise_halo,
+    normalise_periodic,
+    with_periodic_boundary,
 )
 from halox.domain.options import GridOptions
-from halox.errors import DecompositionError
+from halox.errors import DecompositionError, FieldError
 from halox.paths import requested_path
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
@@ -48,6 +53,7 @@ class Division:
             "process grid": decomposition.proc_shape,
             "halo": layout.spec.halo,
             "periodic": decomposition.periodic,
+            "boundary": boundary_text(layout.spec.boundary),
             "corners": self.corners,
             "device": self.device if self.device_id is None else f"GPU {self.device_id}",
             "path": self.path,
@@ -80,20 +86,30 @@ def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) 
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
         by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
+        ndim = len(normalise_grid_shape(grid_shape))
+        periodic = normalise_periodic(options.periodic, ndim)
+        if isinstance(options.boundary, Mapping):
+            raise FieldError(
+                "boundary: a grid takes boundaries for all components; give those of single components to the field "
+                "(grid.zeros, grid.declare)"
+            )
+        periodic = with_periodic_boundary(options.boundary, periodic)
         decomposition = decompose(
             grid_shape,
             world.size,
             halo=options.halo,
-            periodic=options.periodic,
+            periodic=periodic,
             proc_shape=options.proc_shape,
             blocks=options.blocks,
             nodes=world.nodes if by_node else None,
             placement=placed,
             checkerboard=check_bool("checkerboard", options.checkerboard, DecompositionError),
         )
-        layout = FieldLayout(
-            decomposition, world.rank, FieldSpec(normalise_halo(options.halo, decomposition.ndim))
+        spec = FieldSpec(
+            normalise_halo(options.halo, ndim),
+            boundary=normalise_boundary(options.boundary, periodic),
         )
+        layout = FieldLayout(decomposition, world.rank, spec)
         layout.check_widths()
         requested_path(options.path)
         gpu = choose_device(options.device, world.turn)
@@ -103,6 +119,7 @@ def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) 
             "grid_shape": decomposition.grid_shape,
             "halo": layout.spec.halo,
             "periodic": decomposition.periodic,
+            "boundary": boundary_text(spec.boundary),
             "proc_shape": decomposition.proc_shape,
             "blocks": tuple(axis.bounds for axis in decomposition.axes),
             "corners": corners,

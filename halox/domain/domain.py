@@ -75,7 +75,11 @@ class Domain:
         self.grid_shape: tuple[int, ...] = self.decomposition.grid_shape
         self.rank_shape: tuple[int, ...] = self.decomposition.rank_shape(self.world.rank)
         self.layouts = FieldLayouts(
-            self.decomposition, self.world.rank, self.plain.spec.halo, self.device_id
+            self.decomposition,
+            self.world.rank,
+            self.plain.spec.halo,
+            self.device_id,
+            self.plain.spec.boundary,
         )
         self.allocation = Allocation(self.world, self.context, self.layouts, self.device_id)
         self.dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()

@@ -19,6 +19,7 @@ from typing import Any
 
 from halox.decomposition import (
     PARITIES,
+    Boundaries,
     Decomposition,
     FieldLayout,
     FieldSpec,
@@ -36,16 +37,22 @@ from halox.values import shown
 class FieldLayouts:
     """Layouts of one rank's fields, by array and by field.
 
-    ``halo`` is the halo of undeclared fields; ``device`` is the GPU of the fields, None for the host.
+    ``halo`` and ``boundary`` are those of undeclared fields; ``device`` is the GPU of the fields, None for the host.
 
     Local. The layouts are the same on all ranks only if all ranks make the same declarations; plans and reductions
     compare them.
     """
 
     def __init__(
-        self, decomposition: Decomposition, rank: int, halo: Halo, device: int | None
+        self,
+        decomposition: Decomposition,
+        rank: int,
+        halo: Halo,
+        device: int | None,
+        boundary: Boundaries = (),
     ) -> None:
         self._decomposition, self._rank, self._halo = decomposition, rank, halo
+        self._boundary = boundary
         self._device = device
         self._by_spec: dict[FieldSpec, FieldLayout] = {}
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
@@ -70,7 +77,8 @@ class FieldLayouts:
 
     def of_options(self, options: FieldOptions) -> FieldLayout:
         """Return the layout that a field's options describe; raises the errors of `halox.Grid.zeros`."""
-        layout = self.of(field_spec(options, FieldSpec(self._halo)))
+        plain = FieldSpec(self._halo, boundary=self._boundary)
+        layout = self.of(field_spec(options, plain, self._decomposition.periodic))
         layout.check_widths()
         return layout
 
@@ -213,7 +221,8 @@ class FieldLayouts:
     def _inferred(self, shape: tuple[int, ...]) -> FieldLayout:
         """Infer a layout from a shape: with the grid's halo, or else the only declared layout with this shape."""
         try:
-            return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
+            spec = infer_spec(self._decomposition, self._rank, shape, self._halo)
+            return self.of(replace(spec, boundary=self._boundary))
         except FieldError:
             known = self.of_shape(shape)
             if any(layout.spec.parity is not None for layout in known):

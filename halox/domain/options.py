@@ -9,7 +9,14 @@ from typing import Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from halox.decomposition import PARITIES, FieldSpec, Parity, Placement, normalise_halo
+from halox.decomposition import (
+    PARITIES,
+    FieldSpec,
+    Parity,
+    Placement,
+    normalise_boundary,
+    normalise_halo,
+)
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
@@ -27,6 +34,7 @@ class GridOptions:
     periodic: bool | Sequence[bool] = False
     proc_shape: int | Sequence[int | None] | None = None
     blocks: Sequence[Sequence[int] | None] | None = None
+    boundary: object = None
     corners: bool = True
     device: Literal["auto", "cpu", "gpu"] = "auto"
     placement: bool | Placement = True
@@ -44,13 +52,18 @@ class FieldOptions(TypedDict, total=False):
     staggered: int | Sequence[int]
     parity: Parity | None
     offsets: int | Sequence[int] | None
+    boundary: object
 
 
 OPTIONS = tuple(FieldOptions.__annotations__)
 
 
-def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
+def field_spec(
+    options: Mapping[str, object], grid: FieldSpec, periodic: Sequence[bool]
+) -> FieldSpec:
     """Return the layout that options describe; the defaults are the options of a plain field of the grid.
+
+    ``periodic`` says which axes of the grid are periodic.
 
     Raises `FieldError` if an option is unknown or invalid, and `DecompositionError` if the halo is invalid.
     """
@@ -64,6 +77,9 @@ def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
         _staggering(options.get("staggered", ()), grid.ndim),
         _parity(options.get("parity")),
         _offsets(options.get("offsets")),
+        normalise_boundary(options["boundary"], periodic)
+        if "boundary" in options
+        else grid.boundary,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from halox.errors import FieldError
+from halox.exchange.walls import FieldWalls
 from halox.packing.host import check_inside, overlapping
 from halox.paths.base import Operation
 from halox.paths.messages import Message
@@ -32,6 +33,8 @@ class Draft:
     specs: tuple[str, ...] = ()
     # Whether the plan may serve other arrays of the same layouts: then no array belongs to the grid.
     relocatable: bool = False
+    # Of the fields whose halo has to be filled at walls of the grid.
+    walls: tuple[FieldWalls, ...] = ()
 
     @property
     def device(self) -> int | None:

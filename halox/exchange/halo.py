@@ -10,6 +10,7 @@ from halox.datatypes import Datatype, slab
 from halox.decomposition import Box, FieldLayout
 from halox.errors import FieldError
 from halox.exchange.draft import Draft
+from halox.exchange.walls import FieldWalls, check_boundaries
 from halox.paths.base import Operation
 from halox.paths.messages import Part, fuse
 from halox.runtime.arrays import Described, check_elements_apart, share_memory
@@ -73,7 +74,20 @@ def halo_draft(
         numbers=numbers,
         specs=tuple([str(layout.spec) for _, layout in read]),
         relocatable=relocatable,
+        walls=_walls(read, corners=corners),
     )
+
+
+def _walls(
+    read: Sequence[tuple[Described, FieldLayout]], *, corners: bool
+) -> tuple[FieldWalls, ...]:
+    """Return the walls of the fields that have any on this rank."""
+    walls = []
+    for number, (_, layout) in enumerate(read):
+        of_field = layout.walls(corners)
+        if of_field.fills():
+            walls.append(FieldWalls(number, layout.origin, of_field))
+    return tuple(walls)
 
 
 def _stepped(described: Described, box: Box, steps: Sequence[int]) -> Datatype:
@@ -117,6 +131,7 @@ def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Oper
         if operation == "add" and described.dtype.kind not in "iufc":
             raise FieldError(f"accumulate has no meaning for dtype {described.dtype}; use numbers")
         layout.check_widths()
+        check_boundaries(layout, described.dtype, operation)
     if operation == "add":
         for (first, (one, _)), (second, (other, _)) in combinations(enumerate(read), 2):
             if share_memory(one, other):

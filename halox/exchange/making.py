@@ -14,6 +14,7 @@ from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end
+from halox.exchange.walls import WallChannel
 from halox.paths import PATHS, requested_path
 from halox.paths.base import (
     Build,
@@ -102,7 +103,7 @@ def make_plan(
     }
     routes, error = _choose_routes(world, whole, ends, choose)
     build = _build(context, number, whole, drafted.device, routes, error)
-    channels, needs_host, is_movable = _make_channels(build)
+    channels, needs_host, is_movable = _make_channels(build, drafted)
     plan = Plan(
         [one.channel for one in channels],
         _report(world.rank, drafted, build),
@@ -360,8 +361,10 @@ def _paths_of(build: Build) -> list[Path]:
     return [PATHS[name] for name in PATHS if name in mine]
 
 
-def _make_channels(build: Build) -> tuple[list[ChannelMessages], bool, bool]:
+def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages], bool, bool]:
     """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
+
+    The channel of walls is the last one to finish, or the first one to start.
 
     Returns also whether any channel of any rank needs the host, and whether all channels can move to other arrays.
     """
@@ -375,6 +378,12 @@ def _make_channels(build: Build) -> tuple[list[ChannelMessages], bool, bool]:
             if build.job(path).messages
             for one in path.channels(build, agreed.get(path.name))
         ]
+        if drafted.walls:
+            channel = WallChannel(
+                drafted.walls, drafted.described, build.whole.arrays, drafted.operation
+            )
+            place = 0 if drafted.operation == "add" else len(made)
+            made.insert(place, ChannelMessages("walls", channel, ()))
         channels = [one.channel for one in made]
         return made, (any(c.needs_host for c in channels), all(c.is_movable for c in channels))
 

@@ -65,7 +65,7 @@ def gather(domain: Domain, field: object, root: int) -> Array | None:
     layout, cells, whole = ready
     chosen, dtype, _ = records[world.rank]
     if any(record != records[0] for record in records):
-        _compare(world.gather(_GatherRecord(chosen, dtype, layout.spec), _GATHER))
+        _compare(world.gather(_GatherRecord(chosen, dtype, layout.spec.without_boundary), _GATHER))
     with MessageQueue(world, PARTS_IN_FLIGHT, _GATHER) as queue:
         if whole is None:
             assert cells is not None
@@ -98,7 +98,7 @@ def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Ready, tuple[int, 
         )
         _copy_from_device(cells, as_void(own))
         cells = own if whole is None else None
-    return (layout, cells, whole), (chosen, dtype, layout.spec.digest)
+    return (layout, cells, whole), (chosen, dtype, layout.spec.without_boundary.digest)
 
 
 def _copy_from_device(cells: Any, target: Array) -> None:

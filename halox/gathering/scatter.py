@@ -63,7 +63,7 @@ def scatter(
     def prepare() -> tuple[tuple[_Target, Array | None], _ScatterRecord]:
         chosen, target = root_of(world, root), _target_of(domain, out, options)
         out_dtype = None if target.described is None else target.described.dtype
-        spec = None if target.layout is None else target.layout.spec
+        spec = None if target.layout is None else target.layout.spec.without_boundary
         if world.rank != chosen:
             return (target, None), _ScatterRecord(chosen, out_dtype, spec, None, {})
         array = _checked(whole, chosen)

@@ -278,6 +278,19 @@ def test_combine_compiles(element, architecture):
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
+@pytest.mark.parametrize(
+    "defines",
+    [(), (("TYPE", "float"), ("COMPLEX", "1")), (("TYPE", "unsigned short"), ("SIGNED", "0"))],
+    ids=str,
+)
+def test_walls_compile(defines, architecture):
+    found = compiled("walls", defines, f"sm_{architecture}")
+    assert b"fill_walls\0" in found.code
+    assert ".local" not in found.ptx
+    assert not re.search(r"\b(div|rem)\.[su]64", found.ptx)
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
 def test_mark_compiles(architecture):
     """Stores of the mark's words are volatile; the two words of a failure are one store."""
     found = compiled("mark", (), f"sm_{architecture}")

@@ -1,0 +1,201 @@
+"""Cells beyond the walls of a grid, and the cells from which they are filled, as slices of a rank's array.
+
+There are two equal ways to fill them. `Walls.fills` are steps in sequence, one per wall, which also cover the edges and
+corners that earlier steps have filled. `Walls.regions` are disjoint boxes that can be filled at the same time: a box at
+an edge or a corner has several boundaries, of which each is applied to the values of the one before::
+
+    fills    1 1 1 1    regions  c e e c
+             2 . . 2             f . . f
+             2 . . 2             f . . f
+             1 1 1 1             c e e c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from halox.decomposition.axis_layout import AxisLayout
+from halox.decomposition.boundaries import SIDES, Boundaries, Boundary, Sides
+
+Slices = tuple[slice, ...]
+
+
+class AxisFill(NamedTuple):
+    """The fill of a wall along its axis, in layers of the array.
+
+    Attributes
+    ----------
+    boundary : Boundary
+        What to write.
+    axis, array_axis : int
+        The axis across the wall: of the grid, and of the array.
+    side : {"low", "high"}
+        Side of the grid.
+    target : slice
+        Layers of the halo; for a constant also the layer of a staggered field that is the wall.
+    source : slice
+        For kinds that mirror, the layers to mirror, in the order of ``target``; otherwise the layer at the wall.
+    inner : slice
+        The layer after the one at the wall.
+    depths : tuple of int
+        Distance of each target layer from the layer at the wall, negative on the low side.
+    """
+
+    boundary: Boundary
+    axis: int
+    array_axis: int
+    side: str
+    target: slice
+    source: slice
+    inner: slice
+    depths: tuple[int, ...]
+
+
+class WallFill(NamedTuple):
+    """A step of filling: the fill along its axis, and its boxes of the array."""
+
+    along: AxisFill
+    target: Slices
+    source: Slices
+    inner: Slices
+
+
+class WallRegion(NamedTuple):
+    """A box of the array beyond one or more walls, and the fills of these walls in the order of their axes."""
+
+    box: Slices
+    along: tuple[AxisFill, ...]
+
+
+@dataclass(frozen=True)
+class Walls:
+    """The walls of a field on one rank.
+
+    Attributes
+    ----------
+    boundaries : Boundaries
+        Boundaries by component.
+    axes : sequence of AxisLayout
+        Grid axes of the array, with all points of the grid as their points, and a halo only beyond the walls.
+    owned : sequence of slice
+        Per axis, the layers that the rank owns.
+    at_wall : sequence of (bool, bool)
+        Per axis, whether the array reaches the low and the high end of the grid, along periodic axes, too.
+    periodic, staggered : sequence of bool
+        Per axis.
+    components : (tuple of int, tuple of int)
+        Extents of the component axes before and after the grid axes.
+    corners : bool
+        Whether edges and corners are filled: beyond several walls, and beyond a wall in the halo of a neighbour.
+    """
+
+    boundaries: Boundaries
+    axes: Sequence[AxisLayout]
+    owned: Sequence[slice]
+    at_wall: Sequence[tuple[bool, bool]]
+    periodic: Sequence[bool]
+    staggered: Sequence[bool]
+    components: tuple[tuple[int, ...], tuple[int, ...]]
+    corners: bool
+
+    def fills(self) -> tuple[WallFill, ...]:
+        """Return the steps that fill the halo, in their order."""
+        fills = []
+        for before, after, sides in self._selections():
+            for axis in range(len(self.axes)):
+                across = [
+                    self._across(other, sides, with_walls=other < axis)
+                    for other in range(len(self.axes))
+                ]
+                for along in self._along(axis, sides):
+                    target, source, inner = (
+                        (*before, *across[:axis], cut, *across[axis + 1 :], *after)
+                        for cut in (along.target, along.source, along.inner)
+                    )
+                    fills.append(WallFill(along, target, source, inner))
+        return tuple(fills)
+
+    def regions(self) -> tuple[WallRegion, ...]:
+        """Return the disjoint boxes of the halo that are filled."""
+        regions = []
+        for before, after, sides in self._selections():
+            choices: list[list[AxisFill | None]] = [
+                [None, *self._along(axis, sides)] for axis in range(len(self.axes))
+            ]
+            for chosen in product(*choices):
+                along = tuple(one for one in chosen if one is not None)
+                if not along or (len(along) > 1 and not self.corners):
+                    continue
+                box = [
+                    self._between(axis, sides, others[1:]) if one is None else one.target
+                    for axis, (one, others) in enumerate(zip(chosen, choices, strict=True))
+                ]
+                regions.append(WallRegion((*before, *box, *after), along))
+        return tuple(regions)
+
+    def _selections(self) -> Iterator[tuple[Slices, Slices, Sides]]:
+        """Yield slices of the component axes, before and after the grid axes, with the boundaries of the components."""
+        named = {component for component, _ in self.boundaries if component}
+        before, after = self.components
+        every = list(product(*(range(extent) for extent in (*before, *after))))
+        for component, sides in self.boundaries:
+            if not component and not named:
+                yield (slice(None),) * len(before), (slice(None),) * len(after), sides
+                continue
+            for one in [component] if component else [one for one in every if one not in named]:
+                cuts = tuple(slice(index, index + 1) for index in one)
+                yield cuts[: len(before)], cuts[len(before) :], sides
+
+    def _along(self, axis: int, sides: Sides) -> Iterator[AxisFill]:
+        """Yield the fills along an axis, first the one on the low side."""
+        along, array_axis = self.axes[axis], len(self.components[0]) + axis
+        begin, end = along.low, along.low + along.points
+        for side, boundary in enumerate(sides[axis]):
+            if boundary is None or not self.at_wall[axis][side]:
+                continue
+            width, edge, inward = ((along.low, begin, 1), (along.high, end - 1, -1))[side]
+            if boundary.kind == "phase":
+                # Only these layers are exchanged.
+                width = min(width, (along.moved_low, along.moved_high)[side])
+            # The wall runs through the first and the last point of a staggered field.
+            extra = int(self.staggered[axis] and boundary.kind == "constant")
+            target = (slice(begin - width, begin + extra), slice(end - extra, end + width))[side]
+            if target.start == target.stop:
+                continue
+            source = slice(edge, edge + 1)
+            if boundary.mirrors:
+                first = edge + inward * boundary.mirrors_at_point
+                last = first + inward * (width - 1)
+                # The layer for the outermost target layer comes first on the low side, and last on the high side.
+                start, stop = ((last, first - 1), (first, last - 1))[side]
+                source = slice(start, None if stop < 0 else stop, -1)
+            inner = slice(edge + inward, edge + inward + 1)
+            depths = (range(-width, extra), range(1 - extra, width + 1))[side]
+            yield AxisFill(
+                boundary, axis, array_axis, SIDES[side], target, source, inner, tuple(depths)
+            )
+
+    def _across(self, axis: int, sides: Sides, *, with_walls: bool) -> slice:
+        """Return the layers along another axis that a fill covers: the owned ones, and halos that have their values."""
+        along = self.axes[axis]
+        if not self.corners:
+            return self.owned[axis]
+        low, high = (
+            self.periodic[axis] or not is_wall or (with_walls and boundary is not None)
+            for is_wall, boundary in zip(self.at_wall[axis], sides[axis], strict=True)
+        )
+        return slice(0 if low else along.low, along.stored if high else along.low + along.points)
+
+    def _between(self, axis: int, sides: Sides, fills: Sequence[AxisFill | None]) -> slice:
+        """Return the layers along an axis that no fill of this axis writes."""
+        layers = self._across(axis, sides, with_walls=False)
+        start, stop = layers.start, layers.stop
+        for fill in fills:
+            if fill is not None and fill.side == "low":
+                start = max(start, fill.target.stop)
+            elif fill is not None:
+                stop = min(stop, fill.target.start)
+        return slice(start, stop)

@@ -1,0 +1,270 @@
+"""Channel of a plan that fills the halo at the walls of the grid, or adds it to the cells from which it was filled.
+
+An exchange fills the walls after all other channels have finished, since the fills read the halos that the neighbours
+have sent. An accumulation is the adjoint: it runs the adjoint of each fill, in reverse, before any halo is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.decomposition import AxisFill, Boundary, FieldLayout, WallFill, Walls
+from halox.errors import FieldError
+from halox.paths.base import Channel, Operation
+from halox.runtime.arrays import Described, DType, HostArray
+from halox.runtime.casting import cast
+from halox.runtime.gpu.cuda import cupy
+
+if TYPE_CHECKING:
+    from halox.exchange.wall_launch import FillLaunches
+    from halox.runtime.gpu.launch import PreparedLaunch
+
+_Step = Callable[[], object]
+
+_SIGNED, _NUMERIC = "ifc", "iufc"
+
+
+@dataclass(frozen=True)
+class FieldWalls:
+    """Walls of the field with this number in a plan."""
+
+    number: int
+    origin: tuple[int, ...]  # global index of the array's first point, per grid axis
+    walls: Walls
+
+
+def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
+    """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries."""
+    for _, sides in layout.spec.boundary:
+        for boundary in {side for pair in sides for side in pair if side is not None}:
+            _check(boundary, dtype, operation)
+
+
+def _check(boundary: Boundary, dtype: DType, operation: Operation) -> None:
+    kind, number = boundary.kind, boundary.number
+    if kind == "function":
+        if operation == "add":
+            raise FieldError(
+                f"boundary: the function {boundary} has no adjoint, so that the field cannot be accumulated"
+            )
+        return
+    needed = {"antireflect": _SIGNED, "antisymmetric": _SIGNED, "extrapolate": _SIGNED}
+    needed |= {"gradient": _NUMERIC, "phase": _NUMERIC}
+    if dtype.kind not in needed.get(kind, dtype.kind):
+        raise FieldError(
+            f"boundary: {boundary} needs a field of {'signed ' * (needed[kind] == _SIGNED)}numbers, got dtype {dtype}"
+        )
+    if number is not None:
+        try:
+            value = cast(number, dtype)
+            exact = kind == "constant" or dtype.kind not in "iu" or value == number
+        except Exception as error:  # NumPy raises several types
+            raise FieldError(
+                f"boundary: {boundary} does not fit the dtype {dtype}: {error}"
+            ) from error
+        if not exact:
+            raise FieldError(f"boundary: {boundary} does not fit the dtype {dtype}")
+
+
+class _Call(partial):  # type: ignore[type-arg]
+    """A call of a user's function."""
+
+
+class WallChannel(Channel):
+    """Fills or adjoint fills of all fields of a plan, with operations on array slices; sends nothing."""
+
+    is_movable = True
+
+    def __init__(
+        self,
+        walls: Sequence[FieldWalls],
+        described: Sequence[Described],
+        arrays: Sequence[HostArray] | Sequence[Described],
+        operation: Operation,
+    ) -> None:
+        self._walls, self._described, self._adds = walls, described, operation == "add"
+        self.needs_host = described[0].device is None
+        self._origins = [one.origin if isinstance(one, HostArray) else 0 for one in arrays]
+        self._launches = None if self._adds else _launches(walls, described)
+        self._steps: list[_Step] = []
+        self.bind(
+            self.views(
+                [one.memory if isinstance(one, HostArray) else one.pointer for one in arrays]
+            )
+        )
+        # The user's functions may raise: the first time on all ranks together.
+        for step in self._steps:
+            if isinstance(step, _Call):
+                step()
+
+    def views(self, memories: Sequence[Any]) -> list[_Step]:
+        """Return the steps on other arrays."""
+        steps: list[_Step] = []
+        if self._launches is not None:
+            current_stream = cupy().cuda.get_current_stream
+            for launch in self._launches.on(memories):
+                steps.append(partial(_launch, launch, current_stream))
+            return steps
+        for walls in self._walls:
+            described, memory = self._described[walls.number], memories[walls.number]
+            if described.device is None:
+                xp: ModuleType = np
+                array = np.ndarray(
+                    described.shape,
+                    described.dtype,
+                    memory,
+                    self._origins[walls.number],
+                    described.strides,
+                )
+            else:
+                xp, array = cupy(), _device_array(described, memory)
+            fills = walls.walls.fills()
+            for fill in fills[::-1] if self._adds else fills:
+                if array[fill.target].size:
+                    steps += (
+                        _adjoint_steps(xp, array, fill)
+                        if self._adds
+                        else _steps(xp, array, fill, walls.origin)
+                    )
+        return steps
+
+    def bind(self, views: list[_Step]) -> None:
+        """Use the arrays of these steps."""
+        self._steps = views
+
+    def start(self) -> None:
+        """Add the halo at the walls to the cells inside, before it is sent."""
+        if self._adds:
+            for step in self._steps:
+                step()
+
+    def finish(self) -> None:
+        """Fill the halo at the walls."""
+        if not self._adds:
+            for step in self._steps:
+                step()
+
+    def close(self) -> None:
+        """Drop the arrays."""
+        self._steps = []
+
+
+def _launches(walls: Sequence[FieldWalls], described: Sequence[Described]) -> FillLaunches | None:
+    """Return the launches of a kernel that fills all walls; None for arrays on the host and for other boundaries."""
+    device = described[0].device
+    if device is None:
+        return None
+    from halox.exchange.wall_launch import FillLaunches, plan_fill
+
+    plans = plan_fill([(one.number, one.walls) for one in walls], described)
+    return None if plans is None else FillLaunches(plans, device)
+
+
+def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:
+    launch.launch(current_stream().ptr)
+
+
+def _device_array(described: Described, pointer: int) -> Any:
+    """Return a CuPy array at an address; the caller keeps the memory alive."""
+    cp = cupy()
+    nbytes = sum(
+        (extent - 1) * abs(stride)
+        for extent, stride in zip(described.shape, described.strides, strict=True)
+    )
+    below = sum(
+        (extent - 1) * stride
+        for extent, stride in zip(described.shape, described.strides, strict=True)
+        if stride < 0
+    )
+    memory = cp.cuda.UnownedMemory(
+        pointer + below, nbytes + described.dtype.itemsize, None, described.device
+    )
+    return cp.ndarray(
+        described.shape,
+        described.dtype,
+        cp.cuda.MemoryPointer(memory, -below),
+        described.strides,
+    )
+
+
+def _ramp(xp: ModuleType, array: Any, along: AxisFill, factor: complex | None) -> Any:
+    """Return the depths of the target's layers along its axis, times a factor; without one, their distances."""
+    shape = [1] * array.ndim
+    shape[along.array_axis] = -1
+    depths = np.array(along.depths).reshape(shape)
+    values = abs(depths) if factor is None else depths * cast(factor, array.dtype)
+    return xp.asarray(values.astype(array.dtype))
+
+
+def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) -> list[_Step]:
+    """Return the operations of one fill."""
+    along, boundary = fill.along, fill.along.boundary
+    target, source = array[fill.target], array[fill.source]
+    kind = boundary.kind
+    if kind == "function":
+        assert boundary.function is not None
+        first = along.array_axis - along.axis
+        cuts = zip(fill.target[first : first + len(origin)], origin, strict=True)
+        indices = xp.ix_(*(xp.arange(cut.start, cut.stop) + offset for cut, offset in cuts))
+        return [_Call(boundary.function, target, along.axis, along.side, indices)]
+    if kind == "constant":
+        return [partial(xp.copyto, target, cast(boundary.number, array.dtype)[()])]
+    if kind == "phase":
+        return [partial(xp.multiply, target, _phase(along, array.dtype), target)]
+    if kind == "gradient":
+        return [partial(xp.add, source, _ramp(xp, array, along, boundary.number), target)]
+    if kind == "extrapolate":
+        steps: list[_Step] = [partial(xp.subtract, source, array[fill.inner], target)]
+        if len(along.depths) > 1:
+            steps.append(partial(xp.multiply, target, _ramp(xp, array, along, None), target))
+        return [*steps, partial(xp.add, target, source, target)]
+    if kind in ("antireflect", "antisymmetric"):
+        if boundary.number is None:
+            return [partial(xp.negative, source, target)]
+        twice = (2 * cast(boundary.number, array.dtype)).astype(array.dtype)[()]
+        return [partial(xp.subtract, twice, source, target)]
+    innermost = min(range(array.ndim), key=lambda axis: abs(array.strides[axis]))
+    if array.dtype.kind in _NUMERIC and along.array_axis == innermost:
+        # NumPy's assignment takes up to twice as long on slabs of short runs.
+        return [partial(xp.positive, source, target)]
+    return [partial(target.__setitem__, ..., source)]
+
+
+def _phase(along: AxisFill, dtype: DType) -> Any:
+    """Return the factor of a halo: the phase beyond the high side, its inverse beyond the low side."""
+    number = along.boundary.number
+    assert number is not None
+    return cast(number if along.side == "high" else 1 / number, dtype)[()]
+
+
+def _adjoint_steps(xp: ModuleType, array: Any, fill: WallFill) -> list[_Step]:
+    """Return the operations of the adjoint of one fill: add the halo to its sources, and clear it."""
+    along, target, source = fill.along, array[fill.target], array[fill.source]
+    kind = along.boundary.kind
+    if kind == "phase":
+        return [partial(xp.multiply, target, np.conj(_phase(along, array.dtype)), target)]
+    clear = partial(target.fill, 0)
+    if kind == "constant":
+        return [clear]
+    layers: dict[str, Any] = {"axis": along.array_axis, "keepdims": True, "dtype": array.dtype}
+
+    def add_layers() -> None:
+        source[...] += target.sum(**layers)
+
+    def add_extrapolated() -> None:
+        weighted = (target * _ramp(xp, array, along, None)).sum(**layers)
+        source[...] += target.sum(**layers) + weighted
+        array[fill.inner] -= weighted
+
+    if kind in ("edge", "gradient"):
+        return [add_layers, clear]
+    if kind == "extrapolate":
+        return [add_extrapolated, clear]
+    combine = xp.subtract if kind in ("antireflect", "antisymmetric") else xp.add
+    return [partial(combine, source, target, source), clear]

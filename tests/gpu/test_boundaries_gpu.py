@@ -1,0 +1,70 @@
+"""Halos at walls on a GPU, on one rank: values, graphs, and functions of the user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from tests.support import require
+
+require("gpu")
+
+import cupy  # noqa: E402
+
+from tests.gpu.boundaries import check_adjoint, check_halos  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_halos_are_those_of_numpy_pad(number: int) -> None:
+    check_halos(number, MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_accumulate_is_the_adjoint(number: int) -> None:
+    check_adjoint(number, MPI.COMM_SELF)
+
+
+def test_in_a_graph() -> None:
+    """A captured step fills the walls in every replay."""
+    grid = halox.Grid(
+        (20, 30), halo=2, boundary=("reflect", "extrapolate"), comm=MPI.COMM_SELF, device="gpu"
+    )
+    u = grid.zeros()
+    grid.interior(u)[...] = cupy.arange(600.0).reshape(20, 30)
+    plan = grid.plan(u)
+    plan()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        u *= 2
+        plan()
+        graph = stream.end_capture()
+        for _ in range(3):
+            graph.launch()
+        stream.synchronize()
+    inner = 8 * np.arange(600.0).reshape(20, 30)
+    expected = np.pad(inner, ((2, 2), (0, 0)), mode="reflect")
+    expected = np.pad(expected, ((0, 0), (2, 2)), mode="reflect", reflect_type="odd")
+    assert np.array_equal(u.get(), expected)
+    grid.close()
+
+
+def test_a_function() -> None:
+    """The function works on views of CuPy arrays; other walls of the field are filled as well."""
+
+    def inflow(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
+        assert isinstance(slab, cupy.ndarray) and isinstance(indices[0], cupy.ndarray)
+        slab[...] = indices[1]
+
+    with halox.Grid(
+        (4, 5), boundary=((inflow, "edge"), None), comm=MPI.COMM_SELF, device="gpu"
+    ) as grid:
+        u = grid.ones("f4")
+        u[-1] = 7
+        grid.exchange(u)
+        assert np.array_equal(u.get()[0, 1:-1], np.arange(5)) and u.get()[-1, 1:-1].max() == 1

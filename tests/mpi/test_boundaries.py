@@ -1,0 +1,242 @@
+"""Boundaries: an exchange fills the halo as `numpy.pad` pads the whole field, and an accumulation is its adjoint."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import FieldError, HaloxError, MismatchError
+from tests.boundaries import UNTOUCHED, block, random_case
+from tests.mpi.conftest import agree
+from tests.support import trials
+
+pytestmark = pytest.mark.geometry
+
+SEED = int(os.environ.get("HALOX_SEED", "20261124"))
+CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_halos_are_those_of_numpy_pad(
+    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if number % 2:  # read in place, as on large grids
+        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+    rng = np.random.default_rng([SEED, comm.size, number])
+    case = random_case(rng, comm.size, wide=number % 3 == 2)
+    with case.grid(comm) as grid:
+        u = case.field(grid)
+        v = grid.full_like(u, UNTOUCHED)
+        whole_shape = grid.layout(u).global_shape
+        for call in range(3):
+            whole = rng.integers(-9, 10, whole_shape).astype(case.dtype)
+            owned = (slice(None),) * len(case.before) + grid.layout(u).owned
+            field = (u, v, u)[call]
+            grid.interior(field)[...] = whole[owned]
+            if call == 2:
+                plan = grid.plan(field)
+                plan.start()
+                plan.finish()
+            else:
+                grid.exchange(field)
+            expected = block(grid.layout(u), case, case.padded(whole))
+            assert agree(np.array_equal(field, expected), comm), (SEED, case, call)
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_accumulate_is_the_adjoint(number: int, comm: MPI.Intracomm) -> None:
+    """<E x, y> = <x, E' y> over all ranks, exactly, since all values are small integers."""
+    rng = np.random.default_rng([SEED, 1, comm.size, number])
+    case = random_case(rng, comm.size, linear=True, wide=number % 3 == 2)
+    mine = np.random.default_rng([SEED, 2, number, comm.rank])
+    with case.grid(comm) as grid:
+        x, y = case.field(grid), case.field(grid)
+        x[...] = 0
+        before = mine.integers(-9, 10, grid.interior(x).shape).astype(case.dtype)
+        grid.interior(x)[...] = before
+        y[...] = mine.integers(-9, 10, y.shape).astype(case.dtype)
+        after = y.copy()
+        grid.exchange(x)
+        left = comm.allreduce(complex(np.vdot(x, y)))
+        grid.accumulate(y)
+        right = comm.allreduce(complex(np.vdot(before, grid.interior(y))))
+        assert left == right, (SEED, case)
+        assert agree(y.shape == after.shape, comm)
+
+
+@pytest.mark.parametrize("corners", [True, False])
+def test_corners(corners: bool, comm: MPI.Intracomm) -> None:
+    """Without corners, edges and corners stay as they are."""
+    shape = (6 * comm.size, 7)
+    with halox.Grid(
+        shape, halo=2, boundary="edge", corners=corners, comm=comm, device="cpu"
+    ) as grid:
+        whole = np.arange(float(np.prod(shape))).reshape(shape)
+        u = grid.full(UNTOUCHED)
+        grid.interior(u)[...] = whole[grid.owned]
+        grid.exchange(u)
+        padded = np.pad(whole, 2, mode="edge")
+        expected = padded[tuple(slice(at.start, at.stop) for at in stored(grid))]
+        if not corners:
+            rows = np.zeros(u.shape[0], bool)
+            rows[2:-2] = True
+            inside = rows[:, None] | (np.arange(u.shape[1]) >= 2) & (np.arange(u.shape[1]) < 9)
+            expected = np.where(inside, expected, UNTOUCHED)
+        assert agree(np.array_equal(u, expected), comm)
+
+
+def stored(grid: halox.Grid) -> list[slice]:
+    """Return this rank's part of a field padded by 2 on each side."""
+    return [slice(at.start, at.stop + 4) for at in grid.owned]
+
+
+def test_new_arrays_and_inferred_layouts(comm: MPI.Intracomm) -> None:
+    """Arrays that the grid did not make have the grid's boundary, at each address."""
+    shape = (5 * comm.size, 6)
+    options: dict[str, Any] = {"halo": 1, "boundary": ("reflect", ("constant", 2.0))}
+    with halox.Grid(shape, comm=comm, device="cpu", **options) as grid:
+        rng = np.random.default_rng(SEED)
+        for _ in range(4):
+            whole = rng.random(shape)
+            u = np.zeros(grid.padded_shape)
+            grid.interior(u)[...] = whole[grid.owned]
+            grid.exchange(u)
+            padded = np.pad(
+                np.pad(whole, ((1, 1), (0, 0)), mode="reflect"),
+                ((0, 0), (1, 1)),
+                constant_values=2.0,
+            )
+            cut = tuple(slice(at.start, at.stop + 2) for at in grid.owned)
+            assert agree(np.array_equal(u, padded[cut]), comm)
+
+
+def test_a_function_fills_the_slabs(comm: MPI.Intracomm) -> None:
+    """A function gets the slab, the axis, the side and the global indices, at the walls alone."""
+    shape = (4 * comm.size, 5)
+    sides = []
+
+    def inflow(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
+        sides.append((axis, side))
+        slab[...] = 100 * indices[0] + indices[1]
+
+    with halox.Grid(
+        shape, boundary=((inflow, "edge"), None), comm=comm, device="cpu", proc_shape=(comm.size, 1)
+    ) as grid:
+        u = grid.zeros()
+        grid.exchange(u)
+        expected = np.arange(5) - 100.0
+        assert agree(comm.rank > 0 or np.array_equal(u[0, 1:-1], expected), comm)
+        assert agree(set(sides) == ({(0, "low")} if comm.rank == 0 else set()), comm)
+
+
+def test_walls_of_a_rank(comm: MPI.Intracomm) -> None:
+    with halox.Grid(
+        (4 * comm.size, 6),
+        halo=2,
+        periodic=(False, True),
+        comm=comm,
+        device="cpu",
+        proc_shape=(comm.size, 1),
+    ) as grid:
+        ends = (comm.rank == 0, comm.rank == comm.size - 1)
+        assert (grid.at_wall(0, "low"), grid.at_wall(0, "high")) == ends
+        assert not grid.at_wall(1, "low") and not grid.at_wall(-1, "high")
+        names = zip(("low", "high"), ends, strict=True)
+        assert grid.walls == tuple((0, side) for side, is_wall in names if is_wall)
+        u = grid.zeros(components=3)
+        view = grid.wall(u, 0, "high", depth=2)
+        assert view.shape == (3, 2 * ends[1], 6)
+        view[...] = 1
+        assert grid.sum(u) == 3 * 2 * 6
+        assert grid.wall(u, 0, "low", halo=True).shape == (3, 3 * ends[0], 10)
+        assert np.shares_memory(view, u) or not ends[1]
+        with pytest.raises(FieldError, match="side"):
+            grid.at_wall(0, "left")  # type: ignore[arg-type]
+        with pytest.raises(FieldError, match="axis"):
+            grid.at_wall(2, "low")
+
+
+def test_swapped_boundaries_of_ranks_are_one_error(comm: MPI.Intracomm) -> None:
+    if comm.size == 1:
+        return
+    with pytest.raises(MismatchError, match="boundary"):
+        halox.Grid(
+            (8 * comm.size, 6),
+            boundary="edge" if comm.rank else "reflect",
+            comm=comm,
+            device="cpu",
+        )
+    with halox.Grid((8 * comm.size, 6), comm=comm, device="cpu") as grid:
+        u = grid.zeros()
+        grid.declare(u, boundary=("constant", float(comm.rank)))
+        with pytest.raises(MismatchError, match="constant"):
+            grid.exchange(u)
+
+
+def test_a_function_that_raises_on_one_rank(comm: MPI.Intracomm) -> None:
+    """The error of the first call is raised on all ranks."""
+
+    def wrong(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
+        raise ValueError("no inflow given")
+
+    with halox.Grid(
+        (4 * comm.size, 6),
+        boundary=((wrong, None), None),
+        comm=comm,
+        device="cpu",
+        proc_shape=(comm.size, 1),
+    ) as grid:
+        u = grid.zeros()
+        with pytest.raises(HaloxError, match="ValueError: no inflow given"):
+            grid.exchange(u)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "text"),
+    [
+        ({"boundary": "mirror"}, {}, "'edge'"),
+        ({"boundary": ("edge",) * 3}, {}, "one entry per grid axis"),
+        ({"boundary": ("edge", None), "periodic": (True, False)}, {}, "axis 0 is periodic"),
+        ({"boundary": "edge", "periodic": True}, {}, "is periodic and has no wall"),
+        ({"boundary": (("periodic", "edge"), None)}, {}, "one side alone"),
+        ({"boundary": {0: "edge"}}, {}, "single components"),
+        ({"boundary": ("constant", "x")}, {}, "needs a number"),
+        ({}, {"boundary": "periodic"}, "not periodic"),
+        ({}, {"boundary": {1: "edge"}}, "no component"),
+        ({}, {"boundary": {"u": "edge"}}, "keys of a mapping"),
+        ({}, {"parity": "even", "boundary": "edge"}, "one parity"),
+        ({"periodic": True}, {"boundary": ("phase", 1j)}, "imaginary part"),
+        ({"periodic": True}, {"boundary": ("phase", 0)}, "must not be 0"),
+        ({}, {"boundary": "antisymmetric", "dtype": "u4"}, "signed numbers"),
+        ({}, {"boundary": "extrapolate", "dtype": "S4"}, "signed numbers"),
+        ({}, {"boundary": ("constant", 1j)}, "imaginary part"),
+        ({}, {"boundary": ("gradient", 0.5), "dtype": "i4"}, "does not fit the dtype"),
+        ({"shape": (3, 3), "halo": 3}, {"boundary": "reflect"}, "reads 4 points"),
+        ({"shape": (1, 4)}, {"boundary": "extrapolate"}, "reads 2 points"),
+    ],
+)
+def test_bad_input(
+    options: dict[str, Any], field: dict[str, Any], text: str, comm: MPI.Intracomm
+) -> None:
+    """The same error on all ranks, at the latest by the first exchange."""
+    shape = options.pop("shape", (4 * comm.size, 6))
+    if "halo" in options or shape[0] == 1:
+        comm = MPI.COMM_SELF
+    with (
+        pytest.raises(FieldError, match=text),
+        halox.Grid(shape, comm=comm, device="cpu", **options) as grid,
+    ):
+        u = grid.zeros(field.pop("dtype", "f8"), **field)
+        grid.exchange(u)
+
+
+def test_a_function_has_no_adjoint(comm: MPI.Intracomm) -> None:
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
+        u = grid.zeros(boundary=lambda *_: None)
+        with pytest.raises(FieldError, match="no adjoint"):
+            grid.accumulate(u)
