@@ -1,4 +1,4 @@
-"""Exceptions of halox."""
+"""Exceptions of halox: `HaloxError` and its subclasses, each also a subclass of a standard exception."""
 
 from __future__ import annotations
 

@@ -124,6 +124,9 @@ class Grid(Closing):
         Number of this rank's GPU; None on the host.
     xp : module
         ``numpy`` or ``cupy``, the module of the fields' arrays.
+    plans_made : int
+        Plans that this grid has made for its exchanges and for callers of `plan`. The number stays the same in a loop
+        whose exchanges reuse their plans.
     domain : Domain
         The division, layouts and memory below this grid, for code that extends halox. Its interface may change.
 
@@ -224,7 +227,7 @@ class Grid(Closing):
         self.device: Literal["cpu", "gpu"] = division.device
         self.device_id: int | None = domain.device_id
         self.xp: ModuleType = domain.xp
-        self._plan_number = 0
+        self.plans_made = 0
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._known_plans = self._plans.known
         self._reductions: HostReductions | DeviceReductions
@@ -1021,5 +1024,6 @@ class Grid(Closing):
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         self._plans.sweep()
-        self._plan_number += 1
-        return make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
+        plan = make_domain_plan(self.domain, draft, keep=keep, path=path, call=call)
+        self.plans_made += 1
+        return plan

@@ -1,4 +1,4 @@
-"""Tables as plain text, and as HTML for notebooks."""
+"""Tables as plain text for reports, and as HTML for notebooks."""
 
 from __future__ import annotations
 

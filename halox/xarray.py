@@ -1,6 +1,7 @@
-"""Conversion between fields and labelled arrays; needs xarray.
+"""Conversion between fields and labelled arrays (`xarray.DataArray`, `xarray.Dataset`); needs xarray.
 
-Importing this module gives every `xarray.Dataset` the accessor ``halox``, see `DatasetFields`.
+`Grid.dataarray` and `Grid.from_dataarray` import this module when they are called. Importing this module gives every
+`xarray.Dataset` the accessor ``halox``, see `DatasetFields`.
 """
 
 from __future__ import annotations
@@ -361,13 +362,13 @@ def read(grid: GridLike, array: object, dims: Sequence[str] | None) -> Reading:
             f"the array has the dimensions {_listed(array.dims)}, and the grid {_listed(axes)}; name the "
             "grid axes by dims="
         )
-    turned = array.transpose(*_order(array.dims, grid_dims))
-    before = turned.dims.index(grid_dims[0])
+    ordered = array.transpose(*_order(array.dims, grid_dims))
+    before = ordered.dims.index(grid_dims[0])
     behind = before + len(grid_dims)
     spec = FieldSpec(
         grid.halo,
-        turned.shape[:before],
-        turned.shape[behind:],
+        ordered.shape[:before],
+        ordered.shape[behind:],
         tuple(name.endswith(FACE) for name in grid_dims),
         boundary=grid.domain.plain.spec.boundary,
     )
@@ -379,17 +380,17 @@ def read(grid: GridLike, array: object, dims: Sequence[str] | None) -> Reading:
         BLOCK: spec.components_before + owned + spec.components_after,
         HALO: layout.padded_shape,
     }
-    kinds = tuple(kind for kind, shape in shapes.items() if turned.shape == shape)
-    halo = _halo_of_field(grid, turned, spec, any_array=not kinds)
+    kinds = tuple(kind for kind, shape in shapes.items() if ordered.shape == shape)
+    halo = _halo_of_field(grid, ordered, spec, any_array=not kinds)
     if halo is not None:
         spec, kinds = replace(spec, halo=halo), (HALO,)
         layout = grid.domain.layouts.of(spec)
     if not kinds:
         raise FieldError(
-            f"the array has the extents {turned.shape} along {_listed(turned.dims)}; expected "
+            f"the array has the extents {ordered.shape} along {_listed(ordered.dims)}; expected "
             + ", or ".join(f"{shape} for {kind}" for kind, shape in shapes.items())
         )
-    return Reading(turned, layout, ArrayRecord(spec, dtype, kinds))
+    return Reading(ordered, layout, ArrayRecord(spec, dtype, kinds))
 
 
 def _halo_of_field(
@@ -583,7 +584,9 @@ class DatasetFields:
         _check_grid(grid)
         world = grid.domain.world
         world.begin(_WRITING)
-        (axes, readings), datasets = world.prepare(lambda: self._written(grid, dims), _WRITING)
+        (axes, readings), datasets = world.prepare(
+            lambda: self._read_variables(grid, dims), _WRITING
+        )
         for rank, other in enumerate(datasets):
             if list(other.arrays) != list(datasets[0].arrays) or other.coords != datasets[0].coords:
                 raise MismatchError(
@@ -592,9 +595,14 @@ class DatasetFields:
                 )
         kinds = _kinds(
             readings,
-            {name: agreed([one.arrays[name] for one in datasets], name) for name in readings},
+            {
+                name: agreed([of_rank.arrays[name] for of_rank in datasets], name)
+                for name in readings
+            },
         )
-        fields = {name: make_field(grid, one, kinds[name]) for name, one in readings.items()}
+        fields = {
+            name: make_field(grid, reading, kinds[name]) for name, reading in readings.items()
+        }
         own_coords = {
             axis: readings[name].own_part(self._dataset[axis].values, number, kinds[name])
             for axis, (name, number) in datasets[0].coords.items()
@@ -605,12 +613,14 @@ class DatasetFields:
             attrs=_own_attrs(self._dataset.attrs),
             dims=axes,
             coords=coords,
-            array_attrs={one: _own_attrs(self._dataset[one].attrs) for one in (*fields, *coords)},
+            array_attrs={
+                name: _own_attrs(self._dataset[name].attrs) for name in (*fields, *coords)
+            },
             **options,
         )
         save(grid.domain, path, fields, {}, chosen)
 
-    def _written(
+    def _read_variables(
         self, grid: GridLike, dims: Sequence[str] | None
     ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _DatasetRecord]:
         """Return the names of the grid axes, the variables with all grid axes, and the facts that ranks compare."""
@@ -625,7 +635,7 @@ class DatasetFields:
             for number, axis in enumerate(readings[name].dims):
                 if axis in dataset.coords:
                     coords.setdefault(str(axis), (name, number))
-        arrays = {name: one.record for name, one in readings.items()}
+        arrays = {name: reading.record for name, reading in readings.items()}
         return (axes, readings), _DatasetRecord(arrays, coords)
 
     def _names(self, axes: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -39,6 +39,13 @@ def becomes(condition: Callable[[], object], limit_s: float = 120.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def forget_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `is_capturing` look up CuPy again, now and after the test, since a simulated GPU takes its place."""
+    from halox.runtime.gpu import streams
+
+    monkeypatch.setattr(streams, "_query", functools.cache(streams._query.__wrapped__))
 
 
 def full(*cases: Any) -> list[Any]:
@@ -172,8 +179,3 @@ def milc_data() -> Path:
     if not (folder / "lat.sample.l8").is_file():
         pytest.skip(f"MILC's sample is not in {folder}; set HALOX_MILC_DATA to its folder")
     return folder
-
-
-def no_shared_memory(*_: object) -> NoReturn:
-    """Replacement of `halox.runtime.shared_memory.create` that fails as on a node with full shared memory."""
-    raise OSError(errno.ENOSPC, "No space left on device")

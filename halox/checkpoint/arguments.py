@@ -172,7 +172,7 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
     plain = {}
     for name, value in attrs.items():
         try:
-            plain[name] = json.loads(json.dumps(value, default=_plain, allow_nan=False))
+            plain[name] = json.loads(json.dumps(value, default=_json_value, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise FieldError(
                 f"{what}: {name} has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
@@ -206,7 +206,7 @@ def progress_of(progress: object) -> Progress | None:
     return progress
 
 
-def _plain(value: object) -> Any:
+def _json_value(value: object) -> Any:
     if isinstance(value, np.generic) and not isinstance(value, np.void):
         return value.item()
     if isinstance(value, np.ndarray):

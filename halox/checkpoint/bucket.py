@@ -1,11 +1,12 @@
 """Checkpoints in S3, where objects cannot be renamed.
 
-The last written object names the save that a path has::
+Each save has an ID, and writes its objects under this ID. The object ``zarr.json`` of the path itself is written last,
+and names the ID of the last complete save::
 
     s3://bucket/run.zarr/zarr.json       a group that names the last complete save: halox_current=ID
     s3://bucket/run.zarr/ID/zarr.json    the Zarr group of one save, and its arrays
 
-A save writes under a new ID, then `zarr.json`, and then removes the objects of the previous save.
+After it has written ``zarr.json``, a save removes the objects of the previous save.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _CURRENT = f"{PREFIX}current"
 
 
 class BucketPath(PurePosixPath):
-    """A path in a bucket: the bucket, and the key of a group."""
+    """A path in S3: the name of a bucket, and then the key of a group."""
 
     def __str__(self) -> str:
         """Return the URL."""
@@ -44,8 +45,8 @@ class BucketPath(PurePosixPath):
     def store(self, limit_s: float) -> Store:
         """Return the store of the path.
 
-        Credentials are found as by other programs for S3. The environment variables ``AWS_ENDPOINT_URL`` and
-        ``AWS_REGION`` give another server than Amazon's, and the region.
+        Credentials are found as by other programs for S3. The environment variable ``AWS_ENDPOINT_URL`` names another
+        server than Amazon's, and ``AWS_REGION`` the region.
         """
         driver = {"driver": "s3", "bucket": self.parts[0]}
         for member, names in (

@@ -1,4 +1,4 @@
-"""Description of a field in a checkpoint, stored in the attributes of its array."""
+"""Description of a field in a checkpoint: the Zarr metadata of its array, with halox's attributes."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class StoredField:
         if not is_number(dtype):
             shape, shard = shape[:-1], shard[:-1]
         staggered, parity = tuple(map(int, attributes[STAGGERED])), str(attributes[PARITY])
-        kept = {key: value for key, value in metadata.items() if key != "attributes"}
-        return cls(name, tuple(shape), tuple(shard), dtype, before, after, staggered, parity, kept)
+        bare = {key: value for key, value in metadata.items() if key != "attributes"}
+        return cls(name, tuple(shape), tuple(shard), dtype, before, after, staggered, parity, bare)
 
     @property
     def attributes(self) -> dict[str, Any]:

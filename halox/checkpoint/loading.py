@@ -1,4 +1,4 @@
-"""Loads of groups: reads fields of a checkpoint, with all ranks, in any division."""
+"""Loads of groups: all ranks read fields of a checkpoint, in any division of the saved grid."""
 
 from __future__ import annotations
 
@@ -112,11 +112,13 @@ def opened_on_all(
     """
     with ExitStack() as stack:
 
-        def look() -> tuple[Source, Description]:
+        def open_here() -> tuple[Source, Description]:
             source = stack.enter_context(opening)
             return source, describe(source)
 
-        described: tuple[Source, Description] = guarded(world, look, f"reading {path}", LOADING)
+        described: tuple[Source, Description] = guarded(
+            world, open_here, f"reading {path}", LOADING
+        )
         if len({*world.gather(repr(described[1]), LOADING)}) > 1:
             raise replaced(path)
         yield described

@@ -3,9 +3,9 @@
 One rank writes a shard. Other ranks send their cells of the shard to this rank. A load needs no messages: every rank
 reads its own cells.
 
-With messages, every rank processes its shards in the same order, and waits only for messages of earlier shards, so the
-ranks cannot deadlock. A rank keeps its first error and continues its messages, until all ranks raise the error
-together.
+In a save, all ranks process the shards in one order. A rank waits only for messages of the current or earlier shards,
+so the ranks cannot deadlock. After an error a rank still sends and receives its messages, until all ranks raise the
+error together.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DEVICE_PART_BYTES = 8 << 20
 _IN_FLIGHT = 2
 """Messages, and transfers of shards, at the same time."""
 
-Tell = Callable[[int], None]
-"""Called with the bytes of this rank's field moved since the last call."""
+Advance = Callable[[int], None]
+"""Function that reports progress; its argument is the number of bytes moved since its last call."""
 
 
 def save(
-    world: World, shards: ShardGrid, cells: Any, field: StoredField, store: Store, tell: Tell
+    world: World, shards: ShardGrid, cells: Any, field: StoredField, store: Store, advance: Advance
 ) -> Exception | None:
     """Write this rank's shards of a field, on the host or a GPU; return this rank's error. Collective."""
     failure = Failure()
@@ -57,12 +57,12 @@ def save(
             else:
                 queue.make_room()
                 queue.send(np.ascontiguousarray(values), shard.writer)
-            failure.attempt(partial(tell, prod(values.shape) * field.dtype.itemsize))
+            failure.attempt(partial(advance, prod(values.shape) * field.dtype.itemsize))
     return failure.error
 
 
 def load(
-    shards: ShardGrid, cells: Any, field: StoredField, store: Store, array: Any, tell: Tell
+    shards: ShardGrid, cells: Any, field: StoredField, store: Store, array: Any, advance: Advance
 ) -> Exception | None:
     """Read this rank's cells of a field, on the host or a GPU; return this rank's error. Local."""
     failure = Failure()
@@ -80,7 +80,7 @@ def load(
             def place(local: Cut = local, target: Array = target) -> None:
                 if not is_direct:
                     _fill(staged, local, target, _part_cells(field))
-                tell(target.size * field.dtype.itemsize)
+                advance(target.size * field.dtype.itemsize)
 
             reads.start(partial(_read, array, cut, target), place)
     return failure.error

@@ -1,6 +1,7 @@
 """One field as a ``.npy`` file, written and read by all ranks through MPI-IO, without checksums.
 
-Each rank opens the file by itself, since MPI's collective calls have no timeout if another rank has failed.
+Each rank opens the file on ``MPI.COMM_SELF`` and accesses only its own cells. MPI's collective calls on files would
+wait forever for a rank that has failed.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def header_of(name: Path, path: Path) -> Header:
 def _view(
     world: World, name: str | Path, mode: int, begin: int, layout: FieldLayout, dtype: DType
 ) -> Iterator[MPI.File]:
-    """Open a file, and let it show this rank's cells only."""
+    """Open a file with an MPI file view of this rank's cells."""
     byte, own = world.mpi.BYTE, ShardGrid(layout, layout.global_shape).own
     file = world.mpi.File.Open(world.mpi.COMM_SELF, str(name), mode)
     try:
@@ -198,7 +199,7 @@ def _view(
 def _move(
     file: MPI.File, field: Any, layout: FieldLayout, progress: Progress | None, *, is_writing: bool
 ) -> None:
-    """Write this rank's cells, through to the disk, or read them; part by part."""
+    """Write this rank's cells and flush them to the disk, or read the cells; part by part."""
     cells = owned_cells(field, layout)
     meter = Meter(progress, [(ShardGrid(layout, layout.global_shape), cells.itemsize)])
     indices = list(blocks(cells.shape, max(1, PART_BYTES // cells.itemsize)))

@@ -1,4 +1,4 @@
-"""Saves of groups: all ranks write a checkpoint under a temporary name, which is replaced at the end."""
+"""Saves of groups: all ranks write a checkpoint under a temporary name, and rank 0 then replaces the old one by it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def replacing(
     begin: Callable[[], Replacement | BucketReplacement],
     make: Callable[[str], object],
 ) -> Iterator[str]:
-    """Yield the temporary name of a new file, folder or prefix, which replaces the old one at the end.
+    """Yield the temporary name of a new file, folder or prefix; at the end of the block, it replaces the old one.
 
     Rank 0 calls ``begin``, and ``make`` with the temporary name, to write headers and metadata. After an error the old
     contents stay unchanged. Collective.

@@ -152,9 +152,10 @@ class Store:
         self.wait(self._keys().delete_range(load_tensorstore().KvStore.KeyRange()))
 
     def array(self, metadata: Mapping[str, Any], *, mode: str) -> Any:
-        """Return an array: ``mode`` is "create", "write" without a look at its metadata, or "read".
+        """Return an array of TensorStore; raises `StoreError`.
 
-        An array that is read must have this metadata. Raises `StoreError`.
+        ``mode`` is "create", "write" or "read". For "write" the stored metadata is not read; for "read" it must be the
+        same as ``metadata``.
         """
         spec = {
             "driver": "zarr3",
@@ -183,7 +184,7 @@ def create(
     coords: Mapping[str, Array],
     attrs: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Make a group with coordinates and without cells; ``attrs`` has the user's attributes of its arrays."""
+    """Create a group and write its coordinates, but no cells; ``attrs`` has the user's attributes of its arrays."""
     arrays = {
         name: {
             **field.metadata,

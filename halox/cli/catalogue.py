@@ -1,4 +1,7 @@
-"""Import of the mini-apps and the benchmarks, from a checkout or an installation."""
+"""Import of the mini-apps and the benchmarks, from a checkout or an installation.
+
+In a checkout the packages are in the folders ``apps`` and ``asv_bench/halox_bench``, which are not on Python's path.
+"""
 
 from __future__ import annotations
 

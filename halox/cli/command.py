@@ -1,4 +1,7 @@
-"""The command line: ``run`` (mini-apps and user scripts), ``info``, ``probe``, ``tune``, ``view``, ``bench``."""
+"""The command line: ``run`` (mini-apps and user scripts), ``info``, ``probe``, ``tune``, ``view``, ``bench``.
+
+`build_parser` defines the words and options, and `main` calls the module of the subcommand.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse all words, or end with an error."""
-        arguments, left = super().parse_known_args(args, namespace)
-        if left:
-            self.error(f"unrecognized arguments: {' '.join(left)}")
-        return arguments, left
+        arguments, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments, unknown
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -125,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        # The reader of the output has ended, as `head` does. Without this line Python's last flush would fail, too.
+        # The reader of the output has ended, as `head` does. Redirect stdout, so that Python's last flush works.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
 
@@ -169,11 +172,11 @@ def _probe(*, as_json: bool) -> int:
 
 
 def _info(args: argparse.Namespace, words: Sequence[str]) -> int:
-    asked = getattr(args, "ranks", None)
+    requested = getattr(args, "ranks", None)
     if not args.paths:
-        if asked is not None:
+        if requested is not None:
             raise HaloxError("halox info needs no ranks; -n goes with --paths")
         info.show(as_json=args.json)
         return 0
-    comm = run.ranks(tune.ranks_wanted(asked), words, "halox info")
+    comm = run.ranks(tune.ranks_wanted(requested), words, "halox info")
     return run.together(comm, lambda: paths.show(comm, as_json=args.json), "halox info")

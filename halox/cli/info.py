@@ -38,7 +38,7 @@ def collect() -> dict[str, object]:
         "mpi": _mpi(),
         "gpu": {"works": why_no_gpu is None, "why_not": why_no_gpu, "count": len(gpus)},
         **({"gpus": gpus, "gpu_links": _links(len(gpus))} if gpus else {}),
-        "paths": _paths(why_no_gpu),
+        "paths": summaries_of_paths(why_no_gpu),
     }
 
 
@@ -106,10 +106,10 @@ def topology() -> str:
     return "\n" + _TERMINAL_CODES.sub("", matrix).strip("\n").expandtabs(16)
 
 
-def _paths(why_no_gpu: str | None) -> dict[str, str]:
+def summaries_of_paths(why_no_gpu: str | None) -> dict[str, str]:
     """Return the summary of each registered data path, or the reason why it is not possible."""
-    absent = "not possible: no usable GPU"
+    impossible = "not possible: no usable GPU"
     return {
-        name: path.summary if path.moves("host") or why_no_gpu is None else absent
+        name: path.summary if path.moves("host") or why_no_gpu is None else impossible
         for name, path in PATHS.items()
     }

@@ -1,7 +1,7 @@
-"""Start of the ranks of ``halox run -n N``, unless they already run.
+"""Start of ranks by ``mpiexec`` for ``halox ... -n N``, unless a launcher has already started them.
 
-Settings of the launcher are passed by environment variables, not by options: a launcher ignores unknown variables, but
-rejects unknown options.
+``halox`` replaces itself by the launcher, which runs the same command line on every rank. Settings of the launcher are
+passed by environment variables, not by options: a launcher ignores unknown variables, but rejects unknown options.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def find() -> Launcher:
 
     Raises `MissingPackageError` if no launcher is found.
     """
-    beside = Path(sys.executable).parent
-    for folder in (str(beside), None):
+    for folder in (str(Path(sys.executable).parent), None):
         for name in ("mpiexec", "mpirun"):
             path = shutil.which(name, path=folder)
             if path is None:
@@ -191,7 +190,7 @@ def command(
 ) -> list[str]:
     """Return the command line that runs Python with these arguments on each of ``ranks`` ranks.
 
-    ``safe_path`` is that of `python`, by default true for a module.
+    `python` describes ``safe_path``; by default it is true for a module.
     """
     is_safe = arguments[0] == "-m" if safe_path is None else safe_path
     return [launcher.path, "-n", str(ranks), *_with_parent(), *python(arguments, safe_path=is_safe)]

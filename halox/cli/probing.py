@@ -1,4 +1,7 @@
-"""Measurements of ``halox tune``: exchanges of a few shapes, by every possible protocol between two ranks."""
+"""Measurements of ``halox tune``: exchanges of a few shapes, by every possible protocol between two ranks.
+
+`campaign` measures each protocol at `POINTS` by a `Prober`, and `fitted` derives the constants of the cost model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _KIB = 1 << 10
-_ROW_US = 4000.0
+_ROW_US = 4000.0  # intended time of a row of repeated exchanges
 _MOST_REPEATS = 200
 _FEWEST_REPEATS = 3
 _SPREAD = 4
@@ -120,8 +123,8 @@ def fitted(measured: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, 
     return results | {name: cost for name, cost in guesses.items() if cost is not None}
 
 
-def tuned(memory: str) -> list[tuple[str, str]]:
-    """Return the measured paths and protocols, for memory "gpu" (and within a rank) or "host"."""
+def tuned_protocols(memory: str) -> list[tuple[str, str]]:
+    """Return the paths and protocols to measure, for memory "gpu" (including messages within a rank) or "host"."""
     return [
         (path.name, protocol.name)
         for path in PATHS.values()
@@ -218,9 +221,9 @@ class Prober:
     def _check(self, report: halox.Report, wanted: str | None) -> None:
         """Raise on all ranks if messages take another path and protocol than ``wanted``."""
         mine = {f"{row.path}/{row.protocol}" for row in report.rows}
-        taken = sorted(set().union(*self.world.comm.allgather(mine)))
-        if wanted is not None and taken != [wanted]:
-            raise HaloxError(f"messages went by {', '.join(taken)} instead")
+        used = sorted(set().union(*self.world.comm.allgather(mine)))
+        if wanted is not None and used != [wanted]:
+            raise HaloxError(f"messages went by {', '.join(used)} instead")
 
     def _time(self, call: Callable[[], None]) -> float:
         once = exchange_us(self.world, call, _FEWEST_REPEATS, self.device, rows=1)

@@ -1,4 +1,4 @@
-"""A progress line on the terminal."""
+"""A progress line on the terminal, for mini-apps and ``halox tune``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class TerminalProgress:
     """Progress line on rank 0's stderr; silent unless stderr is a terminal."""
 
     def __init__(self, rank: int) -> None:
-        self._shown = rank == 0 and (os.isatty(2) or os.environ.get(_TERMINAL) == "1")
+        self._is_shown = rank == 0 and (os.isatty(2) or os.environ.get(_TERMINAL) == "1")
         self._last = 0.0
         self._width = 0
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show a title with ``done`` of ``total``; skip calls that follow too soon."""
         now = time.monotonic()
-        if not self._shown or now - self._last < _MIN_INTERVAL_S:
+        if not self._is_shown or now - self._last < _MIN_INTERVAL_S:
             return
         self._last = now
         self._write(f"{what}: {done} of {total}")

@@ -1,4 +1,4 @@
-"""Figures of an app or of ``halox info``, as text or JSON."""
+"""Figures of an app or a subcommand, by name, as text or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``halox run``: one mini-app, on ranks that it starts or that already run."""
+"""``halox run``: one mini-app, on ranks that it starts or that already run.
+
+Other subcommands on several ranks also use `ranks`, which provides the communicator, and `together`, which handles
+errors of the ranks.
+"""
 
 from __future__ import annotations
 

@@ -40,21 +40,21 @@ def read(words: Sequence[str]) -> Script | None:
 
     Raises `HaloxError` if the number of ranks is invalid or given twice, or if no app or file has the name.
     """
-    left = list(words)
-    ranks = _take_ranks(left, None)
-    if left[:1] == ["-m"]:
-        program = left[:2]
+    rest = list(words)
+    ranks = _take_ranks(rest, None)
+    if rest[:1] == ["-m"]:
+        program = rest[:2]
         if len(program) == 1:
             raise HaloxError("halox run -m: the name of a module must follow")
-    elif not left or left[0].startswith("-") or not _is_script(left[0]):
+    elif not rest or rest[0].startswith("-") or not _is_script(rest[0]):
         return None
     else:
-        program = left[:1]
-    del left[: len(program)]
-    ranks = _take_ranks(left, ranks)
-    if left[:1] == ["--"]:
-        del left[0]
-    return Script((*program, *left), ranks)
+        program = rest[:1]
+    del rest[: len(program)]
+    ranks = _take_ranks(rest, ranks)
+    if rest[:1] == ["--"]:
+        del rest[0]
+    return Script((*program, *rest), ranks)
 
 
 def _take_ranks(words: list[str], ranks: int | None) -> int | None:

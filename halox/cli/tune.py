@@ -1,4 +1,7 @@
-"""``halox tune``: measures the paths of this machine, and stores the constants of the cost model."""
+"""``halox tune``: measures the paths of this machine, and stores the constants of the cost model.
+
+`halox.cli.probing` measures and fits, `halox.exchange.calibration` stores the constants for later selections of paths.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def tune(args: argparse.Namespace, words: Sequence[str]) -> int:
     with warnings.catch_warnings():
         # Do not warn about an outdated file, since this command replaces it.
         warnings.filterwarnings("ignore", message="the tuning file")
-        return run.together(comm, lambda: _tune(args, comm), NAME)
+        return run.together(comm, lambda: tune_on_ranks(args, comm), NAME)
 
 
 def ranks_wanted(asked: int | None) -> int | None:
@@ -71,7 +74,8 @@ def ranks_wanted(asked: int | None) -> int | None:
     return max(2, cuda.gpu_count())
 
 
-def _tune(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
+def tune_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
+    """Measure on the ranks of a communicator, and print and store the constants; collective."""
     if comm.size < 2:
         raise HaloxError(f"{NAME} measures between ranks and needs 2 or more, got 1; add -n 2")
     world = World(comm, "tune")
@@ -83,10 +87,10 @@ def _tune(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
         near, far = probing.partners(comm.rank, world.nodes)
         prober = probing.Prober(world, comm, device, near, far)
         begin = time.monotonic()
-        protocols = probing.tuned("host" if device is None else "gpu")
+        protocols = probing.tuned_protocols("host" if device is None else "gpu")
         figures: dict[str, Any] = {"ranks": world.size, "file": None, "note": _NO_GPU}
         if protocols:
-            figures = _tuned_figures(prober, progress, protocols, write=not args.dry_run)
+            figures = tuned_figures(prober, progress, protocols, write=not args.dry_run)
         progress.clear()
         if comm.rank == 0:
             figures["seconds"] = round(time.monotonic() - begin, 1)
@@ -99,7 +103,7 @@ def _tune(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     return 0
 
 
-def _tuned_figures(
+def tuned_figures(
     prober: probing.Prober,
     progress: probing.Progress,
     protocols: Sequence[tuple[str, str]],

@@ -117,11 +117,11 @@ def _frame(field: Any, where: str, args: argparse.Namespace) -> Frame:
     """Read the part of a field that the options select."""
     components = [dim for dim in field.dims if "_component_" in dim]
     picks: dict[Any, Any] = dict.fromkeys(components, 0) | dict(args.picks)
-    left = [dim for dim in field.dims if dim not in picks]
-    if not left:
+    free = [dim for dim in field.dims if dim not in picks]
+    if not free:
         raise HaloxError(f"no axis of {field.name} is left to draw; leave out --slice or --project")
-    shown = left[:2]
-    picks |= {dim: field.sizes[dim] // 2 for dim in left[2:]}
+    shown = free[:2]
+    picks |= {dim: field.sizes[dim] // 2 for dim in free[2:]}
     index = {dim: pick for dim, pick in picks.items() if isinstance(pick, int)}
     steps = {dim: slice(None, None, -(-field.sizes[dim] // _MOST_POINTS)) for dim in shown}
     part, title = field.isel(index | (steps if len(shown) == 2 else {})), field.name

@@ -65,9 +65,9 @@ NCCL = Link(10.0, 20.0)
 class DeviceCosts:
     """Constants of the algorithms on GPUs, in microseconds and GB/s."""
 
-    oneshot_us: float = 3.5  # of a launch that exchanges only a few bytes
-    scattered_us: float = 8.0  # the same
-    peer_gb_per_s: float = 320.0  # from a GPU into its peers
+    oneshot_us: float = 3.5  # of "oneshot" for a few bytes
+    scattered_us: float = 8.0  # of "reduce_scatter_allgather" for a few bytes
+    peer_gb_per_s: float = 320.0  # from a GPU into the memory of its peers
     tree_us: float = 15.0  # of a call of a tree; multiplied by the ranks per GPU, as are its steps
     step_us: float = 10.0  # of each step that the host orders
     copy_gb_per_s: float = 250.0  # between ranks
@@ -137,8 +137,8 @@ def predict_device_us(
         return through_host + _ordered_us(nbytes, ranks, nodes)
     each = math.ceil(ranks / nodes)
     within = min(
-        predict_device_us(one, nbytes, each, 1, sharers=sharers)
-        for one in (
+        predict_device_us(inner, nbytes, each, 1, sharers=sharers)
+        for inner in (
             ("shared_buffer", "host") if sharers > 1 else ("oneshot", "reduce_scatter_allgather")
         )
     )
@@ -179,7 +179,7 @@ def choose_algorithm(name: str | None, nbytes: int, ranks: int, nodes: int) -> s
     ('host', 'hierarchical', 'host')
     """
     if name is None:
-        return min(HOST_ALGORITHMS, key=lambda one: predict_us(one, nbytes, ranks, nodes))
+        return min(HOST_ALGORITHMS, key=lambda each: predict_us(each, nbytes, ranks, nodes))
     check_name(name, on_gpu=False)
     return name
 

@@ -1,4 +1,7 @@
-"""Allreduce as a persistent object, for users who have no grid."""
+"""`Allreduce`, a persistent object for users who have no grid.
+
+It checks the arguments with all ranks, and makes a `HostAllreduce` or a `DeviceAllreduce`, which does the work.
+"""
 
 from __future__ import annotations
 

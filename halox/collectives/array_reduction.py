@@ -1,4 +1,4 @@
-"""Allreduce of arrays of one shape and dtype, on the host or on GPUs."""
+"""Interface of an allreduce of arrays of one shape and dtype: `HostAllreduce` and `DeviceAllreduce` implement it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ArrayReduction(ABC):
 
     @abstractmethod
     def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call, on all ranks if the host takes part."""
+        """Raise the error that keeps this rank out of a call: on all ranks if the host takes part, else only here."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Cells of a field that its rank owns, as input of reductions."""
+"""Cells of a field that its rank owns, as input of reductions of fields on the host and on GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
         specs = [layout.spec for layout in layouts]
         parities = [spec.parity for spec in specs]
         if parities[0] != parities[1]:
-            given = " and ".join(f"one of {one or 'all'} cells" for one in parities)
+            given = " and ".join(f"one of {parity or 'all'} cells" for parity in parities)
             raise FieldError(
                 f"{name} needs two fields of one layout, got {given}; give two of one parity"
             )

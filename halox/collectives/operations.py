@@ -1,4 +1,7 @@
-"""Operations of reductions: their dtypes, and their names in NumPy and in the kernels."""
+"""Operations of reductions: their dtypes, and their names in NumPy and in the kernels.
+
+Also the dtypes of results, and checks of the arrays that receive them.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +52,12 @@ class Operation:
     combine: np.ufunc  # combine(a, b, out), where a is first in the order of the ranks
     kernel_name: str  # in operations.cu
     kinds: str  # kinds of NumPy dtypes that the operation supports
-    of_truth: bool = False  # on truth values: true and false are 1 and 0 in the dtype of the values
+    is_logical: bool = False  # combines truth values, to 1 or 0 in the values' dtype
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Set a total to the combination of all ranks' values; it may be the first rank's array."""
-        if self.of_truth:
+        """Combine all ranks' values in ``total``, which may be the first rank's array."""
+        if self.is_logical:
             total[...] = values[0] != 0
             for other in values[1:]:  # totals are bools, 1 or 0 in any dtype
                 self.combine(total, other, out=total, casting="unsafe")
@@ -112,7 +115,7 @@ def find_operation(name: object, dtype: DType) -> Operation:
 def _remedy(operation: Operation, dtype: DType) -> str:
     if dtype.kind == "b":
         return ": count with array.astype('i8'), or use 'logical_or', 'logical_and'"
-    if operation.of_truth:
+    if operation.is_logical:
         return ": compare first, as in array != 0"
     if operation.name in ("min", "max"):
         return ": reduce abs(array), or its parts"

@@ -1,7 +1,7 @@
 """Reductions cached by signature, and launches cached by the identity of the arrays of a call.
 
 A reduction of fields, or of arrays on GPUs, first looks for a cached launch. If it was called with the same arrays
-before, the launch is all the work that remains::
+before, it only has to run the launch::
 
     name, array, out            ->  launch        while these arrays live and do not change
     (name, dtype, shape, ...)   ->  reduction     made collectively at the first call
@@ -19,17 +19,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from halox.runtime.known_arrays import KnownArrays
 
 Launch = Callable[[Sequence[Any]], object]
-"""A prepared call, with the arrays for which it is kept; returns the result. It must hold none of them."""
+"""A prepared call: takes the arrays of the call, and returns the result. It must not hold references to the arrays."""
 
 Signature = tuple[object, ...]
-"""Key of a reduction: a name, dtypes, a shape or layout; the same on all ranks."""
+"""Key of a reduction, the same on all ranks: a name, dtypes, a shape or layout."""
 
 MOST_ARRAYS = 32
 """Most array allreduces that a grid keeps."""
 
 
 class Reduction(Protocol):
-    """A reduction that the ranks have made together for calls of one signature."""
+    """A reduction for calls of one signature."""
 
     def refuse(self, error: Exception) -> None:
         """Raise this rank's reason not to take part in a call, on all ranks if the host takes part."""
@@ -42,7 +42,10 @@ R = TypeVar("R", bound=Reduction)
 
 
 class PreparedReductions(Generic[R]):
-    """Reductions by signature, oldest first; ``known`` has the launches, which return ``out`` or a new result."""
+    """Cache of reductions by signature, oldest first, with their launches in ``known``.
+
+    With a ``capacity``, adding one more reduction closes the oldest.
+    """
 
     def __init__(self, capacity: int | None = None) -> None:
         self._capacity = capacity
@@ -50,7 +53,7 @@ class PreparedReductions(Generic[R]):
         self.known: KnownArrays[Launch] = KnownArrays()
 
     def add(self, signature: Signature, reduction: R) -> R:
-        """Keep a reduction; collective if it closes an old one because of the capacity."""
+        """Add a reduction to the cache, and return it; collective if the cache has a capacity."""
         self.reductions[signature] = reduction
         if self._capacity is not None and len(self.reductions) > self._capacity:
             self.known.forget()
@@ -64,7 +67,10 @@ class PreparedReductions(Generic[R]):
         out: object,
         bind: Callable[[], Launch | None],
     ) -> None:
-        """Keep the launch of a call that has just been made, unless its arrays are temporaries."""
+        """Cache the launch that ``bind`` returns for a call that has just been made, unless its arrays are temporaries.
+
+        ``bind`` returns None if the reduction has no launch for these arrays.
+        """
         if out is None and not self.known.passed_before(arrays):
             return
         launch = bind()
@@ -73,11 +79,19 @@ class PreparedReductions(Generic[R]):
                 self.known.keep(name, arrays if out is None else (*arrays, out), launch)
 
     def refuse(self, error: Exception, *name: str) -> bool:
-        """Let the reduction of a name refuse a call if there is exactly one; return whether any has the name."""
-        known = [one for of, one in self.reductions.items() if of[: len(name)] == name]
-        if len(known) == 1:
-            known[0].refuse(error)
-        return bool(known)
+        """Refuse a call by the only reduction whose signature begins with ``name``.
+
+        Returns whether there are any such reductions. If there are several, none of them refuses: this rank cannot tell
+        which one the other ranks call.
+        """
+        matching = [
+            reduction
+            for signature, reduction in self.reductions.items()
+            if signature[: len(name)] == name
+        ]
+        if len(matching) == 1:
+            matching[0].refuse(error)
+        return bool(matching)
 
     def close(self) -> None:
         """Close all reductions; collective."""

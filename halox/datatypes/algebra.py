@@ -1,7 +1,8 @@
-"""Primitive operations behind the constructors, on datatypes and checked arguments.
+"""Operations behind the constructors, on datatypes and checked arguments.
 
-Each operation derives the new type's size, bounds, layout and signature from the old types. ``written`` is the
-user's constructor call: its name and arguments, kept for messages and for MPI.
+Several constructors reduce to one operation: a box for regular types, a list of blocks for indexed types, a struct.
+Each operation derives the new type's size, bounds, layout and signature from the old types. ``call`` is the user's
+constructor call, stored in the datatype for its text and for the conversion to MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from halox.datatypes.layout import EMPTY, BlockList, Chained, Layout, Listed, St
 from halox.datatypes.signature import Signature
 from halox.values import LARGEST
 
-Written = tuple[str, tuple[object, ...]]
+Call = tuple[str, tuple[object, ...]]
+"""Name of a constructor, and its arguments without the old types."""
 
 
 def primitive_of(dtype: np.dtype) -> Datatype:
@@ -30,20 +32,20 @@ def primitive_of(dtype: np.dtype) -> Datatype:
 
 
 def indexed_of(
-    written: Written, old: Datatype, lengths: Int64Array, displacements: Int64Array
+    call: Call, old: Datatype, lengths: Int64Array, displacements: Int64Array
 ) -> Datatype:
     """Blocks of ``lengths[i]`` consecutive items at byte ``displacements[i]``."""
     items = total(lengths)
     if not items or _is_void(old):
-        return nothing(written, old)
+        return nothing(call, old)
     bounds = _indexed_bounds(old, lengths, displacements).padded()
-    check_reach(written[0], items * old.size, bounds)  # before NumPy adds in 64 bits
+    check_reach(call[0], items * old.size, bounds)  # before NumPy adds in 64 bits
     layout = old.layout.indexed(displacements, lengths, old.extent) if old.size else EMPTY
-    return _items_of(written, old, items, bounds, layout)
+    return _items_of(call, old, items, bounds, layout)
 
 
 def struct_of(
-    written: Written, lengths: Int64Array, displacements: Int64Array, types: tuple[Datatype, ...]
+    call: Call, lengths: Int64Array, displacements: Int64Array, types: tuple[Datatype, ...]
 ) -> Datatype:
     """Blocks of ``lengths[i]`` consecutive items of ``types[i]`` at byte ``displacements[i]``."""
     entries = [
@@ -56,20 +58,20 @@ def struct_of(
         for length, displacement, old in entries
     )
     size = sum(length * old.size for length, _, old in entries)
-    check_reach(written[0], size, bounds)  # before NumPy adds in 64 bits
+    check_reach(call[0], size, bounds)  # before NumPy adds in 64 bits
     signature = Signature.concatenated(old.signature * length for length, _, old in entries)
     layout = _struct_layout(entries)
-    return Datatype(*written, types, size, bounds.padded(), layout, signature)
+    return Datatype(*call, types, size, bounds.padded(), layout, signature)
 
 
-def resized_of(written: Written, old: Datatype, lb: int, extent: int) -> Datatype:
+def resized_of(call: Call, old: Datatype, lb: int, extent: int) -> Datatype:
     """Set the bounds explicitly; the bytes touched do not change."""
     bounds = old.bounds.resized(lb, extent)
-    return Datatype(*written, (old,), old.size, bounds, old.layout, old.signature)
+    return Datatype(*call, (old,), old.size, bounds, old.layout, old.signature)
 
 
 def box_of(
-    written: Written,
+    call: Call,
     old: Datatype,
     subsizes: tuple[int, ...],
     strides_bytes: tuple[int, ...],
@@ -78,7 +80,7 @@ def box_of(
     """Items at nested strides (outermost first, any sign), with the bounds of nested hvectors."""
     items, bounds, layout = prod(subsizes), old.bounds, old.layout
     if not items or _is_void(old):
-        return nothing(written, old)
+        return nothing(call, old)
     low, high, pad = offset, offset, 0
     for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
         reach = (count - 1) * stride
@@ -94,23 +96,21 @@ def box_of(
             layout.offset + offset, counts, strides, layout.block_bytes
         )
     else:
-        check_reach(written[0], items * old.size, around, offset)  # before NumPy adds in 64 bits
+        check_reach(call[0], items * old.size, around, offset)  # before NumPy adds in 64 bits
         for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
             layout = layout.repeated(count, stride)
         layout = layout.shifted(offset)
-    return _items_of(written, old, items, around, layout)
+    return _items_of(call, old, items, around, layout)
 
 
-def nothing(written: Written, old: Datatype) -> Datatype:
+def nothing(call: Call, old: Datatype) -> Datatype:
     """Datatype without items."""
-    return Datatype(*written, (old,), 0, Bounds(), EMPTY, Signature())
+    return Datatype(*call, (old,), 0, Bounds(), EMPTY, Signature())
 
 
-def _items_of(
-    written: Written, old: Datatype, items: int, bounds: Bounds, layout: Layout
-) -> Datatype:
+def _items_of(call: Call, old: Datatype, items: int, bounds: Bounds, layout: Layout) -> Datatype:
     size = items * old.size
-    return Datatype(*written, (old,), size, bounds, layout, old.signature * items)
+    return Datatype(*call, (old,), size, bounds, layout, old.signature * items)
 
 
 def _is_void(old: Datatype) -> bool:

@@ -64,10 +64,10 @@ def subarray(
     inner = as_datatype(old)
     steps = contiguous_strides(shape, inner.extent, order)
     offset = sum(map(mul, corner, steps))
-    written = ("subarray", (shape, box, corner, order))
+    call = ("subarray", (shape, box, corner, order))
     if order == "F":  # outermost first means the last axis first
         box, steps = box[::-1], steps[::-1]
-    datatype = box_of(written, inner, box, steps, offset)
+    datatype = box_of(call, inner, box, steps, offset)
     bounds = datatype.bounds.resized(0, prod(shape) * inner.extent)
     return datatype.with_bounds(bounds) if inner.size or inner.bounds.marked else datatype
 
@@ -119,8 +119,8 @@ def slab(
                 f"axis {axis}: the box from {start} of {subsize} elements must lie within the "
                 f"array's {size}"
             )
-    written = ("slab", (sizes, steps, corner, box))
-    return box_of(written, as_datatype(dtype), box, steps, sum(map(mul, corner, steps)))
+    call = ("slab", (sizes, steps, corner, box))
+    return box_of(call, as_datatype(dtype), box, steps, sum(map(mul, corner, steps)))
 
 
 def contiguous_strides(shape: tuple[int, ...], extent: int, order: str = "C") -> tuple[int, ...]:

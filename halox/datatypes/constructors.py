@@ -101,9 +101,9 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
     """
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride, inner = integer("stride", stride), as_datatype(old)
-    written = ("vector", (count, blocklength, stride))
+    call = ("vector", (count, blocklength, stride))
     strides = (stride * inner.extent, inner.extent)
-    return box_of(written, inner, (count, blocklength), strides, 0)
+    return box_of(call, inner, (count, blocklength), strides, 0)
 
 
 def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> Datatype:
@@ -123,8 +123,8 @@ def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> D
     """
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride_bytes, inner = integer("stride_bytes", stride_bytes), as_datatype(old)
-    written = ("hvector", (count, blocklength, stride_bytes))
-    return box_of(written, inner, (count, blocklength), (stride_bytes, inner.extent), 0)
+    call = ("hvector", (count, blocklength, stride_bytes))
+    return box_of(call, inner, (count, blocklength), (stride_bytes, inner.extent), 0)
 
 
 def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike) -> Datatype:

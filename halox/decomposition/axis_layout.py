@@ -131,7 +131,8 @@ class AxisLayout(NamedTuple):
     def in_pairs(self) -> AxisLayout:
         """Return the axis in pairs of cells, for a block that begins and ends at even cells.
 
-        The result has the array's shape, but not the intervals of an exchange.
+        `halox.decomposition.parity` explains pairs. The result has the array's shape, but not the intervals of an
+        exchange: a pair that the end of the halo cuts has only one cell in the halo.
         """
         # The owned cells begin at an even cell, so an odd halo width cuts a pair, which is stored whole.
         low, high = (self.low + 1) // 2, (self.high + 1) // 2

@@ -416,7 +416,7 @@ class FieldLayout:
         )
 
     def slabs(self) -> tuple[Region, ...]:
-        """Boxes of an exchange with edges and corners, in fewer pieces that must be moved in this order.
+        """Boxes of an exchange with edges and corners: fewer boxes than `regions`, which must be moved in this order.
 
         The first slabs are the faces of the axes along which this rank is its own neighbour, one axis after another.
         Each slab covers the halos of the previous axes, which are already filled. The slabs of all other neighbours
@@ -428,9 +428,9 @@ class FieldLayout:
                      e . . e           2 . . 2
                      c e e c           2 1 1 2
 
-        A slab that this rank exchanges with itself also covers the halos of previous divided axes, if these have
-        neighbours on both sides. The neighbours fill these halos later. With them, the slab's blocks are a constant
-        stride apart.
+        A slab that this rank exchanges with itself also covers the halos of previous divided axes, if these axes have
+        neighbours on both sides. The slab copies undefined cells there, which the neighbours' messages overwrite later.
+        But with these cells the slab's blocks are a constant stride apart.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""One axis cut into parts: ranges of cells, and the halo widths that the parts can fill."""
+"""One axis of the grid, cut into parts: ranges of cells, and the halo widths that the parts can fill."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Placement of ranks on blocks: ranks of one node get adjacent blocks.
+"""Placement of ranks on blocks: ranks of one node get adjacent blocks, so that few bytes cross between nodes.
 
-The search tries these placements:
+`place` tries these placements:
 
 - Ranks in their own order, or node by node, on the blocks in the order of any permutation of the
   process grid's axes.
@@ -168,10 +168,10 @@ def _fill(
     """Rank of each block, for ranks placed tile by tile in C order of the permuted axes."""
     ndim = len(shape)
     tiles = [cells // extent for cells, extent in zip(shape, tile, strict=True)]
-    laid = ranks.reshape([tiles[a] for a in axes] + [tile[a] for a in axes])
+    tiled = ranks.reshape([tiles[a] for a in axes] + [tile[a] for a in axes])
     where = {axis: position for position, axis in enumerate(axes)}
     back = [position for a in range(ndim) for position in (where[a], ndim + where[a])]
-    return laid.transpose(back).reshape(shape)
+    return tiled.transpose(back).reshape(shape)
 
 
 def _snake(shape: tuple[int, ...]) -> _Blocks:
@@ -179,8 +179,8 @@ def _snake(shape: tuple[int, ...]) -> _Blocks:
     if not shape:
         return np.zeros((), dtype=np.int64)
     row = _snake(shape[1:])
-    turned = row.size - 1 - row
-    return np.stack([i * row.size + (turned if i % 2 else row) for i in range(shape[0])])
+    backward = row.size - 1 - row
+    return np.stack([i * row.size + (backward if i % 2 else row) for i in range(shape[0])])
 
 
 def _bytes_between(nodes: _Blocks, periodic: Sequence[bool], axis_bytes: Sequence[int]) -> int:

@@ -104,8 +104,8 @@ class _Axis:
         if self.blocks is not None and parts != len(self.blocks):
             return f"axis {self.index} is given as {len(self.blocks)} blocks, not {parts}"
         if parts > self.cells // self.unit:
-            kept = f", of which {self.unit} stay together" if self.unit > 1 else ""
-            return f"axis {self.index} has {cells}{kept}, too few for {parts} ranks"
+            together = f", of which {self.unit} stay together" if self.unit > 1 else ""
+            return f"axis {self.index} has {cells}{together}, too few for {parts} ranks"
         return None
 
 
@@ -127,7 +127,10 @@ def _fits(axis: _Axis, parts: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _loads(axis: _Axis, parts: int) -> tuple[_Load, ...]:
-    """List the loads of the parts, without loads that another load exceeds or equals in both cells and halo width."""
+    """Return the loads of the parts, except loads with no more cells and no wider halo than another load.
+
+    The omitted loads cannot change the maxima in `_cost`.
+    """
     low, high = axis.counted
     pairs = set()
     for part, size in enumerate(axis.cut(parts).sizes):

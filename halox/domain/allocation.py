@@ -1,4 +1,9 @@
-"""Allocation of fields, in memory that neighbours can read and write."""
+"""Allocation of fields, in memory that neighbours can read and write.
+
+On the host with several ranks on a node, a field is a block of the node's shared memory (`halox.runtime.arena`), if a
+path would read the field in place. On a GPU it is exportable memory (`halox.runtime.device_arena`). All other fields
+are ordinary arrays of NumPy or CuPy.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +37,8 @@ Contents = Literal["zeros", "ones", "full", "empty"]
 _ALLOCATION = "an allocation"
 _ALIGNMENT = 256
 
-Form = Callable[[], tuple[FieldLayout, DType]]
-"""Returns the layout and dtype of a field; raises an error if their description is invalid."""
+FindForm = Callable[[], tuple[FieldLayout, DType]]
+"""Function that returns the layout and dtype of a field to allocate, or raises an error for invalid options."""
 
 
 class _Description(NamedTuple):
@@ -83,11 +88,11 @@ class Allocation:
     ) -> Field:
         """Allocate a field with the layout of another field, and by default its dtype."""
 
-        def form() -> tuple[FieldLayout, DType]:
+        def find_form() -> tuple[FieldLayout, DType]:
             layout = self._layouts.find(field)
             return layout, fixed_dtype(describe(field).dtype if dtype is None else dtype)
 
-        return self._allocate_on_all(form, contents, value, dtype)
+        return self._allocate_on_all(find_form, contents, value, dtype)
 
     def reserve(self, forms: Sequence[tuple[tuple[int, ...], DType]]) -> Callable[[], list[Field]]:
         """Reserve memory for arrays of some shapes and dtypes that neighbours can read; collective.
@@ -113,7 +118,7 @@ class Allocation:
 
     @single_threaded
     def _allocate_on_all(
-        self, form: Form, contents: Contents, value: object, dtype: object
+        self, find_form: FindForm, contents: Contents, value: object, dtype: object
     ) -> Field:
         """Allocate a field on each rank; collective. The ranks synchronize only once if all have host memory for it."""
         world, arena = self._world, self._context.arena
@@ -122,7 +127,7 @@ class Allocation:
 
         def prepare() -> tuple[tuple[_Description, Field | None], Requests | None]:
             nonlocal room
-            described = self._describe(form, contents, value)
+            described = self._describe(find_form, contents, value)
             if on_host and arena.shares_memory and described.is_read_in_place:
                 room = arena.reserve(prod(described.layout.padded_shape) * described.dtype.itemsize)
             elif on_host:
@@ -149,20 +154,21 @@ class Allocation:
         self._layouts.record(array, described.layout, self._number_of_fields)
         return array
 
-    def _describe(self, form: Form, contents: Contents, value: object) -> _Description:
+    def _describe(self, find_form: FindForm, contents: Contents, value: object) -> _Description:
         """Check the description and the fill value of a field."""
-        layout, dtype = form()
-        shape, known = layout.padded_shape, self._read_in_place.get((id(layout), dtype))
-        if known is None:
+        layout, dtype = find_form()
+        shape = layout.padded_shape
+        is_read_in_place = self._read_in_place.get((id(layout), dtype))
+        if is_read_in_place is None:  # the first field of this form
             remedy = "give fewer components, a smaller dtype, or more ranks"
             check_extents(shape, dtype.itemsize, "a field of shape", remedy)
             if self._device is not None:
                 check_dtype(dtype, self._device)
-            known = reads_in_place(layout, dtype.itemsize)
-            self._read_in_place[id(layout), dtype] = known
+            is_read_in_place = reads_in_place(layout, dtype.itemsize)
+            self._read_in_place[id(layout), dtype] = is_read_in_place
         has_value = contents not in ("zeros", "empty")
         filling = fill_value(value, dtype, shape) if has_value else None
-        return _Description(layout, dtype, known, contents != "empty", filling)
+        return _Description(layout, dtype, is_read_in_place, contents != "empty", filling)
 
     def _allocate(self, described: _Description) -> Field:
         """Allocate a field in this rank's private memory; local."""

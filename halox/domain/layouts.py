@@ -57,11 +57,12 @@ class FieldLayouts:
         self._by_spec: dict[FieldSpec, FieldLayout] = {}
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
         self._known: KnownArrays[FieldLayout] = KnownArrays()
+        # By `_field_key`: the owner of the memory, the layout, and the number in the grid's memory.
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
         # Arrays that own the memory of declared fields, and whether the grid allocated it.
         self._owners: dict[int, tuple[weakref.ref[object], bool]] = {}
-        # Layouts of declared fields, by identity: `of` makes each once.
-        self._in_use: dict[int, FieldLayout] = {}
+        # Layouts of fields that were declared so far, by identity: `of` makes each once.
+        self._declared_layouts: dict[int, FieldLayout] = {}
         self._tables: weakref.WeakSet[KnownArrays[Any]] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -83,7 +84,7 @@ class FieldLayouts:
         return layout
 
     def register(self, table: KnownArrays[Any]) -> None:
-        """Let a change of a declaration clear a table of known arrays; holds no table alive."""
+        """Clear a table of known arrays whenever a declaration changes; does not keep the table alive."""
         self._tables.add(table)
 
     def record(self, array: object, layout: FieldLayout, number: int | None = None) -> None:
@@ -93,20 +94,20 @@ class FieldLayouts:
         """
         if number is not None:
             root = owner(array)
-            _watch(self._owners, id(root), root, True)
+            _keep_with(self._owners, id(root), root, True)
         self._declare(describe(array), array, layout, number or 0)
         self._remember(array, layout)
 
     def declare(self, array: object, layout: FieldLayout) -> None:
         """Record the layout of a field, and replace an earlier one; raises the errors of `Grid.declare`."""
         described = describe(array)
-        self._check_place(described)
+        self._check_device(described)
         if described.shape != layout.padded_shape:
             raise FieldError(
                 f"array: shape {tuple(described.shape)} is not the {shown(layout.padded_shape)} that this layout has "
                 f"on rank {self._rank}; allocate with grid.zeros to get it right"
             )
-        before = self._declared.get(_field(described))
+        before = self._declared.get(_field_key(described))
         parities = (before and before[1].spec.parity, layout.spec.parity)
         if None not in parities and parities[0] != parities[1]:
             raise FieldError(
@@ -115,7 +116,7 @@ class FieldLayouts:
             )
         self._declare(described, array, layout, 0 if before is None else before[2])
         if before is None or before[1] is not layout:
-            self._look_again()  # other arrays may be the same field
+            self._forget_results()  # other arrays may be the same field
         self._remember(array, layout)
 
     def find(self, array: object) -> FieldLayout:
@@ -129,7 +130,7 @@ class FieldLayouts:
 
     def number(self, described: Described) -> int:
         """Return an array's number among the grid's fields, the same on all ranks; 0 if it is not such a field."""
-        entry = self._declared.get(_field(described))
+        entry = self._declared.get(_field_key(described))
         return 0 if entry is None else entry[2]
 
     def read(self, array: object) -> tuple[Described, FieldLayout]:
@@ -145,19 +146,21 @@ class FieldLayouts:
 
     def is_field(self, array: object, described: Described) -> bool:
         """Whether an array is a field that the grid allocated or the user declared; ``described`` describes it."""
-        return _field(described) in self._declared or self.is_own(array)
+        return _field_key(described) in self._declared or self.is_own(array)
 
     def declared(self, array: object) -> FieldLayout | None:
         """Return the layout of an allocated or declared field; None for any other object."""
         try:
-            entry = self._declared.get(_field(describe(array)))
+            entry = self._declared.get(_field_key(describe(array)))
         except FieldError:  # not an array of NumPy or CuPy
             return None
         return None if entry is None else entry[1]
 
     def of_shape(self, shape: tuple[int, ...]) -> list[FieldLayout]:
-        """Return the known layouts with this shape of the array."""
-        return [layout for layout in self._in_use.values() if layout.padded_shape == shape]
+        """Return the declared layouts whose arrays have this shape on this rank."""
+        return [
+            layout for layout in self._declared_layouts.values() if layout.padded_shape == shape
+        ]
 
     def key(self, arrays: Sequence[object]) -> Hashable:
         """Return the cache key of a plan of some arrays; raises the errors of `find`."""
@@ -174,7 +177,7 @@ class FieldLayouts:
         for array in arrays:
             described = describe(array)
             if described.device != self._device:
-                self._check_place(described)
+                self._check_device(described)
             if not described.writable or self.is_own(array):
                 return None
             layout, steps = self._layout(described), described.strides
@@ -186,7 +189,7 @@ class FieldLayouts:
             descriptions.append(described)
         return tuple(layouts), descriptions
 
-    def _check_place(self, described: Described) -> None:
+    def _check_device(self, described: Described) -> None:
         """Raise `DeviceError` for an array on another device than the grid's fields."""
         if (described.device is None) != (self._device is None):
             where = "the host" if described.device is None else f"GPU {described.device}"
@@ -203,17 +206,20 @@ class FieldLayouts:
 
     def _key(self, array: object) -> Hashable:
         described = describe(array)
-        return id(owner(array)), _field(described), described.writable, id(self._layout(described))
+        layout = self._layout(described)
+        return id(owner(array)), _field_key(described), described.writable, id(layout)
 
     def _layout(self, described: Described) -> FieldLayout:
-        declared = self._declared.get(_field(described)) if self._declared else None
+        """Return the declared layout of an array, or else the layout inferred from its shape."""
+        declared = self._declared.get(_field_key(described)) if self._declared else None
         layout = self._by_shape.get(described.shape) if declared is None else declared[1]
         if layout is None:
             layout = self._by_shape[described.shape] = self._inferred(described.shape)
         return layout
 
     def _look_up(self, array: object, described: Described) -> FieldLayout:
-        self._check_place(described)
+        """Return the layout of an array on the grid's device, and remember it for `find`."""
+        self._check_device(described)
         layout = self._layout(described)
         self._remember(array, layout)
         return layout
@@ -250,15 +256,15 @@ class FieldLayouts:
     ) -> None:
         root = owner(array)
         if id(root) not in self._owners:
-            _watch(self._owners, id(root), root, False)
-        _watch(self._declared, _field(described), root, layout, number)
-        if id(layout) not in self._in_use:
-            self._in_use[id(layout)] = layout
+            _keep_with(self._owners, id(root), root, False)
+        _keep_with(self._declared, _field_key(described), root, layout, number)
+        if id(layout) not in self._declared_layouts:
+            self._declared_layouts[id(layout)] = layout
             known = self._by_shape.pop(layout.padded_shape, None)
             if known is not None and known is not layout:
-                self._look_again()
+                self._forget_results()
 
-    def _look_again(self) -> None:
+    def _forget_results(self) -> None:
         """Discard all results about arrays, since declarations have changed."""
         for table in (self._known, *self._tables):
             table.forget()
@@ -267,15 +273,15 @@ class FieldLayouts:
         try:
             self._known.keep(None, (array,), layout)
         except TypeError as error:
-            raise _not_weak(array) from error
+            raise _weakref_error(array) from error
 
 
-def _field(described: Described) -> Hashable:
+def _field_key(described: Described) -> Hashable:
     return described.pointer, described.shape, described.strides, described.dtype
 
 
-def _watch(table: dict[Any, Any], key: Hashable, watched: object, *values: object) -> None:
-    """Keep an entry in a table as long as an object lives."""
+def _keep_with(table: dict[Any, Any], key: Hashable, watched: object, *values: object) -> None:
+    """Set an entry of a table, a weak reference and values; the entry is deleted with the object ``watched``."""
 
     def forget(reference: object) -> None:
         entry = table.get(key)
@@ -285,10 +291,10 @@ def _watch(table: dict[Any, Any], key: Hashable, watched: object, *values: objec
     try:
         table[key] = (weakref.ref(watched, forget), *values)
     except TypeError as error:
-        raise _not_weak(watched) from error
+        raise _weakref_error(watched) from error
 
 
-def _not_weak(array: object) -> FieldError:
+def _weakref_error(array: object) -> FieldError:
     return FieldError(
         f"a {type(array).__module__}.{type(array).__qualname__} cannot be used (it takes no "
         "weak references); give an array of NumPy or CuPy on the same memory"

@@ -1,8 +1,8 @@
-"""Plan cache keyed by array identity, by field and by layout.
+"""A grid's cache of plans: calls with the same arrays, fields or layouts use the same plan.
 
-A plan of arrays that do not belong to the grid also serves other arrays of the same layouts: the layouts alone decide
-which copies the plan makes, and the addresses decide only the places. Such a plan takes no path that needs an
-agreement of the ranks on addresses. A new array therefore costs no communication: the plan makes new views of it. The
+A plan of arrays that do not belong to the grid is shared: it also serves other arrays of the same layouts. The layouts
+determine the copies of a plan, and the addresses only their places. A shared plan takes no path for which the ranks
+would have to agree on addresses. A new array therefore costs no communication: the plan makes new views of it. A shared
 plan stays in the cache while it is among the last plans, whichever arrays are alive. Garbage collection, which differs
 between ranks, has no influence on it.
 """
@@ -22,14 +22,14 @@ CAPACITY = 512
 """Most plans in the cache: the last ones that were added."""
 
 Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
-"""Key of a plan that serves all arrays of some layouts, and the descriptions of the arrays of this call."""
+"""Key of a shared plan, and the descriptions of the arrays of this call."""
 
 CachedPlan: TypeAlias = tuple[Plan, Bound | None]
 """A plan and its argument: None for the plan's own arrays, otherwise views of other arrays."""
 
 
 class _Entry:
-    """A plan, kept while its arrays are alive and it is among the last plans."""
+    """A plan with the number of its addition; it is removed when one of the ``watched`` arrays dies."""
 
     __slots__ = ("__weakref__", "number", "plan", "watched")
 
@@ -40,19 +40,20 @@ class _Entry:
 
 
 class PlanCache:
-    """Plans by the arrays they move.
+    """Plans by the arrays that they move.
 
-    ``known`` has the plans of array objects of earlier calls. A caller looks there first, and then calls `find`, which
-    recognises an array by its field or its layout: for example, a new view of known memory, such as ``state[i]`` taken
-    anew each step. The cache never looks at the contents of arrays.
+    ``known`` has the plans of array objects of earlier calls. A caller looks there first. Then it calls `find`, which
+    recognises arrays by their memory or by their layouts: for example, a new view of known memory, such as ``state[i]``
+    in each step. The cache never looks at the contents of arrays.
 
-    An entry of a field ends with its arrays (or with their owners), so that reuse of an address cannot be mistaken for
-    the same field. Every entry ends when `CAPACITY` plans have been added after it. Adding is collective; all ranks
-    therefore keep the same plans for a call with the same arrays, however long each rank keeps other arrays.
+    The entry of a plan that is not shared ends with its arrays (or with their owners). So an array that reuses an
+    address cannot be mistaken for the old one. Every entry ends when `CAPACITY` plans have been added after it. Adding
+    is collective; all ranks therefore have the same plans for a call with the same arrays, however long each rank keeps
+    other arrays.
 
     ``key_of`` returns the cache key of some arrays: their memory, form and layout. It may raise a `HaloxError`.
-    ``shared_key_of`` returns the key of a plan that serves other arrays, too, with the descriptions of the arrays; None
-    if no such plan can serve the arrays.
+    ``shared_key_of`` returns the key of a shared plan, with the descriptions of the arrays; None if no shared plan can
+    serve the arrays.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class PlanCache:
         self._key_of, self._shared_key_of = key_of, shared_key_of
         self.known: KnownArrays[CachedPlan] = KnownArrays()
         self._has_shared = False
-        # Whether an entry of a field could be a shared plan, if it were not for other ranks' arrays.
+        # Whether any entry has arrays that could share a plan on this rank, but not on all ranks or not on its paths.
         self._has_unshared = False
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
@@ -74,10 +75,10 @@ class PlanCache:
         return len(self._entries)
 
     def find(self, kind: Hashable, arrays: tuple[object, ...]) -> CachedPlan | None:
-        """Return the plan of these fields or of their layouts, None if there is no such plan yet.
+        """Return the plan of these arrays or of their layouts, None if there is no such plan yet.
 
-        The result is also None for objects that are not arrays and for an unhashable kind of call: making a plan then
-        fails on all ranks together.
+        The result is also None for objects that are not arrays, and for an unhashable ``kind``: the caller then makes a
+        plan, which fails on all ranks together.
         """
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
@@ -102,7 +103,7 @@ class PlanCache:
         return plan, bound
 
     def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
-        """Keep a plan; collective, so that the count of plans is the same on all ranks."""
+        """Add a plan; collective, so that the count of plans is the same on all ranks."""
         self.sweep()
         self._added += 1
         for oldest, entry in self._entries.copy().items():  # arrays may be collected meanwhile
@@ -120,10 +121,10 @@ class PlanCache:
         self._has_unshared |= shared is not None
         key, place = (kind, self._key_of(arrays)), weakref.ref(self)
 
-        def forget(gone: object) -> None:
+        def forget(reference: object) -> None:
             cache = place()
-            known = None if cache is None else cache._entries.get(key)
-            if cache is not None and known is not None and gone in known.watched:
+            current = None if cache is None else cache._entries.get(key)
+            if cache is not None and current is not None and reference in current.watched:
                 cache._drop(key)
 
         entry = self._entries[key] = _Entry(self._added, plan)
@@ -149,7 +150,7 @@ class PlanCache:
             self._drop(key)
 
     def _drop(self, key: Hashable) -> None:
-        """Remove an entry. This may run at any point of any code, so that `sweep` closes the plan later."""
+        """Remove an entry. Garbage collection may call this at any point of any code, so `sweep` closes the plan."""
         entry = self._entries.pop(key, None)
         if entry is not None and entry.plan is not None:
             self._to_close.append(entry.plan)

@@ -131,7 +131,10 @@ def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
 
 
 def _find(fingerprint: Fingerprint, contents: object) -> Costs | None:
-    """Return the constants of a set-up from a file's contents, None if the file holds none at all."""
+    """Return the constants of a set-up from a file's contents, None if the file has no entries.
+
+    Raises `HaloxError` if there are only entries of other set-ups.
+    """
     entries = _entries(contents)
     for entry in entries:
         if entry.get("fingerprint") == asdict(fingerprint):
@@ -157,12 +160,12 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
         entries = _entries(read_json(path))
     except (OSError, ValueError, HaloxError):
         entries = []
-    kept = [entry for entry in entries if entry.get("fingerprint") != asdict(fingerprint)]
+    others = [entry for entry in entries if entry.get("fingerprint") != asdict(fingerprint)]
     entry = {"fingerprint": asdict(fingerprint), "costs": costs.to_dict()}
     try:
         try:
-            write_json(path, {"format": FORMAT, "entries": [*kept, entry]})
-        except ValueError:  # in the entries of other set-ups
+            write_json(path, {"format": FORMAT, "entries": [*others, entry]})
+        except ValueError:  # the entries of other set-ups cannot be written as JSON
             write_json(path, {"format": FORMAT, "entries": [entry]})
     except OSError as error:
         raise HaloxError(
@@ -185,7 +188,7 @@ def _entries(contents: object) -> list[Entry]:
 
 
 def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
-    """Return an error text: the differences between this set-up and the most similar one in the file."""
+    """Return the error text that names the differences to the most similar set-up in the file."""
 
     def differences(entry: Entry) -> list[str]:
         there = entry.get("fingerprint")

@@ -113,9 +113,9 @@ class Costs:
                     f"constants are for runs of {values['run_bytes']} bytes, not {RUN_BYTES}"
                 )
             protocols = {}
-            for name, one in values["protocols"].items():
-                cost = ProtocolCost(one["latency_us"], one["message_us"], tuple(one["gb_per_s"]))
-                protocols[str(name)] = cost
+            for name, entry in values["protocols"].items():
+                numbers = entry["latency_us"], entry["message_us"], tuple(entry["gb_per_s"])
+                protocols[str(name)] = ProtocolCost(*numbers)
             return cls(protocols, str(values["origin"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise HaloxError(f"this is not a table of path constants: {error!r}") from error

@@ -1,4 +1,4 @@
-"""Draft of a plan, and the checks of it that one rank can do alone."""
+"""Draft of a plan, and the checks that each rank makes alone before the ranks compare their drafts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_draft(draft: Draft) -> Borrowed:
                 )
             if draft.operation != "add" and part.datatype.overlaps(part.count):
                 raise overlapping(part.datatype, part.count)
-    if len({one.device is None for one in draft.described}) > 1:
+    if len({array.device is None for array in draft.described}) > 1:
         raise FieldError(
             "arrays of one exchange must all be NumPy arrays or all be on the GPU; exchange them apart"
         )
@@ -63,8 +63,8 @@ def check_draft(draft: Draft) -> Borrowed:
         for part in parts:
             check_bounds(draft.arrays[part.array], part.datatype, part.count)
         return draft.described
-    if draft.relocatable:  # every other array of the layouts has this much memory, too
-        borrowed = [one.borrowed() for one in draft.described]
+    if draft.relocatable:  # count on the layouts' own memory only, which every other array has, too
+        borrowed = [array.borrowed() for array in draft.described]
     else:
         borrowed = [borrow(array) for array in draft.arrays]
     reaches = [array.reach for array in borrowed]

@@ -43,13 +43,13 @@ def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
     if not used:
         return None
     matrix = np.array([_row(sample) for sample in used])
-    # If all exchanges have equally many messages, the time per message cannot be told from the latency.
-    tells_messages = np.ptp(matrix[:, 1]) > 0
-    matrix[:, 1] *= tells_messages
+    # If all exchanges have equally many messages, the time per message cannot be separated from the latency.
+    has_message_us = np.ptp(matrix[:, 1]) > 0
+    matrix[:, 1] *= has_message_us
     # Bytes are many, messages few: scale the unknowns to similar size. Divide by the times for relative errors.
     scale = np.maximum(matrix.max(axis=0), 1)
     matrix = matrix / scale / np.array([[sample.us] for sample in used])
-    if np.linalg.matrix_rank(matrix) < matrix.shape[1] - (not tells_messages):
+    if np.linalg.matrix_rank(matrix) < matrix.shape[1] - (not has_message_us):
         return None
     weights = np.ones(len(used))
     for _ in range(_ROUNDS):
@@ -88,11 +88,11 @@ def follow_siblings(
     before: Mapping[str, ProtocolCost],
     shared_gpu: bool,
 ) -> ProtocolCost | None:
-    """Guess the constants of a protocol that could not be measured, "path/protocol", from other protocols of its path.
+    """Guess the constants of the protocol ``missing``, "path/protocol", which could not be measured.
 
     The guess scales the protocol's constants in ``before`` by the mean change of the path's other protocols, from
-    ``before`` to ``fitted``. None if no other protocol of the path was measured. Without the guess, old constants would
-    be compared with new measurements as if they had been measured, too.
+    ``before`` to ``fitted``. None if no other protocol of the path was measured. Without the guess, the choice would
+    compare the protocol's old constants with new measurements of other protocols.
     """
     path, _, protocol = missing.partition("/")
     name = protocol_name(path, protocol, shared_gpu)

@@ -39,7 +39,8 @@ def halo_draft(
     outgoing: list[_Ordered] = []
     incoming: list[_Ordered] = []
     for number, (described, layout) in enumerate(read):
-        # Slabs travel axis after axis, and corner cells repeatedly: a GPU moves everything at once, and sums go wrong.
+        # Slabs move axis by axis, so that corner cells travel several times. This suits neither a GPU, which moves all
+        # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
         in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
         for region in layout.slabs() if in_turn else layout.regions(corners):

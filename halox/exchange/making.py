@@ -1,4 +1,12 @@
-"""Collective plan construction: compares both ends of every message, chooses routes, links nodes, makes channels."""
+"""Collective plan construction: `make_plan` turns the ranks' drafts into plans, on all ranks or on no rank.
+
+The steps, each of which is collective:
+
+1. Every rank makes and checks its `Draft`, and the ranks compare their `PlanRecord`.
+2. The two ends of every message swap their descriptions, compare signatures, and choose the same route.
+3. The ranks of each node make the shared memory that their routes need (`NodeLink`).
+4. The paths negotiate, and make their channels.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +50,7 @@ Routes = dict[Key, tuple[Route, EndpointInfo]]
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """A rank's input to the agreement on a plan, except for its single messages; `Draft` explains the other fields."""
+    """The facts about a rank's draft that all ranks compare; `Draft` explains the fields without a comment."""
 
     requested: str | None  # path
     on_gpu: bool
@@ -51,7 +59,7 @@ class PlanRecord:
     operation: Operation
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
-    closed: tuple[int, ...]  # plans that this rank has closed, and other ranks perhaps not
+    closed: tuple[int, ...]  # plans that this rank has closed, but other ranks perhaps have not
     plans: int  # number of the last plan that this rank has made on these ranks
     relocatable: bool
 
@@ -65,13 +73,13 @@ def make_plan(
     leave_sms: bool = False,
     call: str = "start of a plan",
 ) -> Plan:
-    """Make a plan, collectively with all ranks. Waits until the GPU of the arrays is idle.
+    """Make a plan; collective. Waits until the GPU of the arrays is idle.
 
     ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive;
     otherwise the owner of the plan must drop the plan together with the arrays. ``path`` is the path of all messages to
     other ranks, by default the value of HALOX_PATH, or else the fastest path. ``leave_sms``, the same on all ranks,
-    prefers paths that do not use a GPU's multiprocessors. The collective-call check counts runs of the plan as
-    ``call``.
+    prefers paths that do not use a GPU's multiprocessors. ``call`` is the name under which the check of collective
+    calls counts runs of the plan.
 
     Raises on all ranks a `PathError` if the requested path cannot be taken, and a `HaloxError` if any rank cannot make
     its part or the two ends of a message do not match.
@@ -79,15 +87,15 @@ def make_plan(
     world = context.world
     (drafted, arrays), records = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
     # Above every rank's number: ranks whose calls differed may have begun different plans.
-    number = world.ranks.plans = 1 + max(one.plans for one in records)
+    number = world.ranks.plans = 1 + max(record.plans for record in records)
     _check_alike(records)
     _check_counts(records)
     if context.device_arena is not None:
         # The GPUs of all ranks were idle before the first rank returned from `prepare`.
         context.device_arena.reclaim()
-    context.leftovers.reclaim([one.closed for one in records])
-    # A plan for any arrays of the layouts must not depend on the addresses of these arrays.
-    relocatable = all(one.relocatable for one in records)
+    context.leftovers.reclaim([record.closed for record in records])
+    # If so, the plan must not depend on the addresses of these arrays.
+    relocatable = all(record.relocatable for record in records)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
     choose = _chooser(context, records, leave_sms=leave_sms)
@@ -105,7 +113,7 @@ def make_plan(
     build = _build(context, number, whole, drafted.device, routes, error)
     channels, needs_host, is_movable = _make_channels(build, drafted)
     plan = Plan(
-        [one.channel for one in channels],
+        [each.channel for each in channels],
         _report(world.rank, drafted, build),
         drafted.sends,
         world.check_open,
@@ -139,19 +147,16 @@ def make_domain_plan(
     path = division.path if path is None else path
     leave_sms = division.leave_sms
     plan = make_plan(domain.context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
-    for one in (domain, partner):
-        if one is not None:
-            one.dependents.add(plan)
+    for owner in (domain, partner):
+        if owner is not None:
+            owner.dependents.add(plan)
     return plan
 
 
 def _prepared(
     context: Context, draft: Callable[[], Draft], path: str | None
 ) -> tuple[tuple[Draft, Borrowed], PlanRecord]:
-    """Return this rank's draft, its arrays in the form that paths use, and its input to the agreement.
-
-    The GPU is idle on return.
-    """
+    """Return this rank's draft, its arrays in the form that paths use, and its record; the GPU is then idle."""
     requested = requested_path(path)
     drafted = draft()
     arrays = check_draft(drafted)
@@ -184,10 +189,10 @@ def _prepared(
 def _chooser(
     context: Context, records: Sequence[PlanRecord], *, leave_sms: bool
 ) -> Callable[..., Route]:
-    """Return `choose_route` with the inputs common to all messages; collective if any rank's arrays are on a GPU."""
+    """Return `choose_route` with the inputs common to all messages; collective."""
     topology, costs = None, None
     paths: Mapping[str, Path] = PATHS.on_host()
-    if any(one.on_gpu for one in records):
+    if any(record.on_gpu for record in records):
         from halox.exchange.calibration import costs_of
 
         topology, costs, paths = context.find_gpus(), context.once(costs_of), PATHS
@@ -206,25 +211,25 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
 
 def _check_alike(records: Sequence[PlanRecord]) -> None:
     """Compare the inputs that concern no single message; raises the same error on all ranks."""
-    requests = [one.requested for one in records]
+    requests = [record.requested for record in records]
     if len(set(requests)) > 1:
         raise MismatchError(
             f"the ranks ask for different paths: {requests}; give path= and HALOX_PATH alike on all ranks"
         )
     first = records[0]
-    for rank, one in enumerate(records):
-        if one.operation != first.operation:
+    for rank, record in enumerate(records):
+        if record.operation != first.operation:
             raise MismatchError(
                 f"the ranks make different calls: rank 0 makes a plan to {first.operation} halos, rank {rank} one to "
-                f"{one.operation} them; make the same call on all ranks"
+                f"{record.operation} them; make the same call on all ranks"
             )
-        for place, (mine, other) in enumerate(zip(first.numbers, one.numbers, strict=False)):
+        for place, (mine, other) in enumerate(zip(first.numbers, record.numbers, strict=False)):
             if mine and other and mine != other:
                 raise MismatchError(
                     f"the ranks give different fields: argument {place} is field number {mine} of the grid on rank 0, "
                     f"number {other} on rank {rank}; give the same fields in the same order, on all ranks"
                 )
-        for place, (spec, theirs) in enumerate(zip(first.specs, one.specs, strict=False)):
+        for place, (spec, theirs) in enumerate(zip(first.specs, record.specs, strict=False)):
             if spec != theirs:
                 raise MismatchError(
                     f"the ranks read argument {place} in different ways: rank 0 as {spec}, rank {rank} as {theirs}; "
@@ -235,12 +240,12 @@ def _check_alike(records: Sequence[PlanRecord]) -> None:
 def _check_counts(records: Sequence[PlanRecord]) -> None:
     """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
     errors: list[tuple[int, type[Exception], str]] = []
-    for rank, one in enumerate(records):
+    for rank, record in enumerate(records):
         for peer, other in enumerate(records):
-            if other.sends[rank] != one.receives[peer]:
+            if other.sends[rank] != record.receives[peer]:
                 text = (
                     f"rank {peer} sends {other.sends[rank]} message(s) to rank {rank}, which receives "
-                    f"{one.receives[peer]} from it; every send needs a receive with the same tag"
+                    f"{record.receives[peer]} from it; every send needs a receive with the same tag"
                 )
                 errors.append((rank, MismatchError, text))
                 break
@@ -292,13 +297,14 @@ def _build(
 
     Raises on all ranks if any rank has an error.
     """
-    needing = _needing_links(whole, routes) if error is None else {}
+    by_path = _needing_links(whole, routes) if error is None else {}
     mine = {(route.path, route.protocol) for route, _ in routes.values()}
-    records = context.world.gather((mine, set(needing)), _MAKING, error)
+    records = context.world.gather((mine, set(by_path)), _MAKING, error)
     chosen = set().union(*(chosen for chosen, _ in records))
-    near = set().union(*(records[rank][1] for rank in context.world.node_ranks))
+    # Also paths that only other ranks of the node link: making a link is collective over the node.
+    linked = set().union(*(records[rank][1] for rank in context.world.node_ranks))
     routes, links = _link(
-        context, whole, routes, {n: needing.get(n, []) for n in PATHS if n in near}
+        context, whole, routes, {name: by_path.get(name, []) for name in PATHS if name in linked}
     )
     build = Build(context, number, whole, device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
@@ -321,23 +327,23 @@ def _protocol(route: Route) -> Protocol:
 
 
 def _link(
-    context: Context, whole: Job, routes: Routes, needing: dict[str, list[Message]]
+    context: Context, whole: Job, routes: Routes, by_path: dict[str, list[Message]]
 ) -> tuple[Routes, dict[str, NodeLink]]:
-    """Make the shared blocks of some paths for the messages that need them; collective over the ranks of the node.
+    """Make the shared blocks of paths for the messages that need them; collective over the ranks of the node.
 
     Returns the links by path, and the routes: if the node has too little shared memory for a path, its ranks change the
     path's messages to their fallback protocols.
     """
     routes, links = dict(routes), {}
-    for name, messages in needing.items():
+    for name, messages in by_path.items():
         protocols = {m.key: _protocol(routes[m.key][0]) for m in messages}
         packed = [m for m in messages if m.direction == "send" and protocols[m.key].is_packed]
         peers = sorted({m.peer for m in messages})
         link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
         if link.failed:
-            for key, one in protocols.items():
-                path, _, protocol = str(one.fallback).partition("/")
-                routes[key] = Route(path, protocol, NODE_MEMORY_IS_FULL), routes[key][1]
+            for key, protocol in protocols.items():
+                path, _, fallback = str(protocol.fallback).partition("/")
+                routes[key] = Route(path, fallback, NODE_MEMORY_IS_FULL), routes[key][1]
         elif messages:
             links[name] = link
         else:
@@ -372,20 +378,20 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
     agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
 
     def make_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
-        made = [
-            one
+        carried = [
+            channel_messages
             for path in _paths_of(build)
             if build.job(path).messages
-            for one in path.channels(build, agreed.get(path.name))
+            for channel_messages in path.channels(build, agreed.get(path.name))
         ]
         if drafted.walls:
             channel = WallChannel(
                 drafted.walls, drafted.described, build.whole.arrays, drafted.operation
             )
-            place = 0 if drafted.operation == "add" else len(made)
-            made.insert(place, ChannelMessages("walls", channel, ()))
-        channels = [one.channel for one in made]
-        return made, (any(c.needs_host for c in channels), all(c.is_movable for c in channels))
+            place = 0 if drafted.operation == "add" else len(carried)
+            carried.insert(place, ChannelMessages("walls", channel, ()))
+        channels = [each.channel for each in carried]
+        return carried, (any(c.needs_host for c in channels), all(c.is_movable for c in channels))
 
     # Page-locking and compiling can fail on one rank alone.
     channels, flags = build.world.prepare(make_all, _MAKING)

@@ -1,4 +1,7 @@
-"""Measured times of exchanges: many exchanges in a row, the slowest rank's time, the median of several rows."""
+"""Measured times of exchanges: many exchanges in a row, the slowest rank's time, the median of several rows.
+
+`Plan.measure` uses a `Timer`, and ``halox tune`` uses `exchange_us`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Timer:
     ) -> None:
         self._world, self._device = world, device
         # Without the channels themselves: the plan drops them when it is closed.
-        self._messages = [(one.name, one.messages) for one in carried]
+        self._messages = [(each.name, each.messages) for each in carried]
 
     def check(self, repeats: object) -> int:
         """Return the number of exchanges; raise on all ranks unless all ranks ask for the same; collective."""

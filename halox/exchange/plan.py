@@ -1,4 +1,8 @@
-"""Persistent plan of an exchange, started and finished in every step."""
+"""Persistent plan of an exchange, started and finished in every step.
+
+A plan runs the steps of its channels, one after another. It also keeps its state, so that calls in a wrong order, from
+two threads, or after a failure raise errors.
+"""
 
 from __future__ import annotations
 

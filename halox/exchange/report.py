@@ -1,4 +1,4 @@
-"""Report of a plan, message by message, for people and for programs."""
+"""Report of a plan, message by message, for people and for programs: the result of `Plan.explain`."""
 
 from __future__ import annotations
 

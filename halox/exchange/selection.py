@@ -55,9 +55,9 @@ def choose_route(
 ) -> Route:
     """Choose the path of one message; both ends call this with the same arguments.
 
-    Between arrays on the host the first possible protocol is taken, preferred ones before others; ``costs`` decide
-    otherwise. ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError` gives the
-    reason.
+    Between arrays on the host the first preferred protocol is taken, or else the first possible one. With an array on a
+    GPU ``costs`` decide. ``requested`` is the requested path or "path/protocol"; if it cannot be taken, a `PathError`
+    gives the reason.
     """
     ends = MessageEnds(sender, receiver, selection)
     possible, impossible = candidates(ends, to_self=to_self)
@@ -65,11 +65,15 @@ def choose_route(
         chosen = possible[0]
         return Route(chosen.path, chosen.protocol, chosen.reason)
     if requested is not None:
-        names = ", ".join(f"{one.path}/{one.protocol}" for one in possible)
+        names = ", ".join(f"{offer.path}/{offer.protocol}" for offer in possible)
         name, _, protocol = requested.partition("/")
-        others = ", ".join(f"{one.protocol} ({one.reason})" for one in possible if one.path == name)
+        others = ", ".join(
+            f"{offer.protocol} ({offer.reason})" for offer in possible if offer.path == name
+        )
         possible = [
-            one for one in possible if requested in (one.path, f"{one.path}/{one.protocol}")
+            offer
+            for offer in possible
+            if requested in (offer.path, f"{offer.path}/{offer.protocol}")
         ]
         if not possible:
             why = (
@@ -82,7 +86,7 @@ def choose_route(
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {names}"
             )
     if ends.are_on_host:
-        best = next((one for one in possible if one.preferred), possible[0])
+        best = next((offer for offer in possible if offer.preferred), possible[0])
         return Route(best.path, best.protocol, best.reason, None, impossible)
     costs = Costs.default() if costs is None else costs
     block, topology = ends.block_bytes, selection.topology
@@ -102,12 +106,12 @@ def candidates(
     """Return the protocols by which a message can travel, at least one, and for every other path the reason why not."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
-    asked = PATHS.on_host() if ends.are_on_host else PATHS
+    usable = PATHS.on_host() if ends.are_on_host else PATHS
     for name in PATHS:
-        if name not in asked:
-            impossible[name] = str(ends.on_host)
-        elif asked[name].to_self == to_self:
-            offers = asked[name].candidates(ends)
+        if name not in usable:
+            impossible[name] = str(ends.host_reason)
+        elif usable[name].to_self == to_self:
+            offers = usable[name].candidates(ends)
             if isinstance(offers, str):
                 impossible[name] = offers
             else:

@@ -28,8 +28,8 @@ class TransposeEnd:
     """One end of a transpose on this rank."""
 
     array: object
-    overlaps: tuple[Overlap, ...]  # its boxes, each with the rank whose array holds the same cells
-    axes: tuple[int, ...]  # in the order that both ends use
+    overlaps: tuple[Overlap, ...]  # boxes, each with the rank whose array has the same cells
+    axes: tuple[int, ...]  # of the array, in the order that both ends use
 
 
 def memory_order(array: Described, axes: Sequence[int]) -> tuple[int, ...]:

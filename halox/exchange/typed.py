@@ -1,4 +1,4 @@
-"""Typed messages for users who have no grid."""
+"""Typed messages for users who have no grid: `Exchange`, a plan for lists of `Send` and `Recv`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 _MOST_WORK, _BLOCKS = 1 << 14, 1 << 8
-"""Limits of the check for shared bytes: pairs of messages compared, and blocks of irregular messages that cost as much
-as one pair. The check takes a tenth of a second at most."""
+"""Limits of the check for shared bytes: the most pairs of messages that it compares, and the number of irregular blocks
+that counts as one pair. The check takes a tenth of a second at most."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class _Access(NamedTuple):
         """Whether both messages access some byte; False where the answer would take too long."""
         one, two = self.layout.strided, other.layout.strided
         if one is not None and two is not None:
-            shells = (
+            regions = (
                 Described(
                     access.origin + blocks.offset,
                     (*blocks.counts, blocks.block_bytes),
@@ -212,39 +212,39 @@ class _Access(NamedTuple):
                 )
                 for access, blocks in ((self, one), (other, two))
             )
-            return share_memory(*shells, unsure=False)
+            return share_memory(*regions, unsure=False)
         mine = self.layout.block_list()
         theirs = other.layout.block_list().shifted(other.origin - self.origin)
         order = np.argsort(mine.offsets)
-        # Running maximum of the ends of my blocks, in order; and for each block of ``other`` the number of mine that
-        # begin before its end.
+        # Sort my blocks by their starts, and take the running maximum of their ends. Of my blocks that start before
+        # the end of a block of ``other``, the greatest end says whether any of them overlaps it.
         ends = np.maximum.accumulate((mine.offsets + mine.lengths)[order])
-        begun = np.searchsorted(mine.offsets[order], theirs.offsets + theirs.lengths)
-        return bool(((begun > 0) & (ends[begun - 1] > theirs.offsets)).any())
+        count = np.searchsorted(mine.offsets[order], theirs.offsets + theirs.lengths)
+        return bool(((count > 0) & (ends[count - 1] > theirs.offsets)).any())
 
 
 def _check_apart(accesses: Sequence[_Access]) -> None:
     """Raise `FieldError` if a receive writes bytes of another message: the result would depend on their order."""
     work, reads, writes = 0, list[_Access](), list[_Access]()
-    for one in sorted(accesses, key=lambda one: one.low):
-        others = writes = [other for other in writes if other.high > one.low]
-        if one.is_written:
-            reads = [other for other in reads if other.high > one.low]
+    for access in sorted(accesses, key=lambda access: access.low):
+        others = writes = [other for other in writes if other.high > access.low]
+        if access.is_written:
+            reads = [other for other in reads if other.high > access.low]
             others = writes + reads
         work += len(others)
         for other in others:
-            if one.layout.strided is None or other.layout.strided is None:
-                work += (one.layout.most_blocks + other.layout.most_blocks) // _BLOCKS
+            if access.layout.strided is None or other.layout.strided is None:
+                work += (access.layout.most_blocks + other.layout.most_blocks) // _BLOCKS
             if work > _MOST_WORK:
                 return
-            if one.overlaps(other):
-                first, second = sorted((one, other), key=lambda one: not one.is_written)
+            if access.overlaps(other):
+                first, second = sorted((access, other), key=lambda one: not one.is_written)
                 raise FieldError(
                     f"{first.name} writes bytes that {second.name} {'writes' if second.is_written else 'reads'} as "
                     "well, so that the result would depend on their order; give each of them memory of its own, or "
                     "exchange one after the other"
                 )
-        (writes if one.is_written else reads).append(one)
+        (writes if access.is_written else reads).append(access)
 
 
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
@@ -290,7 +290,7 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
     _check_apart(accesses)
     arrays = tuple(array for _, array, _ in known.values())
     described = tuple(one for *_, one in known.values())
-    devices = {one.device for one in described} - {None}
+    devices = {array.device for array in described} - {None}
     if len(devices) > 1:
         raise FieldError(
             f"this rank's arrays are on GPU {' and GPU '.join(sorted(map(str, devices)))}; "

@@ -1,4 +1,4 @@
-"""Fields of a transform: checks of arguments, and new results."""
+"""Arrays of a transform: checks of the user's arguments, new results, and views of the owned cells."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PHYSICAL = {pair: real for real, pair in SPECTRAL.items()}
 
 @dataclass(frozen=True)
 class TransformCall:
-    """A checked call: the spectral dtype, the dtype of the result, and the layouts of source and target."""
+    """A call with checked arguments."""
 
-    dtype: DType
-    result: DType
+    dtype: DType  # of the spectrum
+    result: DType  # dtype of the result
     source: FieldLayout
     target: FieldLayout
 
@@ -43,7 +43,7 @@ class TransformCall:
 
 
 class TransformFields:
-    """Fields of both sides of a transform, on one rank."""
+    """Checks and makes fields of both sides of a transform, ``physical`` and ``spectral``; local."""
 
     def __init__(self, physical: Grid, spectral: Grid, *, real: bool) -> None:
         self._grids = physical, spectral
@@ -86,7 +86,7 @@ class TransformFields:
 
     def new(self, forward: bool, call: TransformCall) -> Field:
         """Allocate a result, with a halo of zeros; local."""
-        grid = self._grids[forward]
+        grid = self._grids[1 if forward else 0]
         shape = call.target.padded_shape
         try:
             array = allocate(shape, call.result, grid.device_id)

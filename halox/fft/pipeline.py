@@ -1,7 +1,8 @@
-"""Steps of a transform for fields of one dtype and component shape: transforms, transposes, copies, in work arrays.
+"""Steps of a transform: local transforms along whole axes, transposes between them, and copies, in work arrays.
 
-Only the first step reads a user's array, and only the last step writes one. All other steps use work arrays of the
-pipeline, so the plans of the transposes are persistent. A new user array needs only a view, and no communication::
+There is a `Pipeline` for each dtype and component shape of fields. Only its first step reads a user's array, and only
+its last step writes one. All other steps use work arrays of the pipeline, so that the plans of the transposes are
+persistent. A new user array needs only a view, and no communication::
 
     forward of pencils       u --c2c--> a0 ==transpose==> b1 --c2c--> b1 ==transpose==> b2 --c2c--> out
     backward                 s --c2c--> b2 ==transpose==> b1 --c2c--> b1 ==transpose==> a0 --c2c--> out
@@ -26,6 +27,7 @@ from halox.runtime.dlpack import DType
 from halox.runtime.gpu.cufft import Run
 
 if TYPE_CHECKING:
+    from halox.exchange.report import Report
     from halox.runtime.array_types import XArray
 
 IN, OUT = 0, 1
@@ -34,7 +36,7 @@ IN, OUT = 0, 1
 
 @dataclass(frozen=True)
 class Op:
-    """One step on arrays with the component axes first.
+    """One step, from a source to a target array, both with the component axes first.
 
     Attributes
     ----------
@@ -50,8 +52,8 @@ class Op:
         Points of the spectral resolution, to cut or pad.
     half : bool
         Whether the axis that is cut or padded is halved.
-    extents : dict
-        New extents of axes.
+    extents : dict of int to int
+        Extents of the target by axis, for axes with other extents than in the source.
     plan : Plan or None
         The transpose.
     """
@@ -101,23 +103,25 @@ class Pipeline:
         self._fields: list[tuple[FieldLayout, DType]] = []
         self._plans: dict[bool, list[Plan]] = {}
         self._steps: dict[bool, list[Step]] = {}
+        # Runs with the slots of their sources and targets, by direction and layouts of the user's arrays.
         self._bound: dict[object, list[tuple[Run, int, int]]] = {}
         self.ready: set[bool] = set()
         """Directions with steps on all ranks."""
         stages = schedule.stages
+        # Slots of the arrays before and after each stage, in the forward direction.
         self._before, self._after = [IN], []
-        done = False  # whether the halved axis is complex already
+        is_complex = False  # whether the halved axis has been transformed
         for number, stage in enumerate(stages):
             if number:
-                self._before.append(self._field(stage.before, done))
-            same = stage.before is stage.after and (done or schedule.half not in stage.axes)
-            done |= schedule.half in stage.axes
+                self._before.append(self._field(stage.before, is_complex))
+            same = stage.before is stage.after and (is_complex or schedule.half not in stage.axes)
+            is_complex |= schedule.half in stage.axes
             if number == len(stages) - 1:
                 self._after.append(OUT)
             elif number and same:
                 self._after.append(self._before[-1])
             else:
-                self._after.append(self._field(stage.after, done))
+                self._after.append(self._field(stage.after, is_complex))
 
     def _field(self, division: Decomposition, is_complex: bool) -> int:
         """Add a work array that a transpose reads or writes, and return its slot."""
@@ -127,12 +131,12 @@ class Pipeline:
         self._fields.append((layout, dtype))
         return len(self._fields) + 1
 
-    def connects(self, forward: bool) -> bool:
+    def has_plans(self, forward: bool) -> bool:
         """Whether a direction has its plans."""
         return forward in self._plans
 
     def connect(self, forward: bool, path: str | None) -> None:
-        """Make the plans of a direction, before the first plan also the work arrays; collective."""
+        """Make the plans of a direction, and for the first direction also the work arrays; collective."""
         stages, allocate = self._schedule.stages, None
         if self._fields and len(self._work) == 2:
             forms = [(layout.padded_shape, dtype) for layout, dtype in self._fields]
@@ -156,6 +160,10 @@ class Pipeline:
             )
             for k in range(len(stages) - 1)
         ]
+
+    def reports(self, forward: bool) -> list[Report]:
+        """Return the reports of a direction's transposes, empty before `connect`."""
+        return [plan.explain() for plan in self._plans.get(forward, ())]
 
     def run(self, forward: bool, source: XArray, target: XArray) -> None:
         """Transform a view of a field's cells into another view, both with the component axes first."""
@@ -210,7 +218,7 @@ class Pipeline:
         return (*self._components, *division.rank_shape(self._domain.world.rank)), dtype
 
     def _ops(self, stage: DividedStage, forward: bool) -> list[Op]:
-        """Return the steps of a stage between transposes, without arrays."""
+        """Return the operations of a stage, between transposes."""
         schedule, first = self._schedule, len(self._components)
 
         def place(axis: int) -> int:
@@ -246,12 +254,13 @@ class Pipeline:
     def _emit(
         self, steps: list[Step], ops: list[Op], start: int, end: int, form: Form | None
     ) -> None:
-        """Add steps from one slot to another; several steps use work arrays in between.
+        """Add steps for operations from one slot to another, with work arrays in between if there are several.
 
         ``form`` is the form of the user's array if the steps start from it.
         """
         if form is None:
             form = self._work[start].shape, self._work[start].dtype
+        # Whether steps may overwrite the current array: not the user's input.
         current, owned = start, start != IN
         if not ops and start != end:
             ops = [Op("copy")]
@@ -271,13 +280,14 @@ class Pipeline:
             current, owned = following, True
 
     def _after_op(self, op: Op, form: Form) -> Form:
+        """Return the form of an operation's target, from the form of its source."""
         shape = tuple(op.extents.get(axis, n) for axis, n in enumerate(form[0]))
         if op.kind == "c2r" and self._real is not None:
             return shape, self._real
         return shape, self._complex if op.kind == "r2c" else form[1]
 
     def _scaled(self, steps: list[Step], forward: bool) -> list[Step]:
-        """Add the factor to a copy step, or else append a scaling step, if the transforms do not scale."""
+        """Add the normalization to a copy step, or else append a scaling step, unless other steps normalize."""
         if self._engine.scales or self._schedule.dealias:
             return steps
         scale = self._schedule.factor(forward)
@@ -328,7 +338,7 @@ class Pipeline:
         return lambda source, target: multiply(target, scale, out=target)
 
     def _cut(self, op: Op) -> Run:
-        """Copy only the modes of the spectral resolution; the source is changed."""
+        """Return a run that copies only the modes of the spectral resolution; it may change the source."""
         n, copy = op.points, self._copy(op)
         at, pieces = _index(op.axes[0]), common_modes(n)
         nyquist = n // 2 if n % 2 == 0 else None
@@ -353,7 +363,7 @@ class Pipeline:
         return cut
 
     def _pad(self, op: Op) -> Run:
-        """Copy the modes of the spectral resolution, and set all other modes of the physical resolution to zero."""
+        """Return a run that copies the modes of the spectral resolution, and sets all other modes to zero."""
         n, copy = op.points, self._copy(op)
         at, pieces = _index(op.axes[0]), common_modes(n)
         nyquist = n // 2 if n % 2 == 0 else None
@@ -382,5 +392,5 @@ class Pipeline:
 
 
 def _index(axis: int) -> Callable[[slice], tuple[slice, ...]]:
-    """Return a function from a slice along an axis to an index."""
+    """Return a function that makes an array index from a slice along one axis."""
     return lambda cut: (*(slice(None),) * axis, cut)

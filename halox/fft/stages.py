@@ -1,8 +1,8 @@
-"""Stages of a distributed transform: divisions among ranks in which the transformed axes are whole.
+"""Stages of a distributed transform: divisions of the cells among ranks in which the transformed axes are whole.
 
 In each stage every rank transforms the axes along which it has whole lines. Between two stages, a transpose moves the
-division of one or more axes to other axes, which are whole and already transformed if possible. Messages then stay
-within the rows of the process grid along the moved axis::
+division of one or more axes to other axes, if possible to axes that are whole and already transformed. Messages then
+stay within the rows of the process grid along the moved axis::
 
     pencils (p, q, 1)    axis 2 is whole      transform it
             (p, 1, q)    q moves 1 -> 2       transform axis 1     messages within the q ranks of a row
@@ -31,7 +31,7 @@ AxisMoves: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Stage:
-    """Division of a stage, and the axes transformed in this stage.
+    """A stage of a sequence: ranks per axis, and the axes transformed; the search's result.
 
     Attributes
     ----------
@@ -55,8 +55,8 @@ class DividedStage:
     Attributes
     ----------
     before, after : Decomposition
-        Divisions before and after the transforms of this stage. They are the same object if the transforms do not
-        change the extents, except in the first stage. Their axes are in ``order``.
+        Divisions of the cells before and after the transforms of this stage. They are the same object if the
+        transforms do not change the extents, except in the first stage. Their axes are in ``order``.
     order : tuple of int
         For each axis of the divisions, the axis of the user's grid.
     axes : tuple of int
@@ -96,7 +96,7 @@ class Schedule:
         return self.points != self.padded
 
     def factor(self, forward: bool) -> float:
-        """Return the normalization factor of plain sums over exponentials."""
+        """Return the normalization factor of the transform, for sums over exponentials without a factor."""
         axes = chain.from_iterable(stage.axes for stage in self.stages)
         return math.prod(
             factor(self.norm, forward, self.points[axis], self.padded[axis]) for axis in axes
@@ -139,7 +139,7 @@ def divide_stages(
     *,
     turns: bool,
 ) -> list[DividedStage]:
-    """Divide the cells of each stage.
+    """Return the stages with the divisions of their cells.
 
     ``physical`` is the division of the physical fields, ``modes`` has the extents of each axis after its transform, and
     ``half`` is the halved axis. With ``turns``, intermediate stages store their transformed axes innermost.
@@ -202,17 +202,21 @@ def moved_placement(placement: Placement, moves: AxisMoves) -> Placement:
             new[target] = new[target] * placement.proc_shape[source] + old[source]
             new[source] = 0
         coords.append(tuple(new))
-    return placed(parts, coords, placement)
+    return placement_of(parts, coords, placement)
 
 
 def turned_placement(placement: Placement, order: Sequence[int]) -> Placement:
     """Return the same ranks on the same blocks with the axes in another order."""
     parts = tuple(placement.proc_shape[axis] for axis in order)
-    return placed(parts, [tuple(c[axis] for axis in order) for c in placement.coords], placement)
+    return placement_of(
+        parts, [tuple(c[axis] for axis in order) for c in placement.coords], placement
+    )
 
 
-def placed(parts: tuple[int, ...], coords: Sequence[tuple[int, ...]], like: Placement) -> Placement:
-    """Return a placement with these blocks of the ranks, keeping the other attributes of ``like``."""
+def placement_of(
+    parts: tuple[int, ...], coords: Sequence[tuple[int, ...]], like: Placement
+) -> Placement:
+    """Return the placement of ranks on blocks ``coords``, with the other attributes of ``like``."""
     rank_of = [0] * len(coords)
     for rank, block in enumerate(coords):
         index = 0
@@ -225,7 +229,10 @@ def placed(parts: tuple[int, ...], coords: Sequence[tuple[int, ...]], like: Plac
 
 @dataclass(frozen=True)
 class _Search:
-    """Arguments of `find_stages`."""
+    """Search for the cheapest sequence of stages (Dijkstra); the attributes are the arguments of `find_stages`.
+
+    A node of the search is a division with the set of axes that have been transformed.
+    """
 
     cells: tuple[int, ...]
     modes: tuple[int, ...]
@@ -239,14 +246,14 @@ class _Search:
         return frozenset(axis for axis in self.axes - done if parts[axis] == 1)
 
     def extents(self, done: frozenset[int]) -> tuple[int, ...]:
-        """Return the extents after some axes are transformed."""
+        """Return the extents of all axes when the axes ``done`` have been transformed."""
         pairs = zip(self.cells, self.modes, strict=True)
         return tuple(
             after if axis in done else before for axis, (before, after) in enumerate(pairs)
         )
 
     def candidates(self, parts: tuple[int, ...], done: frozenset[int]) -> Iterator[AxisMoves]:
-        """Yield the moves that make one or more axes whole that are not yet transformed."""
+        """Yield the moves that make one or more of the remaining axes whole."""
         cut = [axis for axis in sorted(self.axes - done) if parts[axis] > 1]
         chosen = chain.from_iterable(combinations(cut, n) for n in range(1, len(cut) + 1))
         for sources in chosen:
@@ -255,7 +262,7 @@ class _Search:
                 yield tuple(zip(sources, targets, strict=True))
 
     def run(self, parts: tuple[int, ...], *, bounded: bool) -> list[Stage] | None:
-        """Return the best sequence, None if no sequence exists; ``bounded``: with at most as many ranks as lines."""
+        """Return the best sequence, None if there is none; ``bounded`` excludes axes with more ranks than cells."""
         ready = self.ready(parts, frozenset())
         start = [Stage(parts, (), tuple(sorted(ready)))]
         number = count()
@@ -276,21 +283,21 @@ class _Search:
                     continue
                 ready = self.ready(there, done)
                 stage = Stage(there, moves, tuple(sorted(ready)))
-                after = _raised(cost, here, moves)
-                heappush(queue, (after, next(number), done | ready, [*stages, stage]))
+                new_cost = _with_moves(cost, here, moves)
+                heappush(queue, (new_cost, next(number), done | ready, [*stages, stage]))
         return None
 
 
-def _raised(
+def _with_moves(
     cost: tuple[object, ...], parts: tuple[int, ...], moves: AxisMoves
 ) -> tuple[object, ...]:
-    """Return the cost of a sequence with one more transpose; smaller is better."""
+    """Return the cost of a sequence with one more transpose: a tuple that is compared entry by entry."""
     merges, steps, order, ranks = cost
     targets = [target for _, target in moves]
     merged = sum(parts[target] > 1 for target in targets) + len(targets) - len(set(targets))
     group = math.prod(parts[source] for source, _ in moves)
-    # Prefer later axes first, so that axis 0 is last, since its lines form one batch. Also keep lines along the last
-    # axis long.
+    # Make later axes whole first, so that axis 0 is transformed last, since its lines form one batch. Move their
+    # division to the first axes, to keep lines along the last axis long.
     preference = tuple(-source for source, _ in reversed(moves)), tuple(targets)
     return (merges + merged, steps + 1, (*order, preference), ranks + group)  # type: ignore[operator,misc]
 
@@ -311,11 +318,12 @@ def _why_impossible(search: _Search, parts: tuple[int, ...], stages: list[Stage]
                     f"proc_shape={parts} of grid_shape={search.cells}: the transform along axes "
                     f"{tuple(sorted(search.axes))} needs a division {stage.parts}, in which {ranks} ranks share the "
                     f"{lines} {what} of axis {axis}, so that some have none; give the grid a proc_shape with at most "
-                    f"{lines} ranks along axis {_source(stage, axis)}, or more cells"
+                    f"{lines} ranks along axis {_source_axis(stage, axis)}, or more cells"
                 )
         done |= frozenset(stage.axes)
     raise AssertionError("a sequence of divisions was impossible, and fits")
 
 
-def _source(stage: Stage, axis: int) -> int:
+def _source_axis(stage: Stage, axis: int) -> int:
+    """Return the axis whose division moved to an axis in a stage, else the axis itself."""
     return next((source for source, target in stage.moves if target == axis), axis)

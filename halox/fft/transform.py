@@ -1,4 +1,8 @@
-"""Distributed Fourier transform between fields of a grid and their spectra."""
+"""`FFT`, the distributed Fourier transform between fields of a grid and their spectra.
+
+The constructor finds the stages (`halox.fft.stages`) and makes the grid of the spectra. The first call with fields of
+a dtype and component shape makes a `Pipeline`, which every later call runs.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from halox.runtime.known_arrays import KnownArrays
 from halox.values import as_int, as_list, check_bool, shown
 
 if TYPE_CHECKING:
+    from halox.exchange.report import Report
     from halox.runtime.array_types import XArray
 
 _MAKING = "the making of an FFT"
@@ -114,7 +119,7 @@ class FFT(Closing):
             raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
         self._base, self._world = grid, grid.domain.world
         self._closed = False
-        self._grids: list[Grid] = []  # made here, closed with the FFT
+        self._grids: list[Grid] = []  # grids that this object has made, and closes
         self._pipelines: dict[object, Pipeline] = {}
         self._engine: HostTransforms | CuFFT = (
             HostTransforms() if grid.device_id is None else CuFFT()
@@ -248,6 +253,30 @@ class FFT(Closing):
             arrays.append(numbers if xp is np else xp.asarray(numbers))
         return tuple(arrays)
 
+    def explain(self, *, backward: bool = False) -> tuple[Report, ...]:
+        """Return the reports of a direction's transposes, in the order of their execution.
+
+        Parameters
+        ----------
+        backward : bool
+            Whether to report the transposes of `backward` instead of `forward`.
+
+        Returns
+        -------
+        tuple of Report
+            One for each transpose and each dtype and component shape; see `Plan.explain`. Empty before the first call
+            of the direction.
+
+        Notes
+        -----
+        Not collective.
+        """
+        return tuple(
+            report
+            for pipeline in self._pipelines.values()
+            for report in pipeline.reports(forward=not backward)
+        )
+
     @single_threaded
     def close(self) -> None:
         """Close the plans and the grids that the transform has made.
@@ -316,8 +345,8 @@ class FFT(Closing):
         base = self._base
         with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
             leave_sms = base.domain.division.leave_sms
-            every = GridOptions(device=base.device, leave_sms=leave_sms, **options)
-            grid = Grid.of_domain(Domain(base.comm, shape, every))
+            grid_options = GridOptions(device=base.device, leave_sms=leave_sms, **options)
+            grid = Grid.of_domain(Domain(base.comm, shape, grid_options))
         self._grids.append(grid)
         return grid
 
@@ -367,7 +396,7 @@ class FFT(Closing):
         with suppress(HaloxError):
             call = self._fields.read(forward, source, out)
             pipeline = self._pipelines.get((call.dtype, call.components))
-        if pipeline is None or not pipeline.connects(forward):
+        if pipeline is None or not pipeline.has_plans(forward):
             call, pipeline = self._connect(direction, source, out)
         return call, pipeline
 
@@ -396,7 +425,7 @@ class FFT(Closing):
                 PHYSICAL[call.dtype] if self.real else None,
                 sum(call.components, ()),
             )
-        if not pipeline.connects(forward):
+        if not pipeline.has_plans(forward):
             pipeline.connect(forward, self._path)
         self._pipelines[key] = pipeline
         return call, pipeline
@@ -406,8 +435,8 @@ def _axes(axes: object, ndim: int) -> tuple[int, ...]:
     """Return axes as a tuple; raise `DecompositionError` for an invalid or repeated axis."""
     if axes is None:
         return tuple(range(ndim))
-    one = as_int(axes)
-    entries = [one] if one is not None else [as_int(axis) for axis in as_list(axes) or ()]
+    single = as_int(axes)
+    entries = [single] if single is not None else [as_int(axis) for axis in as_list(axes) or ()]
     numbers = tuple(axis + ndim if axis < 0 else axis for axis in entries if axis is not None)
     if (
         not entries

@@ -39,7 +39,7 @@ PARTS_IN_FLIGHT = 4
 """Maximum number of parts in memory at once."""
 
 _COPIED_BYTES = 4 << 20
-"""Maximum bytes of one copy from a GPU into strided host memory; the allocator keeps a buffer of this size."""
+"""Maximum bytes of one copy from a GPU into strided host memory, and so of the page-locked buffer that CuPy keeps."""
 
 _GATHER = "a gather"
 _ALIKE = "dtype and layout"
@@ -54,22 +54,25 @@ class _GatherRecord:
     spec: FieldSpec
 
 
-_Ready = tuple[FieldLayout, Array | None, Array | None]
+_LocalArrays = tuple[FieldLayout, Array | None, Array | None]
 """Layout, the rank's cells, and on the root the whole array. The cells are None if they are already in that array."""
 
 
 def gather(domain: Domain, field: object, root: int) -> Array | None:
     """Return the whole field on rank ``root``, None on other ranks; see `halox.Grid.gather`. Collective; blocks."""
     world = domain.world
-    ready, records = world.prepare(lambda: _prepare(domain, field, root), _GATHER)
-    layout, cells, whole = ready
-    chosen, dtype, _ = records[world.rank]
+    local, records = world.prepare(lambda: _prepare(domain, field, root), _GATHER)
+    layout, cells, whole = local
+    root_rank, dtype, _ = records[world.rank]
     if any(record != records[0] for record in records):
-        _compare(world.gather(_GatherRecord(chosen, dtype, layout.spec.without_boundary), _GATHER))
+        # The records have digests of the specs; gather the specs themselves for the error.
+        _compare(
+            world.gather(_GatherRecord(root_rank, dtype, layout.spec.without_boundary), _GATHER)
+        )
     with MessageQueue(world, PARTS_IN_FLIGHT, _GATHER) as queue:
         if whole is None:
             assert cells is not None
-            _send(world, as_void(cells), chosen, queue)
+            _send(world, as_void(cells), root_rank, queue)
             return None
         # One part of each other rank in turn.
         targets = blocks_of(layout, whole)
@@ -81,24 +84,24 @@ def gather(domain: Domain, field: object, root: int) -> Array | None:
     return whole
 
 
-def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Ready, tuple[int, DType, str]]:
+def _prepare(domain: Domain, field: Any, root: int) -> tuple[_LocalArrays, tuple[int, DType, str]]:
     """Check this rank's arguments, and allocate its memory.
 
     The other ranks get the root, the dtype, and a digest of the spec, since a spec is long.
     """
     world = domain.world
-    chosen, layout = root_of(world, root), domain.layouts.find(field)
+    root_rank, layout = root_of(world, root), domain.layouts.find(field)
     dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
-    whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
+    whole = allocate(layout.global_shape, dtype, None) if root_rank == world.rank else None
     if is_device_array(cells):
         own = (
             allocate(cells.shape, dtype, None)
             if whole is None
-            else blocks_of(layout, whole)[chosen]
+            else blocks_of(layout, whole)[root_rank]
         )
         _copy_from_device(cells, as_void(own))
         cells = own if whole is None else None
-    return (layout, cells, whole), (chosen, dtype, layout.spec.without_boundary.digest)
+    return (layout, cells, whole), (root_rank, dtype, layout.spec.without_boundary.digest)
 
 
 def _copy_from_device(cells: Any, target: Array) -> None:
@@ -129,10 +132,10 @@ def _compare(records: list[_GatherRecord]) -> None:
 
 def root_of(world: World, root: object) -> int:
     """Return the argument ``root`` as a rank, or raise `FieldError`."""
-    chosen = as_int(root)
-    if chosen is None or not 0 <= chosen < world.size:
+    rank = as_int(root)
+    if rank is None or not 0 <= rank < world.size:
         raise FieldError(f"root must be a rank, 0 to {world.size - 1}, got {shown(root)}")
-    return chosen
+    return rank
 
 
 def parts_of(cells: Array, size: int) -> Iterator[Index]:
@@ -143,8 +146,9 @@ def parts_of(cells: Array, size: int) -> Iterator[Index]:
 
 def blocks_of(layout: FieldLayout, whole: Array) -> dict[int, Array]:
     """Return for each rank a view of its cells in the array of the whole field."""
-    before, all_cells = (slice(None),) * len(layout.spec.components_before), as_void(whole)
-    return {rank: all_cells[(*before, *owned)] for rank, owned in enumerate(layout.owned_of_ranks)}
+    components, all_cells = (slice(None),) * len(layout.spec.components_before), as_void(whole)
+    owned_of_ranks = enumerate(layout.owned_of_ranks)
+    return {rank: all_cells[(*components, *owned)] for rank, owned in owned_of_ranks}
 
 
 def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, Array]]:

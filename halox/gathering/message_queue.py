@@ -1,4 +1,4 @@
-"""Messages of one call, with only a few in flight at once to limit memory."""
+"""Messages of one gather, scatter or save, with only a few in flight at once to limit memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class _Message:
     memory: Array
     peer: int
-    receives: bool
+    is_receive: bool
     then: Callable[[], None] | None = None
     request: MPI.Request | None = None  # None until the message is posted
 
@@ -41,7 +41,7 @@ class MessageQueue:
     """
 
     def __init__(self, world: World, most: int, step: str) -> None:
-        self._world, self._most, self._doing = world, most, step
+        self._world, self._most, self._step = world, most, step
         self._tag = world.ranks.call_tag(CELLS)
         self._messages: deque[_Message] = deque()
 
@@ -61,7 +61,7 @@ class MessageQueue:
         message.request = self._world.comm.Irecv(as_bytes(memory), peer, self._tag)
 
     def _add(self, message: _Message) -> _Message:
-        """Keep a message's buffer before the message is started, since an interrupt may happen at any time."""
+        """Queue a message before MPI starts it: after an interrupt in between, the queue still holds its buffer."""
         self._messages.append(message)
         return message
 
@@ -88,10 +88,10 @@ class MessageQueue:
         """Wait for the oldest message; after an error it stays in the queue."""
         first = self._messages[0]
         for_what = (
-            f"rank {first.peer}" if first.receives else f"rank {first.peer} to take its cells"
+            f"rank {first.peer}" if first.is_receive else f"rank {first.peer} to take its cells"
         )
         assert first.request is not None
-        self._world.wait([first.request], f"in {self._doing} for {for_what}", lambda: [first.peer])
+        self._world.wait([first.request], f"in {self._step} for {for_what}", lambda: [first.peer])
         self._messages.popleft()
         if first.then is not None:
             first.then()
@@ -108,10 +108,11 @@ class MessageQueue:
                 self.end()
         finally:
             for message in self._messages:
-                if message.receives and message.request is not None:
+                if message.is_receive and message.request is not None:
                     message.request.Cancel()
             if all([message.has_ended for message in self._messages]):
-                UNFINISHED[:] = [one for one in UNFINISHED if one is not self._messages]
+                # By identity: `list.remove` would compare arrays.
+                UNFINISHED[:] = [item for item in UNFINISHED if item is not self._messages]
 
 
 def as_void(array: Array) -> Array:

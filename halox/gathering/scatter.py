@@ -61,22 +61,23 @@ def scatter(
     world = domain.world
 
     def prepare() -> tuple[tuple[_Target, Array | None], _ScatterRecord]:
-        chosen, target = root_of(world, root), _target_of(domain, out, options)
+        root_rank, target = root_of(world, root), _target_of(domain, out, options)
         out_dtype = None if target.described is None else target.described.dtype
         spec = None if target.layout is None else target.layout.spec.without_boundary
-        if world.rank != chosen:
-            return (target, None), _ScatterRecord(chosen, out_dtype, spec, None, {})
-        array = _checked(whole, chosen)
+        if world.rank != root_rank:
+            return (target, None), _ScatterRecord(root_rank, out_dtype, spec, None, {})
+        array = _as_host_array(whole, root_rank)
         components: FieldOptions = {}
         if target.layout is None:
-            call = f"grid.scatter(whole, {chosen}, {{}})"
+            call = f"grid.scatter(whole, {root_rank}, {{}})"
             components = components_of(tuple(array.shape), domain.plain.global_shape, "whole", call)
         elif array.shape != target.layout.global_shape:
             raise FieldError(
-                f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {shown(target.layout.global_shape)} of "
-                "the whole field; give all cells of the grid, without halo, as grid.gather returns them"
+                f"whole: shape {tuple(array.shape)} on rank {root_rank} is not the "
+                f"{shown(target.layout.global_shape)} of the whole field; give all cells of the grid, without halo, as "
+                "grid.gather returns them"
             )
-        return (target, array), _ScatterRecord(chosen, out_dtype, spec, array.dtype, components)
+        return (target, array), _ScatterRecord(root_rank, out_dtype, spec, array.dtype, components)
 
     (target, array), records = world.prepare(prepare, _SCATTER)
     _compare(records)
@@ -110,7 +111,7 @@ def _target_of(domain: Domain, out: object, options: FieldOptions) -> _Target:
     return _Target(out, described, layout, {})
 
 
-def _checked(whole: object, root: int) -> Array:
+def _as_host_array(whole: object, root: int) -> Array:
     """Return the root's array on the host."""
     if whole is None:
         raise FieldError(

@@ -1,4 +1,8 @@
-"""Host buffers for parts of a field, which is on the host or a GPU."""
+"""Access to parts of a field as contiguous host arrays, for fields on the host and on a GPU.
+
+Messages and files need contiguous host memory. `HostStaging` and `halox.runtime.gpu.staging.DeviceStaging` have the
+same methods: `read` yields parts; `next_buffer` and `put`, or `store`, set parts.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ def part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
 
 
 class HostStaging:
-    """Parts of a host array, by index, in a ``with`` statement; contiguous parts are read in place.
+    """Reads and sets parts of a host array; contiguous parts are read in place. Use it in a ``with`` statement.
 
     Two buffers alternate, as for a GPU: the last part stays valid while the next part is filled.
     """
@@ -48,7 +52,7 @@ class HostStaging:
         self._array = as_void(array)
         self._part_bytes = part_bytes
         self._buffers: deque[Array] = deque(maxlen=_BUFFERS)
-        self._taken: Array | None = None
+        self._current: Array | None = None
 
     def read(self, indices: Iterable[Index]) -> Iterator[Array]:
         """Yield parts as contiguous arrays, each valid until the next part is requested."""
@@ -67,12 +71,12 @@ class HostStaging:
             self._buffers.append(np.empty(self._part_bytes, np.uint8))
         self._buffers.rotate()
         nbytes = prod(shape) * self._array.itemsize
-        self._taken = self._buffers[0][:nbytes].view(self._array.dtype).reshape(shape)
-        return self._taken
+        self._current = self._buffers[0][:nbytes].view(self._array.dtype).reshape(shape)
+        return self._current
 
     def put(self, index: Index) -> None:
         """Copy the buffer of the last `next_buffer` to a part of the array."""
-        self._array[index] = self._taken
+        self._array[index] = self._current
 
     def store(self, index: Index, values: Array) -> None:
         """Copy values to a part of the array; the caller may change the values afterwards."""

@@ -1,4 +1,4 @@
-"""Permuting copies in host memory, tile by tile.
+"""Permuting copies in host memory, tile by tile: `blocked` replaces such copies by copies of tiles.
 
 NumPy copies along the axis that is contiguous in the target. If the source is contiguous along another axis,
 consecutive elements are in different cache lines of the source. A cache line is then evicted before its other elements
@@ -29,7 +29,7 @@ SMALL_BYTES = 1 << 16
 """Smaller copies are not tiled, because both sides fit the second-level cache."""
 
 _LARGE_BYTES = 20 << 20  # larger copies read from memory, which is fastest in long runs
-# Size of a tile: the larger of the two limits; a tile may be up to twice as large.
+# Approximate size of a tile: the larger of the two numbers. A tile may be up to twice as large.
 _TILE_BYTES, _TILE_ELEMENTS = 1 << 17, 1 << 15
 _PADDED_BYTES = 1 << 8
 _LARGEST_ELEMENT = 16  # larger elements use most of a cache line at once
@@ -55,10 +55,10 @@ def tile_of(
 ) -> tuple[int, ...] | None:
     """Choose the shape of the tiles for a copy between two views of one shape.
 
-    The last tile along an axis may be smaller. None if one plain copy is as fast: both views have the smallest stride
-    along the same axis, the copy is small, the elements are large, or the source's cache lines stay in the cache until
-    all their elements are copied. Also None if the target may overlap itself. The limits were measured on common x86
-    cores (docs/performance/log.md).
+    The last tile along an axis may be smaller. None if one plain copy is as fast: if both views have the smallest
+    stride along the same axis, the copy is small, the elements are large, or the source's cache lines stay in the cache
+    until all their elements are copied. Also None if the target may overlap itself. The limits were measured on common
+    x86 cores (docs/performance/log.md).
 
     Examples
     --------
@@ -148,9 +148,9 @@ def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Mo
         for axis, start in zip(by_target, starts, strict=True):
             place[axis] = slice(start, start + tile[axis])
         part = target[tuple(place)]
-        turned = np.ndarray(part.shape, part.dtype, buffer, 0, buffer_strides)
-        yield turned, source[tuple(place)]
-        yield part, turned
+        permuted = np.ndarray(part.shape, part.dtype, buffer, 0, buffer_strides)
+        yield permuted, source[tuple(place)]
+        yield part, permuted
 
 
 def blocked(moves: Sequence[Move]) -> list[Move]:
@@ -158,11 +158,11 @@ def blocked(moves: Sequence[Move]) -> list[Move]:
 
     A copy is not replaced if its views may share memory, because NumPy handles the overlap.
     """
-    made: list[Move] = []
+    copies: list[Move] = []
     for target, source in moves:
         tile = tile_of(target.shape, target.itemsize, target.strides, source.strides)
         if tile is None or np.may_share_memory(target, source):
-            made.append((target, source))
+            copies.append((target, source))
         else:
-            made += in_tiles(target, source, tile)
-    return made
+            copies += in_tiles(target, source, tile)
+    return copies

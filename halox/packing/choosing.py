@@ -1,4 +1,8 @@
-"""Choice of a packer by layout, size and destination."""
+"""Choice of a GPU packer by layout, size and destination.
+
+Strided parts go to the strided kernel, unless the copy engine is faster. Irregular datatypes are packed from a list of
+their blocks, unless the list would be too large.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +55,8 @@ def packers() -> dict[str, type[DevicePacker]]:
     from halox.packing.traversal import TraversalPacker
     from halox.packing.workunits import WorkUnitsPacker
 
-    every = (StridedPacker, WorkUnitsPacker, TraversalPacker, CopyEnginePacker)
-    return {packer.method: packer for packer in every}
+    classes = (StridedPacker, WorkUnitsPacker, TraversalPacker, CopyEnginePacker)
+    return {packer.method: packer for packer in classes}
 
 
 def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:

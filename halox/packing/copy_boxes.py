@@ -42,8 +42,8 @@ class CopyBox(NamedTuple):
     target_slice: int = 0
     area: int = 0
 
-    def turned(self) -> CopyBox:
-        """Return the reverse copy, from target to source."""
+    def reverse(self) -> CopyBox:
+        """Return the copy from the target to the source."""
         steps = self.target_pitch, self.source_pitch, self.target_slice, self.source_slice
         return CopyBox(self.target, self.source, *self[2:5], *steps, self.area)
 
@@ -97,7 +97,7 @@ def common_blocks(source: BlockColumns, target: BlockColumns) -> Blocks:
 def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[CopyBox], Blocks]:
     """Return boxes, and the blocks that are not in a box; no boxes if there would be more than ``most``.
 
-    A single block that is left is returned as a box of one row.
+    If exactly one block is not in a box, it is returned as a box of one row.
     """
     rows = _rows(blocks)
     boxes = [] if rows is None else _slices(rows)

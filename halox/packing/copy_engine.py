@@ -1,11 +1,11 @@
 """Packer that uses the CUDA driver's 2D, 3D and batched copies and launches no kernel.
 
-:func:`plan` finds the fewest copies that pack a datatype. One copy moves a box: slices of rows of
-bytes. The rows have one pitch on each side, and the slices are a whole number of rows apart. A datatype
-has levels of nested strides (:mod:`halox.packing.refine`). A level can be the rows of a box if its
-strides on both sides are at least the width of a row. Another level can be the slices if its strides are
-multiples of the strides of the rows. Every other level multiplies the number of copies by its steps.
-Blocks that do not fit a box are copied by a batch of contiguous copies.
+:func:`plan` finds the fewest copies that pack a datatype. One copy moves a box: equally spaced slices, each of equally
+spaced rows of bytes. The distance between slices must be a multiple of the distance between rows. A datatype has levels
+of nested strides (:mod:`halox.packing.refine`). A level can be the rows of a box if its strides on both sides are at
+least the width of a row. Another level can be the slices if its strides are multiples of the strides of the rows. Every
+other level multiplies the number of copies by its steps. A batch of contiguous copies moves blocks that do not fit a
+box.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CopyEnginePacker(DevicePacker):
         super().__init__(datatype, count, device, max_blocks)
         planned = plan(datatype, count)
         self._boxes = [
-            (box.source, box.target, prepared(box, device), prepared(box.turned(), device))
+            (box.source, box.target, prepared(box, device), prepared(box.reverse(), device))
             for box in planned.boxes
         ]
         self._batches: tuple[PreparedBatch, PreparedBatch] | None = None
@@ -114,10 +114,10 @@ class CopyEnginePlan:
 
 
 class _Cut(NamedTuple):
-    """A loop nest: the levels of its boxes (rows, then slices), and the remaining levels, to unroll."""
+    """A loop nest, divided into the levels of its boxes (rows, then slices) and the remaining levels, to unroll."""
 
     piece: Piece
-    taken: tuple[Level, ...]
+    box_levels: tuple[Level, ...]
     unrolled: tuple[Level, ...]
 
     @property
@@ -144,12 +144,12 @@ def plan(
     if parts is not None:
         pairs = [Copy(Side(0, part.memory), Side(0, part.packed)) for part in parts]
         cuts = [_cut(piece) for pair in pairs for piece in pieces(pair)]
-        boxes = sum(cut.copies for cut in cuts if cut.taken)
-        runs = sum(cut.copies for cut in cuts if not cut.taken)
+        boxes = sum(cut.copies for cut in cuts if cut.box_levels)
+        runs = sum(cut.copies for cut in cuts if not cut.box_levels)
         if 0 < boxes <= most_boxes and runs <= most_runs:
             return _plan(cuts)
-        # Counted without listing the blocks. The sum is a lower bound, because blocks that are adjacent in memory may
-        # not be adjacent in packed order.
+        # A lower bound, found without a list of the blocks: blocks that are adjacent in memory may not be adjacent in
+        # packed order.
         n_blocks = sum(part.memory.n_blocks for part in parts)
     if n_blocks <= most_runs:
         blocks = layout.block_list()
@@ -197,7 +197,7 @@ def _plan(cuts: list[_Cut]) -> CopyEnginePlan:
     runs: list[tuple[int, int, int]] = []
     for cut in cuts:
         for array, packed in _starts(cut):
-            if cut.taken:
+            if cut.box_levels:
                 boxes.append(_box(cut, array, packed))
             else:
                 runs.append((array, packed, cut.piece.levels[-1].steps))
@@ -216,7 +216,7 @@ def _starts(cut: _Cut) -> Iterator[tuple[int, int]]:
 
 
 def _box(cut: _Cut, array: int, packed: int) -> CopyBox:
-    rows, *slices = cut.taken
+    rows, *slices = cut.box_levels
     depth, array_slice, packed_slice = slices[0] if slices else (1, 0, 0)
     pitches = rows.source_stride, rows.target_stride
     width = cut.piece.levels[-1].steps

@@ -1,4 +1,8 @@
-"""GPU launches for the parts of messages: pack, unpack, add, and copy between arrays."""
+"""GPU launches for the parts of messages: pack, unpack, add, and copy between arrays.
+
+The paths call the ``launch_*`` functions when a plan is made; exchanges then only run the launches. One kernel packs or
+unpacks the parts of all strided datatypes, and a second kernel all irregular datatypes.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,14 @@ Move = tuple[Endpoint, int]
 """An endpoint, and the address of its packed bytes."""
 
 FragmentedMove = tuple[Endpoint, int, Sequence[int]]
-"""An endpoint, the address of its packed bytes, and the end of its share of each fragment, as an offset
-from this address."""
+"""An endpoint, the address of its packed bytes, and for each fragment the end of the endpoint's share of it, as an
+offset from this address."""
 
 _Irregular = tuple["Datatype", int, int, int]
+"""Input of `WorkUnitsCopy`: a datatype, a count, and the addresses of the array and of the packed bytes."""
+
 _Addition = tuple[Sequence[Copy], np.dtype[np.generic]]
+"""Copies that add, and the dtype of their elements."""
 _MOST_ADDED_PARTS = 1 << 20
 
 
@@ -64,7 +71,9 @@ def launch_pack(
     The first launch leaves ``mark`` when it starts. It also copies the first endpoint of each pair in ``pairs`` to the
     second endpoint. Both endpoints of a pair must have a strided form.
     """
-    between = [Copy(a, b) for one, other in pairs if (a := _whole(one)) and (b := _whole(other))]
+    between = [
+        Copy(a, b) for first, second in pairs if (a := _whole(first)) and (b := _whole(second))
+    ]
     assert len(between) == len(pairs)
     return _moving(moves, device, unpack=False, mark=mark, between=between)
 
@@ -91,8 +100,8 @@ def fragment_launches(
         if isinstance(parts, int):
             irregular[parts].append((datatype, count, array.pointer, packed))
             continue
-        for fragment, of_it in zip(copies, parts, strict=True):
-            fragment += of_it
+        for fragment, fragment_parts in zip(copies, parts, strict=True):
+            fragment += fragment_parts
     return [
         _launches(strided, others, device, unpack=unpack)
         for strided, others in zip(copies, irregular, strict=True)
@@ -101,8 +110,8 @@ def fragment_launches(
 
 def launch_add(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
     """Return launches that leave ``mark`` and then add packed elements to endpoints, in order and in their dtypes."""
-    made = _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
-    return made if mark is None else Launches([MarkLaunch(mark, device), made])
+    additions = _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
+    return additions if mark is None else Launches([MarkLaunch(mark, device), additions])
 
 
 def launch_between(
@@ -158,7 +167,7 @@ def launch_zeros(endpoints: Sequence[Endpoint], device: int) -> Launches:
 
 
 def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:
-    """Dtype of an endpoint's elements, for additions; raises `DatatypeError` if the elements have several dtypes."""
+    """Return the dtype of an endpoint's elements, for additions; `DatatypeError` if they have several dtypes."""
     _, datatype, _ = endpoint
     if datatype.uniform is None:
         raise DatatypeError(
@@ -201,9 +210,9 @@ def _launches(
 ) -> Launches:
     parts: list[Launchable] = []
     if copies:
-        parts.append(made := StridedCopy(copies, device=device, mark=mark))
-        if made.nbytes:
-            mark = None
+        parts.append(strided := StridedCopy(copies, device=device, mark=mark))
+        if strided.nbytes:
+            mark = None  # the kernel sets it
     if mark is not None:
         parts.insert(0, MarkLaunch(mark, device))
     if irregular:
@@ -259,12 +268,12 @@ def _joined(copies: Sequence[Copy]) -> list[Copy]:
 
 
 def _shape(copy: Copy) -> list[Side]:
-    """Both sides without their offsets."""
+    """Return both sides without their offsets."""
     return [Side(side.pointer, side.strided.shifted(-side.strided.offset)) for side in copy]
 
 
 def _step(first: Copy, second: Copy) -> list[int]:
-    """Bytes from one copy to another, on both sides."""
+    """Return the bytes from one copy to another, on both sides."""
     pairs = zip(first, second, strict=True)
     return [b.strided.offset - a.strided.offset for a, b in pairs]
 

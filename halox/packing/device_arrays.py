@@ -1,4 +1,4 @@
-"""GPU arrays of any library: address and allocation, and checks of both."""
+"""GPU arrays of any library: their addresses, the memory that a datatype may touch, and checks of both."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _read_only(name: str) -> FieldError:
 def packed_bytes(
     array: object, name: str, nbytes: int, device: int, *, writable: bool = False
 ) -> int:
-    """Device address of a packed buffer of at least ``nbytes`` bytes, for GPU ``device``.
+    """Return the device address of a packed buffer of at least ``nbytes`` bytes, for GPU ``device``.
 
     The buffer is in the memory of the GPU, in the memory of a GPU with peer access, or in page-locked host
     memory. Raises `FieldError` if the buffer is not a contiguous one-dimensional uint8 array, is too small,
@@ -114,7 +114,7 @@ def packed_bytes(
     described, its_device = _foreign(array, name, writable)
     _check_shape(name, nbytes, described.shape, described.dtype, described.strides)
     if nbytes and its_device != device:
-        reach(device, its_device, name)
+        enable_peer_access(device, its_device, name)
     return described.pointer
 
 
@@ -149,7 +149,7 @@ def _pinned_bytes(array: npt.NDArray[np.generic], name: str, nbytes: int, writab
 
 
 @cache
-def reach(device: int, other: int, name: str = "array") -> None:
+def enable_peer_access(device: int, other: int, name: str = "array") -> None:
     """Enable peer access from GPU ``device`` to GPU ``other``; raises `DeviceError` if that is impossible."""
     runtime = cupy().cuda.runtime
     if not runtime.deviceCanAccessPeer(device, other):
@@ -173,11 +173,11 @@ def _wait_for_producer(array: Any, name: str, device: int) -> None:
         if cuda.runtime.streamIsCapturing(stream):
             return
         if hasattr(type(array), "__dlpack__"):
-            dlpack.shown(array, name, stream)
+            dlpack.memory_of(array, name, stream)
             return
         # 1 and 2 are the legacy and the per-thread default stream, in the interface and in CUDA.
-        made_on = array.__cuda_array_interface__.get("stream")
-        if made_on is not None and int(made_on) != stream:
+        producer_stream = array.__cuda_array_interface__.get("stream")
+        if producer_stream is not None and int(producer_stream) != stream:
             event = cuda.Event(disable_timing=True)
-            cuda.runtime.eventRecord(event.ptr, int(made_on))
+            cuda.runtime.eventRecord(event.ptr, int(producer_stream))
             cuda.runtime.streamWaitEvent(stream, event.ptr)

@@ -1,4 +1,4 @@
-"""Base class of the GPU packers, and preparation of their kernel launches."""
+"""Interfaces of the GPU packers (`DevicePacker`) and of prepared work (`Launchable`), and preparation of launches."""
 
 from __future__ import annotations
 

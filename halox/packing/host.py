@@ -1,6 +1,7 @@
-"""Packing in host memory with NumPy.
+"""Packing in host memory with NumPy: `HostPacker`.
 
-The tests compare every other packer with this one.
+`halox.packing.host_layout` chooses the copies, and `halox.packing.host_copiers` makes them. The tests compare every
+other packer with this one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from halox.packing.host_copiers import Bytes, Call, Index
 from halox.packing.host_layout import host_layout
 from halox.packing.host_views import View, block_view, common_views, element_view
 from halox.runtime.arrays import Array, HostArray, HostMemory, as_ndarray, borrow
-from halox.runtime.dlpack import Shown
+from halox.runtime.dlpack import ArrayMemory
 
 __all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "element_view"]
 
@@ -145,7 +146,7 @@ class HostPacker:
 
 
 class _Adder:
-    """Addition of values, as elements of one dtype, at the places of a datatype."""
+    """Adds packed elements of one dtype to the elements of memory that a datatype describes."""
 
     def __init__(self, memory: Bytes, first: int, datatype: Datatype, count: int) -> None:
         dtype = datatype.uniform
@@ -187,7 +188,7 @@ class _Adder:
 
 
 def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
-    """Bytes ``first`` to ``stop`` of memory, relative to an array's first element."""
+    """Return bytes ``first`` to ``stop`` of an array's memory, relative to its first element, after a check."""
     if isinstance(array, HostArray):
         check_inside(array.reach, first, stop)
         return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
@@ -204,10 +205,10 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
             pass
     borrowed, root = borrow(array), as_ndarray(array)
     check_inside(borrowed.reach, first, stop)
-    shown = Shown(
+    memory = ArrayMemory(
         borrowed.pointer + first, (stop - first,), (1,), np.dtype(np.uint8), root.flags.writeable
     )
-    return np.asarray(HostMemory(root, shown))
+    return np.asarray(HostMemory(root, memory))
 
 
 def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""Copies between host memory and packed bytes, with NumPy."""
+"""Copies between host memory and packed bytes, with NumPy: a `Copier` for each form of a layout."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ Bytes = npt.NDArray[np.uint8]
 """One-dimensional array of bytes."""
 
 Call = Callable[[], object]
+"""A prepared copy."""
 
-# Largest index kept between calls, in entries (32 MiB); each call builds a longer index piece by piece.
-_KEPT_INDEX = 1 << 22
+# Largest index that is cached between calls, in entries (32 MiB); each call builds a longer index piece by piece.
+_CACHED_INDEX = 1 << 22
 
 
 Copier = Callable[[Bytes, Bytes, bool], Call]
@@ -35,7 +36,7 @@ Pair = tuple[View, View]
 
 
 def strided(pairs: Sequence[Pair], memory: Bytes, packed: Bytes, unpack: bool) -> Call:
-    """Regular parts: a strided copy per part, or per tile if memory and packed bytes have different axis orders."""
+    """Return a call that copies regular parts, one by one, or tile by tile if the order of the axes changes."""
     views = [(mine.of(memory), other.of(packed)) for mine, other in pairs]
     moves = blocked(views if unpack else [(other, mine) for mine, other in views])
     if len(moves) == 1:  # `np.copyto` takes 0.15 us longer to start
@@ -60,7 +61,7 @@ _WHOLE = slice(None)
 def sliced(
     places: Sequence[tuple[slice, slice]], memory: Bytes, packed: Bytes, unpack: bool
 ) -> Call:
-    """Long blocks at any displacements, or a single block: one slice copy per block."""
+    """Return a call that copies long blocks at any displacements, or a single block, by one slice copy per block."""
     mine, other = memory.data, packed.data
     moves = [
         (mine[place], other[there]) if unpack else (other[there], mine[place])
@@ -77,7 +78,7 @@ def _slice_all(moves: Sequence[tuple[memoryview, memoryview]]) -> None:
 
 
 def gathered(index: Index, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
-    """Short blocks at any displacements: gather or scatter words or equal blocks through an index."""
+    """Return a call that copies short blocks at any displacements, as words or equal blocks, through an index."""
     step, size = index.step, index.itemsize
     if size > step:  # a block may begin at any word: view overlapping elements, one word apart
         places = (memory.size - size) // step + 1
@@ -90,13 +91,13 @@ def gathered(index: Index, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
     if not words.flags.aligned:
         # NumPy would first copy all of an unaligned array. Words of a void dtype need no alignment.
         words = whole.view(f"V{step}")
-    buffer, kept = packed.view(words.dtype), index.kept()
-    if kept is None:
+    buffer, cached = packed.view(words.dtype), index.cached()
+    if cached is None:
         return partial(_unpack_parts if unpack else _pack_parts, words, index, buffer)
     if unpack:
-        return partial(setitem, words, kept, buffer)
+        return partial(setitem, words, cached, buffer)
     # Indices are in range by construction; "clip" avoids NumPy's buffered copy for checks.
-    return partial(words.take, kept, None, buffer, "clip")
+    return partial(words.take, cached, None, buffer, "clip")
 
 
 def _pack_blocks(blocks: Array, index: Index, target: Array) -> None:
@@ -124,22 +125,22 @@ class Index:
         self.itemsize, self.step = itemsize, step
         self._stride = itemsize // step
         self._total = int(self._stops[-1]) if self._stops.size else 0
-        self._kept: Int64Array | None = None
+        self._cached: Int64Array | None = None
 
-    def kept(self) -> Int64Array | None:
-        """All places, computed at the first use and kept; None if there are too many."""
-        if self._kept is None and self._total <= _KEPT_INDEX:
-            self._kept = self._between(0, self._total)
-        return self._kept
+    def cached(self) -> Int64Array | None:
+        """Return all places, which the first call computes and caches; None if there are too many."""
+        if self._cached is None and self._total <= _CACHED_INDEX:
+            self._cached = self._between(0, self._total)
+        return self._cached
 
     def parts(self) -> Iterator[tuple[slice, Int64Array]]:
         """Yield slices of the packed elements, each with the places of its elements in memory."""
-        kept, total = self.kept(), self._total
-        if kept is not None:
-            yield slice(0, total), kept
+        cached, total = self.cached(), self._total
+        if cached is not None:
+            yield slice(0, total), cached
             return
-        for begin in range(0, total, _KEPT_INDEX):
-            stop = min(begin + _KEPT_INDEX, total)
+        for begin in range(0, total, _CACHED_INDEX):
+            stop = min(begin + _CACHED_INDEX, total)
             yield slice(begin, stop), self._between(begin, stop)
 
     def _between(self, begin: int, stop: int) -> Int64Array:

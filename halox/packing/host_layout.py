@@ -1,4 +1,7 @@
-"""Copies of a datatype's items in host memory by the form of their layout; the datatype keeps the result."""
+"""Choice of the copies of a datatype's items in host memory, by the form of their layout.
+
+The choice does not depend on the array. It is made once for each datatype and count, and cached in the datatype.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _MOST_PARTS = 64
 # If the greatest common divisor of the block lengths is this many words or more, it is the element of an index. NumPy
 # copies an element in about 5 ns.
 _BLOCK_WORDS = 10
-# Largest number of layouts that a datatype keeps, each for another number of items.
+# Largest number of layouts that a datatype caches, each for another number of items.
 _MOST_LAYOUTS = 16
 
 
@@ -39,7 +42,7 @@ class HostLayout:
     """Layout of a datatype's items in host memory, independent of the array.
 
     ``first`` is the displacement of the first byte touched. The memory passed to copies begins at ``first``. The layout
-    has no reference to the datatype, because the datatype keeps the layout.
+    has no reference to the datatype, because the datatype has a reference to the layout.
     """
 
     def __init__(self, datatype: Datatype, count: int) -> None:
@@ -86,7 +89,7 @@ class HostLayout:
             outside[...] = inside
 
     def prepared(self, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
-        """Return a call that packs ``memory`` into ``packed``, or unpacks, each time."""
+        """Return a call that packs ``memory`` into ``packed``, or unpacks, whenever it is made."""
         return self._copier(memory, packed, unpack)
 
     def overlaps(self, datatype: Datatype, count: int) -> bool:
@@ -113,7 +116,7 @@ def _parts(layout: Layout, first: int, limit: int) -> list[Pair] | None:
 
 
 def host_layout(datatype: Datatype, count: int) -> HostLayout:
-    """Return the layout of ``count`` items of a datatype in host memory; the datatype keeps it."""
+    """Return the layout of ``count`` items of a datatype in host memory; the datatype caches it."""
     layouts = datatype.host_layouts
     layout: HostLayout | None = layouts.get(count)
     if layout is None:

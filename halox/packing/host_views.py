@@ -1,4 +1,4 @@
-"""Regular blocks as strided views of host memory."""
+"""Regular blocks as strided views of host memory, with which NumPy copies or adds all blocks in one call."""
 
 from __future__ import annotations
 

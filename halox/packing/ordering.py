@@ -14,7 +14,7 @@ from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Piece, Side, pieces
 from halox.runtime.arrays import HostMemory
-from halox.runtime.dlpack import Shown
+from halox.runtime.dlpack import ArrayMemory
 
 MAX_ROUNDS = 4096
 """Largest number of launches of one addition."""
@@ -35,22 +35,22 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
     views = [_view(part.target) for part in parts]
     bounds = [[side.pointer + end for end in side.strided.span] for _, side in parts]
     low, high = np.array(bounds, dtype=np.uint64).reshape(-1, 2).T
-    turn = np.zeros(len(parts), dtype=np.int64)
+    round_of = np.zeros(len(parts), dtype=np.int64)
     for i, view in enumerate(views):
-        meeting = np.flatnonzero((low[:i] < high[i]) & (low[i] < high[:i]))
-        # With the latest rounds first, the first true overlap decides.
-        for j in meeting[np.argsort(-turn[meeting], kind="stable")]:
-            if turn[j] < turn[i]:
+        near = np.flatnonzero((low[:i] < high[i]) & (low[i] < high[:i]))
+        # In descending order of rounds, so that the first true overlap determines the round.
+        for j in near[np.argsort(-round_of[near], kind="stable")]:
+            if round_of[j] < round_of[i]:
                 break
             if _overlap(views[j], view):
-                turn[i] = turn[j] + 1
+                round_of[i] = round_of[j] + 1
                 break
-    if parts and turn.max() >= MAX_ROUNDS:
+    if parts and round_of.max() >= MAX_ROUNDS:
         raise _too_many()
-    dealt: list[list[Copy]] = [[] for _ in range(int(turn.max()) + 1)] if parts else []
-    for part, position in zip(parts, turn, strict=True):
-        dealt[position].append(part)
-    return dealt
+    by_round: list[list[Copy]] = [[] for _ in range(int(round_of.max()) + 1)] if parts else []
+    for part, position in zip(parts, round_of, strict=True):
+        by_round[position].append(part)
+    return by_round
 
 
 def _view(side: Side) -> np.ndarray:
@@ -58,7 +58,7 @@ def _view(side: Side) -> np.ndarray:
     blocks = side.strided
     shape, strides = (*blocks.counts, blocks.block_bytes), (*blocks.strides, 1)
     at = side.pointer + blocks.offset
-    return np.asarray(HostMemory(None, Shown(at, shape, strides, np.dtype(np.uint8), False)))
+    return np.asarray(HostMemory(None, ArrayMemory(at, shape, strides, np.dtype(np.uint8), False)))
 
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> bool:

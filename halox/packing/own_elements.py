@@ -25,7 +25,7 @@ from halox.datatypes.arguments import Int64Array
 from halox.errors import FieldError
 
 Axes = list[tuple[int, int]]
-"""Numbers and positive strides, largest stride first. The last axis walks the bytes of a run."""
+"""Pairs of a number of steps and a positive stride, largest stride first. The last axis walks the bytes of a run."""
 
 
 def check_own_elements(
@@ -75,17 +75,17 @@ def _are_own(
     form = layout.strided
     if form is None:
         blocks = layout.block_list()
-        return _hold(axes, blocks.offsets + first, blocks.lengths)
+        return _are_within_runs(axes, blocks.offsets + first, blocks.lengths)
     levels = [*zip(form.counts, form.strides, strict=True)]
     block = np.array([form.offset + first])
     # A level may walk along several axes at once. Only a list of all blocks then gives the answer.
-    return _hold(axes, block, form.block_bytes, levels) or _hold(
+    return _are_within_runs(axes, block, form.block_bytes, levels) or _are_within_runs(
         axes, form.offsets() + first, form.block_bytes
     )
 
 
 def _axes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Axes:
-    """Find the runs of an array's elements, which are consecutive in memory and along an axis."""
+    """Return the axes over the runs of an array: elements that are consecutive both in memory and along an axis."""
     run = itemsize
     axes: Axes = []
     along = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1 and stride]
@@ -101,7 +101,7 @@ def _axes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Ax
     return [*reversed(axes), (run, 1)]
 
 
-def _hold(
+def _are_within_runs(
     axes: Axes,
     rest: Int64Array,
     lengths: Int64Array | int,

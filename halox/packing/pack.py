@@ -1,4 +1,4 @@
-"""``halox.pack`` and ``halox.unpack``, for arrays on the host and on a GPU."""
+"""``halox.pack``, ``halox.unpack`` and ``halox.packing_method``, for arrays on the host and on a GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Packing and unpacking of arrays on a GPU: checks, the choice of a packer, and caches of both.
+"""``halox.pack`` and ``halox.unpack`` for arrays on a GPU: checks, the choice of a packer, and caches of both.
 
-A time loop packs a few datatypes, usually in the same arrays. Packers and checks are cached by datatype
-and count, addresses by the identity of arrays that passed the checks. A call with known arrays only launches.
+A time loop packs a few datatypes, usually in the same arrays. Packers and checks are cached by datatype and count. The
+addresses of arrays that have passed the checks are cached by the identity of the arrays. A call with known arrays only
+launches a kernel.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
 
 Move = Callable[[int, int, int], None]
+"""`DevicePacker.pack` or `DevicePacker.unpack`."""
 
-
-KEPT_CALLS = 256
+CACHED_CALLS = 256
 """Largest number of calls (datatype, count, method, max_blocks) with cached packers; the oldest is dropped first."""
 
 
 class _Checked(NamedTuple):
-    """Addresses of two arrays that have passed all checks, their GPU, and the packer's method."""
+    """A call with two arrays that have passed all checks."""
 
     move: Move
-    first: int
+    first: int  # address of the first array
     second: int
-    device: int
+    device: int  # GPU of both
 
 
 class _Call:
     """Cached checks and packers for a datatype, a count and a method."""
 
     def __init__(self, datatype: Datatype, count: int, method: str, max_blocks: int | None) -> None:
-        self.datatype = datatype  # keeps the datatype alive, because the cache's key has its id
+        self.datatype = datatype  # must stay alive, because the cache's key contains its id
         self.count = count
         self.method = method
         self.max_blocks = max_blocks
@@ -61,7 +62,7 @@ class _Call:
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
     def packer(self, device: int, to_host: bool) -> DevicePacker:
-        """Packer on a GPU; ``to_host`` says that the packed bytes are in host memory."""
+        """Return the packer on a GPU; ``to_host`` says that the packed bytes are in host memory."""
         packer = self._packers.get((device, to_host))
         if packer is None:
             method = self.method
@@ -72,7 +73,7 @@ class _Call:
         return packer
 
     def array(self, array: object, name: str, *, writable: bool = False) -> tuple[int, int]:
-        """Address and GPU of an array, after a check that the items touch only its own bytes."""
+        """Return the address and GPU of an array, after a check that the items touch only its own bytes."""
         if type(array) is self.ndarray:
             if not array.flags.forc:
                 self._check_view(name, array)
@@ -92,7 +93,7 @@ class _Call:
         check_own_elements(name, shape, strides, itemsize, self.datatype, self.count)
 
     def packed(self, array: object, name: str, device: int, *, writable: bool = False) -> int:
-        """Address of a packed buffer, after a check of its size, dtype and memory."""
+        """Return the address of a packed buffer, after a check of its size, dtype and memory."""
         if (
             type(array) is self.ndarray
             and array.dtype.char == "B"
@@ -105,7 +106,7 @@ class _Call:
         return packed_bytes(array, name, self.nbytes, device, writable=writable)
 
     def keep(self, kind: str, one: object, other: object, checked: _Checked) -> None:
-        """Keep the result for two CuPy arrays, which never change their addresses."""
+        """Cache the result for two CuPy arrays, which never change their addresses."""
         if type(one) is self.ndarray and type(other) is self.ndarray:
             self.known.keep(kind, (one, other), checked)
 
@@ -133,12 +134,12 @@ def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -
         raise
     if call is not None:
         return call
-    made = _Call(datatype, count_of("count", count), method, max_blocks)
+    new = _Call(datatype, count_of("count", count), method, max_blocks)
     with _lock:
-        _calls[key] = made
-        while len(_calls) > KEPT_CALLS:
+        _calls[key] = new
+        while len(_calls) > CACHED_CALLS:
             _calls.pop(next(iter(_calls)))
-    return made
+    return new
 
 
 def pack_device(

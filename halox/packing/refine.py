@@ -1,4 +1,4 @@
-"""Strided copies between two layouts: refined to common levels, cut at packed byte ranges.
+"""Strided copies between two layouts: loop nests that walk both sides, and cuts at positions of the packed bytes.
 
 A :class:`Copy` has a source and a target, and each side has its own strided blocks. One loop nest can walk
 both sides only if both have the same counts. :func:`pieces` finds a few loop nests that together perform the
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """One side's bytes: an address and (count, stride) levels down to the single byte."""
+    """One side of a copy as an address and (count, stride) levels, the last of which walk single bytes."""
 
     pointer: int
     levels: tuple[tuple[int, int], ...]
@@ -68,7 +68,7 @@ class ByteRun:
         return prod(count for count, _ in self.levels)
 
     def range(self, start: int, nbytes: int) -> Iterator[ByteRun]:
-        """Yield bytes ``[start, start + nbytes)``, in packed order, as few runs."""
+        """Yield bytes ``[start, start + nbytes)``, in packed order, in a few runs."""
         if nbytes == 0:
             return
         if nbytes == self.nbytes:
@@ -112,7 +112,7 @@ def paired(
 
 
 def pieces(copy: Copy) -> list[Piece]:
-    """Loop nests that together perform a copy.
+    """Return loop nests that together perform a copy.
 
     The last level of each nest walks single bytes; both its strides are 1. All other counts are above 1.
     Adjacent levels are merged if both sides allow it. There is one piece if the levels of the two sides are
@@ -145,7 +145,7 @@ def single_piece(copy: Copy) -> Piece | None:
 
 
 def _runs_of(copy: Copy) -> tuple[ByteRun, ByteRun]:
-    """Both sides as runs, after a check that they have equally many bytes."""
+    """Return both sides as runs, after a check that they have equally many bytes."""
     given, wanted = (side.strided.nbytes for side in copy)
     if given != wanted:
         raise DatatypeError(

@@ -1,6 +1,6 @@
-"""Strided copies and additions on a GPU, and the packer that uses them.
+"""Strided copies and additions on a GPU, and the packer for datatypes of few strided parts.
 
-:mod:`halox.packing.strided_plan` plans a launch and makes its table. This module uploads and launches.
+:mod:`halox.packing.strided_plan` plans a launch and makes its table. This module uploads tables and launches kernels.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class StridedAdd:
 
 
 def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
-    """C type and size in bytes of the kernel's elements for a dtype; a complex number is two elements.
+    """Return the C type and the bytes of the kernel's elements for a dtype; a complex number is two elements.
 
     Examples
     --------

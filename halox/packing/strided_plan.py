@@ -78,7 +78,7 @@ LEVEL = np.dtype(
 
 @cache
 def region_dtype(levels: int) -> np.dtype[np.void]:
-    """Layout of a region with ``levels`` levels."""
+    """Return the layout of a region with ``levels`` levels."""
     return np.dtype(
         [
             ("source", "u8"),
@@ -261,7 +261,7 @@ def most_threads(work: int, blocks: int, choices: tuple[int, ...]) -> int:
 
 
 def divisor(count: int, bits: int = 32) -> tuple[int, int]:
-    """Numbers (magic, shift) with ``w // count == (w * magic >> bits) >> shift`` for w < 2**(bits - 1).
+    """Return (magic, shift) with ``w // count == (w * magic >> bits) >> shift`` for w < 2**(bits - 1).
 
     Let ``2**(s-1) < count <= 2**s``. The multiplier ceil(2**(bits-1+s) / count) is below 2**bits. It
     exceeds the exact quotient by a relative error of less than 2**s / 2**(bits-1+s). For
@@ -358,9 +358,9 @@ def _runs(piece: Piece) -> Iterator[StridedRow]:
         nbytes = min(longest, run.steps - start)
         # A lane stores words of 4 bytes. With two words per lane, the bytes at both ends take little of the time.
         lanes = min(32, 1 << (-(-nbytes // 8) - 1).bit_length())
-        pieces_of = -(-nbytes // RUN_PIECE)
-        counted = [Level(pieces_of, RUN_PIECE, RUN_PIECE)] if pieces_of > 1 else []
-        levels = (*outer, *counted, Level(lanes, 0, 0))
+        n_pieces = -(-nbytes // RUN_PIECE)
+        over_pieces = [Level(n_pieces, RUN_PIECE, RUN_PIECE)] if n_pieces > 1 else []
+        levels = (*outer, *over_pieces, Level(lanes, 0, 0))
         yield StridedRow(piece.source + start, piece.target + start, 0, levels, nbytes)
 
 
@@ -383,7 +383,7 @@ def _limit_levels(row: StridedRow) -> Iterator[StridedRow]:
 
 
 def _loops(row: StridedRow) -> tuple[Level, ...]:
-    """Levels that may be unrolled: all levels except the words of a block, or the loops over runs."""
+    """Return the levels that may be unrolled: all except the words of a block, or in a row of runs all over runs."""
     return row.levels[:-1] if row.word_bytes else row.outer
 
 
@@ -393,13 +393,13 @@ def _limit_words(row: StridedRow, max_words: int) -> Iterator[StridedRow]:
         yield row
         return
     level, inner = row.levels[0], row.levels[1:]
-    fitting = max_words // prod(below.steps for below in inner)
-    if fitting < 2:
+    most_steps = max_words // prod(below.steps for below in inner)
+    if most_steps < 2:
         for item in _items(row, 0):
             yield from _limit_words(item, max_words)
         return
-    for start in range(0, level.steps, fitting):
-        part = level._replace(steps=min(fitting, level.steps - start))
+    for start in range(0, level.steps, most_steps):
+        part = level._replace(steps=min(most_steps, level.steps - start))
         yield _item(row, level, start, (part, *inner) if part.steps > 1 else inner)
 
 

@@ -1,4 +1,4 @@
-"""Tiles of permuting copies: their axes and shape, for ``kernels/tile_body.cu``.
+"""Tiles of permuting copies on a GPU: `tiled` chooses their axes and shape, for ``kernels/tile_body.cu``.
 
 In a permuting copy, consecutive elements of the source are far apart in the target, and consecutive elements of the
 target are far apart in the source. A thread block loads a tile of elements in rows along the source, and stores it in
@@ -24,7 +24,7 @@ LEAST_BYTES = 1 << 16
 """Smallest copy, in bytes, that is tiled."""
 
 LEAST_ROWS = 4
-"""Smallest number of elements along the shorter axis of a tiled copy; fewer streams fit in the caches without tiles."""
+"""Smallest number of elements along the shorter axis of a tiled copy; so few rows stay in the caches without tiles."""
 
 SECTOR_BYTES = 32
 
@@ -171,14 +171,14 @@ def _lanes_log(words: int, rows: int) -> int:
     With many rows, a row gets at most a warp's 32 lanes. If 8 or a larger power of two divides the words of a row, the
     number of lanes divides them, too, so that no lane is idle. With few rows, a row gets up to 128 lanes.
     """
-    all_of_them = (words - 1).bit_length()
+    one_per_word = (words - 1).bit_length()
     even = (words & -words).bit_length() - 1
     wanted = max(5, (THREADS // rows).bit_length() - 1)
-    return min(7, wanted, even if even >= 3 and wanted == 5 else all_of_them)
+    return min(7, wanted, even if even >= 3 and wanted == 5 else one_per_word)
 
 
 def _even(elements: int, most: int, aligned: int) -> int:
-    """Elements of a row that divide an axis into rows of about equal length, with at most ``most`` elements."""
+    """Return the elements of a row, at most ``most``, that divide an axis into rows of about equal length."""
     rows = -(-elements // most)
     if rows == 1:
         return elements

@@ -80,8 +80,8 @@ class TraversalPacker(DevicePacker):
             return variant
         with self._lock:
             if word_bytes not in self._variants:
-                made = _Variant(self._tree, word_bytes, self.device, self.max_blocks)
-                self._variants[word_bytes] = made
+                variant = _Variant(self._tree, word_bytes, self.device, self.max_blocks)
+                self._variants[word_bytes] = variant
             return self._variants[word_bytes]
 
 

@@ -68,7 +68,7 @@ class RecordKind(IntEnum):
 
 @cache
 def node_dtype(index_bits: int) -> np.dtype[np.void]:
-    """Layout of a record; ``index_bits``, 32 or 64, is the size of canonical numbers."""
+    """Return the layout of a record; ``index_bits``, 32 or 64, is the size of canonical numbers."""
     index = f"u{index_bits // 8}"
     return np.dtype(
         [
@@ -89,7 +89,7 @@ def node_dtype(index_bits: int) -> np.dtype[np.void]:
 
 @cache
 def table_dtype(index_bits: int, *, inline: bool) -> np.dtype[np.void]:
-    """Layout of the kernel parameter; with ``inline``, it has room for lists."""
+    """Return the layout of the kernel parameter; with ``inline``, it has room for lists."""
     return np.dtype(
         [
             ("image", "u8"),
@@ -199,16 +199,16 @@ def plan(
 
     ``word_bytes`` must divide the tree's :func:`~traversal_tree.common_word`. The words are distributed
     over ``sms`` multiprocessors, with one thread block per chunk, unless ``max_blocks`` limits the blocks.
-    Canonical numbers have 64 bits if 32 bits do not suffice; ``index_bits`` overrides this choice.
-    ``shape`` overrides the launch shape.
+    Canonical numbers (the numbers of words in packed order) have 64 bits if 32 bits do not suffice;
+    ``index_bits`` overrides this choice. ``shape`` overrides the launch shape.
 
     Examples
     --------
     >>> from halox.datatypes import vector
     >>> from halox.packing.traversal_tree import simplified
     >>> _, tree = simplified(vector(5, 3, 4, "f8"))
-    >>> made = plan(tree, 8, sms=132)
-    >>> made.entry, made.nodes["kind"].tolist(), made.nodes["stride"].tolist(), made.words
+    >>> planned = plan(tree, 8, sms=132)
+    >>> planned.entry, planned.nodes["kind"].tolist(), planned.nodes["stride"].tolist(), planned.words
     ('_regular', [1, 0], [32, 8], 15)
     """
     words = tree.size // word_bytes
@@ -216,7 +216,7 @@ def plan(
     writer = _Writer(word_bytes, bits)
     writer.write(tree)
     entry = _entry(writer.nodes)
-    made = TraversalPlan(
+    planned = TraversalPlan(
         word_bytes=word_bytes,
         index_bits=bits,
         entry=entry,
@@ -227,9 +227,13 @@ def plan(
         shape=shape or _shape(words, word_bytes, entry != "_regular", sms, max_blocks),
         inline=False,
     )
-    if made.image.size and made.image.size <= INLINE_BYTES and made.shape.blocks <= 2 * sms:
-        return replace(made, inline=True)
-    return made if shape else replace(made, shape=_rounds(made, sms))
+    if (
+        planned.image.size
+        and planned.image.size <= INLINE_BYTES
+        and planned.shape.blocks <= 2 * sms
+    ):
+        return replace(planned, inline=True)
+    return planned if shape else replace(planned, shape=_rounds(planned, sms))
 
 
 def _entry(nodes: list[tuple[int, ...]]) -> str:
@@ -251,21 +255,21 @@ def _shape(words: int, word_bytes: int, listed: bool, sms: int, max_blocks: int 
 
 
 def _spread(words: int, in_flight: int, blocks: int, choices: tuple[int, ...]) -> Shape:
-    """Shape with one round per chunk, and the largest thread block that still makes ``blocks`` blocks."""
+    """Return a shape with one round per chunk, and the largest thread block that still makes ``blocks`` blocks."""
     work = words // in_flight
     threads = most_threads(work, blocks, choices)
     chunk_words = threads * in_flight
     return Shape(threads, in_flight, chunk_words, -(-words // chunk_words))
 
 
-def _rounds(made: TraversalPlan, sms: int) -> Shape:
-    """Shape with longer chunks if blocks copy lists, while enough blocks remain."""
-    shape = made.shape
-    wanted = -(-ROUNDS_PER_COPY * made.copied // (shape.chunk_words * made.word_bytes))
+def _rounds(planned: TraversalPlan, sms: int) -> Shape:
+    """Return the shape with longer chunks if blocks copy lists, as long as enough blocks remain."""
+    shape = planned.shape
+    wanted = -(-ROUNDS_PER_COPY * planned.copied // (shape.chunk_words * planned.word_bytes))
     possible = shape.blocks // (2 * FEW_BLOCKS * sms)
     rounds = max(1, min(wanted, possible))
     chunk_words = rounds * shape.chunk_words
-    chunks = -(-made.words // chunk_words)
+    chunks = -(-planned.words // chunk_words)
     return shape._replace(chunk_words=chunk_words, blocks=min(chunks, shape.blocks))
 
 
@@ -352,14 +356,14 @@ class _Writer:
         self.nodes[at] = self._record(RecordKind.BRANCH, 0, fields)
 
     def _child(self, tree: Tree) -> int:
-        """Record number of a branch's child; several branches may share a child."""
+        """Return the record number of a branch's child; several branches may share a child."""
         if id(tree) not in self._children:
             self._children[id(tree)] = len(self.nodes)
             self.write(tree)
         return self._children[id(tree)]
 
     def _listed(self, tree: Search | Branch) -> dict[str, int]:
-        """Write the lists of a node, once."""
+        """Return the fields of a node's record that refer to its lists; the first call writes the lists."""
         if id(tree) not in self._lists:
             ends = tree.ends // self._word_bytes
             prefix = np.concatenate([[0], ends[:-1]])
@@ -389,7 +393,7 @@ _LIST_FIELDS = ("displacements", "prefix", "guide", "bucket", "children")
 
 
 def _guide(prefix: npt.NDArray[np.int64], words: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Guide for searches: the entry that holds the first word of each bucket, and the bits of a bucket.
+    """Return the guide for searches: the entry with the first word of each bucket, and the bits of a bucket.
 
     A bucket has 2**bits words, and there are about as many buckets as entries. The guide has one more
     number, for the end of the last bucket. A search starts with the entries from its bucket's number to

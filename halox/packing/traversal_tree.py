@@ -90,7 +90,7 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ending:
+class _Entries:
     """Bytes at displacements; entry ``i`` has ``ends[i] - ends[i - 1]`` bytes."""
 
     displacements: Int64Array
@@ -103,14 +103,14 @@ class _Ending:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Search(_Ending):
+class Search(_Entries):
     """The first bytes of a child at each displacement."""
 
     child: Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Branch(_Ending):
+class Branch(_Entries):
     """Different children, each at its displacement."""
 
     children: tuple[Tree, ...]
@@ -129,7 +129,7 @@ def simplified(
     flat_blocks: int = FLAT_BLOCKS,
     few_units: int = FEW_UNITS,
 ) -> Placed | None:
-    """Displacement of the origin, and simplified tree, of ``count`` items of a datatype; None without bytes.
+    """Return the displacement of the origin and the simplified tree of some items of a datatype; None without bytes.
 
     The datatype must be nested at most :data:`MOST_NESTED` deep. Every ``Repeat``, ``Gather``, ``Search``
     and ``Branch`` has two entries or more. Time and memory are proportional to the lists of the datatype,
@@ -146,13 +146,13 @@ def simplified(
     """
     if count == 0 or datatype.size == 0:
         return None
-    building = _Building(flat_blocks, few_units)
-    placed = building.place(datatype.layout)
-    return None if placed is None else building.repeat(placed, count, datatype.extent)
+    simplification = _Simplification(flat_blocks, few_units)
+    placed = simplification.place(datatype.layout)
+    return None if placed is None else simplification.repeat(placed, count, datatype.extent)
 
 
 def nesting(datatype: Datatype) -> int:
-    """Nesting depth of a datatype's irregular constructors.
+    """Return the nesting depth of a datatype's irregular constructors.
 
     Examples
     --------
@@ -175,7 +175,7 @@ def nesting(datatype: Datatype) -> int:
 
 
 def common_word(tree: Tree) -> int:
-    """Largest power of two, at most 16, that divides all lengths and distances.
+    """Return the largest power of two, at most 16, that divides all lengths and distances.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def common_word(tree: Tree) -> int:
     return bits & -bits
 
 
-class _Building:
+class _Simplification:
     """One simplification, with a cache of its subtrees."""
 
     def __init__(self, flat_blocks: int, few_units: int) -> None:
@@ -219,7 +219,7 @@ class _Building:
         self._repeats: dict[tuple[int, int, int], Repeat] = {}
 
     def place(self, layout: Layout) -> Placed | None:
-        """Displacement of the origin, and tree, of a layout; None if the layout has no bytes."""
+        """Return the displacement of a layout's origin, and its tree; None if the layout has no bytes."""
         if id(layout) not in self._placed:
             self._placed[id(layout)] = self._place(layout)
         return self._placed[id(layout)]
@@ -241,7 +241,7 @@ class _Building:
         return self._flat(layout.block_list())
 
     def repeat(self, placed: Placed, count: int, stride: int) -> Placed:
-        """``count >= 1`` copies, ``stride`` bytes apart."""
+        """Return the tree of ``count >= 1`` copies, ``stride`` bytes apart."""
         offset, tree = placed
         if count == 1:
             return placed
@@ -255,14 +255,14 @@ class _Building:
         return offset, self._repeats[key]
 
     def _flat(self, blocks: BlockList) -> Placed:
-        """Tree of a list of blocks."""
+        """Return the tree of a list of blocks."""
         byte = (0, self._leaf(StridedBlocks(0, (), (), 1)))
         return self._listed(blocks.offsets, blocks.lengths, byte, 1)
 
     def _listed(
         self, displacements: Int64Array, lengths: Int64Array, placed: Placed, extent: int
     ) -> Placed:
-        """Tree of ``lengths[i]`` items, ``extent`` bytes apart, at ``displacements[i]``."""
+        """Return the tree of ``lengths[i]`` items, ``extent`` bytes apart, at ``displacements[i]``."""
         used = lengths != 0
         displacements, lengths = displacements[used], lengths[used]
         unit, items = int(np.gcd.reduce(lengths)), int(lengths.sum())
@@ -323,5 +323,5 @@ def _is_regular(datatype: Datatype) -> bool:
 
 
 def _any_bit(numbers: Int64Array) -> int:
-    """Low bits that are set in any of the numbers; they determine the common power of two up to 16."""
+    """Return the low bits that are set in any number; they determine the common power of two up to 16."""
     return int(np.bitwise_or.reduce(numbers)) & 31

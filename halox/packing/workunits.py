@@ -1,4 +1,4 @@
-"""Work-unit packer on a GPU, for any datatype: warps process lists of equal pieces.
+"""Work-unit packer on a GPU, for any datatype: warps process lists of pieces of similar size.
 
 The method follows Wu et al. 2016, section 3.2. :mod:`halox.packing.workunits_plan` converts datatypes, and
 :mod:`halox.packing.workunits_lists` keeps the lists on the device. This module launches the kernels.
@@ -97,31 +97,31 @@ class WorkUnitsPacker(DevicePacker):
             return None if pipelined else self._launches
 
     def _pipelined(self, unpacking: bool, array: int, packed: int, stream: int) -> UnitList:
-        """Move everything, converting and launching part by part, and return the whole list."""
-        done = []  # tables of launches that may not have run yet
-        made = None
+        """Pack or unpack everything while converting part by part, and return the whole list."""
+        alive = []  # launches that may not have run yet: they own the tables that their kernels read
+        whole = None
         for part in pipelined_list(self.datatype, self.unit_bytes, self.device, stream):
             if isinstance(part, UnitList):
-                made = part
+                whole = part
                 continue
             rows, address = part
-            launches = _Launches(self._at(rows, address), None, self.device, self.max_blocks)
-            done.append(launches)
+            launches = _Launches(self._segments(rows, address), None, self.device, self.max_blocks)
+            alive.append(launches)
             launch = launches.unpack if unpacking else launches.pack
             launch.launch_at(stream, array, packed)
-        assert made is not None
-        return made
+        assert whole is not None
+        return whole
 
     def _prepare(self, units: UnitList) -> _Launches:
-        segments = self._at(units.rows, 0)
+        segments = self._segments(units.rows, 0)
         if units.words is not None and fits_inline(segments, units.n_words):
             return _Launches(segments, units.words, self.device, self.max_blocks)
         if units.n_words:
-            segments = self._at(units.rows, units.address())
+            segments = self._segments(units.rows, units.address())
         return _Launches(segments, None, self.device, self.max_blocks)
 
-    def _at(self, rows: Rows, address: int) -> Rows:
-        """Segments of all items; ``list`` is an address if ``address`` is given, else an index of words."""
+    def _segments(self, rows: Rows, address: int) -> Rows:
+        """Return the segments of all items, with lists at ``address``; 0 for lists in a kernel parameter."""
         datatype = self.datatype
         segments = repeated(rows, self.count, datatype.extent, datatype.size)
         return _addressed(segments, address) if address else segments
@@ -152,21 +152,21 @@ class WorkUnitsCopy:
         self._lists = [unit_list(datatype, unit_bytes, device) for datatype, _, _, _ in parts]
         segments = []
         for units, (datatype, count, array, packed) in zip(self._lists, parts, strict=True):
-            made = repeated(units.rows, count, datatype.extent, datatype.size)
-            made["array"] += array
-            made["packed"] += packed
-            segments.append(made)
-        words = self._placed(segments)
+            rows = repeated(units.rows, count, datatype.extent, datatype.size)
+            rows["array"] += array
+            rows["packed"] += packed
+            segments.append(rows)
+        words = self._place_lists(segments)
         self._launches = _Launches(np.concatenate(segments), words, device, None)
         self._launch = self._launches.unpack if unpack else self._launches.pack
         self._is_unpacking = unpack
 
-    def _placed(self, segments: list[Rows]) -> npt.NDArray[np.uint32] | None:
-        """Set the segments' lists: return the words of a kernel parameter, or None for lists on the device."""
+    def _place_lists(self, segments: list[Rows]) -> npt.NDArray[np.uint32] | None:
+        """Set the places of the segments' lists; return the lists for a kernel parameter, or None if on the device."""
         ends = np.cumsum([units.n_words for units in self._lists])
         if fits_inline(np.concatenate(segments), int(ends[-1])):
-            for made, units, end in zip(segments, self._lists, ends, strict=True):
-                made["list"] += int(end) - units.n_words
+            for rows, units, end in zip(segments, self._lists, ends, strict=True):
+                rows["list"] += int(end) - units.n_words
             return np.concatenate([units.words for units in self._lists if units.words is not None])
         for i, units in enumerate(self._lists):
             if units.n_words:
@@ -204,6 +204,7 @@ class _Launches:
 
 
 def _addressed(segments: Rows, address: int) -> Rows:
-    made = segments.copy()
-    made["list"] = made["list"] * np.uint64(4) + np.uint64(address)
-    return made
+    """Return segments with addresses of lists in place of indices of words; the words begin at ``address``."""
+    addressed = segments.copy()
+    addressed["list"] = segments["list"] * np.uint64(4) + np.uint64(address)
+    return addressed

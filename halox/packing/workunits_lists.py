@@ -1,8 +1,8 @@
-"""Lists of work units on a GPU, shared by equal layouts, in a least-recently-used cache.
+"""Lists of work units on a GPU, shared by equal layouts, in a cache of the most recently used lists.
 
 A list holds only displacements. It depends only on the datatype's layout (Wu et al. 2016, section 3.2), so
-one list serves every array, every packed buffer and every count. The cache keeps a list after its last user
-is gone.
+one list serves every array, every packed buffer and every count. A list may stay in the cache after its last
+user is gone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class UnitList:
         return _ENTRY_BYTES + self.rows.nbytes + on_device
 
     def address(self) -> int:
-        """Address of the list on the device; the first call uploads a small list."""
+        """Return the address of the list on the device; the first call uploads a small list."""
         with self._lock:
             if self._memory is None and self.words is not None:
                 self._memory = uploaded(self.words, self._device)
@@ -85,12 +85,12 @@ class ListCache:
                 lists.move_to_end(key)
             return lists.get(key)
 
-    def put(self, device: int, key: Hashable, made: UnitList) -> UnitList:
-        """Keep a list and return it; if another thread stored an equal list first, return that list."""
+    def put(self, device: int, key: Hashable, units: UnitList) -> UnitList:
+        """Add a list and return it; if another thread has added an equal list first, return that list."""
         dropped = []  # freed after the lock is released, because freeing device memory waits for the GPU
         with self._lock:
             lists = self._lists.setdefault(device, OrderedDict())
-            stored = lists.setdefault(key, made)
+            stored = lists.setdefault(key, units)
             lists.move_to_end(key)
             while lists and sum(entry.nbytes for entry in lists.values()) > self.most_bytes:
                 dropped.append(lists.popitem(last=False))
@@ -103,7 +103,7 @@ class ListCache:
         del dropped
 
     def nbytes(self, device: int) -> int:
-        """Bytes kept for a device."""
+        """Return the bytes of a device's lists."""
         with self._lock:
             return sum(entry.nbytes for entry in self._lists.get(device, {}).values())
 
@@ -113,7 +113,7 @@ cache = ListCache(CACHE_BYTES)
 
 
 def layout_key(datatype: Datatype) -> Hashable:
-    """Cache key, equal for equal layouts: a strided form, or a digest of the blocks."""
+    """Return the cache key, equal for equal layouts: a strided form, or a digest of the blocks."""
     strided = datatype.strided
     if strided is not None:
         return strided
@@ -164,5 +164,5 @@ def pipelined_list(
         parts.append(part)
         at += part.words.size
     memory.wait()
-    made = UnitList(joined(parts), device, memory)
-    yield cache.put(device, (layout_key(datatype), unit_bytes), made)
+    units = UnitList(joined(parts), device, memory)
+    yield cache.put(device, (layout_key(datatype), unit_bytes), units)

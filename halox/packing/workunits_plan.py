@@ -95,7 +95,7 @@ class Launch:
 
 
 def unit_bytes_of(asked: int | None, nbytes: int) -> int:
-    """Length of work units: ``asked``, or by default a length that grows with the size of the message.
+    """Return the length of work units: ``asked``, or by default a length that grows with the size of the message.
 
     For messages of some megabytes and more, units of 2 KiB are the fastest (docs/performance/packing.md). Raises
     `DeviceError` unless ``asked`` is in `UNIT_BYTES`, or None.
@@ -131,7 +131,7 @@ def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Units]:
 
 
 def most_words(blocks: BlockList, unit_bytes: int) -> int:
-    """Upper bound of the words of all parts' lists, computed without converting the blocks."""
+    """Return an upper bound of the words of all parts' lists, without converting the blocks."""
     n, nbytes = blocks.n_blocks, blocks.nbytes
     if not n:
         return 0
@@ -153,9 +153,9 @@ def joined(parts: Iterable[Units]) -> Units:
     """Join several parts, in order."""
     rows, words, at = [], [], 0
     for part in parts:
-        moved = part.rows.copy()
-        moved["list"] += at
-        rows.append(moved)
+        part_rows = part.rows.copy()
+        part_rows["list"] += at
+        rows.append(part_rows)
         words.append(part.words)
         at += part.words.size
     if not rows:
@@ -181,20 +181,20 @@ def _pieces(
             packed += int(same.sum())
         return
     if listed <= 4 * n or (common >= 4 and nbytes <= _SHORT_BLOCK * n):
-        made = _listed(_cut(offsets, lengths, common)[0], common, packed)
-        if made is not None:
-            yield from made
+        units = _listed(_cut(offsets, lengths, common)[0], common, packed)
+        if units is not None:
+            yield from units
             return
     yield _described(offsets, lengths, packed, unit_bytes)
 
 
 def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterator[Units]:
     """Convert blocks of one length."""
-    made = _listed(offsets, length, packed)
-    if made is None:
+    units = _listed(offsets, length, packed)
+    if units is None:
         yield _described(offsets, np.full(offsets.size, length, dtype=np.int64), packed, unit_bytes)
     else:
-        yield from made
+        yield from units
 
 
 def _listed(offsets: Int64, length: int, packed: int) -> list[Units] | None:
@@ -295,7 +295,7 @@ def _low_bit(start: int, *numbers: int | Int64) -> int:
 
 
 def repeated(rows: Rows, items: int, extent: int, item_bytes: int) -> Rows:
-    """Segments of ``items >= 1`` items, ``extent`` bytes apart in the array, from the rows of one item.
+    """Return the segments of ``items >= 1`` items, ``extent`` bytes apart in the array, from the rows of one item.
 
     The items are split into windows, because the indices of a segment must fit 31 bits, and units with
     neighbouring bytes should be processed at about the same time.
@@ -310,19 +310,19 @@ def repeated(rows: Rows, items: int, extent: int, item_bytes: int) -> Rows:
         window = min(window, _WINDOW_BYTES // max(1, item_bytes))
     window = min(max(1, window), items)
     starts = np.arange(0, items, window)
-    made = np.tile(rows, starts.size)
+    segments = np.tile(rows, starts.size)
     shift = np.repeat(starts, rows.size)
-    made["array"] += shift * extent
-    made["packed"] += shift * item_bytes
-    made["items"] = np.repeat(np.minimum(window, items - starts), rows.size)
-    made["extent"], made["item_bytes"] = extent, item_bytes
+    segments["array"] += shift * extent
+    segments["packed"] += shift * item_bytes
+    segments["items"] = np.repeat(np.minimum(window, items - starts), rows.size)
+    segments["extent"], segments["item_bytes"] = extent, item_bytes
     if items > 1:
-        made["word"] = np.minimum(made["word"], _low_bit(16, extent, item_bytes))
-    for units in np.unique(made["units"]):
+        segments["word"] = np.minimum(segments["word"], _low_bit(16, extent, item_bytes))
+    for units in np.unique(segments["units"]):
         if units > 1:
-            same = made["units"] == units
-            made["units_magic"][same], made["units_shift"][same] = divisor(int(units))
-    return made
+            same = segments["units"] == units
+            segments["units_magic"][same], segments["units_shift"][same] = divisor(int(units))
+    return segments
 
 
 def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Launch:
@@ -363,7 +363,7 @@ def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Lau
 
 
 def table(launch: Launch, words: npt.NDArray[np.uint32] | None, segments: int = 0) -> bytes:
-    """Table parameter of a kernel.
+    """Return the table parameter of a kernel.
 
     ``words`` is the list, to include it in the parameter, or None if the list is in device memory.
     ``segments`` is the address of the segments in device memory, or 0 to include them in the parameter.

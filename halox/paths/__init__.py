@@ -37,8 +37,8 @@ class Registry(MutableMapping[str, Path]):
         """Return a path."""
         path = self._paths[name]
         if isinstance(path, Shipped):
-            made: Path = getattr(import_module(path.module), path.kind)()
-            path = self._paths[name] = made
+            new: Path = getattr(import_module(path.module), path.kind)()
+            path = self._paths[name] = new
         return path
 
     def __setitem__(self, name: str, path: Path) -> None:
@@ -115,7 +115,7 @@ def requested_path(path: str | None) -> str | None:
                 f"{source}: there is no path {shown(text)} between ranks; {_known_paths()}"
             )
         if separator and PATHS[name].protocol(protocol) is None:
-            known = ", ".join(f"{name}/{one.name}" for one in PATHS[name].protocols)
+            known = ", ".join(f"{name}/{each.name}" for each in PATHS[name].protocols)
             raise PathError(
                 f"{source}: there is no protocol {shown(text)} of the path {name}; protocols are {known}"
             )

@@ -6,7 +6,7 @@ A path answers seven questions, and code outside `halox.paths` never refers to a
 2. `Path.survey`: facts about all ranks that the path needs (collective; most paths need nothing).
 3. `Path.describe`: the path's share of the `EndpointInfo` that both ends of a message swap when a plan is made.
 4. `Path.candidates`: the protocols by which the path can carry a message, each with a reason; or why it cannot.
-5. `Path.carries_copies`: whether its channel can carry a rank's messages to itself, too (most paths cannot).
+5. `Path.carries_copies`: whether its channel can also carry a rank's messages to itself (most paths cannot).
 6. `Path.negotiate`: the agreement of the ranks before channels are made (collective; most paths need nothing).
 7. `Path.channels`: the `Channel` of the path's messages in one plan, started and finished in every exchange.
 
@@ -105,10 +105,9 @@ class Channel(ABC):
 
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
-    # Of a closed channel: whether no work of this rank is under way any longer; and whether an exchange has failed
-    # without an error that reached the caller.
-    has_ended = True
-    has_failed = False
+    # Of a closed channel:
+    has_ended = True  # this rank has no work under way
+    has_failed = False  # an exchange has failed, and no error has reached the caller
 
     def check(self) -> None:  # noqa: B027 - most paths can always begin
         """Raise if an exchange cannot begin now; no part of it has begun yet."""
@@ -141,7 +140,10 @@ class Channel(ABC):
 
 
 class ChannelMessages(NamedTuple):
-    """A channel with the messages that it carries; on every rank its name belongs to this channel of the plan alone."""
+    """A channel with the messages that it carries.
+
+    Within a plan the name identifies the channel on all ranks; a rank may lack channels that other ranks have.
+    """
 
     name: str
     channel: Channel
@@ -153,13 +155,13 @@ class Protocol:
     """A protocol of a path, as named by ``path="peer/ll"``."""
 
     name: str
-    # Shipped constants for messages with an end on a GPU; None for protocols that are chosen by fixed rules.
+    # Shipped constants for messages with an end on a GPU; None for a protocol that is chosen by fixed rules.
     cost: ProtocolCost | None = None
     shared_gpu_cost: ProtocolCost | None = None  # the same for ranks that share a GPU
-    # Of a protocol that needs a `NodeLink`: "path/protocol", one without `Path.negotiate`, that replaces it if a node
-    # has too little shared memory.
+    # For a protocol that needs a `NodeLink`: the "path/protocol" that replaces it on a node with too little shared
+    # memory. The path of the replacement must not use `Path.negotiate`.
     fallback: str | None = None
-    is_packed: bool = False  # into the shared block of the link
+    is_packed: bool = False  # messages are packed into the shared block of the link
     # Partner in measurements: the rank itself, a rank of its node, or a rank of another node where possible.
     reach: Literal["self", "node", "nodes"] = "node"
     in_field: bool = False  # measured on a grid's field, in memory that other ranks can map
@@ -178,7 +180,7 @@ class EndpointInfo:
     rank: int = 0
     nbytes: int = 0
     paths: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.describe`
-    is_one_way: bool = False  # the plan has no message the opposite way
+    is_one_way: bool = False  # the plan has no message in the opposite direction
 
 
 @dataclass(frozen=True)
@@ -218,15 +220,15 @@ class MessageEnds(NamedTuple):
         return self.sender.paths.get(path.name), self.receiver.paths.get(path.name)
 
     @property
-    def on_host(self) -> str | None:
-        """Reason against paths between GPUs: an end's array is NumPy's; None if both ends are on GPUs."""
+    def host_reason(self) -> str | None:
+        """Reason against paths between GPUs: an end's array is NumPy's; None if both are on GPUs."""
         count = (self.sender.memory, self.receiver.memory).count("host")
         return (None, "one end's array is NumPy's", "these arrays are NumPy's")[count]
 
     def why_not_gpus(self, why: Callable[[Topology, int, int], str | None]) -> str | None:
-        """Return why the message cannot go between two GPUs, from ``why`` if both ends have one; None if it can."""
-        if self.on_host is not None:
-            return self.on_host
+        """Return why a path between GPUs cannot carry the message, None if it can; ``why`` compares the ranks' GPUs."""
+        if self.host_reason is not None:
+            return self.host_reason
         if self.selection.topology is None:
             return "the ranks' GPUs are not known"
         return why(self.selection.topology, self.sender.rank, self.receiver.rank)
@@ -342,7 +344,7 @@ class Path(ABC):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
     ) -> object | None:
-        """Return this path's share of an `EndpointInfo`, which must be picklable; None for nothing. Local.
+        """Return this path's share of an `EndpointInfo`, which must be picklable; None if it has none. Local.
 
         If the plan may serve other arrays of the same layouts (``relocatable``), the result must not depend on the
         addresses of these arrays.
@@ -361,9 +363,9 @@ class Path(ABC):
         return None
 
     def carries_copies(self, job: Job, copies: Job) -> bool:
-        """Whether the channel of a rank's messages ``job`` can carry the rank's messages to itself, too; local.
+        """Whether the channel for ``job`` can also carry ``copies``, the rank's messages to itself; local.
 
-        Of the paths of a plan that can, the first carries them: `Build.carried`.
+        The first path of a plan for which this is True carries them (`Build.carried`).
         """
         return False
 
@@ -390,7 +392,7 @@ class Path(ABC):
 
     def moves(self, memory: Literal["host", "gpu"]) -> bool:
         """Whether any protocol of the path is made for arrays of a kind."""
-        return any((one.memory or self.memory) == memory for one in self.protocols)
+        return any((protocol.memory or self.memory) == memory for protocol in self.protocols)
 
     def protocol(self, name: str) -> Protocol | None:
         """Return the protocol of a name; None if the path has no such protocol."""

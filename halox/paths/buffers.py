@@ -1,7 +1,8 @@
 """Transport buffers: memory of packed messages, and the transfer of their contents to another rank.
 
-Each message has one buffer in each of the ``slots``. The channel that uses the buffers packs and unpacks. One exchange
-(epoch e = 1, 2, ...) calls, in this order::
+`SharedBuffers` serves the ranks of a node, and `RequestBuffers` any ranks, by MPI. Each message has one buffer in each
+of the ``slots``. The channel that uses the buffers packs and unpacks. In an exchange (epoch e = 1, 2, ...) it calls, in
+this order::
 
     open(e)        the channel may write the outgoing buffers of slot e from now on
       ... pack ...
@@ -109,7 +110,7 @@ class TransportBuffers(ABC):
 
 
 class SharedBuffers(TransportBuffers):
-    """Packs into memory that the receiver reads: no copy by MPI, one flag per rank and exchange.
+    """Buffers in the node's shared memory, which the receiver reads: no copy by MPI, one flag per rank and exchange.
 
     Two slots: when a rank sees its peer's flag for epoch e + 1, the peer has finished reading epoch e, because the peer
     packs e + 1 only after that. So between ranks that send in both directions, slot e % 2 is free for epoch e + 2
@@ -233,7 +234,7 @@ def pinned_buffer(nbytes: int) -> Buffer:
 
 
 class RequestBuffers(TransportBuffers):
-    """Sends the buffers with persistent MPI requests, one per fragment: one message per peer if it is not cut.
+    """Buffers that persistent MPI requests send, one request per fragment of a message.
 
     One slot: receives are started when this rank has read the last messages. MPI matches the fragments of a message in
     the order of their start, so that all fragments can share one tag.

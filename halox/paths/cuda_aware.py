@@ -39,7 +39,7 @@ class CudaAwarePath(Path):
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""
-        why = ends.on_host or ends.selection.surveys.get(self.name, "no MPI library was asked")
+        why = ends.host_reason or ends.selection.surveys.get(self.name, "no MPI library was asked")
         return why or [self.candidate("mpi", "MPI takes device pointers")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
@@ -49,10 +49,14 @@ class CudaAwarePath(Path):
         from halox.paths.staged.channel import staged_channel
         from halox.runtime.gpu.cuda import cupy
 
-        left = build.context.leftovers
         with cupy().cuda.Device(device):
             buffers = RequestBuffers(
-                build.world, job.sends, job.receives, build.mpi_tag, device_buffer, leftovers=left
+                build.world,
+                job.sends,
+                job.receives,
+                build.mpi_tag,
+                device_buffer,
+                leftovers=build.context.leftovers,
             )
         channel = staged_channel(build.world, job, buffers, device, self.name)
         return [ChannelMessages(self.name, channel, job.messages)]

@@ -1,9 +1,9 @@
 """Fragments of large messages, the same at both ends.
 
-A message travels packed, so that it can be cut at any byte. The cuts depend only on its size, which both ends know.
-While one fragment is packed, the previous fragment travels and the fragment before that is unpacked. After Wu et al.
-2016, section 4: the total time is the time of the slowest stage, plus the time of one fragment in each of the two
-faster stages.
+A message is sent as packed bytes, so that it can be cut at any byte. The cuts depend only on its size, which both ends
+know. While one fragment is packed, the previous fragment is sent, and the fragment before that is unpacked. After Wu et
+al. 2016, section 4: the total time is the time of the slowest step, plus the time of one fragment in each of the two
+faster steps.
 """
 
 from __future__ import annotations

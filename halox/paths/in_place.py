@@ -6,8 +6,8 @@ that the exchange needs two flags, while a packed message needs one::
     A: cells final | ready=e | ...... move B's cells | read=e | wait for B's read=e | return
     B: cells final | ready=e | move A's cells | read=e | ...... wait for A's read=e | return
 
-A waiting rank also takes this step for its other exchanges between `start` and `finish`, so that each rank may finish
-its exchanges in any order (`halox.runtime.waiting`).
+While a rank waits in one exchange, it also moves the cells of its other exchanges that have been started and whose
+peers are ready. So each rank may finish its exchanges in any order (`halox.runtime.waiting`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from halox.runtime.waiting import STARTED_STEPS
 class InPlaceChannel(Channel):
     """Base of channels that move cells from array to array; a subclass adds only `_move`.
 
-    This rank accesses arrays of the ranks ``waits_for``; the ranks ``waited_for`` access this rank's arrays. `free`
-    frees ``link``.
+    This rank accesses arrays of the ranks ``waits_for``. The ranks ``waited_for`` access this rank's arrays. The
+    channel owns ``link``.
     """
 
     def __init__(self, link: NodeLink, waits_for: Sequence[int], waited_for: Sequence[int]) -> None:
         self._world, self._link = link.world, link
         self._epoch = 0
         self._copied = 0
-        # Epochs to be copied, at most one. The thread that removes the entry makes the copy.
+        # The epoch whose cells must be moved, if any. The thread that removes the entry moves them.
         self._to_copy: list[int] = []
         self._ready = link.flag("ready", waits_for)
         self._read = link.flag("read", waited_for)
@@ -53,7 +53,7 @@ class InPlaceChannel(Channel):
         self._ready.signal(self._epoch)
 
     def finish(self) -> None:
-        """Copy the neighbours' cells, and wait until the neighbours have read this rank's cells, too."""
+        """Copy the neighbours' cells, and wait until the neighbours have also read this rank's cells."""
         epoch = self._epoch
         if STARTED_STEPS and not self._is_alone():
             self._finish_helping(epoch)

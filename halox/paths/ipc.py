@@ -263,7 +263,7 @@ class IpcChannel(MovableChannel):
             }
             for messages in (job.sends, job.receives)
         )
-        # Peers that get messages only through staging memory, and send no message back.
+        # Peers that get messages only through staging memory, and send no message back: they signal "consumed".
         self._acknowledging = _one_way(self._sends, job.receives)
         self._fragments = max((len(self._cut(m)) for m in self._sends["staging"]), default=0)
         self._block: DeviceBlock | None = None
@@ -322,6 +322,7 @@ class IpcChannel(MovableChannel):
         return self
 
     def _make_signals(self) -> None:
+        """Make this rank's signals, without peers, and the signals of peers for which this rank waits."""
         sends, receives, signal = self._sends, self._receives, self._signal
         self._packed = [signal(_packed(k), ()) for k in range(self._fragments)]
         stages = senders_by_stage(receives["staging"], [*map(self._cut, receives["staging"])])
@@ -458,10 +459,10 @@ def make_ipc_channel(
         return IpcChannel(job, protocols, *memory, link, cut)
 
     rounds = (lambda mine, _: dict.fromkeys(job.peers, mine.record), IpcChannel.open)
-    made: IpcChannel | None = handshake(
+    channel: IpcChannel | None = handshake(
         world, begin, rounds, "the making of a plan", peers=lambda _: job.peers
     )
-    return made
+    return channel
 
 
 def _peers(messages: Sequence[Message]) -> set[int]:

@@ -1,4 +1,7 @@
-"""Launches that pack and unpack parts of messages on a GPU, for a plan's arrays or for arrays of the same layouts."""
+"""Launches that pack, unpack and copy parts of messages on a GPU.
+
+They serve a plan's arrays, and through shifted addresses other arrays of the same layouts (`MovableLaunches`).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ WORD = 16
 """Bytes of the longest word: a launch can be shifted to all addresses that differ by a multiple of it."""
 
 Item: TypeAlias = "tuple[Any, ...]"
-"""A part, followed by other inputs of its launches apart from its array, such as the address of its packed bytes."""
+"""A part, followed by further inputs of its launches, such as the address of its packed bytes."""
 
 Make: TypeAlias = "Callable[[Sequence[Item]], Sequence[Launchable]]"
-"""Returns launches, stage by stage, of items in which an endpoint replaces the part."""
+"""Returns one launch per stage for some items, in which an endpoint replaces each part."""
 
 Call: TypeAlias = "tuple[Callable[[int, int, int], None], int, int]"
 """A launch function of a stream's address and two shifts (of the addresses read and written), and these shifts."""
@@ -35,13 +38,13 @@ class MovableLaunches:
     """Launches over the arrays of a job, or over other arrays of the same layouts at other addresses.
 
     For the job's arrays there are joint launches of all parts. For other arrays there are launches of each array's
-    parts, with shifted addresses. They are made at the first address of each remainder modulo `WORD`, since the choice
-    of words depends on the remainder, and then kept. So a new array needs no new table, and a captured launch never
-    reads a table that changes later.
+    parts, with shifted addresses. The choice of words depends on the remainder of an address modulo `WORD`. So these
+    launches are made once for each remainder, at the first address with this remainder, and cached. A new array then
+    needs no new table, and a captured launch never reads a table that changes later.
 
     ``make`` is called with all items, and with the items of one array; it returns equally many stages each time.
-    ``joint`` is the launch over the job's arrays, unless ``make`` returns it. ``reads`` and ``writes`` say whether the
-    launches read or write at the addresses of the arrays. `stages` holds the calls to make until the next `bind`.
+    ``joint`` replaces the result of ``make`` for all items. ``reads`` and ``writes`` say whether the launches read or
+    write at the addresses of the arrays. `stages` holds the calls to make until the next `bind`.
     """
 
     def __init__(
@@ -58,17 +61,19 @@ class MovableLaunches:
         self._reads, self._writes = reads, writes
         self._home = [array.pointer for array in job.arrays]
         self._numbers = sorted({part.array for part, *_ in items})
-        made: Sequence[Launchable] = (
+        launches: Sequence[Launchable] = (
             [joint]
             if joint is not None
             else make([(job.endpoint(part), *others) for part, *others in items])
         )
-        self.stages: View = [[(_direct(launch), 0, 0)] for launch in made]
-        self._joint, self._keep = self.stages, made
-        self._made: dict[tuple[int, int], tuple[int, Sequence[Launchable]]] = {}
+        self.stages: View = [[(_direct(launch), 0, 0)] for launch in launches]
+        self._joint = self.stages
+        self._joint_launches = launches  # own the memory that the functions in `stages` read
+        # By array and remainder of its address: the first address with this remainder, and the launches for it.
+        self._by_array: dict[tuple[int, int], tuple[int, Sequence[Launchable]]] = {}
         if len(self._numbers) == 1 and joint is None:
             (only,) = self._numbers
-            self._made[only, self._home[only] % WORD] = self._home[only], made
+            self._by_array[only, self._home[only] % WORD] = self._home[only], launches
 
     def view(self, pointers: Sequence[int]) -> View:
         """Return the calls for arrays at these addresses; local.
@@ -84,10 +89,11 @@ class MovableLaunches:
         stages: list[list[Call]] = [[] for _ in self._joint]
         for number in self._numbers:
             pointer = pointers[number]
-            at, made = self._made.get((number, pointer % WORD)) or self._launches(number, pointer)
+            cached = self._by_array.get((number, pointer % WORD))
+            at, launches = cached or self._make_for_array(number, pointer)
             shift = (pointer - at) % (1 << 64)
             source, target = shift if self._reads else 0, shift if self._writes else 0
-            for stage, launch in zip(stages, made, strict=True):
+            for stage, launch in zip(stages, launches, strict=True):
                 stage.append((_direct(launch), source, target))
         return stages
 
@@ -101,19 +107,19 @@ class MovableLaunches:
             for launch, source, target in stage:
                 launch(stream, source, target)
 
-    def _launches(self, number: int, pointer: int) -> tuple[int, Sequence[Launchable]]:
-        """Make the launches of one array's parts at an address."""
+    def _make_for_array(self, number: int, pointer: int) -> tuple[int, Sequence[Launchable]]:
+        """Make the launches of one array's parts at an address, and cache them."""
         check_no_capture()
         array = replace(self._job.arrays[number], pointer=pointer)
-        made = self._make(
+        launches = self._make(
             [
                 ((array, part.datatype, part.count), *others)
                 for part, *others in self._items
                 if part.array == number
             ]
         )
-        self._made[number, pointer % WORD] = pointer, made
-        return pointer, made
+        self._by_array[number, pointer % WORD] = pointer, launches
+        return pointer, launches
 
 
 class PackingWithCopies(MovableLaunches):
@@ -162,7 +168,7 @@ def _direct(launch: Launchable) -> Callable[[int, int, int], None]:
 
 
 def repeated(call: Call, stream: int) -> Callable[[], object]:
-    """Return a function that repeats the last launch on a stream; the shifts must be unchanged since then."""
+    """Return a function that repeats a call on a stream; the last launch of the call must have had the same shifts."""
     from halox.runtime.gpu.launch import PreparedLaunch
 
     launch, source, target = call
@@ -248,7 +254,7 @@ def fragmented(
     *,
     unpack: bool,
 ) -> MovableLaunches:
-    """Return the launches of each fragment of some messages as stages; ``ends`` has each message's fragment ends."""
+    """Return launches whose stages are the fragments of some messages; ``ends`` has each message's fragment ends."""
     from halox.packing.device import fragment_launches
 
     shares = [
@@ -262,7 +268,7 @@ def fragmented(
 
 
 def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
-    """Return the launch that clears the parts of an accumulation that have been sent."""
+    """Return the launch that clears the parts that an accumulation has sent; an empty list for other operations."""
     from halox.packing.device import launch_zeros
 
     if not job.cleared:
@@ -292,7 +298,7 @@ def copying(
 
     def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
         if is_movable:
-            both = [(one, (one[0], other.datatype, other.count)) for one, other in endpoints]
+            both = [(end, (end[0], target.datatype, target.count)) for end, target in endpoints]
         else:
             both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
         return [launch_between(both, job.operation, device)]

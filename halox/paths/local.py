@@ -56,24 +56,23 @@ _Moves: TypeAlias = tuple[list[Move], list[Callable[[], object]]]
 class LocalHostChannel(Channel):
     """Copies between NumPy arrays of one rank, without a buffer if one loop nest can walk both sides.
 
-    `start` makes the copies. Between `start` and `finish` the caller changes neither the parts sent nor the parts
-    received, so that any moment in between is right, and `start` leaves less work for later. The copies are made in the
-    order of the parts, since a part may hold cells that an earlier part has received, and before anything is sent to
-    other ranks.
+    `start` makes the copies. The caller changes neither the sent nor the received parts between `start` and `finish`,
+    so that the copies may be made at any time in between. They are made in the order of the parts, since a part may
+    hold cells that an earlier part has received, and before anything is sent to other ranks.
     """
 
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
         arrays = cast(Sequence[HostArray], job.arrays)
-        found, cleared = _places_of(pairs, arrays, values=adds), places_of(job.cleared, arrays)
+        places, cleared = _places_of(pairs, arrays, values=adds), places_of(job.cleared, arrays)
         self._in_tiles: bool | None = None  # the same for all arrays of a layout
         # Plain copies, and calls for all other work.
         self._copies: list[Move] = []
         self._calls: list[Callable[[], object]] = []
-        if found is not None and cleared is not None:
+        if places is not None and cleared is not None:
             self.is_movable = True
             self._adds = adds
-            self._sources, self._targets = found
+            self._sources, self._targets = places
             self._cleared = cleared
             self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in cleared]
             self.bind(self.views([array.memory for array in arrays]))

@@ -98,7 +98,7 @@ class Message:
 
     @cached_property
     def row_bytes(self) -> int:
-        """The same on a GPU, where kernels move rows of tiles between arrays with different orders of axes."""
+        """Mean length of the runs on a GPU: kernels move rows of tiles if packing changes the order of the axes."""
         from halox.packing.strided_plan import least_row_bytes
 
         rows = [
@@ -162,9 +162,9 @@ def _readable(part: PartSignature) -> str:
 
 
 class Located(NamedTuple, Generic[SegmentT]):
-    """Places of the arrays of a message's parts, None unless all are in an arena; and the layouts of the parts."""
+    """Places and layouts of a message's parts."""
 
-    places: tuple[Place[SegmentT], ...] | None
+    places: tuple[Place[SegmentT], ...] | None  # of the arrays; None unless all are in an arena
     layouts: tuple[StridedBlocks, ...]
 
 

@@ -1,4 +1,4 @@
-"""Shared memory and flags of one path's messages in a plan, among the ranks of a node.
+"""Shared memory and flags of one path's messages in a plan, among the ranks of a node: `NodeLink`.
 
 A rank's block of shared memory holds its flags, each on a separate cache line, and behind them the packed messages that
 it sends, once for each of two slots::
@@ -147,7 +147,7 @@ class NodeLink:
         return word[0]
 
     def flag(self, name: str, peers: Sequence[int]) -> Flag:
-        """Return one of `FLAGS`, to wait for the given peers."""
+        """Return the flag of a name in `FLAGS`, which waits for the given peers."""
         number = [*FLAGS].index(name)
         own, *others = (
             (self._word(record.place, number), record.bases[number])

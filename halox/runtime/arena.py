@@ -1,9 +1,10 @@
 """Memory that the ranks of a node share, allocated in blocks.
 
 A segment is a POSIX shared-memory object. One rank creates it, and all ranks of the node map it. Its blocks hold the
-fields that a grid allocates and the staging memory of plans. A release is local, and each rank may release at a
-different time. An allocation therefore asks all ranks of the node whether they have room, and the ranks without room
-create a segment.
+fields that a grid allocates and the staging memory of plans. Creation and mapping of a segment are collective over the
+ranks of the node. A release is local, and each rank may release at a different time, so the ranks have different room
+left. An allocation therefore gathers which ranks have no room (`SharedArena.reserve`), and these ranks create a segment
+(`SharedArena.commit`).
 
 The segments belong to a communicator and serve all grids and other objects on it. Closing an object unmaps large free
 segments, and closing the last one unmaps all free segments. A field that outlives all grids returns its pages to the
@@ -35,14 +36,20 @@ if TYPE_CHECKING:
     from halox.runtime.gpu.memory import RegisteredBuffer
 
 _GRANULE = 256
+"""Alignment of blocks in bytes."""
+
 _FIRST_CHUNK, _LAST_CHUNK = 1 << 18, 1 << 22
+"""Sizes in bytes of the first and of later segments for small blocks. Larger segments are unmapped when unused."""
+
 _IDLE_ALLOCATIONS = 16
+"""Number of allocations after which an unused large segment is unmapped."""
+
 _ALLOCATING = "an allocation"
 _CLOSING = "a collective close"
 
 
 class SegmentKey(NamedTuple):
-    """Identity of a segment: its number among the segments of one rank, and the index of this rank on the node."""
+    """Identity of a segment: its number among the segments of its creator, and the creator's index on the node."""
 
     number: int
     node_rank: int
@@ -65,8 +72,11 @@ class Block:
 
 
 @dataclass(eq=False)
-class _Own:
-    """A segment of this rank; ``idle`` counts the allocations since its last use. Trimmed segments have no pages."""
+class _OwnSegment:
+    """A segment that this rank has created; ``idle`` counts the allocations since its last use.
+
+    A trimmed segment has returned its pages to the system.
+    """
 
     segment: SharedSegment
     free: FreeList
@@ -78,7 +88,8 @@ class _Own:
 class Room:
     """Reserved room for ``nbytes`` at ``offset`` of one of this rank's segments; by default 0 bytes.
 
-    ``segment`` is None if a new segment is needed. ``idle`` lists segments of this rank that can be unmapped.
+    ``rounded`` is the reserved number of bytes. ``segment`` is None if a new segment is needed. ``idle`` lists segments
+    of this rank that can be unmapped.
     """
 
     nbytes: int = 0
@@ -103,11 +114,12 @@ class SharedArena:
 
     def __init__(self, ranks: Communicator) -> None:
         self._segments: dict[SegmentKey, SharedSegment] = {}
-        self._own: dict[int, _Own] = {}
+        self._own: dict[int, _OwnSegment] = {}
+        # By block number: segment number, offset, size in the segment, and whether the block is a field.
         self._used: dict[int, tuple[int, int, int, bool]] = {}
         self._released: deque[int] = deque()
         self._is_sweeping = False
-        self._next = 0
+        self._next_number = 0
         self._numbers = count()
         self._chunk = _FIRST_CHUNK
         self._registered: dict[SegmentKey, RegisteredBuffer] = {}
@@ -122,7 +134,7 @@ class SharedArena:
 
     @property
     def segments(self) -> int:
-        """Number of segments that this rank has made."""
+        """Number of segments that this rank has created."""
         return len(self._own)
 
     def allocate(self, nbytes: int, *, is_field: bool = False) -> Block | None:
@@ -141,8 +153,8 @@ class SharedArena:
         self._sweep()
         for own in self._own.values():
             own.idle += 1
-        idle = self._idle()
-        number, offset = self._find(rounded) or (None, 0)
+        idle = self._idle_segments()
+        number, offset = self._take_room(rounded) or (None, 0)
         return Room(nbytes, rounded, number, offset, [n for n in idle if n != number])
 
     def cancel(self, room: Room) -> None:
@@ -159,9 +171,9 @@ class SharedArena:
         request, and local otherwise. Returns None in the cases of `allocate`, and if nothing was reserved.
         """
         for node_rank, requests in enumerate(gathered):
-            self._drop(node_rank, requests[1] if requests else ())
+            self._unmap(node_rank, requests[1] if requests else ())
         if any(requests and requests[0] for requests in gathered):
-            number = self._make(room.rounded if room.needs_segment else 0)
+            number = self._create_segment(room.rounded if room.needs_segment else 0)
             if number is None:
                 self.cancel(room)
                 return None
@@ -178,7 +190,7 @@ class SharedArena:
         self._used[block.number] = room.segment, room.offset, room.rounded, is_field
         return block
 
-    def _find(self, nbytes: int) -> tuple[int, int] | None:
+    def _take_room(self, nbytes: int) -> tuple[int, int] | None:
         """Take room in this rank's smallest segment that has enough; populate its pages if they were trimmed."""
         by_size = sorted(self._own.items(), key=lambda item: (item[1].segment.nbytes, item[0]))
         for number, own in by_size:
@@ -199,7 +211,7 @@ class SharedArena:
             return number, offset
         return None
 
-    def _idle(self) -> list[int]:
+    def _idle_segments(self) -> list[int]:
         """Return the large segments of this rank that have been unused for many allocations."""
         return [
             number
@@ -209,9 +221,9 @@ class SharedArena:
             and own.segment.nbytes > _LAST_CHUNK
         ]
 
-    def _make(self, nbytes: int) -> int | None:
+    def _create_segment(self, nbytes: int) -> int | None:
         """Create a segment on each rank that needs one, and map the new segments; None if any rank fails."""
-        number, self._next = self._next, self._next + 1
+        number, self._next_number = self._next_number, self._next_number + 1
         name, segment = "", None
         if nbytes:
             name = shared_memory.new_name()
@@ -239,7 +251,7 @@ class SharedArena:
         for node_rank, mapped_segment in mapped.items():
             self._segments[SegmentKey(number, node_rank)] = mapped_segment
         if segment is not None:
-            self._own[number] = _Own(segment, FreeList(segment.nbytes))
+            self._own[number] = _OwnSegment(segment, FreeList(segment.nbytes))
         return number
 
     def release(self, block: Block) -> None:
@@ -298,9 +310,10 @@ class SharedArena:
         return int(self._registered[key].device_pointer) + place.offset
 
     def close(self, *, is_last: bool) -> None:
-        """Unmap large free segments; of the last object all segments without fields. Collective over the node's ranks.
+        """Unmap the large free segments, or with ``is_last`` all segments without fields; collective over the node.
 
-        All ranks have completed all calls of the closed object.
+        Call this when an object on the communicator is closed, after all ranks have completed its calls. ``is_last`` is
+        True for the last object.
         """
         if is_last:
             for registration in self._registered.values():
@@ -318,7 +331,7 @@ class SharedArena:
             if own.free.is_whole and (is_last or own.segment.nbytes > _LAST_CHUNK)
         ]
         for node_rank, dropped in enumerate(self._gather(unused, _CLOSING)):
-            self._drop(node_rank, dropped)
+            self._unmap(node_rank, dropped)
 
     def _release_plans(self) -> None:
         """Release all blocks except the fields'. Plans that failed, at construction or later, do not release theirs."""
@@ -326,7 +339,7 @@ class SharedArena:
         self._released.extend(key for key, (*_, is_field) in used.items() if not is_field)
         self._sweep()
 
-    def _drop(self, node_rank: int, numbers: Sequence[int]) -> None:
+    def _unmap(self, node_rank: int, numbers: Sequence[int]) -> None:
         """Unmap segments that their rank no longer uses."""
         for number in numbers:
             registration = self._registered.pop(SegmentKey(number, node_rank), None)

@@ -132,7 +132,7 @@ def _on_gpu(array: object, name: str) -> Described:
     """Describe a GPU array of a library other than CuPy; does not need CuPy."""
     interface = _cuda_interface(array)
     if interface is None:
-        pointer, shape, strides, dtype, writable = dlpack.shown(array, name)
+        pointer, shape, strides, dtype, writable = dlpack.memory_of(array, name)
     else:
         dtype = np.dtype(interface["typestr"])
         if dtype.kind == "V" and interface.get("descr"):
@@ -161,14 +161,14 @@ def _cuda_interface(array: object) -> CudaInterface | None:
 class HostMemory:
     """Host memory at an address, for `numpy.asarray`; keeps its owner alive."""
 
-    def __init__(self, owner: object, shown: dlpack.Shown) -> None:
+    def __init__(self, owner: object, memory: dlpack.ArrayMemory) -> None:
         self.base = owner
         self.__array_interface__ = {
             "version": 3,
-            "data": (shown.pointer, not shown.writable),
-            "shape": shown.shape,
-            "strides": shown.strides,
-            "typestr": shown.dtype.str,
+            "data": (memory.pointer, not memory.writable),
+            "shape": memory.shape,
+            "strides": memory.strides,
+            "typestr": memory.dtype.str,
         }
 
 
@@ -182,7 +182,7 @@ def as_ndarray(array: object, name: str = "array") -> Any:
     device = dlpack.device_of(array, name)
     if device is None or device[0] not in dlpack.ON_HOST:
         return array
-    return np.asarray(HostMemory(array, dlpack.shown(array, name)))
+    return np.asarray(HostMemory(array, dlpack.memory_of(array, name)))
 
 
 def scalar_array(value: object, dtype: DType) -> Array:

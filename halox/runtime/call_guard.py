@@ -1,7 +1,11 @@
 """Guard against collective calls from two threads at once.
 
+All collective calls on a communicator enter its `CallGuard`. It marks the thread inside the call, refuses other
+threads, and disables the communicator once a call has failed on one rank alone. It also defers the closing of collected
+objects until the call has ended.
+
 An interpreter with a global lock switches threads only at calls and at the ends of loops. It does not switch between a
-test and the assignment that follows it. So this code needs no lock if it makes no call between the two.
+test and the assignment that follows it. So this code needs no lock where it makes no call between the two.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class _LateClose:
             self._close()
 
 
-_waiting: deque[tuple[CallGuard, _LateClose]] = deque()
+_deferred: deque[tuple[CallGuard, _LateClose]] = deque()
 """Deferred closes with their guards; one queue per process, since the owner of a guard may be collected too."""
 
 
@@ -89,7 +93,7 @@ class CallGuard:
             if error is not None and self._has_begun:
                 self.fail(error)
             self.user = self._idle
-            if _waiting:
+            if _deferred:
                 close_collected()
 
     def begin(self) -> None:
@@ -117,13 +121,13 @@ class CallGuard:
         self.user = outer or self._idle
 
     def outside(self, close: Callable[[], object]) -> None:
-        """Close a collected object: at once, or after the collective call in progress, which a close could disturb.
+        """Call ``close`` of a collected object: at once, or after the collective call that is in progress.
 
-        For finalizers, which run at arbitrary points. Calls on hot paths, which set `user` directly, do not run
-        deferred closes; the next other call does.
+        For finalizers, which run at arbitrary points: a close in the middle of a call could disturb the call. Calls on
+        hot paths, which set `user` directly, do not run deferred closes; the next call by ``with guard:`` does.
         """
         if self.user > 0:
-            _waiting.append((self, _LateClose(close)))
+            _deferred.append((self, _LateClose(close)))
         else:
             close()
 
@@ -144,13 +148,14 @@ class CallGuard:
 
 def close_collected() -> None:
     """Run the deferred closes of calls that have ended."""
-    for _ in range(len(_waiting)):
+    for _ in range(len(_deferred)):
         try:
-            guard, closing = _waiting.popleft()
+            guard, closing = _deferred.popleft()
         except IndexError:  # another thread has taken the last one
             return
-        if guard.user > 0:
-            _waiting.append((guard, closing))
+        if guard.user > 0:  # a call is in progress: defer the close again
+            _deferred.append((guard, closing))
+        # `_LateClose.__del__` closes the object now, unless it is in the queue again.
         del guard, closing
 
 

@@ -81,11 +81,11 @@ class Communicator:
         self.mpi = mpi
         self.plans = 0
         """Number of plans made so far, by all objects on this communicator; plan numbers distinguish messages."""
-        self.kept: dict[str, Any] = {}
-        """Resources that all objects on this communicator use."""
+        self.resources: dict[str, Any] = {}
+        """Shared resources of all objects on this communicator, by name."""
         self.users = 0
         self._counts: dict[str, int] = {}
-        self._is_gone = False
+        self._is_parent_freed = False
         self.waiter = Waiter(limit_s, True)
         self.comm: MPI.Intracomm = self._duplicate(parent)
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -123,7 +123,7 @@ class Communicator:
 
     def _find_nodes(self) -> None:
         """Group the ranks into nodes: ranks that share memory and have the same ``HALOX_NODE``."""
-        own = _machine(), node_name(), os.getpid(), _pid_space(), os.sched_getaffinity(0)
+        own = _machine(), node_name(), os.getpid(), _pid_namespace(), os.sched_getaffinity(0)
         all_ranks = [own] if self.size == 1 else self._gather(own, MAKING)
         self.node_names: list[str] = [name for _, name, *_ in all_ranks]
         machines = [
@@ -378,15 +378,14 @@ class Communicator:
     def remove_user(self) -> None:
         """Note that an object was closed or collected; local."""
         self.users -= 1
-        if self._is_gone:
+        if self._is_parent_freed:
             self.destroy()
 
     def destroy(self) -> None:
         """Free the communicators, once no object uses them; called when the user's communicator is freed."""
-        self._is_gone = True
-        if (
-            self.users or self.watch.failed or _left_to_mpi
-        ):  # late messages may arrive after a failure
+        self._is_parent_freed = True
+        # After a failure, late messages may arrive on the communicators.
+        if self.users or self.watch.failed or _left_to_mpi:
             return
         with suppress(Exception):
             self.watch.drain()
@@ -397,7 +396,7 @@ class Communicator:
 
 
 def objects(records: Sequence[Record]) -> list[Any]:
-    """Return the objects of some records."""
+    """Return the objects that gathered records hold; `VALUES` for the record of a rank that gathers values."""
     return [
         VALUES if kind else pickle.loads(pickled) if pickled else None for kind, pickled in records
     ]
@@ -418,7 +417,7 @@ def _machine() -> tuple[object, ...]:
     return boot, os.uname().nodename, device
 
 
-def _pid_space() -> str | None:
+def _pid_namespace() -> str | None:
     """Return the name of this process's PID namespace, None if it is unknown."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")

@@ -1,4 +1,8 @@
-"""Context of all plans and reductions of an object: its ranks, their shared memory and their GPUs."""
+"""Context of all plans and reductions of an object: its ranks, their shared memory and their GPUs.
+
+A grid, exchange or allreduce makes one `Context` and passes it to the selection of paths and to all channels. The
+context finds the GPUs and other properties of the ranks at first use, and frees all memory when the object is closed.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +27,21 @@ Result = TypeVar("Result")
 class Context:
     """Shared state of all plans and reductions of a grid, of an exchange, or of an allreduce.
 
-    ``arena`` is host memory that the ranks of the node share. ``leftovers`` keeps the memory of closed plans. Both
-    belong to all objects on the communicator. ``device_arena`` is memory of this rank's GPU that the other ranks of the
-    node can map. ``events`` are interprocess events, for which the streams of these ranks can wait. ``device_arena``
-    and ``events`` are None until the GPU of this rank is known. ``topology`` lists the GPUs of all ranks; it is None
-    until any rank makes a plan or reduction for a GPU.
+    ``arena`` is host memory that the ranks of the node share. ``leftovers`` keeps the memory of closed plans. All
+    objects on the communicator share these two. ``device_arena`` is memory of this rank's GPU that the other ranks of
+    the node can map. ``events`` are interprocess events, for which the streams of these ranks can wait.
+    ``device_arena`` and ``events`` are None until the GPU of this rank is known. ``topology`` lists the GPUs of all
+    ranks; it is None until any rank makes a plan or reduction for a GPU.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         ranks = world.ranks
-        if "arena" not in ranks.kept:
-            ranks.kept["arena"], ranks.kept["leftovers"] = SharedArena(ranks), Leftovers(ranks)
-        self.arena: SharedArena = ranks.kept["arena"]
-        self.leftovers: Leftovers = ranks.kept["leftovers"]
+        if "arena" not in ranks.resources:
+            ranks.resources["arena"] = SharedArena(ranks)
+            ranks.resources["leftovers"] = Leftovers(ranks)
+        self.arena: SharedArena = ranks.resources["arena"]
+        self.leftovers: Leftovers = ranks.resources["leftovers"]
         self.arena.open()
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None

@@ -1,7 +1,7 @@
-"""Copies between processes of one machine by ``process_vm_readv`` and ``process_vm_writev``.
+"""Copies between processes of one machine by ``process_vm_readv`` and ``process_vm_writev`` (cross-memory attach).
 
-The kernel permits or refuses a copy according to both processes: their users, Yama's ``ptrace_scope``, container
-filters, and their PID namespaces. So the survey tries a copy between every two ranks of a node.
+The kernel decides whether it permits a copy by properties of both processes: their users, Yama's ``ptrace_scope``,
+container filters, and their PID namespaces. So `survey` tries a copy between every two ranks of a node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from halox.runtime.world import World
 
 Iovec = npt.NDArray[np.uint64]
-"""Blocks of memory, shape (n, 2): address and size in bytes of each block."""
+"""Blocks of memory as C's ``struct iovec``, shape (n, 2): address and size in bytes of each block."""
 
 MOST_BLOCKS = 1024
 """Largest number of blocks per call, on either side: IOV_MAX of Linux."""
@@ -37,7 +37,8 @@ _SCOPE_FILE = "/proc/sys/kernel/yama/ptrace_scope"
 class MemoryCopy:
     """Prepared copy between blocks of this process and blocks of another process, of the same total size.
 
-    Raises `OSError` if the system does not have these calls.
+    "read" copies ``theirs`` to ``own``, "write" copies ``own`` to ``theirs``. Raises `OSError` if the system does not
+    have these calls.
     """
 
     def __init__(self, kind: Literal["read", "write"], pid: int, own: Iovec, theirs: Iovec) -> None:
@@ -51,12 +52,16 @@ class MemoryCopy:
         """Copy the blocks; raise `OSError` with the kernel's reason if it refuses."""
         moved = self._function(*self._arguments)
         if moved != self.nbytes:
-            self._rest(moved)
+            self._copy_rest(moved)
 
-    def _rest(self, moved: int) -> None:
-        """Copy the remaining bytes. The kernel stops at the first inaccessible block without an error code."""
+    def _copy_rest(self, moved: int) -> None:
+        """Copy the bytes after the first ``moved`` bytes; -1 means that the first call has failed.
+
+        The kernel stops at the first inaccessible block, and returns the bytes before it without an error code.
+        """
         while moved < self.nbytes:
-            own, theirs = _behind(self._own, max(moved, 0)), _behind(self._theirs, max(moved, 0))
+            done = max(moved, 0)
+            own, theirs = _without(self._own, done), _without(self._theirs, done)
             more = -1
             if moved >= 0:
                 more = self._function(
@@ -68,7 +73,7 @@ class MemoryCopy:
             moved += more
 
 
-def _behind(blocks: Iovec, nbytes: int) -> Iovec:
+def _without(blocks: Iovec, nbytes: int) -> Iovec:
     """Return the blocks without their first ``nbytes`` bytes."""
     ends = np.cumsum(blocks[:, 1].astype(np.int64))
     first = int(np.searchsorted(ends, nbytes, "right"))
@@ -130,19 +135,19 @@ def survey(world: World) -> Attachments:
     refused: dict[tuple[int, int], str] = {}
     for rank in world.node_ranks:
         if rank != world.rank:
-            why = _try(world.rank, rank, mine, probes[rank])
+            why = _why_refused(world.rank, rank, mine, probes[rank])
             if why is not None:
                 refused[world.rank, rank] = why
     refusals = world.gather(refused, _SURVEYING)
     failures = {pair: why for whys in refusals for pair, why in whys.items()}
-    unseen = {
+    not_written = {
         (rank, world.rank): f"what rank {rank} wrote to memory of rank {world.rank} did not arrive"
         for rank in world.node_ranks
         if rank != world.rank
         and (rank, world.rank) not in failures
         and not memory[_TOKEN_BYTES + rank]
     }
-    for whys in world.gather(unseen, _SURVEYING):
+    for whys in world.gather(not_written, _SURVEYING):
         failures.update(whys)
     return Attachments(tuple(probe.pid for probe in probes), world.nodes, failures)
 
@@ -155,20 +160,20 @@ def _namespace() -> int:
         return 0
 
 
-def _try(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
+def _why_refused(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
     """Return why this rank cannot read and write another rank's memory, None if it can."""
     if mine.namespace != probe.namespace and mine.namespace and probe.namespace:
         return f"ranks {min(own, rank)} and {max(own, rank)} {_APART}"
-    token, one = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
-    theirs = np.array([[probe.address, _TOKEN_BYTES]], np.uint64)
-    mark = np.array([[probe.address + _TOKEN_BYTES + own, 1]], np.uint64)
+    token, mark = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
+    their_token = np.array([[probe.address, _TOKEN_BYTES]], np.uint64)
+    their_mark = np.array([[probe.address + _TOKEN_BYTES + own, 1]], np.uint64)
     try:
-        MemoryCopy("read", probe.pid, iovec_of(token), theirs)()
+        MemoryCopy("read", probe.pid, iovec_of(token), their_token)()
         if token.tobytes() != probe.token:
             return f"rank {own} finds another process under the number of rank {rank}, {probe.pid}: they {_APART}"
-        MemoryCopy("write", probe.pid, iovec_of(one), mark)()
+        MemoryCopy("write", probe.pid, iovec_of(mark), their_mark)()
     except OSError as error:
-        return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {_why(error)}"
+        return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {_reason(error)}"
     return None
 
 
@@ -177,7 +182,7 @@ def iovec_of(array: npt.NDArray[np.uint8]) -> Iovec:
     return np.array([[array.ctypes.data, array.nbytes]], np.uint64)
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     text = error.strerror or str(error)
     if error.errno == errno.EPERM:
         scope = _ptrace_scope()

@@ -1,4 +1,4 @@
-"""Actions of finalizers, deferred while the state that they change is in use."""
+"""Lock for state that finalizers also change; their actions are deferred while the lock is held."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from threading import Lock
 class Deferred:
     """Lock for state that finalizers change; a finalizer may run at any point, on any thread.
 
-    ``with deferred:`` excludes other threads. A finalizer cannot wait for the lock, since its own thread may hold it.
-    So it passes an action to `do`, which runs the action at once, or at the end of the current block.
+    ``with lock:`` excludes other threads. A finalizer cannot wait for the lock, since the thread that it interrupts may
+    hold it. So the finalizer passes an action to `do`, which runs the action at once, or when the lock is released.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Deferred:
     def do(self, act: Callable[[], object]) -> None:
         """Call a function as soon as no thread holds the lock; does not block."""
         self._waiting.append(act)
-        self._settle()
+        self._run_waiting()
 
     def __enter__(self) -> None:
         """Acquire the lock; blocks. Not reentrant."""
@@ -30,9 +30,9 @@ class Deferred:
     def __exit__(self, *_: object) -> None:
         """Release the lock, and run the deferred actions."""
         self._lock.release()
-        self._settle()
+        self._run_waiting()
 
-    def _settle(self) -> None:
+    def _run_waiting(self) -> None:
         while self._waiting and self._lock.acquire(blocking=False):
             try:
                 if self._waiting:  # another thread may have emptied the queue

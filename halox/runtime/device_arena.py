@@ -1,9 +1,10 @@
 """Memory of this rank's GPU that other ranks of the node can map.
 
-Only memory of this arena is exported. Memory of CuPy's pools cannot be exported, and memory of other libraries may be
-freed by its owner at any time. A segment is one cudaMalloc. Once a peer has mapped a segment, the segment stays
-allocated until `free`, and its blocks are reused. So there are few handles, and no handle becomes stale. A mapping
-belongs to the whole process: plans of one grid can access fields of another.
+Other ranks map memory by CUDA's IPC handles. Only memory of this arena is exported: memory of CuPy's pools cannot be
+exported, and memory of other libraries may be freed by its owner at any time. A segment is one cudaMalloc. Once its
+handle has been exported, the segment stays allocated until `DeviceArena.free`, and its blocks are reused. So there are
+few handles, and no handle becomes stale. A mapping belongs to the whole process: plans of one grid can access fields of
+another.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray, CupyMemory
 
 _GRANULE = 512
-_SEGMENT_BYTES = 32 << 20
-_LARGE_GRANULE = 2 << 20
-
+_SEGMENT_BYTES = 32 << 20  # smallest segment for small blocks
+_LARGE_GRANULE = 2 << 20  # sizes of segments are multiples of it
 
 Allocation: TypeAlias = tuple[str, int]
 """An arena's name and the number of one of its segments."""
@@ -55,7 +55,7 @@ class _Segment:
 
 
 _arenas: weakref.WeakValueDictionary[str, DeviceArena] = weakref.WeakValueDictionary()
-_mapped: dict[Allocation, int] = {}
+_mapped: dict[Allocation, int] = {}  # local addresses of the peers' segments
 
 
 class DeviceArena:
@@ -66,7 +66,7 @@ class DeviceArena:
         self.name = uuid4().hex
         self._segments: dict[int, _Segment] = {}
         self._next = 0
-        self._changing = Deferred()
+        self._lock = Deferred()
         self._retired: list[DeviceBlock] = []
         _arenas[self.name] = self
 
@@ -75,7 +75,7 @@ class DeviceArena:
 
         Local. May synchronize with the GPU; must not be called during stream capture.
         """
-        with self._changing:
+        with self._lock:
             number, offset = self._reserve(nbytes)
         place = Place((self.name, number), offset)
         return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
@@ -99,16 +99,16 @@ class DeviceArena:
 
     def release(self, block: DeviceBlock) -> None:
         """Release a block that no pending GPU work uses; local."""
-        self._changing.do(partial(self._put, block))
+        self._lock.do(partial(self._put, block))
 
     def _put(self, block: DeviceBlock) -> None:
         number = block.place.segment[1]
         segment = self._segments.get(number)
-        if segment is None:  # after `close`
+        if segment is None:  # after `free`
             return
         segment.free.release(block.place.offset, _rounded(block.nbytes))
-        if segment.free.is_whole and segment.handle is None:
-            self._segments.pop(number, None)  # never exported: no peer has mapped it
+        if segment.free.is_whole and segment.handle is None:  # no peer can have mapped it
+            self._segments.pop(number, None)
 
     def retire(self, block: DeviceBlock) -> None:
         """Release a block at the next `reclaim`, since peers may still write to it."""

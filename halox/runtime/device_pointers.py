@@ -1,6 +1,7 @@
-"""Test of MPI with device pointers in a child process, since a library that claims support may crash.
+"""Test whether MPI accepts device pointers, for the cuda_aware path.
 
-One rank per node runs `halox.runtime.device_pointers_probe`, once per software set-up. The result is stored in
+The test runs in a child process, since a library that claims support may crash. One rank per node runs
+`halox.runtime.device_pointers_probe`, once per software set-up. The result is stored in
 ``XDG_CACHE_HOME/halox/device_pointers.json``. With ``HALOX_CUDA_AWARE=1`` halox trusts the library without a test; with
 ``HALOX_CUDA_AWARE=0`` halox never passes a device pointer to MPI.
 """

@@ -1,8 +1,8 @@
 """Test process that passes device pointers to MPI: ``python -m halox.runtime.device_pointers_probe DEVICE``.
 
-An MPI library without GPU support reads the pointer on the host, and crashes or corrupts memory. So this process sends
-messages to itself between two device buffers, and compares the bytes. If all are equal, it prints `YES` and exits with
-status 0. Any other outcome means that the test has failed.
+`halox.runtime.device_pointers` starts this process. An MPI library without GPU support reads a device pointer on the
+host, and crashes or corrupts memory. So the process sends messages to itself between two device buffers, and compares
+the bytes. If all are equal, it prints `YES` and exits with status 0. Any other outcome means that the test has failed.
 """
 
 from __future__ import annotations

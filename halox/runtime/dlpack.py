@@ -62,8 +62,8 @@ class _Versioned(ctypes.Structure):
     )
 
 
-class Shown(NamedTuple):
-    """Contents of an array's DLPack capsule: address of element [0, ..., 0], shape, and strides in bytes.
+class ArrayMemory(NamedTuple):
+    """Memory of an array, as its DLPack capsule describes it: address of element [0, ..., 0], shape, strides in bytes.
 
     ``dtype`` is opaque bytes (``V2`` for bfloat16) if NumPy has no such type. ``writable`` is also False if the array's
     library is too old to report whether the array is writable.
@@ -87,8 +87,8 @@ def device_of(array: Any, name: str = "array") -> tuple[int, int] | None:
         raise refused(name, error) from error
 
 
-def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
-    """Describe an array with ``__dlpack__``; ``name`` is its name in errors.
+def memory_of(array: Any, name: str = "array", stream: int | None = None) -> ArrayMemory:
+    """Return the memory of an array with ``__dlpack__``; ``name`` is its name in errors.
 
     ``stream`` is the address of a CUDA stream on the array's GPU; 0 is the legacy default stream. The library then
     orders later work of this stream after its pending work on the array. Without ``stream`` some libraries block the
@@ -119,14 +119,14 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
     return _read(_Tensor.from_address(_pointer(capsule, b"dltensor")), name, writable=False)
 
 
-def _read(tensor: _Tensor, name: str, *, writable: bool) -> Shown:
+def _read(tensor: _Tensor, name: str, *, writable: bool) -> ArrayMemory:
     """Copy the fields of a capsule's struct, which is freed with the capsule."""
     dtype = _dtype(tensor, name)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = contiguous_strides(shape, dtype.itemsize)
     if tensor.strides:
         strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim])
-    return Shown(tensor.data + tensor.byte_offset, shape, strides, dtype, writable)
+    return ArrayMemory(tensor.data + tensor.byte_offset, shape, strides, dtype, writable)
 
 
 def _dtype(tensor: _Tensor, name: str) -> DType:

@@ -39,11 +39,10 @@ def duplicate_of(
     """
     itself = cast("Communicator | None", parent.Get_attr(_keyvals(mpi)[1]))
     duplicates = _duplicates_for(mpi, parent) if itself is None else [itself]
-    agreed = None
     if itself is not None or (duplicates and not duplicates[-1].watch.failed):
-        agreed = _agreed(duplicates, making, limit_s, error, is_fixed=itself is not None)
-    if agreed is not None:
-        return agreed
+        usable = _find_usable(duplicates, making, limit_s, error, is_fixed=itself is not None)
+        if usable is not None:
+            return usable
     _wait_for_all(mpi, parent, making, limit_s)
     duplicate = Communicator(mpi, parent, limit_s)
     duplicate.comm.Set_attr(_keyvals(mpi)[1], duplicate)
@@ -52,12 +51,13 @@ def duplicate_of(
     return duplicate, duplicate.gather(error, making)
 
 
-def _agreed(
+def _find_usable(
     duplicates: Sequence[Communicator], making: str, limit_s: float, error: str, *, is_fixed: bool
 ) -> tuple[Communicator, list[str]] | None:
-    """Return the duplicate to use, by agreement on the latest one, and the errors of all ranks.
+    """Return an existing duplicate, chosen by a gather on the latest one, and the errors of all ranks.
 
-    Returns None if a new duplicate is needed: no duplicate has the current names of the nodes, or calls have failed.
+    ``is_fixed`` means that only the latest duplicate can be used. Returns None if a new duplicate is needed: no
+    duplicate has the current ``HALOX_NODE`` of the ranks, or calls have failed.
     """
     latest = duplicates[-1]
     latest.guard.check_thread()
@@ -88,23 +88,24 @@ def _wait_for_all(mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: 
     if size == 1:
         return
     is_named = size <= _MOST_NAMED
-    bytes_of = np.zeros((size if is_named else 0, 1), np.uint8)
+    buffers = np.zeros((size if is_named else 0, 1), np.uint8)
 
     def missing() -> list[int]:
-        return [r for r, one in enumerate(requests) if not one.Test()] if is_named else []
+        return [r for r, request in enumerate(requests) if not request.Test()] if is_named else []
 
-    def what() -> str:
-        away = missing()
-        whom = ranks_text(away) if away else "other ranks"
-        some = "" if len(away) == 1 else " (one or more of them)"
+    def text() -> str:
+        absent = missing()
+        whom = ranks_text(absent) if absent else "other ranks"
+        some = "" if len(absent) == 1 else " (one or more of them)"
         return f"rank {rank} has waited in {making} for {whom}{some} to do so with the same comm"
 
-    broadcasts = [parent.Ibcast(one, r) for r, one in enumerate(bytes_of)]
+    # One broadcast from each rank: the broadcast of a missing rank stays incomplete.
+    broadcasts = [parent.Ibcast(buffer, r) for r, buffer in enumerate(buffers)]
     requests = broadcasts or [parent.Ibarrier()]
     try:
-        Waiter(limit_s, True).until(partial(mpi.Request.Testall, requests), what)
+        Waiter(limit_s, True).until(partial(mpi.Request.Testall, requests), text)
     except BaseException:
-        UNFINISHED.extend([*requests, bytes_of])
+        UNFINISHED.extend([*requests, buffers])
         raise
 
 

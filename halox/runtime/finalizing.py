@@ -1,4 +1,4 @@
-"""Callbacks before MPI is finalized; halox releases its MPI objects in them."""
+"""Callbacks at MPI_Finalize, while MPI still works; halox closes its worlds in one of them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 
-_calls: list[Callable[[], None]] = []
+_callbacks: list[Callable[[], None]] = []
 
 
 def before_finalize(mpi: ModuleType, call: Callable[[], None]) -> None:
     """Register a callback for MPI_Finalize; callbacks run once, in order of registration. ``mpi`` is ``mpi4py.MPI``."""
-    _watch(mpi)
-    if call not in _calls:
-        _calls.append(call)
+    _attach(mpi)
+    if call not in _callbacks:
+        _callbacks.append(call)
 
 
 @cache
-def _watch(mpi: ModuleType) -> None:
+def _attach(mpi: ModuleType) -> None:
     """Attach the callbacks to COMM_SELF: MPI_Finalize first deletes the attributes of COMM_SELF."""
 
     def finalized(comm: object, keyval: int, value: object) -> None:
-        for call in _calls:
-            call()
+        for callback in _callbacks:
+            callback()
 
     mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=finalized), object())

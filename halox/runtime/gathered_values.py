@@ -1,7 +1,8 @@
 """Numbers of all ranks, gathered and checked for equal meaning in one collective.
 
-A rank's record has its collective call, a digest of the meaning, and the bytes of its numbers. Ranks that share memory
-read the numbers in place; other ranks read the records of one MPI collective.
+A rank's record has its collective call, a digest of the meaning, and the bytes of its numbers. If all ranks share
+memory, each rank reads the numbers of the other ranks in place. Otherwise one MPI collective gathers the records. Small
+reductions on the host use this module, since `World.gather` pickles objects, which takes longer.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from halox.values import rounded_up
 MOST_BYTES = SLOT_BYTES
 """Largest size of a rank's numbers in bytes."""
 
-_LINE_BYTES = (
-    64  # NumPy's loops may depend on alignment: see `halox.collectives.host.mpi_reduction`
-)
+# NumPy's loops may depend on alignment: see `halox.collectives.host.mpi_reduction`.
+_LINE_BYTES = 64
 
 
 class GatheredValues:
     """Arrays of all ranks, of one dtype and length. Construction is local.
 
     ``meaning`` describes the values and must be equal on all ranks; its ``repr`` must not depend on the process.
-    `gather` is collective and blocks.
+    `gather` is collective and blocks. The numbers of a rank have at most `MOST_BYTES`.
     """
 
     def __init__(self, world: World, meaning: object, dtype: DType, elements: int) -> None:

@@ -1,4 +1,8 @@
-"""Construction of an object by several ranks in rounds, such as memory that the ranks map from each other."""
+"""Construction of an object by several ranks in rounds, such as memory that the ranks map from each other.
+
+Channels of paths, and reductions on GPUs, are made in this way: in each round the ranks exchange addresses or handles
+that the next round needs.
+"""
 
 from __future__ import annotations
 

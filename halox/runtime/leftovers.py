@@ -8,7 +8,7 @@ A plan is closed locally, possibly during an exchange. So two kinds of resources
   closed between start and finish or after a failure. This memory is kept until all ranks have closed the plan. The
   ranks exchange this information when they make the next plan.
 
-These objects hold a reference to themselves until they are freed. So neither the garbage collector nor the end of the
+`Leftovers` adds a reference to these objects until it frees them. So neither the garbage collector nor the end of the
 interpreter frees memory into which MPI may still write.
 """
 
@@ -38,7 +38,7 @@ class Closable(Protocol):
         """Release the memory."""
 
 
-class Shared(Protocol):
+class SharedPart(Protocol):
     """Part of a plan with memory that other ranks access, for example a channel."""
 
     @property
@@ -54,7 +54,7 @@ class Shared(Protocol):
 
 
 @dataclass(eq=False)
-class _Active:
+class _ActiveRequests:
     """Active requests, and the memory of their transport buffers."""
 
     receives: list[MPI.Request]
@@ -63,10 +63,10 @@ class _Active:
 
 
 @dataclass(eq=False)
-class _Shared:
+class _ClosedPlan:
     """Channels of a plan that this rank has closed, and arrays that peers may still access."""
 
-    channels: Sequence[Shared]
+    channels: Sequence[SharedPart]
     arrays: Sequence[object]
 
 
@@ -75,8 +75,8 @@ class Leftovers:
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
-        self._active: list[_Active] = []
-        self._shared: dict[int, _Shared] = {}
+        self._active: list[_ActiveRequests] = []
+        self._closed_plans: dict[int, _ClosedPlan] = {}
         self.arenas: weakref.WeakSet[DeviceArena] = weakref.WeakSet()
         """Open memory of this rank's GPUs; the work of these GPUs may access the memory of closed plans."""
 
@@ -87,7 +87,7 @@ class Leftovers:
         memory: Sequence[Closable],
     ) -> None:
         """Take over persistent requests and their memory, and free the inactive requests; local, does not block."""
-        active = _Active([*receives], [*sends], memory)
+        active = _ActiveRequests([*receives], [*sends], memory)
         _incref(active)
         self._active.append(active)
         self.sweep()
@@ -97,8 +97,8 @@ class Leftovers:
         if not self._active or self._ranks.mpi.Is_finalized():
             return
         # The garbage collector may append to the list meanwhile.
-        kept, self._active = self._active, []
-        for active in kept:
+        previous, self._active = self._active, []
+        for active in previous:
             active.receives = [*filter(_is_active, active.receives)]
             active.sends = [*filter(_is_active, active.sends)]
             if active.receives or active.sends:
@@ -108,37 +108,37 @@ class Leftovers:
                 buffer.close()
             _decref(active)
 
-    def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[object]) -> None:
+    def add(self, number: int, channels: Sequence[SharedPart], arrays: Sequence[object]) -> None:
         """Take over a plan that this rank has closed; free its channels, in order, once all ranks have closed it.
 
         Local. A plan with a channel that has not ended is never freed.
         """
-        shared = _Shared(channels, arrays)
+        plan = _ClosedPlan(channels, arrays)
         if arrays or not all(channel.has_ended for channel in channels):
-            _incref(shared)
+            _incref(plan)
         if not all(channel.has_ended for channel in channels):
             return
-        self._shared[number] = shared
+        self._closed_plans[number] = plan
         if self._ranks.size == 1:
             self._free(number)
 
     def closed_plans(self) -> tuple[int, ...]:
         """Return the numbers of the plans that this rank has closed; wait until its GPUs do not use them. Local."""
-        if self._shared:
+        if self._closed_plans:
             for arena in list(self.arenas):
                 arena.synchronize()
-        return tuple(sorted(self._shared))
+        return tuple(sorted(self._closed_plans))
 
     def reclaim(self, closed: Sequence[Sequence[int]]) -> None:
         """Free the plans that are in `closed_plans` of every rank, gathered in one call; local."""
         self.sweep()
         for number in sorted(set(closed[0]).intersection(*closed)):
-            if number in self._shared:
+            if number in self._closed_plans:
                 self._free(number)
 
     def close(self) -> None:
         """Free the rest after all ranks have closed all plans; unmatched sends stay active. Collective."""
-        for number in sorted(self._shared):
+        for number in sorted(self._closed_plans):
             self._free(number)
         self.sweep()
         receives = [request for active in self._active for request in active.receives]
@@ -157,11 +157,11 @@ class Leftovers:
         self.sweep()
 
     def _free(self, number: int) -> None:
-        shared = self._shared.pop(number)
-        for channel in shared.channels:
+        plan = self._closed_plans.pop(number)
+        for channel in plan.channels:
             channel.free()
-        if shared.arrays:
-            _decref(shared)
+        if plan.arrays:
+            _decref(plan)
 
 
 def hold_at_exit(buffers: object) -> None:

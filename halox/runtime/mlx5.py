@@ -1,11 +1,16 @@
 """Network adapters of the mlx5 driver (ConnectX, BlueField), accessed by pyverbs, rdma-core's Python package.
 
-pyverbs is imported on first use. The rest of halox works without pyverbs and without an adapter; `survey` reports the
-ranks that lack either.
+The scatter_gather path uses these adapters to gather and scatter blocks of memory by indirect memory keys. pyverbs is
+imported on first use. The rest of halox works without pyverbs and without an adapter; `survey` reports the ranks that
+lack either.
 
-References ---------- rdma-core's manual pages mlx5dv_open_device(3), mlx5dv_create_mkey(3), mlx5dv_create_qp(3),
-mlx5dv_wr_post(3), ibv_reg_mr(3) and ibv_modify_qp(3). The values of flags are copied from rdma-core's headers, where
-they never change; pyverbs moves them between its modules.
+The values of flags are copied from rdma-core's headers, where they never change; pyverbs moves them between its
+modules.
+
+References
+----------
+rdma-core's manual pages mlx5dv_open_device(3), mlx5dv_create_mkey(3), mlx5dv_create_qp(3), mlx5dv_wr_post(3),
+ibv_reg_mr(3) and ibv_modify_qp(3).
 """
 
 from __future__ import annotations
@@ -159,14 +164,14 @@ class Adapter:
         if port.state != _PORT_ACTIVE:
             raise PathError(f"port {PORT} of {name} is not active")
         self.mtu, self.max_message_bytes = port.active_mtu, int(port.max_msg_sz)
-        self.gid_index = self._routed(port) if port.link_layer == _ETHERNET else None
+        self.gid_index = self._routable_gid_index(port) if port.link_layer == _ETHERNET else None
         gid = None
         if self.gid_index is not None:
             gid = str(self.context.query_gid(PORT, self.gid_index))
         self.address = PortAddress(port.lid, gid)
         self.pd = v.PD(self.context)
 
-    def _routed(self, port: Any) -> int:
+    def _routable_gid_index(self, port: Any) -> int:
         """Return the index of a GID for RoCE v2, with an IPv4 address if there is one."""
         gids = []
         for index in range(port.gid_tbl_len):

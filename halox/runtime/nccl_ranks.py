@@ -5,7 +5,7 @@ share it. It lives as long as the process, since destroying it waits for every C
 sends.
 
 NCCL's kernels, also in graphs, wait for other ranks without a time limit. So the pack kernel of each exchange marks the
-begin of the exchange in a word of host memory, and the unpack kernel marks the end of the NCCL transfer in a second
+start of the exchange in a word of host memory, and the unpack kernel marks the end of the NCCL transfer in a second
 word. A thread polls these words. If an exchange runs for ``HALOX_TIMEOUT`` seconds, the thread aborts the communicator.
 The NCCL kernels then end, and the next call raises::
 
@@ -39,9 +39,9 @@ from halox.runtime.status import ranks_text
 from halox.runtime.world import World
 
 _MAKING = "the making of an NCCL communicator"
-_LOOKS = 8
-_MOST_PAUSE_S = 0.5
-_LOOK_S = 1e-3
+_POLLS = 8  # of the marks, in the time limit of an exchange
+_MOST_PAUSE_S = 0.5  # between two polls of the marks
+_POLL_S = 1e-3  # between two polls of a blocking NCCL call
 _SCRATCH_BYTES = 512
 
 AHEAD_BYTES = 128
@@ -89,7 +89,7 @@ def nccl_of(context: Context) -> NcclRanks:
     world, device = context.world, context.device
     assert device is not None
     key = f"nccl on GPU {device}"
-    communicator: NcclRanks | None = world.ranks.kept.get(key)
+    communicator: NcclRanks | None = world.ranks.resources.get(key)
     mine = None if communicator is None or communicator.failed else communicator.unique_id
     # A rank that has used another GPU in between may hold an older communicator.
     is_common = all(unique_id == mine for unique_id in world.gather(mine, _MAKING))
@@ -97,8 +97,8 @@ def nccl_of(context: Context) -> NcclRanks:
         return communicator
     if communicator is not None:
         communicator.fail("another rank has lost its communicator")
-    made = world.ranks.kept[key] = NcclRanks(world, device)
-    return made
+    communicator = world.ranks.resources[key] = NcclRanks(world, device)
+    return communicator
 
 
 class NcclRanks:
@@ -113,7 +113,7 @@ class NcclRanks:
     def __init__(self, world: World, device: int) -> None:
         self.rank, self.size, self.device = world.rank, world.size, device
         self.failed = ""
-        self._changing = Deferred()
+        self._lock = Deferred()
         self._watched: list[Watch] = []
         self._thread: threading.Thread | None = None
         self._connected: set[tuple[bool, int]] = set()
@@ -160,13 +160,13 @@ class NcclRanks:
             self.prepared(ops)(stream.ptr)
             stream.synchronize()
 
-        def connected() -> None:
+        def connect_new() -> None:
             if new:
                 peers = sorted({peer for _, peer in new})
                 _within_limit(world, self.device, run, f"to be connected with {ranks_text(peers)}")
 
         try:
-            world.guarded(connected, "the connection of ranks by NCCL")
+            world.guarded(connect_new, "the connection of ranks by NCCL")
         except Exception:
             self.fail("ranks could not be connected")
             raise
@@ -179,7 +179,7 @@ class NcclRanks:
 
     def fail(self, why: str, kind: type[HaloxError] = ExchangeTimeoutError) -> None:
         """Abort the communicator; does not wait for the end of the abort."""
-        with self._changing:
+        with self._lock:
             if self.failed:
                 return
             self._kind, self.failed = kind, why
@@ -188,10 +188,10 @@ class NcclRanks:
 
     def watch(self, watch: Watch) -> None:
         """Monitor the exchanges of a plan from now on."""
-        with self._changing:
+        with self._lock:
             self._watched.append(watch)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._look, daemon=True)
+                self._thread = threading.Thread(target=self._poll, daemon=True)
                 self._thread.start()
 
     def forget(self, watch: Watch) -> None:
@@ -202,18 +202,18 @@ class NcclRanks:
                 self._watched.remove(watch)
             watch.release()
 
-        self._changing.do(end)
+        self._lock.do(end)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Poll all monitored exchanges; return when no watch is left."""
         while True:
-            with self._changing:
+            with self._lock:
                 if not self._watched or self.failed:
                     self._thread = None
                     return
-                pause = min(watch.limit_s / _LOOKS for watch in self._watched)
-                whys = [watch.look() for watch in self._watched]
-                failure = next(filter(None, whys), None)
+                pause = min(watch.limit_s / _POLLS for watch in self._watched)
+                failures = [watch.poll() for watch in self._watched]
+                failure = next(filter(None, failures), None)
                 # Query NCCL under the lock, since an abort frees the communicator.
                 if failure is None and (text := self._nccl.failure(self._comm)):
                     failure = text, ExchangeTimeoutError
@@ -229,7 +229,7 @@ class Watch:
     of a table of addresses; there the kernel finds the names of the messages received from ``sources``. ``limit_s`` is
     0 for no time limit; ``begin`` is None then.
 
-    `look` resets the second word of the marks. So it misses no end between two polls, however short the exchanges are.
+    `poll` resets the second word of the marks. So it misses no end between two polls, however short the exchanges are.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Watch:
         if ranks.failed:
             raise ranks.error()
 
-    def look(self) -> tuple[str, type[HaloxError]] | None:
+    def poll(self) -> tuple[str, type[HaloxError]] | None:
         """Poll the marks; return text and type of the error if an exchange has failed, else None."""
         now = time.monotonic()
         if self._words[3]:
@@ -337,7 +337,7 @@ def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str
     threading.Thread(target=run, daemon=True).start()
     # This wait releases the global interpreter lock for the thread.
     world.waiter().until(
-        lambda: ended.wait(_LOOK_S), lambda: f"rank {world.rank} has waited {waits}"
+        lambda: ended.wait(_POLL_S), lambda: f"rank {world.rank} has waited {waits}"
     )
     if errors:
         raise errors[0]

@@ -1,7 +1,12 @@
-"""POSIX shared memory between the ranks of a node: files in /dev/shm, private to the user, unlinked after mapping."""
+"""POSIX shared memory between the ranks of a node: files in /dev/shm, private to the user, unlinked after mapping.
+
+One rank creates a file and passes its name to the other ranks of the node, which attach it. After all have mapped the
+file, its creator unlinks the name, so that the system frees the memory even if the ranks are killed.
+"""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
@@ -93,7 +98,7 @@ class SharedSegment:
             try:
                 self._mapping.madvise(_MADV_POPULATE_WRITE)
             except OSError as error:
-                if error.errno != 22:  # EINVAL: kernels before Linux 5.14 do not have this advice
+                if error.errno != errno.EINVAL:  # kernels before Linux 5.14 do not have this advice
                     raise
                 if space_left() < self.nbytes:
                     raise

@@ -84,16 +84,20 @@ _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS, _KIND_BITS, _NUMBER_BITS = 10, 2, 6
 _NAME_SHIFT = _PLAN_BITS + _KIND_BITS + _NUMBER_BITS
-# Words of `StatusBlock.wait`: whether the rank waits; the call in which it has found a mismatch, the other rank, and
-# the words of both ranks; the call for which it has printed a notice; whether a call has failed on it. The last word is
-# used only in the block of the node's first rank: whether a call has failed on any rank of the node.
-_WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _NOTIFIED, _FAILED, ANY_FAILED = _FIELDS = range(8)
-_NOTICE_S = 10.0
+# Words of `StatusBlock.wait`: whether the rank waits; the word of its call if it has found a mismatch in this call, the
+# other rank, and the differing words of both ranks; the call for which it has printed a notice; whether a call has
+# failed on it. The last word is used only in the block of the node's first rank: whether a call has failed on any rank
+# of the node.
+_FIELDS = range(8)
+_WAITING, _MISMATCH, _OTHER_RANK, _MINE, _THEIRS, _NOTIFIED, _FAILED, ANY_FAILED = _FIELDS
+_NOTICE_S = 10.0  # a wait of this length prints a notice
 _NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
 _MOST_NOTES = 64
-_HAS_FAILED = -1  # in the rank entry of a note: a call has failed on the sender
-
+# A note has four words: the word of the sender's call; a reason, 0 if the sender waits, `_HAS_FAILED` if a call has
+# failed on it, 1 + r if it has found a mismatch with rank r; then, for a mismatch, the differing words of the sender
+# and of rank r. A note of a mismatch is sent for each of the two calls, with the call's word first.
+_HAS_FAILED = -1
 
 _CODES = {name: number << _NAME_SHIFT for number, name in enumerate(CALLS)}
 
@@ -319,10 +323,11 @@ class CallWatch:
             self._print_notice(ranks, waited_s)
 
     def _compare(self, rank: int, block: StatusBlock) -> None:
-        broken = block.wait[_BROKEN]
-        if broken == self.word and broken:
+        """Raise `MismatchError` if a rank of this node has found a mismatch in this call, or is in another call."""
+        found_in = block.wait[_MISMATCH]
+        if found_in == self.word and found_in:
             calls = (rank, block.wait[_MINE]), (block.wait[_OTHER_RANK], block.wait[_THEIRS])
-            raise self._fails(calls)
+            raise self._record_mismatch(calls)
         theirs = block.call(self.number)
         mine: int | None = self.word
         if theirs is None:
@@ -333,22 +338,24 @@ class CallWatch:
         self._check(rank, mine, theirs)
 
     def _check(self, rank: int, mine: int | None, theirs: int) -> None:
+        """Raise `MismatchError` if this rank and another rank have different words of the same number."""
         if not mine or not theirs or mine == theirs:
             return
         if name_of(mine) == name_of(theirs) == "start of a plan":
             return  # plans started in a different order may still complete
         wait = self._own.wait
         wait[_OTHER_RANK], wait[_MINE], wait[_THEIRS] = rank, mine, theirs
-        wait[_BROKEN] = self.word  # written last: it publishes the words above
-        raise self._fails([(self.rank, mine), (rank, theirs)])
+        wait[_MISMATCH] = self.word  # written last: it publishes the words above
+        raise self._record_mismatch([(self.rank, mine), (rank, theirs)])
 
-    def _fails(self, words: Sequence[tuple[int, int]]) -> MismatchError:
+    def _record_mismatch(self, words: Sequence[tuple[int, int]]) -> MismatchError:
         """Return the `MismatchError`, and record it as the failure of the communicator."""
         error = mismatch(sorted(words))
         self.failed = str(error)
         return error
 
     def _find_ended(self, ranks: Sequence[int]) -> None:
+        """Raise `ExchangeTimeoutError` if the process of one of ``ranks`` (all if empty) has ended."""
         for rank in ranks or self._pids:
             pid = self._pids.get(rank)
             if pid is not None and rank != self.rank and has_ended(pid):
@@ -363,7 +370,7 @@ class CallWatch:
             return ""
         if len(self.blocks) < self._comm.size:
             self._exchange_notes(ranks)
-        others = [self._place(rank) for rank in (list(ranks) or self._behind())[:3]]
+        others = [self._progress_of(rank) for rank in (list(ranks) or self._behind())[:3]]
         there = "".join(f", {other_call}" for other_call in others)
         return f" in {word_text(self.word)}{there}"
 
@@ -375,7 +382,7 @@ class CallWatch:
         received = {rank for rank, word in self._received.items() if word >> CODE_BITS >= number}
         return sorted(near | (far - received))
 
-    def _place(self, rank: int) -> str:
+    def _progress_of(self, rank: int) -> str:
         block = self.blocks.get(rank)
         last = self._received.get(rank, 0) if block is None else block.last()
         if block is None and (not last or last >> CODE_BITS < self.number):
@@ -422,28 +429,29 @@ class CallWatch:
         self._receive_notes()
 
     def _receive_notes(self) -> None:
+        """Receive the notes that have arrived; raise `MismatchError` if this rank or a sender finds a mismatch."""
         note, status = np.zeros(4, "i8"), self._mpi.Status()
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
             rank = status.Get_source()
             self._comm.Recv(note, rank, _NOTE_TAG)
             theirs = self._received[rank] = int(note[0])
-            number = theirs >> CODE_BITS
             if note[1] == _HAS_FAILED:
                 self._failed_ranks.add(rank)
                 continue
             if note[1]:
                 calls = (rank, int(note[2])), (int(note[1]) - 1, int(note[3]))
-                if int(note[0]) == self.word:
-                    raise self._fails(calls)
+                if theirs == self.word:
+                    raise self._record_mismatch(calls)
                 continue
+            number = theirs >> CODE_BITS
             mine = self._own.call(number) if number <= self.number else None
             try:
                 self._check(rank, mine, theirs)
             except MismatchError:
-                self._spread(rank, mine or 0, theirs)
+                self._send_mismatch(rank, mine or 0, theirs)
                 raise
 
-    def _spread(self, rank: int, mine: int, theirs: int) -> None:
+    def _send_mismatch(self, rank: int, mine: int, theirs: int) -> None:
         """Notify ranks of other nodes of a mismatch, so that they do not wait for the timeout."""
         for word in {self.word, theirs}:
             self._send_notes(np.array([word, rank + 1, mine, theirs], "i8"))

@@ -81,7 +81,7 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
         offer = arena.handles([block.place]), events.handles(numbers)
     own = None if arena is None else _uuid(arena.device)
     failures: dict[tuple[int, int], str] = {}
-    silent: dict[tuple[int, int], str] = {}
+    no_events_here: dict[tuple[int, int], str] = {}
     ranks = sorted(world.node_ranks, key=lambda rank: world.node_ranks[rank])
     offers = world.gather(offer, _SURVEYING)
     for rank in ranks:
@@ -98,14 +98,14 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
         try:
             events.open(rank, signals)
         except RuntimeError as error:
-            silent[world.rank, rank] = (
+            no_events_here[world.rank, rank] = (
                 f"rank {world.rank} cannot wait for events of rank {rank} ({error}): the processes "
                 "must share /dev/shm and the IPC namespace"
             )
     if arena is not None and block is not None and events is not None:
         arena.release(block)
         events.release(numbers)
-    gathered = world.gather((own, failures, silent), _SURVEYING)
+    gathered = world.gather((own, failures, no_events_here), _SURVEYING)
     unmapped = {pair: why for _, reasons, _ in gathered for pair, why in reasons.items()}
     no_events = {pair: why for _, _, reasons in gathered for pair, why in reasons.items()}
     return Topology(tuple(gpu for gpu, _, _ in gathered), world.nodes, unmapped, no_events)

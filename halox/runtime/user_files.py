@@ -1,4 +1,7 @@
-"""Small JSON files in the user's ``XDG_CACHE_HOME``: checked when read, replaced atomically."""
+"""Small JSON files in the user's ``XDG_CACHE_HOME``: checked when read, replaced atomically.
+
+halox stores the constants of ``halox tune`` and the verdicts of `halox.runtime.device_pointers` there.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 20
-"""Largest accepted file; a file of halox has a few kilobytes per entry."""
+"""Largest accepted file in bytes; a file of halox has a few kilobytes per entry."""
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,8 @@
-"""Waits for other ranks, with a limit: ``HALOX_TIMEOUT``."""
+"""Waits for other ranks, with a limit: ``HALOX_TIMEOUT``.
+
+All waits of the host go through `Waiter.until`. During long waits it checks the progress of the other ranks, and raises
+an error if they can no longer make the call that this rank waits for.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ from halox.runtime.status import CallWatch
 DEFAULT_TIMEOUT_S = 300.0
 """Default time limit of a wait in seconds, if ``HALOX_TIMEOUT`` is not set."""
 
-_MOST_S = 1e9
+_MOST_S = 1e9  # a larger limit means no limit
 SPINS = 200
 """Number of polls of a flag before a `Waiter` is used, if the ranks do not share cores."""
 
 _SPINS_BEFORE_YIELD = 200
 _YIELDS_BEFORE_CLOCK = 200
-_LOOK_EVERY_S = 0.25
-_BUSY_S = 1.0
+_CHECK_EVERY_S = 0.25  # the progress of the other ranks
+_BUSY_S = 1.0  # afterwards, sleep between two polls
 _NAP_S = 0.0005
 
 Ranks = Callable[[], Sequence[int]]
@@ -85,16 +89,16 @@ class Waiter:
         for _ in range(self.spins):
             if ready():
                 return
-        give_way = os.sched_yield
+        yield_core = os.sched_yield
         for _ in range(_YIELDS_BEFORE_CLOCK):
             if ready():
                 return
-            give_way()
+            yield_core()
         self._wait_long(ready, what, ranks)
 
     def _wait_long(self, ready: Callable[[], bool], what: Callable[[], str], ranks: Ranks) -> None:
         start = time.monotonic()
-        next_look = start + _LOOK_EVERY_S
+        next_check = start + _CHECK_EVERY_S
         watch, is_published = self.watch, False
         try:
             while not ready():
@@ -106,9 +110,9 @@ class Waiter:
                 else:
                     os.sched_yield()
                 is_late = bool(self.limit_s) and now - start > self.limit_s
-                if now < next_look and not is_late:
+                if now < next_check and not is_late:
                     continue
-                next_look = now + _LOOK_EVERY_S
+                next_check = now + _CHECK_EVERY_S
                 try:
                     if is_late:
                         raise self._timeout(what, ranks)

@@ -1,7 +1,8 @@
 """Ranks of one grid, exchange or allreduce, with checked access to the private duplicate of its communicator.
 
-Every wait for other ranks here ends after ``HALOX_TIMEOUT`` seconds. Ranks with diverging programs therefore raise an
-error instead of hanging.
+Every object that users make on a communicator has a `World`. It counts the object's collective calls, gathers objects
+from all ranks, and raises the error of one rank on all ranks. Every wait for other ranks ends after ``HALOX_TIMEOUT``
+seconds. So ranks with diverging programs raise an error instead of hanging.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class World:
         """Count a collective call, one of `halox.runtime.status.CALLS`, which all other ranks must make too.
 
         ``detail`` is an argument of the call, for the log of ``HALOX_DEBUG``. Raises `ClosedError` if the world was
-        closed, and `StateError` if another thread is inside a call.
+        closed, and `StateError` after a failed call or if another thread is inside a call.
         """
         if self.closed or self.ranks.watch.failed:
             self.check_open()
@@ -182,9 +183,9 @@ class World:
         now = time.time()
         clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1e6):06d}"
         number = self.ranks.watch.word >> CODE_BITS
-        what = name if detail is None else f"{name} {shown(detail)}"
+        call = name if detail is None else f"{name} {shown(detail)}"
         print(
-            f"halox {clock} rank {self.rank} of {self.size}: {what} (call {number} of {self.comm.name or 'comm'})",
+            f"halox {clock} rank {self.rank} of {self.size}: {call} (call {number} of {self.comm.name or 'comm'})",
             file=sys.stderr,
             flush=True,
         )
@@ -259,19 +260,24 @@ class World:
             # mismatch.
             raise (error or mismatch) from (None if error is None else mismatch)
         self.raise_errors(records, step, error)
-        return [cast("Value", None) if one is None else one[1] for one in records]
+        return [cast("Value", None) if record is None else record[1] for record in records]
 
     def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
-        others = [(rank, one) for rank, one in enumerate(records) if one is not None and one[0]]
-        if not others:
+        # Records with an error, and `VALUES`.
+        reports = {
+            rank: record[0]
+            for rank, record in enumerate(records)
+            if record is not None and record[0]
+        }
+        if not reports:
             return
-        errors = [(rank, *one[0]) for rank, one in others if one is not VALUES]
+        errors = [(rank, *why) for rank, why in reports.items() if records[rank] is not VALUES]
         if errors:
             raise_together(errors, self.size, own)
-        if len(others) < self.size:
+        if len(reports) < self.size:
             raise MismatchError(
-                f"in {step} {ranks_text([rank for rank, _ in others])} gave an array or a number of the host, and "
+                f"in {step} {ranks_text([*reports])} gave an array or a number of the host, and "
                 "other ranks one on a GPU; give the same kind on all ranks"
             )
 

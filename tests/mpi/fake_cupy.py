@@ -24,9 +24,10 @@ import pytest
 from halox.collectives.operations import find_operation
 from halox.errors import DeviceError
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
-from halox.runtime.gpu.marks import WORDS_BYTES, Mark
+from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.pools import Pool
 from halox.runtime.place import Place
+from tests.support import forget_captures
 from tests.unit.cpu_allreduce import Launch, Stream
 from tests.unit.cpu_kernels import aligned
 from tests.unit.host_launches import leave
@@ -259,20 +260,22 @@ class Machine:
         from halox.collectives.device import device_algorithms
         from halox.collectives.device import kernel_reductions as allreduce
         from halox.runtime import device_arena
-        from halox.runtime.gpu import cuda, ipc_events, memory, pools, streams
+        from halox.runtime.gpu import cuda, ipc_events, memory, pools
 
         module = self._cupy()
         monkeypatch.setitem(sys.modules, "cupy", module)
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
         monkeypatch.setattr(cuda, "_cupy_types", set())
-        streams._query.cache_clear()
+        forget_captures(monkeypatch)
         monkeypatch.setattr(device_arena, "DeviceArena", FakeArena)
         monkeypatch.setattr(ipc_events, "EventPool", FakeEvents)
         monkeypatch.setattr(device_algorithms, "ArrayKernels", FakeArrayKernels)
         monkeypatch.setattr(device_algorithms, "pinned", pinned)
         monkeypatch.setattr(memory, "register", self._register)
+        monkeypatch.setattr(memory, "pinned", pinned)
+        monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
         monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", _no_nccl)
-        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(WORDS_BYTES)))
+        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(pools.WORDS_BYTES)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)

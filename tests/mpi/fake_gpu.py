@@ -22,6 +22,7 @@ from halox.packing.refine import cut_parts
 from halox.runtime.arrays import Described
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.place import Place
+from tests.support import forget_captures
 from tests.unit.host_launches import side_of, touched
 
 AREA = 1 << 32  # addresses of a block of memory
@@ -121,9 +122,7 @@ class FakeGpu:
             Device=lambda number: contextlib.nullcontext(),
             Event=lambda disable_timing: FakeEvent(self),
         )
-        from halox.runtime.gpu import streams
-
-        streams._query.cache_clear()
+        forget_captures(monkeypatch)
         for module in (
             *(f"runtime.gpu.{name}" for name in ("cuda", "ipc_events", "streams")),
             "paths.scatter_gather.graph_flags",

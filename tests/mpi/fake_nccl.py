@@ -21,7 +21,7 @@ from halox.errors import DeviceError
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.nccl import NcclOp
-from tests.mpi.fake_cupy import Machine, pinned
+from tests.mpi.fake_cupy import Machine
 from tests.unit.cpu_kernels import aligned
 from tests.unit.host_launches import leave
 
@@ -151,8 +151,6 @@ def machine_with_nccl(
     """Install and return a simulated GPU and NCCL for this rank; collective."""
     machine = Machine(comm.rank, shared=shared)
     machine.install(monkeypatch)
-    monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
-    monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
     found = FakeNccl(machine, comm.Dup(), version)
     found.install(monkeypatch)
     return machine, found

@@ -25,11 +25,10 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.runtime import shared_memory
 from halox.runtime.context import Context
+from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
-from tests.support import no_shared_memory
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
 
@@ -65,7 +64,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether there is enough shared memory."""
     if request.param == "too little of it":
-        monkeypatch.setattr(shared_memory, "create", no_shared_memory)
+        fill_shared_memory(monkeypatch)
     return bool(request.param == "shared memory")
 
 
@@ -352,7 +351,7 @@ def test_of_the_grid(comm: World) -> None:
 
 
 def is_shared(reduce: halox.Allreduce) -> bool:
-    found: Any = reduce._reduction._combined
+    found: Any = reduce._reduction._algorithm
     return found._shared is not None
 
 

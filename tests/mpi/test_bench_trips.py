@@ -13,7 +13,6 @@ from mpi4py import MPI
 from halox.exchange.typed import Exchange
 from halox.packing.host import HostPacker
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox_bench.common.targets import measured
 from halox_bench.pack.cases import select
 from halox_bench.ranks import busy
@@ -26,7 +25,7 @@ from halox_bench.trips.baselines import BY_HAND, HALOX_PACK, MPI_PACK, MPI_TYPES
 from halox_bench.trips.cases import TripCase
 from halox_bench.trips.kinds import ScatterGatherBench, adapter_keys
 from halox_bench.trips.oracle import TripOracle, places
-from halox_bench.trips.run import NO_CACHE, PreparedTrip, TripBench, Uncached, mapping_us
+from halox_bench.trips.run import NO_CACHE, PreparedTrip, TripBench, Uncached
 from tests.mpi.capturing import Capturing
 from tests.unit import fake_verbs
 
@@ -241,27 +240,6 @@ def expect_trips(trip: Uncached, slab: Any, oracle: TripOracle, comm: MPI.Intrac
         assert comm.allreduce(oracle.wrong(slab, direction, (direction,))) == 0
 
 
-def test_keys_are_mapped_anew(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    mapped = [0]
-    plain = ProcessVm.map
-
-    def counted(self: Any, *what: Any) -> Any:
-        mapped[0] += 1
-        return plain(self, *what)
-
-    monkeypatch.setattr(ProcessVm, "map", counted)
-    trip, slab, oracle = uncached(cases.vector(1024, 16), comm, "scatter_gather/process_vm")
-    before = mapped[0]
-    expect_trips(trip, slab, oracle, comm)
-    once = mapped[0] - before
-    assert once > 0
-    assert mapping_us(trip.keyed(0), 3) > 0
-    expect_trips(trip, slab, oracle, comm)
-    assert mapped[0] > before + 2 * once
-    comm.barrier()
-    trip.close()
-
-
 def test_keys_of_a_network_adapter(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     mapped = [0]
     plain = Mlx5Umr.map
@@ -321,18 +299,6 @@ def test_calls_beside_work(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch)
         FakeWork, "__init__", lambda self, device: vars(self).update(begun=0, has_ended=True)
     )
     assert not beside_work(comm, stage, RanksClock(comm, stage, BRIEF), call).is_covered
-
-
-def test_figures_beside_a_kernel(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = busy.Beside(10.0, 14.0, 1000.0, 1010.0, is_covered=False)
-    monkeypatch.setattr(targets, "beside_work", lambda *_, **__: given)
-    monkeypatch.setattr(targets, "MESSAGE_BYTES", 1 << 16)
-    loss, beside, *others = targets.beside_kernel(TripBench(comm, "host", OPTIONS))
-    assert "scatter_gather/process_vm" in loss["name"]
-    assert (loss["value"], loss["target"], loss["met"]) == (0.01, 0.02, True)
-    assert (beside["value"], beside["target"], beside["met"]) == (1.4, 1.5, True)
-    assert "at least" in beside["baseline_name"]
-    assert len(others) == 2 and all(one["target"] is None for one in others)
 
 
 def test_targets_of_hosts(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError, FieldError, MismatchError
+from tests.limits import read_in_place
 from tests.mpi.bad_input import Table, check_error, undocumented
 from tests.mpi.checkerboards import random_case
 from tests.mpi.conftest import agree
@@ -41,7 +42,7 @@ def test_random_checkerboard(
 ) -> None:
     """Each halo cell within reach has its value, no other cell changes, and no surplus byte is received."""
     if number % 2:  # read in place, as on large grids
-        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+        read_in_place(monkeypatch)
     if number % 5 == 0:
         monkeypatch.setenv("HALOX_NODE", "rank")
     rng = np.random.default_rng([SEED, comm.size, number])

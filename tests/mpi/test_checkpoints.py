@@ -22,7 +22,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import chunks, folder, loading, moving, npy, saving, store
+from halox.checkpoint import folder, loading, moving, npy, saving, store
 from halox.errors import (
     CheckpointError,
     FieldError,
@@ -30,6 +30,7 @@ from halox.errors import (
     MismatchError,
     MissingPackageError,
 )
+from tests.limits import cut_shards
 from tests.mpi.bad_input import undocumented
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES
 from tests.mpi.test_scatter import whole_array
@@ -102,8 +103,7 @@ def test_the_same_bits_on_other_ranks_and_divisions(
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunks, "SHARD_BYTES", shard_bytes)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    cut_shards(monkeypatch, shard_bytes, 100)
     names = FIELDS if compressors is None and shard_bytes > 300 else ("holes", "rho", "u", "w")
     with grid(comm) as g:
         g.save(path / "a", filled(g, names), compressors=compressors, attrs={"step": 3})
@@ -137,7 +137,7 @@ def test_parts_in_buffers(
     """The copies of fields on GPUs, made of host arrays."""
     monkeypatch.setattr(moving, "is_device_array", lambda _: True)
     monkeypatch.setattr(moving, "DEVICE_PART_BYTES", part_bytes)
-    monkeypatch.setattr(chunks, "SHARD_BYTES", 300)
+    cut_shards(monkeypatch, 300)
     with grid(comm) as g:
         g.save(path / "a", filled(g))
     with grid(comm, proc_shape=(1, 0)) as g:
@@ -160,8 +160,7 @@ def test_fields_in_memory_of_any_alignment_and_stride(path: Path, comm: MPI.Intr
 
 def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any) -> None:
     """zarr-python's reading is the oracle of the files."""
-    monkeypatch.setattr(chunks, "SHARD_BYTES", 300)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    cut_shards(monkeypatch, 300, 100)
     with grid(comm) as g:
         g.save(path / "a", filled(g))
     if comm.rank:
@@ -374,8 +373,7 @@ def test_damage_is_one_error_on_all_ranks(
     name: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, text = DAMAGES[name]
-    monkeypatch.setattr(chunks, "SHARD_BYTES", 200)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    cut_shards(monkeypatch, 200, 100)
     with grid(comm) as g:
         rho = filled(g, ("rho",))["rho"]
         g.save(path / "good", rho=rho)
@@ -398,7 +396,7 @@ def test_damage_anywhere_is_found_by_another_division(
     chunk_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit of a shard of which each rank reads a part, of its checksums or of its index."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", chunk_bytes)
+    cut_shards(monkeypatch, chunk_bytes=chunk_bytes)
     with grid(comm, proc_shape=(0, 1) if comm.size <= 6 else None) as g:
         fields = filled(g, ("rho",))
         g.save(path / "a", fields)
@@ -897,8 +895,7 @@ def test_progress_and_memory(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Little beside the field, also where another division reads it."""
-    monkeypatch.setattr(chunks, "SHARD_BYTES", 1 << 20)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 17)
+    cut_shards(monkeypatch, 1 << 20, 1 << 17)
     shape, told, mib = (64 * comm.size + 1, 1 << 17), [], []
     for proc_shape in ((0, 1), (1, 0)):
         with halox.Grid(shape, proc_shape=proc_shape, comm=comm, device="cpu") as g:

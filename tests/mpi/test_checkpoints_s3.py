@@ -14,9 +14,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import chunks
 from halox.checkpoint.bucket import BucketPath
 from halox.errors import CheckpointError
+from tests.limits import cut_shards
 from tests.mpi.test_checkpoints import check, filled, grid, path
 
 __all__ = ["path"]  # a fixture
@@ -78,8 +78,7 @@ def keys() -> list[str]:
 def test_the_same_bits_in_other_divisions(
     server: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "SHARD_BYTES", 300)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    cut_shards(monkeypatch, 300, 100)
     with grid(comm) as g:
         g.save(RUN, filled(g, NAMES), attrs={"step": 3}, coords={"x": range(6)})
     with grid(comm, proc_shape=(1, 0)) as g:

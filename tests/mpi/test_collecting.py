@@ -11,8 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.exchange import cache
 from tests.collecting import collecting
+from tests.limits import cache_few_plans
 from tests.mpi.conftest import agree
 from tests.support import full
 
@@ -107,7 +107,7 @@ def go_on(
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the caches small, so that they drop plans."""
-    monkeypatch.setattr(cache, "CAPACITY", 3)
+    cache_few_plans(monkeypatch, 3)
 
 
 @pytest.mark.ranks(1, 2, 3)

@@ -17,7 +17,7 @@ from halox.errors import ExchangeTimeoutError, StateError
 from halox.packing.copy_boxes import Blocks
 from halox.paths.base import Job
 from halox.paths.scatter_gather import copy_channel, copy_engine, graph_flags
-from halox.paths.scatter_gather.agreement import agreed
+from halox.paths.scatter_gather.agreement import make_with_peers
 from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.keys import Keys
@@ -100,7 +100,7 @@ class CopyRig(Rig):
             self.engine.map = self.map  # type: ignore[method-assign]
             self.keys = Keys(self.engine)
         engine = self.keys, self.engine, self.events
-        return agreed(self.world, lambda: CopyChannel(job, ways, *engine, self.link), job)
+        return make_with_peers(self.world, lambda: CopyChannel(job, ways, *engine, self.link), job)
 
 
 @pytest.fixture

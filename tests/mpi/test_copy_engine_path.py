@@ -19,10 +19,10 @@ from halox.errors import DecompositionError, MismatchError, PathError
 from halox.paths.scatter_gather import copy_channel
 from halox.runtime import device_arena
 from halox.runtime.device_arena import DevicePlace
-from halox.runtime.gpu import driver, streams
+from halox.runtime.gpu import driver
 from halox.runtime.gpu.pools import Pool
 from tests.mpi.conftest import agree
-from tests.mpi.fake_cupy import Array, FakeArena, Machine, pinned
+from tests.mpi.fake_cupy import Array, FakeArena, Machine
 from tests.support import require
 from tests.unit.fake_driver import CAPTURED, fake_driver
 from tests.unit.host_launches import host_launches
@@ -87,14 +87,11 @@ def machine(
     monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(lambda device: side))
     monkeypatch.setattr(copy_channel, "why_not_captured", lambda device: None)
     monkeypatch.setattr(device_arena, "DeviceArena", MappedArena)
-    monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
-    monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
     with ExitStack() as stack:
         stack.enter_context(host_launches())
         fake = stack.enter_context(fake_driver(request.param))
         fake.gpu = gpu
         yield fake
-    streams._query.cache_clear()
 
 
 def of_grid(comm: MPI.Intracomm, n: int) -> tuple[halox.Grid, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.runtime.gpu import memory, streams
+from halox.runtime.gpu import memory
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.limits import short_waits
@@ -49,14 +49,13 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def machine(way: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def machine(way: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Machine:
     nodes = {"a node each": "rank", "two nodes": "second" if comm.rank % 3 == 1 else "first"}
     if way in nodes:
         monkeypatch.setenv("HALOX_NODE", nodes[way])
     found = Machine(comm.rank, shared=way == "one GPU" and comm.size > 1)
     found.install(monkeypatch)
-    yield found
-    streams._query.cache_clear()
+    return found
 
 
 def possible(way: str, ranks: int) -> set[str]:

@@ -17,14 +17,12 @@ from mpi4py import MPI
 import halox
 from halox.errors import (
     ClosedError,
-    DeviceError,
     ExchangeTimeoutError,
     HaloxError,
     MismatchError,
     PathError,
     StateError,
 )
-from halox.runtime.gpu.cuda import why_no_gpu
 from tests.mpi.bad_input import documented
 from tests.mpi.limits import short_waits
 
@@ -200,16 +198,6 @@ def test_the_text_of_the_page(name: str, comm: World) -> None:
         assert type(error) is kind
         said, _, _ = str(error).partition("\n[rank 1]")
         assert comm.rank or re.fullmatch(with_any_numbers(documented(name)), said), said
-
-
-@pytest.mark.ranks(2)
-def test_a_gpu_that_is_not_there(comm: World) -> None:
-    if why_no_gpu() is None:
-        pytest.skip("there is one")
-    with pytest.raises(
-        DeviceError, match=r'device="gpu" was asked for, but .*; or say device="cpu"'
-    ):
-        grid(comm, device="gpu")
 
 
 @pytest.mark.ranks(2)

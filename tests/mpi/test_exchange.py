@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from tests.limits import read_in_place
 from tests.mpi.conftest import agree
 from tests.mpi.reference import (
     DTYPES,
@@ -32,7 +33,7 @@ CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
 @pytest.mark.parametrize("number", range(CASES))
 def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     if number % 2:  # read in place, as on large grids
-        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+        read_in_place(monkeypatch)
     rng = np.random.default_rng([SEED, comm.size, number])
     case = random_case(rng, comm.size, DTYPES)
     with case.grid(comm) as grid:
@@ -48,7 +49,7 @@ def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.Monke
 
 def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The low limit of the tests with random grids does make plans read messages in place."""
-    monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+    read_in_place(monkeypatch)
     with halox.Grid((4 * comm.size, 6), proc_shape=(comm.size, 1), comm=comm, device="cpu") as grid:
         rows = grid.explain(grid.zeros("f4")).rows
         assert {row.protocol for row in rows if row.peer != comm.rank} == (

@@ -19,7 +19,7 @@ import pytest
 from mpi4py import MPI
 
 from halox.datatypes import contiguous
-from halox.errors import ExchangeTimeoutError, StateError
+from halox.errors import ExchangeTimeoutError
 from halox.paths import fragments
 from halox.paths.base import Channel, Job
 from halox.paths.buffers import (
@@ -84,12 +84,7 @@ class LateGpu(Work):
         self._targets = [job.arrays[m.parts[0].array] for m in job.receives]
         self._packs: list[Callable[[], None]] = []
         self._unpacks: list[Callable[[], None]] = []
-        self.captured = False
         self.most_ahead = 0
-
-    def check(self) -> None:
-        if self.captured:
-            raise StateError("captured")
 
     def begin(self, slot: int) -> None:
         assert not self._packs
@@ -353,20 +348,6 @@ def test_a_rank_that_stops_half_way(kind: str, comm: MPI.Intracomm) -> None:
             with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
                 rig.channel.finish()
     comm.Barrier()
-
-
-def test_nothing_moves_while_a_stream_is_captured(comm: MPI.Intracomm) -> None:
-    rig = Rig(comm, "ring", "mpi")
-    assert rig.gpu is not None
-    rig.fill(1)
-    rig.gpu.captured = True
-    with pytest.raises(StateError):
-        rig.channel.check()
-    rig.gpu.captured = False
-    rig.channel.start()
-    rig.channel.finish()
-    assert agree(rig.right(1), comm), "the refused call has left nothing behind"
-    rig.close()
 
 
 class Pinned:

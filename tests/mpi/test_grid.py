@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import as_strided
 
 import halox
 from halox.errors import FieldError
+from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
-from tests.support import no_shared_memory
 
 pytestmark = pytest.mark.geometry
 
@@ -121,22 +121,6 @@ def test_interior_gather_and_indices(grid: halox.Grid, comm: MPI.Intracomm) -> N
     assert np.array_equal(u, (i % ni) * 1000.0 + j % nj)
 
 
-def test_gather_of_components_and_staggered(comm: MPI.Intracomm) -> None:
-    with halox.Grid((5, 4 * comm.size), comm=comm, device="cpu") as grid:
-        u = grid.zeros("i8", components=2, components_after=3, staggered=(0, 1))
-        layout = grid.layout(u)
-        axes = [np.arange(s.start, s.stop) for s in layout.owned]
-        i, j = np.ix_(*axes)
-        grid.interior(u)[...] = (i * 100 + j)[None, :, :, None] + np.array([0, 5000])[
-            :, None, None, None
-        ]
-        whole = grid.gather(u)
-        if comm.rank == 0:
-            assert whole is not None and whole.shape == (2, 6, 4 * comm.size + 1, 3)
-            i, j = np.indices(whole.shape[1:3])
-            assert np.array_equal(whole[1, :, :, 2], i * 100 + j + 5000)
-
-
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1", "?", "c8", "c16"])
 def test_reductions(dtype: str, grid: halox.Grid) -> None:
     ni, nj = grid.grid_shape
@@ -200,13 +184,6 @@ def test_reductions_into_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     assert grid.allreduce(np.ones((2, 2)), out=columns) is columns and (columns == comm.size).all()
 
 
-def test_allreduce(grid: halox.Grid, comm: MPI.Intracomm) -> None:
-    assert grid.allreduce(comm.rank + 1) == sum(range(1, comm.size + 1))
-    found = grid.allreduce(np.array([comm.rank, -comm.rank]), op="max")
-    assert found.tolist() == [comm.size - 1, 0]
-    assert grid.allreduce(2.0, op="prod") == 2.0**comm.size
-
-
 def test_plan_around_interior_work(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     u, v = grid.zeros(), grid.zeros("i4")
     plan = grid.plan(u, v)
@@ -265,7 +242,7 @@ def test_plans_are_found_again(grid: halox.Grid) -> None:
         for k in range(3):
             grid.exchange(state[k])  # a new view object each time
         grid.exchange(state)
-    assert grid._plan_number == 4
+    assert grid.plans_made == 4
 
 
 def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
@@ -358,7 +335,7 @@ def test_blocks(comm: MPI.Intracomm) -> None:
 def test_without_space_for_shared_memory(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halox.runtime.shared_memory.create", no_shared_memory)
+    fill_shared_memory(monkeypatch)
     options = {"periodic": True, "proc_shape": (comm.size, 1), "device": "cpu"}
     own = comm.Dup()  # without any shared memory yet
     with halox.Grid((4 * comm.size, 50), comm=own, **options) as grid:

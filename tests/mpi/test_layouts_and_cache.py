@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import ClosedError, FieldError, MismatchError
+from tests.limits import cache_few_plans
 from tests.mpi.conftest import agree
 
 World = MPI.Intracomm
@@ -142,7 +143,7 @@ def test_a_declaration_drops_what_was_cached(grid: halox.Grid, comm: World) -> N
             comm.Barrier()
             grid.exchange(u)
             assert agree(is_exchanged(grid, u, low, high), comm), (low, high)
-        assert grid._plan_number == plans
+        assert grid.plans_made == plans
     grid.exchange(u, v)
     grid.declare(v, halo=((0, 2), 1))
     fill(grid, u, 2, 0)
@@ -178,7 +179,7 @@ def test_a_view_of_a_whole_field_is_that_field(grid: halox.Grid, comm: World) ->
             grid.exchange(v)
             assert agree(is_exchanged(grid, u, 2, 0), comm)
             assert grid.interior(v).shape == grid.rank_shape
-    assert grid._plan_number == 3, "the first and the third are of one layout"
+    assert grid.plans_made == 3, "the first and the third are of one layout"
     # A view with another shape, stride or dtype is read by its shape.
     state = grid.declare(np.zeros((2, *grid.padded_shape)), components=2, halo=halo)
     assert grid.layout(state[0]).spec.halo == grid.halo
@@ -219,7 +220,7 @@ def test_a_changed_array_is_noticed(
         grid.sum(u)
     u.shape = grid.padded_shape
     call(*fields)
-    assert grid._plan_number == 5, "one, four that were refused, and the first one again"
+    assert grid.plans_made == 1, "the first one was found again"
     u.shape = (1, *grid.padded_shape)  # a component axis
     call(*fields)
     u.dtype = "i8"
@@ -241,7 +242,7 @@ def test_an_array_that_was_changed_is_another_one_beside_others(
     comm.Barrier()
     grid.exchange(u, v)
     assert agree(is_exchanged(grid, u, 1, 1), comm)
-    assert grid._plan_number == 4
+    assert grid.plans_made == 4
 
 
 @pytest.mark.parametrize("closed", ["a", "b"])
@@ -271,7 +272,7 @@ def test_a_transpose_ends_with_either_grid(closed: str, comm: World) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Make room for few plans."""
-    monkeypatch.setattr("halox.exchange.cache.CAPACITY", 6)
+    cache_few_plans(monkeypatch, 6)
     return 6
 
 
@@ -288,7 +289,7 @@ def test_plans_are_evicted_alike_whatever_ranks_keep(small: int, comm: World) ->
         assert len(g._plans) == (small if g.rank == 0 else 1)
         for _ in range(3):
             g.exchange(u)
-        assert agree(g._plan_number == small + 5, comm), "the first one was evicted on all"
+        assert agree(g.plans_made == small + 5, comm), "the first one was evicted on all"
 
 
 def test_transposes_evict_alike(small: int, comm: World) -> None:
@@ -312,9 +313,9 @@ def test_explicit_plans_evict_nothing(small: int, grid: halox.Grid) -> None:
     u = grid.zeros()
     grid.exchange(u)
     plans = [grid.plan(grid.zeros()) for _ in range(small + 2)]
-    before = grid._plan_number
+    before = grid.plans_made
     grid.exchange(u)
-    assert grid._plan_number == before and len(plans) == small + 2
+    assert grid.plans_made == before and len(plans) == small + 2
 
 
 @pytest.mark.ranks(1)

@@ -15,9 +15,8 @@ import halox
 from halox import Exchange
 from halox.errors import HaloxError, PathError, StateError
 from halox.runtime import device_arena
-from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
-from tests.mpi.fake_cupy import Array, Machine, pinned
+from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.test_copy_engine_path import MappedArena
 from tests.mpi.test_mlx5_umr import (
     BLOCK,
@@ -88,13 +87,10 @@ def machine(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
     cuda.Memory, cuda.Event = memory, Event
     Event.work = []
     monkeypatch.setattr(device_arena, "DeviceArena", MappedArena)
-    monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
-    monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
     with fake_driver() as fake:
         fake.files = Files()  # type: ignore[assignment]
         fake.gpu = gpu
         yield fake
-    streams._query.cache_clear()
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
-from halox.runtime.gpu import streams
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of
 from halox.runtime.world import World
+from tests.limits import send_parts
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.fake_nccl import FakeNccl, machine_with_nccl
@@ -50,7 +50,6 @@ def gpu(
     monkeypatch.setenv("HALOX_NODE", "rank" if nodes == "a node each" else "")
     with host_launches():
         yield machine_with_nccl(comm, monkeypatch)
-    streams._query.cache_clear()
 
 
 one_node = pytest.mark.parametrize("nodes", ["one node"], indirect=True)
@@ -158,7 +157,7 @@ def test_new_arrays_and_start_and_finish(
             wanted = fill(grid, u, step)
             grid.exchange(u)
             assert agree(np.array_equal(u.values, wanted), comm), step
-        assert grid._plan_number == 1
+        assert grid.plans_made == 1
         arrays = [array(grid.padded_shape) for _ in range(2)]
         plans = [grid.plan(u) for u in arrays]
         for step in range(3):
@@ -219,7 +218,7 @@ def test_contiguous_messages_are_not_packed(
     form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each end decides separately: it launches a kernel only if its part is strided."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     _, nccl = gpu
     launched: list[str] = []
 
@@ -270,7 +269,7 @@ def test_plans_in_another_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NCCL matches messages of one length, also of different plans; the next call raises, on all ranks."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     monkeypatch.setenv("HALOX_TIMEOUT", "0")  # no thread watches between the calls
     planes: dict[str, Any] = {"halo": (1, 0, 0), "periodic": False, "proc_shape": (2, 1, 1)}
     with pytest.warns(UserWarning, match="message of plan") as warned, box(comm, **planes) as grid:
@@ -344,7 +343,6 @@ def test_reasons(
             if not unasked:
                 rows = [row for row in plan.explain().rows if row.peer != comm.rank]
                 assert all(WHYS[what] in row.why_not["nccl"] for row in rows)
-    streams._query.cache_clear()
 
 
 @apart
@@ -395,7 +393,7 @@ def test_a_stall_where_nothing_is_packed(
     gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stall is also detected for another array, with a separate launch for the copies within the rank."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     _, nccl = gpu
     with (
         pytest.raises(ExchangeTimeoutError, match="HALOX_TIMEOUT"),
@@ -406,7 +404,7 @@ def test_a_stall_where_nothing_is_packed(
             grid.exchange(u)
         assert "nccl/parts" in paths_of(grid.explain(fields[0]))
         nccl.is_stuck = True
-        for one in grid._world.ranks.kept.values():
+        for one in grid._world.ranks.resources.values():
             for watch in one._watched if isinstance(one, NcclRanks) else ():
                 watch.limit_s = 1.0
         grid.exchange(fields[1])

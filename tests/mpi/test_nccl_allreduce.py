@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,6 @@ from halox.errors import (
 )
 from halox.runtime import communicator, status
 from halox.runtime.communicator import CELLS, HANDSHAKE
-from halox.runtime.gpu import streams
 from halox.runtime.nccl_ranks import NcclRanks
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
@@ -51,10 +49,9 @@ def node(request: pytest.FixtureRequest, comm: MPI.Intracomm) -> str:
 @pytest.fixture
 def gpu(
     node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Machine, FakeNccl]]:
+) -> tuple[Machine, FakeNccl]:
     monkeypatch.setenv("HALOX_NODE", node)
-    yield machine_with_nccl(comm, monkeypatch)
-    streams._query.cache_clear()
+    return machine_with_nccl(comm, monkeypatch)
 
 
 def wanted(op: str, node: str, values: list[Any]) -> Any:
@@ -232,7 +229,7 @@ def test_a_rank_without_memory(
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
         assert reduce.algorithm == "host" and "no memory left" in reduce.reasons["hierarchical"]
         assert agree(bool((reduce(Array(np.ones(5))).get() == comm.size).all()), comm)
-        kept = [one for one in reduce._world.ranks.kept.values() if isinstance(one, NcclRanks)]
+        kept = [one for one in reduce._world.ranks.resources.values() if isinstance(one, NcclRanks)]
         # A watch is removed later if its thread holds the lock.
         assert agree(becomes(lambda: not any(one._watched for one in kept)), comm)
     with pytest.raises(FieldError, match="no memory left"):

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError, MismatchError, StateError
-from halox.exchange import cache
+from tests.limits import cache_few_plans
 from tests.mpi.conftest import agree
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
@@ -65,7 +65,7 @@ def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid, order: str) ->
     u, plans = start(grid, order), []
     for _ in range(20):
         grid.exchange(u)
-        plans.append(grid._plan_number)
+        plans.append(grid.plans_made)
         new = np.zeros_like(u)
         new[1:-1, 1:-1] = u[1:-1, 1:-1] + 0.1 * stencil(u)
         u = new
@@ -147,7 +147,7 @@ def test_dtypes_have_plans_of_their_own(grid: halox.Grid, dtype: str) -> None:
         grid.exchange(u)
         assert np.array_equal(u[:, 1:-1], halo_of(grid, whole))
     grid.exchange(np.zeros(grid.padded_shape, "u1"))
-    assert grid._plan_number == 2
+    assert grid.plans_made == 2
 
 
 def test_other_strides_are_other_layouts(grid: halox.Grid) -> None:
@@ -167,7 +167,7 @@ def test_other_strides_are_other_layouts(grid: halox.Grid) -> None:
             u[1:-1, 1:-1] = whole[grid.owned]
             grid.exchange(u)
             assert np.array_equal(u[:, 1:-1], halo_of(grid, whole)), (repeat, number)
-            assert grid._plan_number == (number if not repeat else len(makers))
+            assert grid.plans_made == (number if not repeat else len(makers))
 
 
 def test_orders_that_one_rank_cannot_tell_apart(comm: World) -> None:
@@ -199,7 +199,7 @@ def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
             u[[0, -1]] = -7
             grid.exchange(u)
             assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)) + 1000 * n)
-    assert grid._plan_number == 1
+    assert grid.plans_made == 1
 
 
 @pytest.mark.ranks(2, 3)
@@ -227,12 +227,12 @@ def test_fields_that_are_declared_are_not_taken_for_new_arrays(grid: halox.Grid)
     declared = grid.declare(start(grid), staggered=1, halo=((1, 1), (0, 1)))
     for _ in range(3):
         grid.exchange(start(grid))
-    assert grid._plan_number == 1
+    assert grid.plans_made == 1
     for _ in range(3):
         grid.exchange(declared)
         grid.exchange(declared[:])
         grid.exchange(start(grid))
-        assert grid._plan_number == 2
+        assert grid.plans_made == 2
     found = grid._plans.find(grid.corners, (start(grid),))
     others = grid._plans.find(grid.corners, (declared[:],))
     assert found is not None and others is not None and found[0] is not others[0]
@@ -265,7 +265,7 @@ def test_several_fields_and_accumulation(grid: halox.Grid) -> None:
             expected[-1] += 1
             assert np.array_equal(w[1:-1, 1:-1], expected)
             assert not w[[0, -1], 1:-1].any(), "and these are cleared"
-    assert grid._plan_number == 2
+    assert grid.plans_made == 2
 
 
 def test_accumulated_fields_that_share_memory_are_refused_each_time(grid: halox.Grid) -> None:
@@ -284,7 +284,7 @@ def test_a_read_only_array_of_a_known_layout_is_refused(grid: halox.Grid) -> Non
     with pytest.raises(FieldError, match="read-only"):
         grid.exchange(u)
     grid.exchange(start(grid))
-    assert grid._plan_number == 2, "the refused one, counted, and no other"
+    assert grid.plans_made == 1
 
 
 def test_the_grids_own_fields_keep_plans_of_their_own(grid: halox.Grid, comm: World) -> None:
@@ -296,7 +296,7 @@ def test_the_grids_own_fields_keep_plans_of_their_own(grid: halox.Grid, comm: Wo
         grid.exchange(mine)
         for w in (u, mine):
             assert np.array_equal(w[:, 1:-1], halo_of(grid, serial(0)))
-    assert grid._plan_number == 2
+    assert grid.plans_made == 2
     if comm.size > 1:
         rows = [row for row in grid.explain(mine).rows if row.peer != grid.rank]  # type: ignore[union-attr]
         assert {row.protocol for row in rows} <= {"shared", "mpi"}, "no way that looks at addresses"
@@ -314,7 +314,7 @@ def test_ranks_that_differ_work_or_raise(grid: halox.Grid, comm: World) -> None:
     for _ in range(2):
         grid.exchange(start(grid))
         grid.exchange(mine)
-    assert grid._plan_number == 2
+    assert grid.plans_made == 2
     # Rank 0 has no plan for its field yet; other ranks have the plan of the layout.
     other = grid.zeros()
     bad = other if comm.rank == 0 else start(grid)
@@ -343,7 +343,7 @@ def test_eviction_is_alike_whatever_ranks_collect(
     grid: halox.Grid, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks evict alike, although rank 0 keeps every array and other ranks drop each at once."""
-    monkeypatch.setattr(cache, "CAPACITY", 3)
+    cache_few_plans(monkeypatch, 3)
     kept, numbers = [], []
     if comm.rank == 0:
         gc.disable()
@@ -353,7 +353,7 @@ def test_eviction_is_alike_whatever_ranks_collect(
             u = start(grid).astype(dtype)
             grid.exchange(u)
             assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)).astype(dtype))
-            numbers.append(grid._plan_number)
+            numbers.append(grid.plans_made)
             if comm.rank == 0:
                 kept.append(u)
             else:

@@ -152,17 +152,6 @@ def test_dtypes_with_axes(grid: halox.Grid) -> None:
     raised_by_all(grid, FieldError, text, lambda: grid.zeros_like(grid.zeros(), dtype))
 
 
-@pytest.mark.parametrize("corners", [[1], "no", 2, {}], ids=str)
-@pytest.mark.parametrize("method", ["exchange", "accumulate", "plan"])
-def test_corners_that_are_no_bool(method: str, corners: Any, grid: halox.Grid) -> None:
-    u = grid.ones()
-    for given in (corners, bad_on_last(grid, corners, False)):
-        call = getattr(grid, method)
-        text = "corners: expected True or False, got "
-        raised_by_all(grid, FieldError, text, lambda: call(u, corners=given))  # noqa: B023
-    getattr(grid, method)(u, corners=np.False_)
-
-
 class Raising:
     """An array of another library, which raises in every query."""
 
@@ -199,22 +188,6 @@ def test_an_allreduce_without_memory(
         with pytest.raises(HaloxError, match="an allreduce failed: MemoryError: no room"):
             grid.allreduce(given)
     assert grid.allreduce(given).tolist() == [grid.size] * 4
-
-
-@pytest.mark.ranks(2, 3)
-def test_unlike_allreduces(grid: halox.Grid) -> None:
-    last = grid.size - 1
-    for bad, text in (
-        (np.ones(5), rf"shape and dtype .*\(4,\), '<f8'.*rank {last} \(\(5,\)"),
-        (np.ones(4, "f4"), rf"rank {last} \(\(4,\), '<f4'"),
-    ):
-        with pytest.raises(MismatchError, match=text):
-            grid.allreduce(bad_on_last(grid, bad, np.ones(4)))
-    deep = bad_on_last(grid, (1,) * 63 + (2,), (1,) * 64)
-    with pytest.raises(MismatchError, match="same shape"):
-        grid.allreduce(np.ones(deep))
-    with pytest.raises(MismatchError, match=rf"operation .* rank 0 gave sum, rank {last} max"):
-        grid.allreduce(1.0, bad_on_last(grid, "max", "sum"))
 
 
 @pytest.mark.ranks(2, 3)

@@ -13,10 +13,9 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import HaloxError, MismatchError, PathError
-from halox.runtime import shared_memory
+from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
 from tests.mpi.ways import fill, wrong_cells
-from tests.support import no_shared_memory
 
 pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
@@ -201,7 +200,7 @@ def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3, 4)
 def test_without_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a full /dev/shm, the requested path is taken with another protocol."""
-    monkeypatch.setattr(shared_memory, "create", no_shared_memory)
+    fill_shared_memory(monkeypatch)
     with grid_of(comm.Dup(), path="host") as grid:  # a new communicator, without shared memory yet
         rows = [r for r in grid.plan(grid.zeros()).explain().rows if r.peer != comm.rank]
         assert {(row.path, row.protocol) for row in rows} == {("host", "mpi")}

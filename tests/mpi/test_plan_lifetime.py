@@ -258,7 +258,7 @@ def test_many_times(node: str, comm: MPI.Intracomm) -> None:
         def count() -> tuple[int, int]:
             progress(comm)
             left.reclaim(grid._world.gather(left.closed_plans(), "a test"))
-            return len(left._active) + len(left._shared), grid.domain.context.arena.segments
+            return len(left._active) + len(left._closed_plans), grid.domain.context.arena.segments
 
         leave_some(4)
         before = count()

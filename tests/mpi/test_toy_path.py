@@ -22,19 +22,22 @@ from halox.exchange.costs import Costs
 from halox.exchange.making import NODE_MEMORY_IS_FULL
 from halox.paths import requested_path
 from halox.paths.base import Build, ChannelMessages, Job, Protocol
-from halox.paths.local import LocalHostChannel
 from halox.runtime.arena import SharedArena
 from tests.mpi.conftest import agree
-from tests.mpi.toy_path import ToyChannel, ToyPath
+from tests.mpi.toy_path import ToyPath
 
 pytestmark = pytest.mark.ranks(2, 3)
 
 
 @pytest.fixture(autouse=True)
-def toy() -> Iterator[None]:
-    paths.register(ToyPath())
-    yield
-    del paths.PATHS["toy"]
+def toy() -> Iterator[ToyPath]:
+    yield from registered(ToyPath())
+
+
+def registered(path: ToyPath) -> Iterator[ToyPath]:
+    paths.register(path)
+    yield path
+    del paths.PATHS[path.name]
 
 
 def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
@@ -49,7 +52,7 @@ def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
 
 
 @pytest.mark.parametrize("wish", ["toy", "toy/bytes"])
-def test_it_is_exchanged_over_when_asked_for(wish: str, comm: MPI.Intracomm) -> None:
+def test_it_is_exchanged_over_when_asked_for(wish: str, toy: ToyPath, comm: MPI.Intracomm) -> None:
     with grid_of(comm, path=wish) as grid:
         u, v = grid.full(-1.0, "f8"), grid.full(-1, "i2")
         plan = grid.plan(u, v)
@@ -60,8 +63,7 @@ def test_it_is_exchanged_over_when_asked_for(wish: str, comm: MPI.Intracomm) -> 
             assert (u[0] == 10 * low + step).all() and (u[-1] == 10 * high + step).all()
             assert (v[0] == 10 * low + step).all() and (v[-1] == 10 * high + step).all()
             assert (u[1:-1] == 10 * comm.rank + step).all()
-        toys = [c for c in plan._channels if isinstance(c, ToyChannel)]
-        assert [c.starts for c in toys] == [3]
+        assert [channel.starts for channel in toy.made] == [3]
         rows = plan.explain().rows
         far = [row for row in rows if row.peer != comm.rank]
         assert {(row.path, row.protocol) for row in far} == {("toy", "bytes")}
@@ -95,7 +97,8 @@ def test_it_has_a_name(comm: MPI.Intracomm) -> None:
 
 
 def test_it_is_listed(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert info._paths("no GPU")["toy"] == info._paths(None)["toy"] == ToyPath.summary
+    for why_no_gpu in ("no GPU", None):
+        assert info.summaries_of_paths(why_no_gpu)["toy"] == ToyPath.summary
     monkeypatch.setenv("HALOX_PATH", "toy")
     hops = matrix.collect(comm)
     if hops is not None:
@@ -116,9 +119,9 @@ def test_it_is_tuned(
     few = [p for p in probing.POINTS if p.nbytes <= 1 << 20]
     monkeypatch.setattr(probing, "POINTS", few)
     args = argparse.Namespace(device="cpu", dry_run=False, json=True)
-    assert probing.tuned("host") == [("toy", "bytes")]
-    assert ("toy", "bytes") not in probing.tuned("gpu")
-    assert tune._tune(args, comm) == 0
+    assert probing.tuned_protocols("host") == [("toy", "bytes")]
+    assert ("toy", "bytes") not in probing.tuned_protocols("gpu")
+    assert tune.tune_on_ranks(args, comm) == 0
     said = capsys.readouterr().out
     if comm.rank == 0:
         figures = json.loads(said)
@@ -151,38 +154,43 @@ class CarryingPath(ToyPath):
         assert build.links[self.name] is not None
         messages = {m.key for job in (build.job(self), build.carried(self)) for m in job.messages}
         job = build.whole.only(lambda m: m.key in messages)
-        return [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]
+        return [self.channel(build, job)]
 
 
-def test_its_channel_carries_messages_of_a_rank_to_itself(comm: MPI.Intracomm) -> None:
-    paths.register(CarryingPath())
-    try:
-        with grid_of(comm, path="carrying") as grid:
-            u = grid.full(-1.0, "f8")
-            plan = grid.plan(u)
-            grid.interior(u)[...] = comm.rank
-            plan()
-            assert agree(bool((u[1:-1, [0, -1]] == comm.rank).all()), comm)
-            assert [type(channel) for channel in plan._channels] == [ToyChannel]
-            routes = {(row.peer == comm.rank, row.path) for row in plan.explain().rows}
-            assert routes == {(True, "local"), (False, "carrying")}
-    finally:
-        del paths.PATHS["carrying"]
+@pytest.fixture
+def carrying() -> Iterator[ToyPath]:
+    yield from registered(CarryingPath())
+
+
+def test_its_channel_carries_messages_of_a_rank_to_itself(
+    carrying: ToyPath, comm: MPI.Intracomm
+) -> None:
+    with grid_of(comm, path="carrying") as grid:
+        u = grid.full(-1.0, "f8")
+        plan = grid.plan(u)
+        grid.interior(u)[...] = comm.rank
+        plan()
+        assert agree(bool((u[1:-1, [0, -1]] == comm.rank).all()), comm)
+        rows = plan.explain().rows
+        assert {(row.peer == comm.rank, row.path) for row in rows} == {
+            (True, "local"),
+            (False, "carrying"),
+        }
+        (channel,) = carrying.made
+        assert {m.key for m in channel.job.messages} == {row.key for row in rows}
 
 
 def test_another_path_replaces_it_if_shared_memory_is_full(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    carrying: ToyPath, toy: ToyPath, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths.register(CarryingPath())
     monkeypatch.setattr(SharedArena, "allocate", lambda *_, **__: None)
-    try:
-        with grid_of(comm, path="carrying") as grid:
-            plan = grid.plan(np.zeros(grid.padded_shape))
-            rows = [row for row in plan.explain().rows if row.peer != comm.rank]
-            assert {(row.path, row.reason) for row in rows} == {("toy", NODE_MEMORY_IS_FULL)}
-            assert {type(channel) for channel in plan._channels} == {ToyChannel, LocalHostChannel}
-    finally:
-        del paths.PATHS["carrying"]
+    with grid_of(comm, path="carrying") as grid:
+        plan = grid.plan(np.zeros(grid.padded_shape))
+        rows = [row for row in plan.explain().rows if row.peer != comm.rank]
+        assert {(row.path, row.reason) for row in rows} == {("toy", NODE_MEMORY_IS_FULL)}
+        (channel,) = toy.made
+        assert {m.key for m in channel.job.messages} == {row.key for row in rows}
+        assert not carrying.made
 
 
 def test_it_works_beside_other_paths(comm: MPI.Intracomm) -> None:

@@ -55,10 +55,15 @@ class ToyChannel(Channel):
 
 
 class ToyPath(Path):
+    """Path whose ``made`` lists the channels that it has made."""
+
     name = "toy"
     protocols = (Protocol("bytes"),)
     summary = "possible: in tests"
     memory = "host"
+
+    def __init__(self) -> None:
+        self.made: list[ToyChannel] = []
 
     def describe(self, message: Message, arrays: Any, context: Any, *, relocatable: bool) -> str:
         return f"toy of rank {context.world.rank}"
@@ -70,5 +75,8 @@ class ToyPath(Path):
         return [self.candidate("bytes", f"somebody wants to play, {sender} to {receiver}")]
 
     def channels(self, build: Build, agreed: Any) -> list[ChannelMessages]:
-        job = build.job(self)
-        return [ChannelMessages(self.name, ToyChannel(job, build), job.messages)]
+        return [self.channel(build, build.job(self))]
+
+    def channel(self, build: Build, job: Job) -> ChannelMessages:
+        self.made.append(ToyChannel(job, build))
+        return ChannelMessages(self.name, self.made[-1], job.messages)

@@ -219,7 +219,7 @@ class Rank:
     multiprocessors: int
     operation: Operation = "copy"
     """With "add", the kernel delivers messages to buffers; `unpack` then copies them, where halox would add."""
-    aside: bool = False
+    concurrent: bool = False
     """Whether to use the launch that leaves multiprocessors free for other work (``start`` and ``finish``)."""
     arena: HostArena = field(default_factory=HostArena)
     arrays: list[Array] = field(default_factory=list)
@@ -269,7 +269,8 @@ class Rank:
         self.draft = draft
         with patch.object(negotiation, "plan", self._plan):
             made = draft.prepared()
-        self.launch: Launch = made.aside if self.aside else made.run
+        self.packs, self.unpacks = bool(made.before), bool(made.after)
+        self.launch: Launch = made.concurrent if self.concurrent else made.alone
         self.parameters = []
         for argument in self.launch.args:
             memory = aligned(ctypes.sizeof(argument))
@@ -472,12 +473,12 @@ def connect(
     limit_s: float = LIMIT_S,
     adapt: Callable[..., Launch] = few_kernels,
     operation: Operation = "copy",
-    aside: Sequence[int] = (),
+    concurrent: Sequence[int] = (),
 ) -> list[Rank]:
-    """Create the ranks of some messages and their launches; ranks in ``aside`` get the launch for overlap."""
+    """Create the ranks of some messages and their launches; ranks in ``concurrent`` get the launch for overlap."""
     n = 1 + max(max(flow.sender, flow.receiver) for flow in flows)
     ranks = [
-        Rank(number, flows, multiprocessors, operation, number in aside) for number in range(n)
+        Rank(number, flows, multiprocessors, operation, number in concurrent) for number in range(n)
     ]
     exported = [rank.exported() for rank in ranks]
     with without_gpu(sms, adapt):

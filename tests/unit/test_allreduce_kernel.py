@@ -51,13 +51,9 @@ def folded(op):
 def run(algorithm, op, dtype, elements, n, *, parts=None, threads=256, epochs=3, **options):
     """Reduce with a plan of several chunks, by means of a small limit on their size."""
     blocks = options.pop("blocks", 6)
-    with (
-        patch.object(allreduce_plan, "PART_BYTES", parts or (16, 256)),
-        patch.object(allreduce_plan, "THREADS", threads),
-        patch.object(allreduce_plan, "BLOCKS", blocks),
-        patch.object(allreduce_plan, "WIDE_THREADS", min(threads, 64)),
-        patch.object(allreduce_plan, "WIDE_BLOCKS", blocks),
-    ):
+    limits = {"PART_BYTES": parts or (16, 256), "THREADS": threads, "BLOCKS": blocks}
+    of_wide = {"WIDE_THREADS": min(threads, 64), "WIDE_BLOCKS": blocks}
+    with patch.multiple(allreduce_plan, **limits, **of_wide):
         plan = PLANS[algorithm](np.dtype(dtype), op, elements, n)
         ranks = connect_arrays(n, plan)
     reduce_arrays(ranks, arrays(op, dtype, elements), folded(op), epochs, **options)
@@ -106,8 +102,9 @@ class TestArrays:
 
     @pytest.mark.parametrize("elements", [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 96, 97])
     def test_not_a_byte_more_than_the_array(self, algorithm, elements):
-        """Full chunks and parts, one element more or less, and empty parts."""
+        """Full chunks and parts, one element more or less, and empty parts; also with four elements in a packet."""
         run(algorithm, "sum", "f8", elements, 3, parts=(16, 64), threads=32)
+        run(algorithm, "sum", "i2", 4 * elements + 1, 3, parts=(16, 64), threads=32)
 
     @pytest.mark.parametrize("blocks", [1, 2, 5, 40])
     def test_fewer_blocks_than_chunks(self, algorithm, blocks):

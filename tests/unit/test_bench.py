@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,12 @@ from halox.runtime.gpu import cuda
 from halox_bench.allreduce import baselines as allreduce
 from halox_bench.allreduce.run import calls_to_pay
 from halox_bench.common.plots import Plot, draw
-from halox_bench.common.rows import CASE, METHOD, PATH, US, Row, Table, beside, choices
+from halox_bench.common.rows import CASE, METHOD, US, Row, Table, beside, choices
 from halox_bench.common.timing import Timed
 from halox_bench.exchange import baselines as exchange
 from halox_bench.exchange import targets as exchange_targets
 from halox_bench.pack import on_host
 from halox_bench.pack.cases import catalogue, select
-from halox_bench.pack.options import PACKERS, PackOptions
 from halox_bench.pack.rows import COPY, rows_of
 from halox_bench.ranks.clock import Timing
 from halox_bench.transpose import baselines as transpose
@@ -324,13 +322,6 @@ class TestRows:
         found = beside(rows)
         assert found[0].beside == {"a": 4.0, "b": 6.0} and found[1].beside == {"a": 3.0, "b": 6.0}
 
-    def test_details_are_attributes(self) -> None:
-        made = row(PATH, "peer", None, nbytes=8).with_(us=2.0, held=0.5)
-        assert (made.us, made.nbytes, made.held) == (2.0, 8, 0.5)
-        assert made.as_dict()["nbytes"] == 8 and "details" not in made.as_dict()
-        with pytest.raises(AttributeError, match="has no 'absent'"):
-            _ = made.absent
-
     def test_chosen_over_best(self) -> None:
         rows = [
             row("selected", "selected", 12.0, path="staged/shared"),
@@ -400,19 +391,6 @@ class TestPlots:
             draw([self.PLOT], self.ROWS, tmp_path / "file" / "plots")
 
 
-def test_options_name_all_packers() -> None:
-    from halox.packing.choosing import METHODS
-
-    assert PACKERS == METHODS == PackOptions().methods
-
-
 def test_the_catalogue_has_quick_sizes() -> None:
     for pattern in catalogue().values():
         assert len(list(pattern.cases(quick=True))) == len(pattern.quick) > 0
-
-
-def test_the_kernels_lie_beside_the_modules() -> None:
-    folder = Path(str(files("halox_bench")))
-    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu"))
-    assert found == ["common/bench.cu", "common/byhand.cu", "common/seven_point.cu"]
-    assert all('extern "C" __global__' in (folder / path).read_text() for path in found)

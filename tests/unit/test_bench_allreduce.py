@@ -112,16 +112,6 @@ class TestCases:
         assert {case.dtype for case in found if case.elements == 1} == {"f4", "f8", "c16", "i8"}
         assert 3 < len(self.cases(quick=True)) < 7
 
-    def test_combinations(self) -> None:
-        found = self.cases(("4", "8", "1KiB"), ("f8", "i2"), ("min", "max"))
-        assert [(case.elements, case.dtype, case.op) for case in found] == [
-            (n, dtype, op)
-            for dtype, sizes in (("f8", (1, 128)), ("i2", (2, 4, 512)))
-            for op in ("min", "max")
-            for n in sizes
-        ]
-        assert self.cases((), ("f8",))[-1].nbytes == 128 * MIB
-
     @pytest.mark.parametrize("nbytes", [1, 8, 1000, 1 << 13, 3 << 19, 128 << 20])
     def test_sizes_are_read_as_they_are_written(self, nbytes: int) -> None:
         assert nbytes_of(size_label(nbytes)) == nbytes

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox_bench.exchange.cases import FACES, MILC, ExchangeCase, Neighbourhood, cases, milc
 from halox_bench.exchange.oracle import Oracle
 
@@ -92,35 +91,6 @@ class TestOracle:
                 assert oracle.wrong(after[rank], 1) == 1
                 flat[at] -= 1
 
-    def test_pieces_match_the_library(self, case: ExchangeCase, ranks: int) -> None:
-        coords = places(case, ranks)
-        shape = tuple(n * p for n, p in zip(case.shape, case.proc_shape(ranks), strict=True))
-        domain = decompose(
-            shape, ranks, halo=case.halo, periodic=case.periodic, proc_shape=case.proc_shape(ranks)
-        )
-        spec = FieldSpec(((case.halo,) * 2,) * case.ndim, components_after=case.components)
-        rank_at = {domain.coords_of(rank): rank for rank in range(ranks)}
-        for rank in range(ranks):
-            near = Neighbourhood(case, coords, rank)
-            layout = FieldLayout(domain, rank_at[coords[rank]], spec)
-            for pieces, end in ((near.sends, "send"), (near.receives, "recv")):
-                ours = sorted((coords[p.peer], p.starts, p.extents) for p in pieces if not p.field)
-                theirs = [
-                    (domain.coords_of(region.peer), getattr(region, end))
-                    for region in layout.regions(case.corners)
-                ]
-                n = case.ndim
-                assert ours == sorted((c, b.starts[:n], b.subsizes[:n]) for c, b in theirs if b)
-
-    def test_both_ends_list_a_pair_of_ranks_alike(self, case: ExchangeCase, ranks: int) -> None:
-        coords = places(case, ranks)
-        near = [Neighbourhood(case, coords, rank) for rank in range(ranks)]
-        for a in range(ranks):
-            for b in range(ranks):
-                sent = [(p.tag, p.field, p.extents) for p in near[a].sends if p.peer == b]
-                got = [(p.tag, p.field, p.extents) for p in near[b].receives if p.peer == a]
-                assert sent == got
-
 
 class TestCases:
     def cases(self, **given: Any) -> list[ExchangeCase]:
@@ -143,13 +113,6 @@ class TestCases:
         assert {case.faces for case in found} == set(FACES) - {"t"}
         assert {(n,) * 3 for n in (16, 768)} | set(MILC) <= {case.shape for case in found}
         assert 5 < len(self.cases(quick=True)) < 20
-
-    def test_combinations(self) -> None:
-        found = self.cases(
-            sizes=((8,), (4, 6)), faces=("x", "all"), halo=(1, 2), dtype=("f4",), fields=(3,)
-        )
-        names = [case.name for case in found]
-        assert len(names) == 8 and "4x6 f4 all halo 2 3 fields" in names
 
     def test_bytes(self) -> None:
         case = milc((4, 6, 8, 10))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.errors import HaloxError
 from halox.packing.host import HostPacker
 from halox_bench.common import reference
 from halox_bench.common.layouts import Triangle
@@ -238,10 +237,3 @@ class TestSelection:
             "512",
         ]
         assert [case.size for case in select(["face_x/64"], quick=True)] == ["64"]
-
-    @pytest.mark.parametrize(
-        ("word", "text"), [("nothing", "LAMMPS_full"), ("face_x/7", "64, 128")]
-    )
-    def test_unknown(self, word: str, text: str) -> None:
-        with pytest.raises(HaloxError, match=text):
-            list(select([word]))

@@ -24,7 +24,6 @@ from halox_bench.transpose.cases import (
     orders,
 )
 from halox_bench.transpose.oracle import TransposeOracle
-from halox_bench.transpose.pieces import Pieces
 from halox_bench.transpose.run import TransposeBench, columns
 from tests.support import require
 
@@ -92,21 +91,6 @@ class TestDivided:
             oracle.fill(np.zeros(shape_of(oracle._source, case), case.dtype), after, 3)
             assert oracle.wrong(after, 3) == after.size, "nothing right is left in the target"
 
-    def test_pieces_carry_every_cell(self, case: TransposeCase, ranks: int) -> None:
-        oracles, befores, afters, source, target = self.filled(case, ranks)
-        pieces = [Pieces(source, target, case.source_axes, rank) for rank in range(ranks)]
-        behind = range(case.ndim, case.ndim + len(case.components))
-        for rank, oracle in enumerate(oracles):
-            made = np.full_like(afters[rank], 0)
-            for piece in pieces[rank].receives:
-                (sent,) = [p for p in pieces[piece.peer].sends if p.peer == rank]
-                part = befores[piece.peer][sent.box]
-                made[piece.box] = part.transpose(*case.source_axes, *behind)
-                assert piece.peer in pieces[rank].together
-            assert oracle.wrong(made, 1) == 0
-            sent_to_others = sum(p.cells for p in pieces[rank].sends if p.peer != rank)
-            assert pieces[rank].cells_sent == sent_to_others
-
 
 class TestCases:
     def cases(self, **given: Any) -> list[TransposeCase]:
@@ -124,18 +108,6 @@ class TestCases:
         assert {case.division for case in found} == set(DIVISIONS)
         assert {case.direction for case in found} == set(DIRECTIONS)
         assert 5 < len(self.cases(quick=True)) < 60
-
-    def test_combinations(self) -> None:
-        found = self.cases(
-            sizes=((8, 6), (4, 5, 6)),
-            dtype=("f4", "u1"),
-            components=(3,),
-            divisions=("whole",),
-            directions=("forward",),
-        )
-        names = [case.name for case in found]
-        assert "8x6 f4[3] vector pack" in names and "4x5x6 u1[3] axes 210 forward" in names
-        assert len(names) == 2 * (2 + 1 + 6)
 
     def test_divisions(self) -> None:
         for axes, ranks in product(orders(4), (1, 2, 3, 4, 6, 8)):

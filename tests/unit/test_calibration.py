@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import warnings
@@ -59,43 +58,6 @@ def test_ways_that_the_file_does_not_have_are_those_shipped() -> None:
     assert load(HERE) == costs(1.0)
 
 
-CORRUPT = {
-    "empty": "",
-    "cut off": '{"format": 1, "entries": [{"finger',
-    "a list": "[1, 2]",
-    "no format": '{"entries": []}',
-    "no entries": '{"format": 1}',
-    "entries of numbers": '{"format": 1, "entries": [1]}',
-    "another format": '{"format": 2, "entries": []}',
-    "deep": "[" * 100_000,
-    "bytes": b"\xff\xfe\x00",
-}
-
-
-@pytest.mark.parametrize("text", CORRUPT.values(), ids=CORRUPT)
-def test_a_corrupt_file_is_ignored_with_one_warning(cache: Path, text: str | bytes) -> None:
-    (cache / "halox").mkdir()
-    tuning_file().write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.warns(UserWarning) as caught:
-        assert load(HERE) is None
-    assert len(caught) == 1
-    said = str(caught[0].message)
-    assert str(tuning_file()) in said and "run `halox tune` again" in said
-    # Saving again repairs the file.
-    save(HERE, costs(1.0))
-    assert load(HERE) == costs(1.0)
-
-
-def test_corrupt_constants_are_ignored_with_one_warning() -> None:
-    save(HERE, costs(1.0))
-    found = json.loads(tuning_file().read_text())
-    found["entries"][0]["costs"]["protocols"]["peer/ll"]["latency_us"] = "fast"
-    tuning_file().write_text(json.dumps(found))
-    with pytest.warns(UserWarning, match="corrupt.*halox tune") as caught:
-        assert load(HERE) is None
-    assert len(caught) == 1
-
-
 def test_a_folder_in_its_place(cache: Path) -> None:
     tuning_file().mkdir(parents=True)
     with pytest.warns(UserWarning, match="cannot be read"):
@@ -123,22 +85,6 @@ def test_another_machine_s_file_is_ignored_with_one_warning(part: str, there: st
     said = str(caught[0].message)
     assert f"{part} {there!r} instead of {getattr(HERE, part)!r}" in said
     assert str(tuning_file()) in said and "halox tune" in said
-
-
-def test_a_write_that_fails_leaves_the_old_file(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(HERE, costs(1.0))
-
-    def full(*_: Any) -> None:
-        raise OSError("no space left on device")
-
-    for step in ("fsync", "replace"):
-        with monkeypatch.context() as broken:
-            broken.setattr(user_files.os, step, full)
-            with pytest.raises(HaloxError, match="no space left"):
-                save(HERE, costs(2.0))
-        assert load(HERE) == costs(1.0) and os.listdir(cache / "halox") == ["tuning.json"]
 
 
 def test_readers_never_see_half_a_file() -> None:

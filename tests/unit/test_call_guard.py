@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
-from halox.errors import StateError
-from halox.runtime.call_guard import CallGuard, alone_in_making, single_threaded
+from halox.runtime.call_guard import CallGuard
 
 
 def in_another_thread(call):
@@ -19,19 +17,6 @@ def in_another_thread(call):
 def enter(guard):
     with guard:
         return guard.user
-
-
-def test_a_second_thread_is_refused_while_the_first_is_inside():
-    guard = CallGuard()
-    with guard, guard:
-        with guard:
-            pass
-        with pytest.raises(StateError, match="another thread is inside"):
-            in_another_thread(lambda: enter(guard))
-    assert guard.user == 0 and in_another_thread(lambda: enter(guard)) > 0
-    guard.user = 1  # hot paths set `user` directly
-    with pytest.raises(StateError, match="another thread"):
-        enter(guard)
 
 
 def test_an_error_lets_others_in():
@@ -50,29 +35,3 @@ def test_a_guard_that_is_shut_is_seen_by_those_that_look_at_it_alone():
     other = CallGuard()
     other.shut()
     assert other.user < 0
-
-
-def test_a_method_for_one_thread():
-    class Grid:
-        _world = SimpleNamespace(guard=CallGuard())
-
-        @single_threaded
-        def sum(self, a, *, b):
-            """Add."""
-            if b is None:
-                return in_another_thread(lambda: self.sum(a, b=1))
-            return a + b
-
-    assert Grid().sum(1, b=2) == 3 and Grid.sum.__doc__ == "Add."
-    with pytest.raises(StateError):
-        Grid().sum(1, b=None)
-
-
-def test_the_making_of_communicators():
-    def make():
-        with alone_in_making():
-            return True
-
-    with alone_in_making(), pytest.raises(StateError, match="another thread is making"):
-        in_another_thread(make)
-    assert in_another_thread(make)

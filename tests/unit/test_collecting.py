@@ -26,6 +26,7 @@ from halox.runtime.deferred import Deferred
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.free_list import FreeList
 from tests.collecting import at_each_instruction
+from tests.limits import cache_few_plans
 from tests.support import ROOT
 from tests.unit.lone_rank import nccl_of_one
 
@@ -96,7 +97,7 @@ class TestMemoryOfAGpu:
 
 
 def test_plans_whose_arrays_go_while_another_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "CAPACITY", 3)
+    cache_few_plans(monkeypatch, 3)
 
     def make() -> tuple[list[Any], Any]:
         cache = cache_module.PlanCache(lambda arrays: tuple(map(id, arrays)))
@@ -124,7 +125,7 @@ def test_fields_that_go_while_their_grid_is_closed() -> None:
             assert not found[0]._used and found[0]._own[0].free.is_whole
         arena = SharedArena(ranks)
         segment = SimpleNamespace(nbytes=MIB, memory=np.zeros(MIB, "u1"), trim=lambda: None)
-        arena._own[0] = arena_module._Own(segment, FreeList(MIB))  # type: ignore[arg-type]
+        arena._own[0] = arena_module._OwnSegment(segment, FreeList(MIB))  # type: ignore[arg-type]
         blocks: list[Any] = []
         for number in range(4):
             room = arena.reserve(5000)
@@ -233,21 +234,6 @@ class TestPlans:
 
 
 class TestDeferred:
-    def test_at_once_or_at_the_end_of_the_block(self) -> None:
-        deferred, done = Deferred(), []
-        deferred.do(partial(done.append, 1))
-        assert done == [1]
-        with deferred:
-            deferred.do(partial(done.append, 2))
-            deferred.do(partial(done.append, 3))
-            assert done == [1]
-        assert done == [1, 2, 3]
-
-    def test_an_action_that_asks_for_another(self) -> None:
-        deferred, done = Deferred(), []
-        deferred.do(lambda: (deferred.do(partial(done.append, 2)), done.append(1)))
-        assert done == [1, 2]
-
     def test_on_another_thread(self) -> None:
         deferred, done = Deferred(), []
         with deferred:
@@ -275,17 +261,17 @@ def test_a_plan_that_goes_while_nccl_is_looked_at(monkeypatch: pytest.MonkeyPatc
     seen, released = threading.Event(), threading.Event()
     ranks = nccl_of_one(monkeypatch)
 
-    def look() -> None:
+    def poll() -> None:
         if not seen.is_set():
             ranks.forget(second)
             assert not released.is_set()  # the thread may look at it next
             seen.set()
 
-    first: Any = SimpleNamespace(limit_s=0.01, look=look, release=lambda: None)
-    second: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=released.set)
-    with ranks._changing:
+    first: Any = SimpleNamespace(limit_s=0.01, poll=poll, release=lambda: None)
+    second: Any = SimpleNamespace(limit_s=0.01, poll=lambda: None, release=released.set)
+    with ranks._lock:
         ranks._watched += [first, second]
-    third: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=lambda: None)
+    third: Any = SimpleNamespace(limit_s=0.01, poll=lambda: None, release=lambda: None)
     ranks.watch(third)
     assert seen.wait(60) and released.wait(60)
     assert second not in ranks._watched

@@ -84,12 +84,6 @@ def check(datatype: Datatype, count: int, planned: CopyEnginePlan, span: int = O
 
 
 class TestPlan:
-    @given(recipes(), st.integers(0, 3))
-    @settings(max_examples=trials(400))
-    def test_random_types(self, recipe, count):
-        datatype = build(recipe)
-        check(datatype, count, plan(datatype, count))
-
     # Adjacent in memory, but not in the packed bytes.
     @example(("hindexed", ([1, 1, 1], [0, 1, 0]), (("primitive", ("i1",), ()),)), 2, 1, 3)
     @given(recipes(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12))

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -271,22 +271,6 @@ def test_exchange_fills_every_halo_point(case: Case) -> None:
     check(case)
 
 
-def test_the_check_notices_a_peer_matched_by_the_wrong_direction() -> None:
-    """With two periodic ranks, the check must fail if the two messages of a peer are swapped."""
-    case = NAMED_CASES["two ranks, periodic: one peer on both sides"]
-    case = Case(case.blocks, case.periodic, ((2, 2),), case.staggered)
-    left, right = case.layouts()
-    below, above = left.regions()
-    assert below.peer == above.peer == right.rank
-    global_ids = np.arange(7)
-    array = np.full(right.padded_shape, POISON)
-    array[right.interior] = global_ids[right.owned]
-    sent = {region.direction: array[region.send.slices] for region in right.regions()}
-    assert sent[(1,)].tolist() == [5, 6]  # the points just below left's block: its low halo
-    assert sent[(-1,)].tolist() == [3, 4]
-    assert below.direction == (-1,) and below.recv == Box((0,), (2,))
-
-
 def test_layout_of_a_field_worked_by_hand() -> None:
     domain = decompose((10, 8), 4, periodic=(True, False), proc_shape=(2, 2))
     spec = FieldSpec(((1, 2), (2, 1)), (4,), (3,), (False, True))
@@ -412,15 +396,6 @@ def test_equal_specs_have_one_digest_and_unlike_ones_others() -> None:
     digests = [spec.digest for spec in specs]
     assert len(set(digests)) == len(specs)
     assert FieldSpec(ones, (), (), (False, False)).digest == digests[0]
-
-
-@pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_placement_decides_who_the_neighbours_are(order: tuple[int, ...]) -> None:
-    case = Case(((2, 3, 4),), (False,), ((1, 1),), (False,), order=order)
-    domain = case.decomposition
-    middle = order[1]
-    assert [n.rank for n in domain.neighbours(middle)] == [order[0], order[2]]
-    assert domain.rank_shape(middle) == (3,) and domain.owned(middle) == ((2, 5),)
 
 
 def test_decomposition_refuses_what_does_not_fit() -> None:

@@ -31,12 +31,6 @@ def test_digest_of_sources(tmp_path: Path) -> None:
     assert sources_sha256(tmp_path) == wanted
 
 
-def test_order_of_paths_is_beyond_doubt() -> None:
-    """Orders by path text and by path components must agree, since either may be used for the digest."""
-    paths = [p for p in (ROOT / "halox").rglob("*") if p.is_file()]
-    assert sorted(paths) == sorted(paths, key=lambda p: p.as_posix())
-
-
 def test_fourier_figures() -> None:
     common = {"class": "C", "device": "gpu", "verified": True, "relative_error": 1e-13}
     common |= {"time_s": 1.0, "graph": True}

@@ -78,19 +78,6 @@ class TestCopy:
         datatype = dt.subarray(shape, subsizes, starts, np.dtype(dtype))
         assert pack(array, datatype).tobytes() == expected
 
-    @pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
-    def test_packs_to_any_alignment(self, offset):
-        array = coded(field((5, 6, 7), "f8"))
-        datatype = dt.subarray((5, 6, 7), (4, 3, 2), (1, 2, 3), "f8")
-        assert pack(array, datatype, offset=offset).tobytes() == array[1:5, 2:5, 3:5].tobytes()
-
-    @pytest.mark.parametrize("offset", [1, 2, 4, 8])
-    def test_packs_from_any_alignment(self, offset):
-        array = coded(aligned(5 * 6 * 7 * 16, offset)).reshape(5, 6, 7 * 16)
-        datatype = dt.subarray((5, 6, 7), (4, 3, 2), (1, 2, 3), "c16")
-        packed = pack(array, datatype)
-        assert packed.tobytes() == array[1:5, 2:5, 48:80].tobytes()
-
     def test_unpack_writes_the_box_and_nothing_else(self):
         array = field((6, 7, 8), "f4", offset=4)
         array.view("u1")[:] = GUARD
@@ -282,22 +269,6 @@ class TestCopy:
         last = array[::-1]
         datatype = dt.hvector(9, 1, last.strides[0], dt.contiguous(2, "f8"))
         assert pack(last, datatype).tobytes() == last[:, :2].tobytes()
-
-    @pytest.mark.parametrize("counts", [(12, 8), (8, 12), (6, 10), (35, 24), (1, 24), (24, 1)])
-    def test_block_lengths_that_do_not_divide(self, counts):
-        """The sender has blocks of m elements, the receiver blocks of n."""
-        m, n = counts
-        total = m * n
-        source = coded(field((n, m + 3), "f4"))
-        target = field((m, n + 2), "f4")
-        target.view("u1")[:] = GUARD
-        expected = target.copy()
-        expected[:, :n] = source[:, :m].reshape(m, n)
-        a = Side(source.ctypes.data, dt.vector(n, m, m + 3, "f4").strided)
-        b = Side(target.ctypes.data, dt.vector(m, n, n + 2, "f4").strided)
-        assert a.strided.nbytes == b.strided.nbytes == 4 * total
-        copy_on_cpu([Copy(a, b)])
-        assert target.tobytes() == expected.tobytes()
 
     def test_agrees_with_mpi_pack(self):
         require("mpi")

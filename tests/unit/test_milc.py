@@ -16,9 +16,8 @@ import halox
 from apps.common import on_all_ranks
 from apps.milc import checks, host_kernels, lime, options, random_fields, scidac
 from apps.milc.host_kernels import HostKernels
-from apps.milc.lattice import EVEN, NAMES, PARITIES, Lattice, axis_of, directions
+from apps.milc.lattice import EVEN, PARITIES, Lattice
 from apps.milc.links import Table
-from apps.milc.state import Slot
 from halox.cli import main
 from tests import support
 
@@ -45,30 +44,6 @@ class TestLattice:
         assert np.array_equal(lattice.join(*lattice.split(sites)), sites)
         plain = sites[..., 0] * 1.5
         assert np.array_equal(lattice.join(*lattice.split(plain)), plain)
-
-    def test_neighbours(self, lattice: Lattice) -> None:
-        """Exchange a field of coordinates; each neighbour index must find the neighbour's coordinates."""
-        sites = np.stack(np.indices(SHAPE), -1)
-        parts = lattice.split(sites)
-        distances = [1] if lattice.depth == 1 else [1, 3]
-        for parity in PARITIES:
-            field = lattice.grid.full(
-                -1, "i8", components_after=4, parity=NAMES[1 - parity], offsets=lattice.offsets
-            )
-            lattice.grid.interior(field)[...] = parts[1 - parity]
-            lattice.grid.exchange(field)
-            found = field.reshape(-1, 4)[lattice.neighbours(parity, distances)]
-            for number, (mu, step) in enumerate(directions(distances)):
-                expected = parts[parity].reshape(-1, 4).copy()
-                axis = axis_of(mu)
-                expected[:, axis] = (expected[:, axis] + step) % SHAPE[axis]
-                assert np.array_equal(found[:, number], expected)
-
-    def test_shifted(self, lattice: Lattice) -> None:
-        block = np.random.default_rng(0).random((*SHAPE, 2))
-        for mu, distance in directions([1] if lattice.depth == 1 else [1, 3]):
-            expected = np.roll(block, -distance, axis_of(mu))
-            assert np.array_equal(lattice.shifted(block, mu, distance), expected)
 
 
 class TestKernels:
@@ -106,33 +81,6 @@ class TestKernels:
             with pytest.raises(ValueError, match="C-contiguous arrays of complex128"):
                 kernels.dslash(Table(matrices, neighbours), wrong, good, EVEN, kernels.state())
 
-    @pytest.mark.parametrize("dtype", ["c8", "c16"])
-    def test_linear_algebra(self, dtype: str) -> None:
-        rng = np.random.default_rng(2)
-        b, ap, p = (rng.random((5, 3, 2)).view(complex)[..., 0].astype(dtype) for _ in range(3))
-        kernels = HostKernels(self.without_halo(5), np.dtype(dtype))
-        numbers, history = kernels.state(), kernels.history(3)
-        r, x = np.empty_like(b), b.copy()
-        kernels.begin(b, ap, r, p, numbers)()
-        np.testing.assert_allclose(r, b - ap, rtol=1e-6)
-        assert np.array_equal(p, r)
-        numbers[[Slot.R2, Slot.PAP, Slot.NEW_R2, Slot.MOST]] = 3, 2, 6, 2
-        before = r.copy()
-        kernels.reduce(ap, r, numbers)()
-        np.testing.assert_allclose(r, before - 1.5 * ap, rtol=1e-5)
-        update = kernels.update(r, x, p, numbers, history)
-        update()
-        np.testing.assert_allclose(x, b + 1.5 * before, rtol=1e-6)
-        np.testing.assert_allclose(p, r + 2 * before, rtol=1e-5)
-        assert numbers[[Slot.STATUS, Slot.R2, Slot.ITERATIONS]].tolist() == [0, 6, 1]
-        numbers[Slot.NEW_R2] = 5
-        update()
-        assert numbers[[Slot.STATUS, Slot.R2, Slot.ITERATIONS]].tolist() == [2, 5, 2]
-        assert history[:2].tolist() == [6, 5]
-        last = x.copy()
-        update()
-        assert np.array_equal(x, last) and numbers[Slot.ITERATIONS] == 2
-
 
 class TestRandomFields:
     BLOCKS = (
@@ -155,13 +103,6 @@ class TestRandomFields:
         assert np.abs(products - np.eye(3)).max() < 1e-13
         assert np.abs(np.linalg.det(found) - 1).max() < 1e-13
         assert np.abs(found.mean(axis=(0, 1, 2, 3))).max() < 0.05
-
-    def test_cosines_and_sines(self) -> None:
-        turns = np.linspace(-1, 1, 10001)
-        for found, expected in zip(
-            random_fields._cosines_and_sines(turns), (np.cos, np.sin), strict=True
-        ):
-            assert np.abs(found - expected(np.pi * turns)).max() < 2e-15
 
     def test_moments_of_haar_measure(self) -> None:
         """The limits are four standard deviations; rows from a cube's points would miss the fourth moments by ten."""

@@ -17,7 +17,7 @@ import halox
 from apps import memory
 from apps.nas_ft import host_kernels, initial, options
 from apps.nas_ft.benchmark import problem_grid
-from apps.nas_ft.classes import CLASSES, SAMPLES, sample_points
+from apps.nas_ft.classes import CLASSES
 from apps.nas_ft.device_kernels import DeviceKernels
 from apps.nas_ft.host_kernels import HostKernels
 from apps.nas_ft.solver import PARTS, Solver, sampled
@@ -103,34 +103,8 @@ class TestInitialValues:
             owned = tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
             assert np.array_equal(initial_values(kernels, grid_shape, owned), whole[owned])
 
-    def test_factors_are_read_at_each_call(self, kernels: Any) -> None:
-        shape = (2, 3, 4)
-        tables = [np.empty(n, np.uint64) for n in (2, 3, 8)]
-        u, _ = guarded(shape)
-        run = kernels.initial(u, tuple(tables))
-        for values, table in zip(
-            initial.factors(shape, tuple(slice(0, n) for n in shape)), tables, strict=True
-        ):
-            kernels.copy(values, table)
-        run()
-        assert u.ravel()[:2].tolist() == list(FIRST)
-
 
 class TestEvolution:
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_product_with_factors(self, kernels: Any, shape: tuple[int, int, int]) -> None:
-        z, y, x = (np.random.default_rng(n).random(n) for n in shape)
-        u, around = guarded(shape)
-        u[...] = start = random(shape)
-        step = np.array([3])
-        evolve = kernels.evolve(u, (z, y, x), step)
-        for number in (4, 5):
-            evolve()
-            start = start * (z[:, None, None] * y[:, None] * x)
-            np.testing.assert_allclose(u, start, rtol=1e-14, atol=0)
-            assert step.tolist() == [number]
-        assert np.isnan(around[:8]).all() and np.isnan(around[-8:]).all()
-
     def test_arrays_that_would_go_wrong_are_refused(self, kernels: Any) -> None:
         factors = tuple(np.ones(4) for _ in range(3))
         for wrong in (random((4, 4, 4)).T, random((4, 4, 4)).real, random((4, 4))):
@@ -141,35 +115,6 @@ class TestEvolution:
 
 
 class TestChecksum:
-    @pytest.mark.parametrize("name", ["S", "W", "A"])
-    def test_points(self, name: str) -> None:
-        nz, ny, nx = CLASSES[name].shape
-        expected = [[5 * j % nz, 3 * j % ny, j % nx] for j in range(1, 1025)]
-        assert sample_points(CLASSES[name].shape).tolist() == expected
-
-    @pytest.mark.parametrize("parts", [(1, 1, 1), (3, 1, 1), (2, 3, 1), (1, 4, 2), (64, 1, 1)])
-    def test_samples_of_all_ranks(self, kernels: Any, parts: tuple[int, ...]) -> None:
-        shape = (64, 6, 10)
-        u = random(shape)
-        expected = sum(u[tuple(point)] for point in sample_points(shape))
-        total, count = 0, 0
-        for place in np.ndindex(*parts):
-            owned = tuple(
-                slice(at * n // p, (at + 1) * n // p)
-                for at, n, p in zip(place, shape, parts, strict=True)
-            )
-            block = np.ascontiguousarray(u[owned])
-            offsets = sampled(shape, owned)
-            samples = np.full((3, len(offsets)), np.nan + 0j)
-            kernels.sample(block, offsets, samples, np.array([2]))()
-            assert np.isnan(samples[[0, 2]]).all()
-            samples[[0, 2]] = 0
-            sums = kernels.sums(samples)
-            assert sums[0] == sums[2] == 0
-            total, count = total + sums[1], count + len(offsets)
-        assert count == SAMPLES
-        assert total == pytest.approx(expected, rel=1e-13)
-
     def test_a_block_without_points(self, kernels: Any) -> None:
         # Sampled points have z = 5 j mod 5 = 0; plane 1 has none.
         offsets = sampled((5, 5, 5), (slice(1, 2), slice(0, 5), slice(0, 5)))
@@ -217,18 +162,6 @@ def checksums(solver: Solver, iterations: int) -> np.ndarray:
 
 
 class TestSolver:
-    def test_coefficients_of_an_iteration(self, solver_of: Any) -> None:
-        """One iteration on a spectrum of ones gives each wave number's factor."""
-        solver = solver_of("W")
-        shape = CLASSES["W"].shape
-        solver.start()
-        solver.spectrum.fill(1)
-        solver.iterate()
-        folded = [(np.arange(n) + n // 2) % n - n // 2 for n in shape]
-        squares = sum(k**2 for k in np.ix_(*folded))
-        expected = np.exp(-4 * 1e-6 * np.pi**2 * squares)
-        np.testing.assert_allclose(solver.spectrum, expected, rtol=1e-14, atol=0)
-
     @pytest.mark.parametrize("name", ["S", "W"])
     def test_official_checksums(self, name: str, solver_of: Any) -> None:
         problem, solver = CLASSES[name], solver_of(name)

@@ -13,7 +13,6 @@ import pytest
 from halox.errors import DeviceError, ExchangeTimeoutError, MismatchError
 from halox.runtime import nccl_ranks
 from halox.runtime.gpu import nccl, pools
-from halox.runtime.gpu.marks import WORDS_BYTES
 from halox.runtime.gpu.nccl import Nccl, NcclOp
 from tests.mpi.fake_cupy import pinned
 from tests.support import require
@@ -136,7 +135,7 @@ def test_an_abort_waits_for_the_thread_that_looks(monkeypatch: pytest.MonkeyPatc
         return ""
 
     ranks = nccl_of_one(monkeypatch, failure=failure, abort=lambda comm: aborted.set())
-    watch: Any = SimpleNamespace(limit_s=1.0, look=lambda: None)
+    watch: Any = SimpleNamespace(limit_s=1.0, poll=lambda: None)
     ranks.watch(watch)
     assert asked.wait(120)
     ranks.fail("for a test")
@@ -150,7 +149,7 @@ class TestWatch:
 
     @pytest.fixture(autouse=True)
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pools, "HOST_WORDS", pools.Pool(lambda _: pinned(WORDS_BYTES)))
+        monkeypatch.setattr(pools, "HOST_WORDS", pools.Pool(lambda _: pinned(pools.WORDS_BYTES)))
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(nccl_ranks, "time", clock)
         self.now = 0.0
@@ -176,13 +175,13 @@ class TestWatch:
 
     def look(self, now: float) -> bool:
         self.now = now
-        return bool(self.made.look())
+        return bool(self.made.poll())
 
     def test_an_exchange_that_does_not_end(self) -> None:
         self.begin()
         assert not self.look(1) and not self.look(10.9)
         assert self.look(11.1)
-        text, kind = self.made.look() or ("", None)
+        text, kind = self.made.poll() or ("", None)
         assert "waited for ranks 1, 3" in text and "for 10 s" in text
         assert kind is ExchangeTimeoutError
 
@@ -221,7 +220,7 @@ class TestWatch:
         self.names[1] = other.ctypes.data
         self.begin()
         self.end()
-        text, kind = self.made.look() or ("", None)
+        text, kind = self.made.poll() or ("", None)
         assert "received from rank 1 a message of plan 9" in text and kind is MismatchError
         with pytest.warns(UserWarning, match="in place of one of plan 7"):
             assert self.made.close()

@@ -22,47 +22,6 @@ def test_parts_cover_the_axis_once_in_order_and_evenly(n: int) -> None:
         assert axis.sizes == tuple(sizes) and axis.parts == parts
 
 
-def test_from_blocks_takes_sizes_as_they_are() -> None:
-    axis = AxisPartition.from_blocks([3, 1, 4], periodic=True)
-    assert (axis.cells, axis.bounds, axis.sizes) == (8, (0, 3, 4, 8), (3, 1, 4))
-    assert axis == AxisPartition(8, (0, 3, 4, 8), True)
-
-
-@pytest.mark.parametrize(
-    ("periodic", "staggered", "points", "last"),
-    [(False, False, 8, 8), (True, False, 8, 8), (True, True, 8, 8), (False, True, 9, 9)],
-)
-def test_the_last_part_of_an_open_axis_owns_the_extra_point(
-    periodic: bool, staggered: bool, points: int, last: int
-) -> None:
-    axis = AxisPartition.from_blocks([3, 5], periodic)
-    assert axis.points(staggered) == points
-    assert axis.owned_points(0, staggered) == (0, 3)
-    assert axis.owned_points(1, staggered) == (3, last)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "periodic", "staggered", "low", "high"),
-    [
-        ((4, 2, 3), False, False, 2, 2),
-        ((1, 5, 5), False, False, 1, 5),  # no high halo reads from part 0
-        ((5, 5, 1), False, False, 5, 1),  # no low halo reads from part 2
-        ((5, 5, 1), False, True, 5, 1),  # the same, although part 2 owns the extra point
-        ((5, 5, 1), True, True, 1, 0),
-        ((3,), True, False, 3, 3),
-        ((3,), True, True, 3, 2),
-    ],
-)
-def test_width_limits_come_from_the_smallest_block_that_fills_a_halo(
-    blocks: tuple[int, ...],
-    periodic: bool,
-    staggered: bool,
-    low: int,
-    high: int,
-) -> None:
-    assert AxisPartition.from_blocks(blocks, periodic).width_limits(staggered) == (low, high)
-
-
 def test_an_axis_that_does_not_exchange_has_no_limits() -> None:
     assert AxisPartition.even(3, 1, periodic=False).width_limits() == (None, None)
 
@@ -79,9 +38,6 @@ def test_an_axis_that_does_not_exchange_has_no_limits() -> None:
         (lambda: AxisPartition.from_blocks([], True), "blocks: expected at least one block"),
         (lambda: AxisPartition.from_blocks([2, 0], True), r"one cell or more, got \[2, 0\]"),
         (lambda: AxisPartition(4, (0, 2, 5), True), r"bounds: expected to rise from 0 to 4"),
-        (lambda: AxisPartition(4, (0, 2, 2, 4), True), r"bounds: .*got \(0, 2, 2, 4\)"),
-        (lambda: AxisPartition(4, (0,), True), r"bounds: .*got \(0,\)"),
-        (lambda: AxisPartition(0, (0, 0), True), r"bounds: .*got \(0, 0\)"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_allowed(call, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.paths import aside
+from halox.paths import stream_channel
 from halox.paths.base import Job
 from halox.paths.peer import channel as peer
 from halox.runtime.gpu import pools
@@ -28,7 +28,7 @@ class Agreed:
 
     def prepared(self) -> Any:
         launch = SimpleNamespace(launch=lambda stream: self.log.append("launched"))
-        return SimpleNamespace(run=launch, aside=launch, before=[], after=[])
+        return SimpleNamespace(alone=launch, concurrent=launch, before=[], after=[])
 
     def error(self) -> Exception:
         number, exchange = self.failure.words[:2]
@@ -52,7 +52,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     streams = SimpleNamespace(
         acquire=lambda device: side, release=lambda device, item: said.append("stream given back")
     )
-    monkeypatch.setattr(aside, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(stream_channel, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(pools, "SIDE_STREAMS", streams)
     word = SimpleNamespace(array=np.zeros(8, "u1"), device_pointer=0)
     words = SimpleNamespace(acquire=lambda device: word, release=lambda device, item: None)

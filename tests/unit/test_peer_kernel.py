@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import gcd
 from unittest.mock import patch
@@ -36,8 +36,16 @@ from tests.unit.cpu_peer import (
 
 require("cxx")
 
-ALWAYS_WIDE = patch.object(peer_endpoints, "WIDE_BYTES", 1)
-IN_MEMORY = patch.object(peer_plan, "INLINE_CHUNKS", 0)
+
+@contextmanager
+def limited(wide_bytes=None, **of_table):
+    """Plan with other limits: the least bytes for LL128-like packets, and constants of `halox.paths.peer.table`."""
+    with ExitStack() as stack:
+        if wide_bytes is not None:
+            stack.enter_context(patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes))
+        for name, value in of_table.items():
+            stack.enter_context(patch.object(peer_plan, name, value))
+        yield
 
 
 def there_and_back(way: str, sent: Layout, received: Layout) -> list[Flow]:
@@ -87,7 +95,7 @@ def wide_if_asked(request):
     """Use LL128-like packets for all messages if the test's parameter ``way`` is "wide"."""
     given_by_test = getattr(request.node, "callspec", None)
     if given_by_test and given_by_test.params.get("way") == "wide":
-        with ALWAYS_WIDE:
+        with limited(1):
             yield
     else:
         yield
@@ -133,8 +141,7 @@ class TestWays:
         flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
         with patch.object(peer_endpoints, "paired", only_regular(peer_endpoints.paired)):
             ranks = connect(flows, limit_s=100)
-        assert all(rank.draft._receives[0].buffered for rank in ranks)
-        assert not any(rank.draft._sends[0].buffered for rank in ranks)
+        assert all(rank.unpacks for rank in ranks) and not any(rank.packs for rank in ranks)
         exchange(ranks)
 
     @pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
@@ -157,7 +164,7 @@ class TestWays:
         sent = "ll" if way == "wide" else way
         flows = [Flow(a, 1 - a, sent, parts) for a in (0, 1)]
         flows += [Flow(a, a, "copy", [faces(16), RUNS]) for a in (0, 1)]
-        with IN_MEMORY if where == "memory" else patch.object(peer_plan, "TABLE_BYTES", 3800):
+        with limited(**{"INLINE_CHUNKS": 0} if where == "memory" else {"TABLE_BYTES": 3800}):
             ranks = connect(flows, sms=2)
             assert bool(ranks[0].planned.inline) == (where == "launch")
             assert ranks[0].kinds == {Kind.COPY, SENT[way], TAKEN[way]}
@@ -168,7 +175,7 @@ class TestWays:
     def test_the_kernel_that_a_gpu_would_run(self, way, itemsize):
         """Kernels with compile-time word width, and with several words in flight."""
         flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
-        with patch.object(peer_plan, "SMALL_WORDS", 0 if itemsize == 8 else 1 << 16):
+        with limited(SMALL_WORDS=0 if itemsize == 8 else 1 << 16):
             ranks = connect(flows, adapt=as_planned)
         packets = 8 if way in ("ll", "wide") else 16
         assert dict(ranks[0].launch.defines)["WORD_BYTES"] == str(min(itemsize, packets))
@@ -194,11 +201,8 @@ class TestWays:
     )
     def test_more_chunks_than_threads(self, way, ends, where, order):
         """A block that helps to send then searches for chunks several times."""
-        with (
-            patch.object(peer_plan, "CHUNK_BYTES", (32, 64)),
-            patch.object(peer_plan, "DIRECT_CHUNK_BYTES", (64, 64)),
-            IN_MEMORY if where == "memory" else nullcontext(),
-        ):
+        in_memory = {"INLINE_CHUNKS": 0} if where == "memory" else {}
+        with limited(CHUNK_BYTES=(32, 64), DIRECT_CHUNK_BYTES=(64, 64), **in_memory):
             ranks = connect(there_and_back(way, *ends))
             assert bool(ranks[0].planned.inline) == (where == "launch")
         assert ranks[0].planned.send_chunks > ranks[0].launch.threads
@@ -254,10 +258,7 @@ class TestEnds:
     def test_chunks_of_other_sizes(self, order):
         """Chunks per flag are larger for words of 16 bytes than for words of 8 bytes."""
         ends = rows((64,), (272,), 256), rows((64,), (264,), 256)
-        with (
-            patch.object(peer_plan, "CHUNK_BYTES", (64, 128)),
-            patch.object(peer_plan, "LONG_CHUNK_BYTES", 1024),
-        ):
+        with limited(CHUNK_BYTES=(64, 128), LONG_CHUNK_BYTES=1024):
             ranks = connect(there_and_back("staging", *ends), sms=2)
         assert ranks[0].planned.segments["flag_count"].tolist() == [0, 64]
         assert ranks[0].planned.chunks == 64 + 128
@@ -267,7 +268,7 @@ class TestEnds:
     @pytest.mark.parametrize("wide_bytes", [1, 1 << 20])
     @pytest.mark.parametrize("ends", [ALIKE[1], *UNLIKE[:3]])
     def test_packets_stay_narrow(self, ends, order, wide_bytes):
-        with patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes):
+        with limited(wide_bytes):
             ranks = connect(there_and_back("ll", *ends))
         assert ranks[0].kinds == {Kind.SEND_LL, Kind.TAKE_LL}
         exchange(ranks, order=order)
@@ -275,7 +276,7 @@ class TestEnds:
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("ends", [ALIKE[0], ALIKE[2]])
     def test_wide_packets_of_equal_words(self, ends, order):
-        with ALWAYS_WIDE:
+        with limited(1):
             ranks = connect(there_and_back("ll", *ends))
         assert ranks[0].kinds == {Kind.SEND_WIDE, Kind.TAKE_WIDE}
         exchange(ranks, order=order)
@@ -313,9 +314,7 @@ class TestEnds:
         for ends in ((blocks, line), (line, blocks), (blocks, blocks)):
             ranks = connect(there_and_back(way, *ends))
             exchange(ranks)
-            assert any(
-                side.buffered for side in (*ranks[0].draft._sends, *ranks[0].draft._receives)
-            )
+            assert ranks[0].packs or ranks[0].unpacks
 
 
 @pytest.mark.usefixtures("wide_if_asked")
@@ -349,7 +348,7 @@ class TestRanks:
             for tag, way in enumerate(ways if a < b else ways[1:]):
                 flows.append(Flow(a, b, way, [faces(8), faces(4)], tag))
         flows.append(Flow(2, 1, "ll", [(rows((), (), 20000),) * 2], 7))
-        with patch.object(peer_endpoints, "WIDE_BYTES", 20000):
+        with limited(20000):
             ranks = connect(flows, sms=2, multiprocessors=multiprocessors)
         assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
         exchange(ranks, 6, order=orders, delays=2)
@@ -372,21 +371,23 @@ class TestRanks:
         ranks = connect([Flow(0, 1, "ll" if way == "wide" else way, [faces(itemsize)])])
         exchange(ranks, 4, delays=40)
 
-    @pytest.mark.parametrize("aside", [(0, 1), (0,)])
-    def test_beside_other_work(self, aside):
+    @pytest.mark.parametrize("concurrent", [(0, 1), (0,)])
+    def test_beside_other_work(self, concurrent):
         """The launch for overlap has fewer blocks, on both ranks or on one rank only."""
-        with patch.object(peer_plan, "SMALL_WORDS", 0), ALWAYS_WIDE:
+        with limited(1, SMALL_WORDS=0):
             ranks = connect(
                 there_and_back(
                     "ll",
                     box((40, 30, 30), (40, 30, 29), (0, 0, 0)),
                     box((40, 30, 30), (40, 30, 29), (0, 0, 1)),
                 ),
-                aside=aside,
+                concurrent=concurrent,
             )
         planned = ranks[0].planned
-        assert planned.aside == (2, 4) and (planned.send_blocks, planned.blocks) == (4, 8)
-        assert [rank.launch.blocks for rank in ranks] == [4 if n in aside else 8 for n in (0, 1)]
+        assert planned.concurrent == (2, 4) and (planned.send_blocks, planned.blocks) == (4, 8)
+        assert [rank.launch.blocks for rank in ranks] == [
+            4 if n in concurrent else 8 for n in (0, 1)
+        ]
         exchange(ranks, 4)
 
     def test_arrays_are_not_written_twice(self):
@@ -420,7 +421,7 @@ class TestWaiting:
         for other in (1, 2, 3):
             chosen = ("ll" if way == "wide" else way) if other == 2 else "staging"
             flows += [Flow(0, other, "staging", [faces(4)]), Flow(other, 0, chosen, [faces(8)])]
-        with ALWAYS_WIDE if way == "wide" else nullcontext():
+        with limited(1 if way == "wide" else None):
             ranks = connect(flows)
         exchange(ranks, 3)
         blocks = np.arange(ranks[0].launch.blocks)[:: -1 if order == "backward" else 1]
@@ -481,7 +482,7 @@ class TestWaiting:
         """A receiver whose sender is missing must not accept flags and packets of earlier epochs."""
         for way in ("staging", "ll"):
             for wide_bytes in (1, 1 << 30):
-                with patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes):
+                with limited(wide_bytes):
                     ranks = connect([Flow(0, 1, way, [faces(8)])])
                 exchange(ranks, 3)
                 ranks[1].limit(0.2)
@@ -546,10 +547,10 @@ def messages(draw) -> list[Flow]:
 @given(st.data())
 def test_any_messages_in_any_order(data):
     flows = data.draw(messages())
-    with (
-        patch.object(peer_endpoints, "WIDE_BYTES", data.draw(st.sampled_from([1, 1 << 17]))),
-        patch.object(peer_plan, "INLINE_CHUNKS", data.draw(st.sampled_from([0, 600]))),
-        patch.object(peer_plan, "SMALL_WORDS", data.draw(st.sampled_from([0, 1 << 16]))),
+    with limited(
+        data.draw(st.sampled_from([1, 1 << 17])),
+        INLINE_CHUNKS=data.draw(st.sampled_from([0, 600])),
+        SMALL_WORDS=data.draw(st.sampled_from([0, 1 << 16])),
     ):
         ranks = connect(
             flows,

@@ -17,7 +17,7 @@ import pytest
 from halox.errors import StateError
 from halox.packing.refine import Level
 from halox.packing.strided_plan import StridedRow
-from halox.paths import aside
+from halox.paths import stream_channel
 from halox.paths.peer import channel as peer
 from halox.paths.peer import endpoints
 from halox.paths.peer.table import MOST_SHIFTS, Kind, both_packed
@@ -77,7 +77,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda: stream)
     side = SimpleNamespace(stream=stream, before=stream, after=stream)
     pool = SimpleNamespace(acquire=lambda device: side, release=lambda device, item: None)
-    monkeypatch.setattr(aside, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(stream_channel, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(pools, "SIDE_STREAMS", pool)
     with without_gpu(1, adapt):
         yield
@@ -203,11 +203,11 @@ def test_alignment_alone_asks_for_buffers(streams: None) -> None:
             moved_to(rank, offset, epoch)
         exchange(ranks, channels, epoch)
         for channel in channels:
-            assert (channel._now is channel._straight) == (offset % 16 == 0)
+            assert (channel._current is channel._unbuffered) == (offset % 16 == 0)
     for channel, before in zip(channels, blocks, strict=True):
         assert len(channel._agreed._own) == before + 2  # the buffers, and memory for a second table
         assert (
-            not channel._straight.before
+            not channel._unbuffered.before
             and len(channel._buffered.before) + len(channel._buffered.after) == 1
         )
 
@@ -218,7 +218,7 @@ def test_buffers_are_not_made_in_a_capture(streams: None) -> None:
     with patch("halox.runtime.gpu.streams.is_capturing", lambda stream=None: True):
         with pytest.raises(StateError, match="captured"):
             channels[0].views([pointer + 8])
-        assert channels[0].views([pointer + 16])[0] is channels[0]._straight
+        assert channels[0].views([pointer + 16])[0] is channels[0]._unbuffered
 
 
 def test_arrays_that_peers_write_to_stay(streams: None) -> None:

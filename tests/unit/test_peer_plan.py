@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from math import prod
 
 import numpy as np
 import pytest
@@ -31,7 +30,6 @@ from halox.paths.peer.table import (
     in_even_chunks,
     least_word,
     plan,
-    repacked,
     runs,
     segment_dtype,
 )
@@ -127,45 +125,8 @@ class TestTable:
         more = plan(segments_of((Kind.COPY, 64 * INLINE_CHUNKS + 1, 64)), sms=132)
         assert fewer.inline and not more.inline
 
-    def test_segments_keep_what_they_are_given(self):
-        segment = Segment(Kind.TAKE_STAGED, line(100), 7, 32, 11 << 33, 12 << 33, 13 << 33, 14, 15)
-        (entry,) = plan([segment], sms=4).segments
-        names = ("kind", "peer", "chunk_words", "flags", "begun", "slot_bytes", "flag_count", "lag")
-        assert [int(entry[name]) for name in names] == [
-            5,
-            7,
-            32,
-            11 << 33,
-            12 << 33,
-            13 << 33,
-            14,
-            15,
-        ]
-        region = entry["region"]
-        assert (region["source"], region["target"], region["words"]) == (1 << 20, 1 << 30, 100)
-
 
 class TestChunks:
-    def chunks_of(self, planned):
-        """Return (segment, number) of all chunks: as many as cover each segment's words once."""
-        return [
-            (at, number)
-            for at, segment in enumerate(planned.segments)
-            for number in range(
-                1
-                if segment["kind"] == Kind.TAKE_DIRECT
-                else -(-int(segment["region"]["words"]) // int(segment["chunk_words"]))
-            )
-        ]
-
-    def test_every_segment_is_covered_once(self):
-        planned = plan(MIXED, sms=4)
-        expected = self.chunks_of(planned)
-        assert sorted(map(tuple, planned.order.tolist())) == expected
-        assert planned.chunks == len(expected)
-        first = planned.segments["region"]["first_chunk"].tolist()
-        assert first == [expected.index((at, 0)) for at in range(len(planned.segments))]
-
     def test_what_is_sent_comes_first(self):
         planned = plan(MIXED, sms=4)
         taken = planned.segments["kind"] >= Kind.TAKE_STAGED
@@ -209,7 +170,7 @@ class TestChunks:
         assert (planned.threads, planned.send_chunks) == (64, tiles // 2)
         assert (planned.send_blocks, planned.blocks) == (blocks, 2 * blocks)
         beside = min(blocks, 264)
-        assert planned.aside == (beside, 2 * beside)
+        assert planned.concurrent == (beside, 2 * beside)
 
     @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):
@@ -332,33 +293,3 @@ def packed_bytes(row, side):
     for level in row.levels:
         places = (places[:, None] + np.arange(level.steps) * level[1 + side]).ravel()
     return (places[:, None] + np.arange(row.word_bytes)).ravel()
-
-
-class TestPlaces:
-    ROW = StridedRow(1000, 64, 8, (Level(3, 700, 80), Level(5, 40, 16), Level(2, 8, 8)))
-
-    @pytest.mark.parametrize("side", [0, 1])
-    def test_packets_lie_at_twice_the_distances(self, side):
-        row = repacked(self.ROW, side, 1 << 20, 2)
-        halves = packed_bytes(self.ROW, side).reshape(-1, 8)[:, 0]
-        assert (packed_bytes(row, side).reshape(-1, 8)[:, 0] == (1 << 20) + 2 * halves).all()
-        assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
-
-    @pytest.mark.parametrize("side", [0, 1])
-    def test_tiles_begin_where_they_are_told_to(self, side):
-        row = repacked(self.ROW, side, 1 << 20, 0)
-        assert set(packed_bytes(row, side).reshape(-1, 8)[:, 0]) == {1 << 20}
-        assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
-
-    @pytest.mark.parametrize("side", [0, 1])
-    def test_staging_memory_holds_the_packed_message(self, side):
-        row = repacked(self.ROW, side, 1 << 20)
-        assert (packed_bytes(row, side) == packed_bytes(self.ROW, side) + (1 << 20)).all()
-        assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
-
-    @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 100000])
-    def test_tiles_hold_all_words(self, nbytes):
-        (run,) = runs_of_type(dt.contiguous(nbytes // 8, "f8"), max_word=8)
-        tiles = run.tile_bytes // TILE_BYTES
-        assert (tiles - 1) * TILE_DATA_BYTES < nbytes <= tiles * TILE_DATA_BYTES
-        assert prod(level.steps for level in run.row.levels) * 8 == nbytes

@@ -147,21 +147,6 @@ def test_tiles_are_walked_in_every_order_where_the_last_node_is_smaller() -> Non
     assert place(*case).bytes_between_nodes <= best
 
 
-def test_the_fattest_faces_stay_on_the_node() -> None:
-    nodes = [0, 0, 1, 1]
-    placement = place((2, 2), (False, False), (9, 1), nodes)  # faces normal to axis 0 are large
-    where = node_at(placement, nodes)
-    assert where[0, 0] == where[1, 0] and where[0, 1] == where[1, 1]
-    assert placement.bytes_between_nodes == 2
-
-
-def test_ranks_dealt_out_to_nodes_in_turn_are_gathered() -> None:
-    nodes = [0, 1, 0, 1]
-    placement = place((4,), (False,), (1,), nodes)
-    assert (placement.bytes_between_nodes, placement.bytes_between_nodes_by_rank_order) == (1, 3)
-    assert placement.coords == ((0,), (2,), (1,), (3,))
-
-
 @pytest.mark.parametrize("nodes", [[7] * 6, [0, 0, 0, 1, 1, 1]])
 def test_rank_order_is_kept_where_nothing_beats_it(nodes) -> None:
     placement = place((2, 3), (False, False), (1, 1), nodes)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from halox.errors import FieldError
-from halox.exchange import cache as module
 from halox.exchange.cache import PlanCache
 from halox.runtime.arrays import describe, owner
 
@@ -66,32 +65,6 @@ def test_what_is_no_array_or_no_kind_is_not_found(bad: Any):
     assert found(cache, [], (np.zeros(2),)) is None
 
 
-def test_an_object_that_has_changed_is_looked_at_again():
-    cache, u, v = PlanCache(key_of), np.zeros((2, 3)), np.zeros(4)
-    plan, both = Plan(), Plan()
-    cache.add("exchange", (u,), plan)
-    cache.add("exchange", (u, v), both)
-    changes = [
-        (lambda: setattr(u, "shape", (6,)), lambda: setattr(u, "shape", (2, 3))),
-        (lambda: setattr(u, "shape", (3, 2)), lambda: setattr(u, "shape", (2, 3))),
-        (lambda: setattr(u, "shape", (2, 3, 1)), lambda: setattr(u, "shape", (2, 3))),
-        (lambda: setattr(u, "dtype", "i8"), lambda: setattr(u, "dtype", "f8")),
-        (lambda: setattr(u, "dtype", "i4"), lambda: setattr(u, "dtype", "f8")),
-        (lambda: u.setflags(write=False), lambda: u.setflags(write=True)),
-    ]
-    for n, (change, undo) in enumerate(changes):
-        change()
-        assert found(cache, "exchange", (u,)) is found(cache, "exchange", (u, v)) is None
-        other = Plan()
-        cache.add("exchange", (u,), other)
-        assert found(cache, "exchange", (u,)) is other
-        # Former results about the array must not be used.
-        assert found(cache, "exchange", (u, v)) is None
-        undo()
-        assert found(cache, "exchange", (u,)) is plan, n
-        assert found(cache, "exchange", (u, v)) is both
-
-
 def test_an_entry_ends_with_its_arrays_and_holds_none():
     cache, u, v = PlanCache(key_of), np.zeros(3), np.zeros(4)
     plans = [Plan() for _ in range(3)]
@@ -126,28 +99,6 @@ def test_a_cache_that_is_dropped_goes_without_a_collection():
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_what_is_kept_follows_from_what_was_added(monkeypatch: pytest.MonkeyPatch):
-    """Ranks evict the same plans, although arrays are deleted at different times on different ranks.
-
-    Otherwise, one rank would use a cached plan while another rank would start to negotiate a new one.
-    """
-    monkeypatch.setattr(module, "CAPACITY", 4)
-    here, there = PlanCache(key_of), PlanCache(key_of)
-    u, v, kept = np.zeros(3), np.zeros(3), []
-    here.add("exchange", (u,), Plan())
-    there.add("exchange", (v,), Plan())
-    for n in range(6):
-        kept.append(np.zeros(3))
-        here.add("exchange", (kept[-1],), Plan())
-        there.add("exchange", (np.zeros(3),), Plan())
-        known = found(here, "exchange", (u,)), found(there, "exchange", (v,))
-        assert [plan is None for plan in known] == [n >= 3] * 2
-    assert (len(here), len(there)) == (4, 0)
-    assert [found(here, "exchange", (w,)) is None for w in kept] == [True, True] + [False] * 4
-    here.clear()
-    assert len(here) == 0
 
 
 def test_forgetting_keeps_the_plans():

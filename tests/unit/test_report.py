@@ -66,41 +66,22 @@ def check_html(shown: Any, *words: str) -> None:
 def test_what_objects_show_of_themselves() -> None:
     support.require("mpi")
     with halox.Grid((8, 6), halo=1, periodic=True, device="cpu") as grid:
-        assert "Grid (8, 6) on (1, 1) ranks" in repr(grid) and "closed" not in repr(grid)
         check_html(grid, "halox.Grid", "(8, 6)", "(10, 8)", "rank 0 of 1")
         u = grid.zeros(components=3, staggered=1)
-        layout = grid.layout(u)
-        assert repr(layout) == (
-            "<halox field layout: rank 0, padded shape (3, 10, 9), halo ((1, 1), (1, 1)), owned 0:8, 0:6, "
-            "components before (3,), staggered (False, True)>"
-        )
-        check_html(layout, "0:8, 0:6", "(3, 10, 9)")
+        check_html(grid.layout(u), "0:8, 0:6", "(3, 10, 9)")
         plan = grid.plan(u)
-        said = "<halox.Plan of rank 0: exchange of float64[3, 10, 9], 0 message(s) of 0 bytes to other ranks"
-        assert repr(plan) == f"{said}>"
         check_html(plan, "local/copy", "exchange of")
         plan.start()
-        assert repr(plan) == f"{said}, started>"
+        assert repr(plan).endswith(", started>")
         plan.finish()
         plan.close()
-        assert repr(plan) == f"{said}, closed>"
+        assert repr(plan).endswith(", closed>")
         with halox.Transpose(grid, grid) as transpose:
-            assert repr(transpose).endswith("axes (0, 1)>")
             check_html(transpose, "grid_a", "grid_b", "(8, 6)")
-        assert repr(transpose).endswith("axes (0, 1), closed>")
-    assert repr(grid).endswith("cpu, closed>")
     check_html(grid, "(closed)")
-    assert repr(plan) == f"{said}, closed>"
     with halox.Allreduce(None, 3, "f8", device="cpu") as reduce:
-        assert repr(reduce).startswith("<halox.Allreduce sum of shape (3,) of float64 over 1 rank")
         check_html(reduce, "sum", "shape (3,) of float64", reduce.algorithm)
-    assert repr(reduce).endswith("closed>")
     x, y = np.zeros(4), np.zeros(4)
     with halox.Exchange([halox.Send(x, "f8", 0, 4)], [halox.Recv(y, "f8", 0, 4)]) as exchange:
-        assert repr(exchange).startswith(
-            "<halox.Exchange of rank 0: exchange of float64[4], float64[4]"
-        )
         check_html(exchange, "local/copy")
-    assert repr(exchange).endswith("closed>")
-    choice = halox.packing_method(x, "f8", 4)
-    check_html(choice, "host", "in host memory")
+    check_html(halox.packing_method(x, "f8", 4), "host", "in host memory")

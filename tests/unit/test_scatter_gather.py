@@ -166,30 +166,6 @@ def _is_possible(blocks: MessageBlocks, limits: Limits) -> bool:
     return propose(blocks, limits).by_bytes > 0
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(recipe=recipes(), count=st.sampled_from((1, 2, 3)), chunk=st.integers(1, 3000))
-def test_windows_hold_the_blocks_in_order(recipe: Recipe, count: int, chunk: int) -> None:
-    datatype = build(recipe)
-    assume(datatype.size)
-    blocks = MessageBlocks.of(message(Part(0, datatype, count)))
-    windows = blocks.windows(chunk, [RegisteredRegion(0, 1 << 20, 1)], [1 << 16])
-    assert [w.nbytes for w in windows[:-1]] == [chunk] * (len(windows) - 1)
-    assert 0 < windows[-1].nbytes <= chunk
-    assert max(w.lengths.size for w in windows) == blocks.most_window_blocks(chunk)
-    found = [
-        address + k
-        for w in windows
-        for address, n in zip(w.addresses.tolist(), w.lengths.tolist(), strict=True)
-        for k in range(n)
-    ]
-    listed = datatype.blocks(count)
-    assert found == [
-        (1 << 16) + offset + k
-        for offset, n in zip(listed.offsets.tolist(), listed.lengths.tolist(), strict=True)
-        for k in range(n)
-    ]
-
-
 def test_blocks_of_several_arrays_are_merged_within_each() -> None:
     joined = message(
         Part(4, dt.contiguous(3, "f8")),

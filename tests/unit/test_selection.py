@@ -16,7 +16,6 @@ from halox.datatypes import Datatype, StridedBlocks, indexed, vector
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import PathError
 from halox.exchange.costs import Costs
-from halox.exchange.report import Report, Row
 from halox.exchange.selection import candidates, choose_route
 from halox.paths import PATHS, reads_in_place, requested_path
 from halox.paths.base import EndpointInfo, Job, MessageEnds, Operation, Route, SelectionContext
@@ -101,14 +100,6 @@ def test_messages_keep_parts_apart_and_aligned() -> None:
     for (a, first), (b, _) in itertools.pairwise(zip(message.offsets, parts, strict=True)):
         assert a + first.nbytes <= b
     assert message.block_count == 1 + 4 + 1 and message.block_bytes == 43 // 6
-
-
-def test_report_is_a_table_and_plain_values() -> None:
-    rows = (Row(1, "send", 1024, 1, 128, 8, "host", "shared", "because"),)
-    report = Report(0, "exchange", ("f8[4]",), rows)
-    assert "1,024" in str(report) and "host/shared" in str(report) and "because" in str(report)
-    assert report.as_dict()["rows"][0]["nbytes"] == 1024
-    assert "no neighbour" in str(Report(0, "exchange", (), ()))
 
 
 # Arrays on GPUs
@@ -383,12 +374,6 @@ def test_wishes(name: str, requested: str) -> None:
     assert offered is not None and set(offered[1].split(", ")) == possible
 
 
-def test_messages_to_self_take_no_wish() -> None:
-    sender, _, selection = situation("all is well")
-    route = choose_route(sender, sender, to_self=True, selection=selection, requested="cuda_aware")
-    assert route.path == "local"
-
-
 @pytest.mark.parametrize(
     "receiver",
     [
@@ -490,8 +475,6 @@ def test_the_shipped_constants_prefer_the_gpu() -> None:
 
 # Names
 
-NO_PATH = "there is no path {!r} between ranks; paths are peer, nccl, ipc, staged, cuda_aware, host, scatter_gather"
-
 
 @pytest.mark.parametrize(
     ("argument", "variable", "requested"),
@@ -515,37 +498,6 @@ def test_which_path_is_asked_for(
     if variable is not None:
         monkeypatch.setenv("HALOX_PATH", variable)
     assert requested_path(argument) == requested
-
-
-@pytest.mark.parametrize("name", ["pigeon", "local", "Peer", "peerless/ll", "/ll", " ipc"])
-def test_there_is_no_such_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HALOX_PATH", raising=False)
-    with pytest.raises(PathError) as caught:
-        requested_path(name)
-    assert str(caught.value) == f"path: {NO_PATH.format(name)}"
-    monkeypatch.setenv("HALOX_PATH", name)
-    with pytest.raises(PathError) as caught:
-        requested_path(None)
-    assert str(caught.value) == f"HALOX_PATH: {NO_PATH.format(name)}"
-    with pytest.raises(PathError, match=r"^HALOX_PATH: "):
-        requested_path("host")
-
-
-@pytest.mark.parametrize("name", ["host/ll", "peer/", "ipc/put/it", "cuda_aware/shared"])
-def test_there_is_no_such_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HALOX_PATH", name)
-    with pytest.raises(PathError) as caught:
-        requested_path(None)
-    path = name.partition("/")[0]
-    known = ", ".join(f"{path}/{protocol.name}" for protocol in PATHS[path].protocols)
-    said = f"HALOX_PATH: there is no protocol {name!r} of the path {path}; protocols are {known}"
-    assert str(caught.value) == said
-
-
-def test_what_is_no_name_of_a_path() -> None:
-    odd: Any = 5
-    with pytest.raises(PathError, match="path: expected the name of a path, got 5; paths are peer"):
-        requested_path(odd)
 
 
 def test_paths_for_gpus_are_not_imported_for_arrays_on_the_host() -> None:

@@ -10,6 +10,7 @@ import pytest
 from halox.checkpoint import chunks
 from halox.checkpoint.chunks import ShardGrid, extents, shard_shapes
 from halox.decomposition import FieldLayout, FieldSpec, decompose
+from tests.limits import cut_shards
 
 SHAPES = [(7,), (16, 16), (13, 10), (9, 8, 11), (4, 6, 4, 5)]
 
@@ -34,7 +35,7 @@ def test_shards_and_chunks_are_of_the_wanted_size(shape: tuple[int, ...]) -> Non
 def test_each_cell_has_one_writer_and_one_owner(
     shape: tuple[int, ...], ranks: int, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "SHARD_BYTES", shard_bytes)
+    cut_shards(monkeypatch, shard_bytes)
     written, owned = np.zeros(shape, int), np.zeros(shape, int)
     for rank, layout in enumerate(layouts(shape, ranks)):
         shards = ShardGrid(layout, shard_shapes(layout, 8)[0])

@@ -78,14 +78,6 @@ def test_long_repetition_equals_its_halves(count: int) -> None:
         assert one * (count + 1) != one * count
 
 
-def test_order_and_length_matter() -> None:
-    double, integer = Signature.of("<f8"), Signature.of("<i4")
-    assert double + integer != integer + double
-    assert double * 3 != double * 4
-    assert Signature.of("<f8") != Signature.of("<i8")
-    assert Signature() == double * 0
-
-
 def test_same_primitives_in_another_arrangement_have_the_same_signature() -> None:
     face = subarray((6, 6), (6, 2), (0, 1), "f8")
     assert face.signature == contiguous(12, "f8").signature == vector(3, 4, 7, "f8").signature

@@ -24,7 +24,7 @@ from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
 from halox.paths.messages import Message, Part
 from halox.runtime.arrays import describe
-from tests.support import full, require
+from tests.support import forget_captures, full, require
 from tests.unit.cpu_kernels import aligned
 from tests.unit.host_launches import HostLaunch, host_launches
 
@@ -112,9 +112,7 @@ class FakeGpu:
             Event=lambda disable_timing: FakeEvent(self),
             Stream=lambda non_blocking: self.stream(),
         )
-        from halox.runtime.gpu import streams
-
-        streams._query.cache_clear()
+        forget_captures(monkeypatch)
         for module in ("cuda", "streams"):
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)

@@ -10,7 +10,7 @@ import pytest
 
 from apps.stencil2d import options, verification
 from apps.stencil2d.operator import EXACT_WEIGHTS, Stencil, Weights, weights
-from apps.stencil2d.problem import Problem, computed
+from apps.stencil2d.problem import Problem
 from tests import support
 from tests.unit.cpu_kernels import compiled_once
 from tests.unit.nvrtc import by_nvrtc
@@ -61,15 +61,6 @@ class TestOperator:
         np.testing.assert_allclose(new[1:-1, 1:-1], expected[1:-1, 1:-1], rtol=rtol)
         for edge in (new[0], new[-1], new[:, 0], new[:, -1]):
             assert (edge == -7).all()
-
-    def test_does_not_depend_on_the_part(self) -> None:
-        old = np.random.default_rng(2).random((150, 90))
-        whole, parts = np.zeros_like(old), np.zeros_like(old)
-        Stencil(old, (1, 149), (1, 89), EXACT_WEIGHTS)(old, whole)
-        for rows in ((1, 40), (40, 41), (41, 149)):
-            for cols in ((1, 2), (2, 77), (77, 89)):
-                Stencil(old, rows, cols, EXACT_WEIGHTS)(old, parts)
-        assert np.array_equal(whole, parts)
 
     def test_strips_meet(self) -> None:
         # The array is wide enough for several strips, which share their temporary arrays.
@@ -168,12 +159,6 @@ class TestProblem:
         wide = Problem.make((512, 256), (2, 3), 4, strong=False)
         assert wide.flops_per_step == 6 * 518 * 262 * 11
 
-    def test_computed_range(self) -> None:
-        assert computed(0, 8, 8, 10, 1) == (1, 9)
-        assert computed(0, 8, 16, 14, 3) == (3, 13)
-        assert computed(8, 16, 24, 14, 3) == (1, 13)
-        assert computed(16, 24, 24, 14, 3) == (1, 11)
-
 
 class TestVerification:
     def test_sine_transform_is_its_definition(self) -> None:
@@ -251,10 +236,6 @@ class TestOptions:
     @pytest.mark.parametrize(("number", "side"), [(1, 512), (2, 1024), (3, 2048), (4, 4096)])
     def test_size_classes(self, number: int, side: int) -> None:
         assert options.settings(self.parse("-s", str(number)), 1).tile == (side, side)
-
-    def test_custom_size_wins(self) -> None:
-        args = self.parse("-s", "2", "--custom-size", "30,7")
-        assert options.settings(args, 1).tile == (30, 7)
 
     @pytest.mark.parametrize(
         "words",

@@ -21,7 +21,6 @@ from halox.packing.strided_plan import (
     plan,
 )
 from tests.support import trials
-from tests.unit.datatype_strategies import build, recipes
 
 
 def pack_of(datatype, pointer=0, packed=1 << 40):
@@ -51,10 +50,6 @@ class TestPieces:
         (piece,) = pieces(Copy(contiguous_side(64, 4000), contiguous_side(8192, 4000)))
         assert piece == (64, 8192, (Level(4000, 1, 1),))
 
-    def test_single_byte(self):
-        (piece,) = pieces(Copy(contiguous_side(64, 1), contiguous_side(8192, 1)))
-        assert piece.levels == (Level(1, 1, 1),)
-
     def test_blocks_of_8_and_12_bytes_repeat_after_24(self):
         """Blocks become four pieces rather than one piece per block, since their pattern repeats after 24 bytes."""
         a = Side(0, StridedBlocks(0, (3000,), (16,), 8))
@@ -73,34 +68,6 @@ class TestPieces:
 
 
 class TestPaired:
-    def test_one_for_a_strided_type(self):
-        datatype = face(4, 2)
-        packed = contiguous_side(5000, datatype.size)
-        assert paired(1000, datatype, 1, 5000) == [(Side(1000, datatype.strided), packed)]
-
-    def test_items_are_an_extent_apart(self):
-        datatype = dt.resized(dt.primitive("f8"), 0, 24)
-        ((side, packed),) = paired(0, datatype, 5, 1000)
-        assert packed == Side(1000, StridedBlocks(0, (), (), 40))
-        assert side.strided == StridedBlocks(0, (5,), (24,), 8)
-
-    def test_none_for_nothing(self):
-        assert paired(0, dt.contiguous(0, "f8"), 1, 0) == []
-        assert paired(0, dt.primitive("f8"), 0, 0) == []
-
-    @settings(max_examples=trials(300))
-    @given(recipes(), st.integers(0, 3))
-    def test_parts_are_the_blocks(self, recipe, count):
-        """All bytes of the parts equal the list of all blocks, in order."""
-        datatype = build(recipe)
-        blocks = datatype.blocks(count)
-        assert datatype.items(count).most_blocks >= blocks.n_blocks
-        expected = np.repeat(blocks.offsets, blocks.lengths) + within(blocks.lengths)
-        found = np.full(blocks.nbytes, np.iinfo(np.int64).min)
-        for memory, packed in paired(0, datatype, count, 0, limit=1 << 20):
-            found[bytes_of(packed.strided)] = bytes_of(memory.strided)
-        assert np.array_equal(found, expected)
-
     def test_repeated_structs_need_no_more_parts_than_one(self):
         item = dt.struct([1, 1, 2], [0, 13, 40], ["f8", "i1", dt.vector(3, 1, 2, "f4")])
         assert len(paired(0, item, 1, 0)) == len(paired(0, item, 100000, 0)) == 3
@@ -110,15 +77,6 @@ class TestPaired:
         places = np.cumsum(rng.integers(2, 9, 65))
         assert paired(0, dt.indexed_block(1, places[:64], "f8"), 1, 0) is not None
         assert paired(0, dt.indexed_block(1, places, "f8"), 1, 0) is None
-
-
-def within(lengths):
-    """Return 0, 1, ..., n - 1 for each length n, concatenated."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-
-
-def bytes_of(blocks):
-    return (blocks.offsets()[:, None] + np.arange(blocks.block_bytes)).ravel()
 
 
 class TestWords:
@@ -170,15 +128,6 @@ class TestChunks:
     def test_max_blocks_of_nothing(self):
         with pytest.raises(DeviceError, match="max_blocks: got 0"):
             plan([], sms=8, max_blocks=0)
-
-    def test_chunks_cover_each_region_once(self):
-        copies = [pack_of(face(n, a), 0, (n + a) << 32) for n in (3, 20, 50) for a in range(3)]
-        planned = plan(copies, sms=8)
-        for index, region in enumerate(planned.regions):
-            (chunks,) = np.nonzero(planned.chunk_region == index)
-            assert chunks[0] == region["first_chunk"]
-            assert len(chunks) == -(-int(region["words"]) // planned.chunk_words)
-        assert planned.nbytes == sum(copy.source.strided.nbytes for copy in copies)
 
     def test_nothing_to_do(self):
         planned = plan([], sms=8)
@@ -279,7 +228,3 @@ class TestRounds:
         side = Side(4096, StridedBlocks(0, (5000,), (0,), 8))
         with pytest.raises(DatatypeError, match="overlaps itself so often"):
             rounds([Copy(contiguous_side(1 << 30, 40000), side)])
-
-    def test_nothing(self):
-        assert rounds([]) == []
-        assert rounds([Copy(contiguous_side(0, 0), contiguous_side(0, 0))]) == []

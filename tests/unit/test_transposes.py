@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.datatypes import slab
@@ -16,7 +16,6 @@ from halox.decomposition import (
     Decomposition,
     FieldLayout,
     FieldSpec,
-    Overlap,
     Placement,
     check_same_field,
     check_same_grid,
@@ -119,51 +118,6 @@ def cases(draw: st.DrawFn) -> Case:
         axes,
         draw(flags),
         draw(flags),
-    )
-
-
-@settings(max_examples=trials(300), print_blob=True)
-@given(cases())
-def test_boxes_tile_every_block_and_fit_each_other(case: Case) -> None:
-    event(f"{len(case.axes)} axes")
-    back = inverse_axes(case.axes)
-    ours, theirs = case.layouts()
-    forth = [overlaps(layout, theirs[0].decomposition, back) for layout in ours]
-    coming = [overlaps(layout, ours[0].decomposition, case.axes) for layout in theirs]
-    for layouts, found in ((ours, forth), (theirs, coming)):
-        for layout, boxes in zip(layouts, found, strict=True):
-            times = np.zeros(layout.padded_shape, dtype=int)
-            for overlap in boxes:
-                piece = times[overlap.box.slices]
-                assert piece.shape == overlap.box.subsizes and piece.size
-                piece += 1
-            wanted = np.zeros_like(times)
-            wanted[layout.interior] = 1
-            assert np.array_equal(times, wanted), "the interior once, the halo never"
-            peers = [overlap.peer for overlap in boxes]
-            assert peers == sorted(set(peers)), "at most one message a peer"
-    # Sender and receiver have the same boxes in global indices.
-    pairs = {
-        (rank, o.peer): shape_in_common(ours[rank], o, tuple(range(len(case.axes))))
-        for rank, boxes in enumerate(forth)
-        for o in boxes
-    }
-    mirrored = {
-        (o.peer, rank): shape_in_common(theirs[rank], o, back)
-        for rank, boxes in enumerate(coming)
-        for o in boxes
-    }
-    assert pairs == mirrored
-
-
-def shape_in_common(
-    layout: FieldLayout, overlap: Overlap, axes: tuple[int, ...]
-) -> tuple[tuple[int, int], ...]:
-    """Return the global (start, size) of a box along the axes of the first grid."""
-    first = len(layout.spec.components_before)
-    return tuple(
-        (overlap.box.starts[first + k] + layout.origin[k], overlap.box.subsizes[first + k])
-        for k in axes
     )
 
 
@@ -271,25 +225,6 @@ def element_index(datatype: object, array: np.ndarray) -> np.ndarray:
     return places
 
 
-def test_worked_by_hand() -> None:
-    """A transpose from ten rows on three ranks to seven columns on three ranks, on the middle rank."""
-    rows = decompose((10, 7), 3, proc_shape=(3, 1))  # 4, 3, 3
-    columns = decompose((7, 10), 3, proc_shape=(3, 1))  # of the transposed array: 3, 2, 2
-    mine = FieldLayout(rows, 1, FieldSpec(((1, 0), (2, 2)), components_before=(5,)))
-    found = overlaps(mine, columns, (1, 0))
-    assert [(o.peer, o.box.starts, o.box.subsizes) for o in found] == [
-        (0, (0, 1, 2), (5, 3, 3)),
-        (1, (0, 1, 5), (5, 3, 2)),
-        (2, (0, 1, 7), (5, 3, 2)),
-    ]
-    theirs = FieldLayout(columns, 2, FieldSpec(((0, 0),) * 2, components_after=(5,)))
-    assert [(o.peer, o.box.starts, o.box.subsizes) for o in overlaps(theirs, rows, (1, 0))] == [
-        (0, (0, 0, 0), (2, 4, 5)),
-        (1, (0, 4, 0), (2, 3, 5)),
-        (2, (0, 7, 0), (2, 3, 5)),
-    ]
-
-
 def test_pencils_that_keep_a_cut_talk_within_a_row_of_ranks() -> None:
     x = decompose((8, 8, 8), 8, proc_shape=(1, 2, 4))
     y = decompose((8, 8, 8), 8, proc_shape=(2, 1, 4))
@@ -297,14 +232,6 @@ def test_pencils_that_keep_a_cut_talk_within_a_row_of_ranks() -> None:
     for rank in range(8):
         peers = [o.peer for o in overlaps(FieldLayout(x, rank, none), y, (0, 1, 2))]
         assert peers == [rank % 4, rank % 4 + 4]
-
-
-def test_the_same_division_twice_is_a_copy() -> None:
-    domain = decompose((6, 5), 6)
-    none = FieldSpec(((0, 0),) * 2)
-    for rank in range(6):
-        (found,) = overlaps(FieldLayout(domain, rank, none), domain, (0, 1))
-        assert found.peer == rank and found.box.subsizes == domain.rank_shape(rank)
 
 
 def test_many_ranks_cost_no_more_than_the_peers() -> None:

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.packing import traversal_plan
 from halox.packing.strided_plan import divisor
-from halox.packing.traversal_plan import RecordKind, plan
+from halox.packing.traversal_plan import plan
 from halox.packing.traversal_tree import common_word, simplified
 
 SMS = 132
@@ -21,10 +20,6 @@ def planned(datatype, count=1, word=None, *, sms=SMS, flat_blocks=64, few_units=
     return plan(tree, word or common_word(tree), sms=sms, **options)
 
 
-def kinds(made):
-    return [RecordKind(kind).name for kind in made.nodes["kind"]]
-
-
 def scattered(n, step=9):
     """Return irregular displacements without adjacent elements."""
     rng = np.random.default_rng(n)
@@ -32,37 +27,6 @@ def scattered(n, step=9):
 
 
 class TestRecords:
-    def test_a_vector_of_words_is_one_record(self):
-        made = planned(dt.vector(1000, 1, 8, "f8"))
-        assert kinds(made) == ["LEAF"]
-        assert made.nodes["stride"].tolist() == [64]
-        assert made.entry == "_regular"
-
-    def test_a_box_has_one_record_a_level(self):
-        made = planned(dt.subarray((9, 8, 7), (4, 5, 6), (0, 0, 0), "f4"))
-        assert kinds(made) == ["REPEAT", "REPEAT", "LEAF"]
-        assert made.nodes["words"].tolist() == [30, 6, 0]
-        assert made.nodes["stride"].tolist() == [224, 28, 4]
-
-    def test_children_follow_their_parents(self):
-        inner = dt.resized(dt.indexed([1, 2, 4], [0, 5, 3], "f8"), 0, 800)
-        made = planned(dt.vector(5, 1, 3, inner), flat_blocks=0, few_units=0)
-        assert kinds(made) == ["REPEAT", "SEARCH", "LEAF"]
-        assert made.entry == "_chain"
-        assert made.numbers[:3].tolist() == [0, 1, 3]
-        assert made.displacements.tolist() == [0, 40, 24]
-
-    def test_branches_name_their_children(self):
-        line = dt.vector(3, 1, 2, "f8")
-        plane = dt.vector(4, 1, 9, line)
-        made = planned(dt.struct([1, 1, 2], [0, 1000, 5000], [plane, line, plane]), flat_blocks=0)
-        assert made.entry == ""
-        assert kinds(made)[0] == "BRANCH"
-        first = int(made.nodes["children"][0])
-        children = made.numbers[first : first + 3].tolist()
-        assert children == [1, 3, 4]
-        assert kinds(made) == ["BRANCH", "REPEAT", "LEAF", "LEAF", "REPEAT", "REPEAT", "LEAF"]
-
     def test_equal_children_share_a_record(self):
         line, plane = dt.vector(3, 1, 2, "f8"), dt.vector(3, 2, 5, "f8")
         types = [line, plane] * 500
@@ -70,14 +34,6 @@ class TestRecords:
         made = planned(dt.struct([1] * 1000, starts, types), flat_blocks=0)
         assert len(made.nodes) < 10
         assert len(made.displacements) == 1000
-
-    def test_near_displacements_are_short_and_far_ones_long(self):
-        near = planned(dt.indexed_block(1, scattered(100), "f8"))
-        assert kinds(near) == ["GATHER", "LEAF"]
-        assert not near.displacements.size
-        far = planned(dt.hindexed_block(1, [8, -(1 << 61), 1 << 61, 72], "f8"))
-        assert kinds(far) == ["FAR_GATHER", "LEAF"]
-        assert far.displacements.tolist() == [8, -(1 << 61), 1 << 61, 72]
 
     def test_64_bits_only_where_needed(self):
         assert planned(dt.contiguous(2**31, "f8")).index_bits == 32
@@ -88,12 +44,6 @@ class TestRecords:
     def test_strides_wrap_as_addresses_do(self):
         made = planned(dt.hvector(2, 1, -(2**62), dt.contiguous(4, "f8")))
         assert made.nodes["stride"][0] == -(2**62)
-
-
-def test_a_division_by_one_is_left_out():
-    made = planned(dt.indexed_block(1, [0, 3, 7, 20], "f8"))
-    assert made.nodes["kind"][0] == RecordKind.GATHER
-    assert (made.nodes["words"][0], made.nodes["magic"][0]) == (1, 0)
 
 
 @given(st.integers(2, 2**31 - 1), st.integers(0, 2**31 - 1))
@@ -113,18 +63,6 @@ def check_division(count, w, bits):
     for word in (w, w - w % count, max(0, w - w % count - 1), 2 ** (bits - 1) - 1):
         found = (word * magic >> bits) >> shift
         assert found == word // count
-
-
-@given(st.lists(st.integers(1, 1000), min_size=2, max_size=200))
-def test_the_guide_brackets_every_word(lengths):
-    prefix = np.cumsum([0, *lengths[:-1]])
-    words = sum(lengths)
-    guide, bucket = traversal_plan._guide(prefix, words)
-    assert guide.size <= 4 * len(lengths) + 2
-    w = np.arange(words)
-    entry = np.searchsorted(prefix, w, side="right") - 1
-    assert (guide[w >> bucket] <= entry).all()
-    assert (entry <= guide[(w >> bucket) + 1]).all()
 
 
 class TestShapes:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.packing.traversal_tree import (
@@ -19,33 +17,6 @@ from halox.packing.traversal_tree import (
     nesting,
     simplified,
 )
-from tests.support import trials
-from tests.unit.datatype_strategies import build, recipes
-
-
-def bytes_of(tree: Tree) -> np.ndarray:
-    """Return the displacements of all bytes, in packed order."""
-    match tree:
-        case Regular(blocks):
-            return every_byte(blocks.offsets(), np.full(blocks.n_blocks, blocks.block_bytes))
-        case Repeat(count, stride, child):
-            return np.add.outer(np.arange(count) * stride, bytes_of(child)).ravel()
-        case Gather(displacements, child):
-            return np.add.outer(displacements, bytes_of(child)).ravel()
-        case Search(displacements, ends, child):
-            lengths, below = np.diff(ends, prepend=0), bytes_of(child)
-            return np.concatenate(
-                [d + below[:n] for d, n in zip(displacements, lengths, strict=True)]
-            )
-        case Branch(displacements, ends, children):
-            assert ends.tolist() == np.cumsum([child.size for child in children]).tolist()
-            return np.concatenate(
-                [d + bytes_of(child) for d, child in zip(displacements, children, strict=True)]
-            )
-
-
-def every_byte(offsets, lengths) -> np.ndarray:
-    return np.concatenate([np.arange(o, o + n) for o, n in zip(offsets, lengths, strict=True)])
 
 
 def parts(tree: Tree):
@@ -59,34 +30,6 @@ def parts(tree: Tree):
 
 def depth(tree: Tree) -> int:
     return sum(1 for _ in parts(tree))
-
-
-@settings(max_examples=trials(300))
-@given(recipes(), st.integers(0, 3), st.sampled_from([(0, 0), (0, 4096), (64, 4096)]))
-def test_random_types_keep_their_bytes_in_order(recipe, count, limits):
-    datatype = build(recipe)
-    placed = simplified(datatype, count, flat_blocks=limits[0], few_units=limits[1])
-    if placed is None:
-        assert datatype.size * count == 0
-        return
-    offset, tree = placed
-    blocks = datatype.blocks(count)
-    expected = every_byte(blocks.offsets, blocks.lengths)
-    assert tree.size == datatype.size * count == expected.size
-    np.testing.assert_array_equal(offset + bytes_of(tree), expected)
-    for part in parts(tree):
-        if isinstance(part, Regular):
-            assert part.blocks.offset == 0
-        elif isinstance(part, Repeat):
-            assert part.count > 1
-            assert not isinstance(part.child, Regular)
-        else:
-            assert len(part.displacements) > 1
-    strided = dt.contiguous(count, datatype).strided
-    if strided is not None:
-        assert isinstance(tree, Regular), "what is regular is one leaf"
-        assert tree.blocks == strided.shifted(-strided.offset)
-        assert offset == strided.offset
 
 
 def test_regular_types_are_one_leaf():
@@ -130,7 +73,6 @@ def test_small_irregular_types_become_one_list():
     _, deep = simplified(datatype, flat_blocks=0)
     assert depth(flat) == 2
     assert any(isinstance(part, Branch) for part in parts(deep))
-    assert (bytes_of(flat) == bytes_of(deep)).all()
 
 
 def test_repetition_does_not_expand_lists():
@@ -174,15 +116,6 @@ def test_no_bytes():
     ):
         assert simplified(datatype, 3) is None
     assert simplified(dt.primitive("f8"), 0) is None
-
-
-def test_empty_parts_are_left_out():
-    nothing = dt.contiguous(0, "f8")
-    irregular = dt.indexed([1, 0, 2], [0, 50, 3], "f4")
-    datatype = dt.struct([1, 0, 2, 1], [0, 8, 16, 400], ["f8", "f8", nothing, irregular])
-    _, tree = simplified(datatype, flat_blocks=0)
-    assert all(len(part.displacements) > 1 for part in parts(tree) if hasattr(part, "ends"))
-    assert tree.size == 20
 
 
 @pytest.mark.parametrize(

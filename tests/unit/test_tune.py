@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from halox.cli import launcher, paths, tune
-from halox.cli.probing import POINTS, Point, campaign, fitted, tuned
+from halox.cli.probing import POINTS, Point, campaign, fitted, tuned_protocols
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
 from halox.exchange.costs import Costs, protocol_name
@@ -21,7 +21,7 @@ from halox.paths.costs import ProtocolCost
 from halox.runtime.topology import Topology
 from tests import support
 
-ON_GPUS = tuned("gpu")
+ON_GPUS = tuned_protocols("gpu")
 
 MACHINE = {
     name: ProtocolCost(2 * cost.latency_us, cost.message_us, tuple(s / 3 for s in cost.gb_per_s))
@@ -102,7 +102,7 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
 
 
 def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
-    figures = tune._tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
+    figures = tune.tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
     assert figures["file"] == str(calibration.tuning_file())
     fingerprint = calibration.fingerprint_of(imagined.world, Topology(("a",), (0,), {}), 0)
     written = calibration.load(fingerprint)
@@ -121,7 +121,7 @@ def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
 
 
 def test_a_dry_run_writes_nothing(imagined: FakeProber) -> None:
-    figures = tune._tuned_figures(imagined, quiet, ON_GPUS, write=False)  # type: ignore[arg-type]
+    figures = tune.tuned_figures(imagined, quiet, ON_GPUS, write=False)  # type: ignore[arg-type]
     assert "not written" in figures["file"] and not calibration.tuning_file().exists()
 
 
@@ -133,7 +133,7 @@ def test_nothing_measured_is_an_error_and_writes_nothing(
 
     monkeypatch.setattr(FakeProber, "__call__", refuse)
     with pytest.raises(HaloxError, match=r"no protocol could be measured.*the cable is out"):
-        tune._tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
+        tune.tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
     assert not calibration.tuning_file().exists()
 
 

@@ -197,6 +197,7 @@ def test_a_full_disk_leaves_nothing_behind(
     assert asked("a").reason == asked("a").reason == "asked"
     monkeypatch.undo()
     assert os.listdir(cache) == ["tuning.json"]
+    assert loaded(cache / "tuning.json") == Costs.default()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:

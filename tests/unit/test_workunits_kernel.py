@@ -196,29 +196,10 @@ class TestForms:
         datatype = dt.subarray(array.shape, (18, 19, 1), (1, 1, 21), "f8")
         there_and_back(array.reshape(-1).view("u1"), datatype)
 
-    def test_overlapping_blocks_are_packed(self):
-        datatype = dt.hindexed([100, 100, 30, 100], [0, 50, 20, 0], "u1")
-        array = coded(aligned(200))
-        assert datatype.overlaps()
-        there_and_back(array, datatype)
-
-    def test_negative_offsets(self):
-        datatype = dt.hindexed([16, 40, 8, 3], [-64, 0, -8, -300], "u1")
-        array = coded(aligned(400))
-        there_and_back(array, datatype, origin=320)
-
     def test_zero_length_blocks_and_empty_types(self):
         array = coded(aligned(400))
         there_and_back(array, dt.hindexed([0, 40, 0, 3], [-64, 0, -8, 300], "u1"))
         assert there_and_back(array, dt.contiguous(0, "f8")).tiles == 0
-
-    def test_overlapping_items(self):
-        datatype = dt.resized(dt.hindexed([16, 24], [0, 40], "u1"), 0, 8)
-        there_and_back(coded(aligned(400)), datatype, 9)
-
-    def test_backward_items(self):
-        datatype = dt.resized(dt.hindexed([16, 24, 5], [0, 40, 70], "u1"), 0, -80)
-        there_and_back(coded(aligned(800)), datatype, 9, origin=720)
 
     @pytest.mark.parametrize("shift", range(16))
     def test_not_a_byte_past_the_end_is_touched(self, shift):
@@ -290,27 +271,6 @@ def test_any_datatype(data):
         inline=data.draw(st.sampled_from([None, False])),
         max_blocks=data.draw(st.sampled_from([None, 1, 2])),
     )
-
-
-def test_several_messages_in_one_launch():
-    rng = np.random.default_rng(8)
-    parts, expected, at = [], [], 3
-    sources, packed = [], aligned(1_000_000)
-    packed[:] = GUARD
-    for mix in MIXES:
-        datatype, span = scattered(rng, MIXES[mix](rng)[:50], WORDS.get(mix, 4))
-        source = coded(aligned(span, int(rng.integers(0, 16))))
-        want = np.zeros(datatype.size, np.uint8)
-        HostPacker(source, datatype).pack(want)
-        parts.append((datatype, 1, source.ctypes.data, packed.ctypes.data + at))
-        expected.append((at, want))
-        sources.append(source)
-        at += datatype.size + 5
-    move(parts, unpack=False)
-    result = np.full(packed.size, GUARD, np.uint8)
-    for start, want in expected:
-        result[start : start + want.size] = want
-    assert packed.tobytes() == result.tobytes()
 
 
 def test_the_tables_layout_is_the_kernels():

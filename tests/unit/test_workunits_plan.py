@@ -6,15 +6,11 @@ from time import thread_time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.datatypes import BlockList
 from halox.errors import DeviceError
 from halox.packing import workunits_plan as wp
-from tests.support import trials
-from tests.unit.datatype_strategies import build, recipes
 
 
 def bytes_of_segments(segments, words):
@@ -39,29 +35,9 @@ def bytes_of_segments(segments, words):
     return sorted(pairs, key=lambda pair: pair[1])
 
 
-def bytes_of_blocks(blocks: BlockList):
-    starts = [o + i for o, n in zip(blocks.offsets, blocks.lengths, strict=True) for i in range(n)]
-    return [(int(array), packed) for packed, array in enumerate(starts)]
-
-
 def segments_of(datatype, count=1, unit_bytes=512):
     part = wp.joined(wp.converted(datatype.blocks(), unit_bytes))
     return wp.repeated(part.rows, count, datatype.extent, datatype.size), part.words
-
-
-@settings(max_examples=trials(150))
-@given(st.data())
-def test_every_byte_once_in_order(data):
-    datatype = build(data.draw(recipes()))
-    count = data.draw(st.integers(1, 3))
-    part_blocks = wp._PART_BLOCKS
-    try:
-        wp._PART_BLOCKS = data.draw(st.sampled_from([1, 3, part_blocks]))
-        segments, words = segments_of(datatype, count)
-        assert words.size <= max(wp.most_words(datatype.blocks(), 512), 0)
-    finally:
-        wp._PART_BLOCKS = part_blocks
-    assert bytes_of_segments(segments, words) == bytes_of_blocks(datatype.blocks(count))
 
 
 @pytest.mark.parametrize("unit_bytes", wp.UNIT_BYTES)
@@ -82,9 +58,6 @@ class TestForms:
     def forms(self, datatype):
         segments, _ = segments_of(datatype)
         return segments["form"].tolist()
-
-    def test_a_vector_is_regular(self):
-        assert self.forms(dt.vector(1000, 3, 7, "f8")) == [wp.REGULAR]
 
     def test_a_million_equal_steps_are_one_row(self):
         segments, words = segments_of(dt.vector(200_000, 1, 3, "f8"))
@@ -146,25 +119,6 @@ class TestForms:
 
 
 class TestLaunch:
-    @pytest.mark.parametrize("nbytes", [1, 64 << 10, 1 << 20, 64 << 20])
-    @pytest.mark.parametrize("max_blocks", [None, 1, 16])
-    def test_tiles_cover_every_segment(self, nbytes, max_blocks):
-        rng = np.random.default_rng(3)
-        n = max(1, nbytes // 400)
-        lengths = rng.integers(1, 100, n)
-        datatype = dt.indexed(lengths, np.cumsum(lengths + 1) - lengths, "f8")
-        segments, _ = segments_of(datatype)
-        launch = wp.launch_of(segments, sms=132, max_blocks=max_blocks)
-        assert launch.blocks <= (max_blocks or launch.tiles)
-        ends = np.append(launch.segments["first_tile"][1:], launch.tiles)
-        units = launch.segments["units"].astype(np.int64) * launch.segments["items"]
-        whole = np.where(
-            launch.segments["form"] <= wp.REGULAR, units * launch.segments["block_bytes"], units
-        )
-        tiles = ends - launch.segments["first_tile"]
-        assert (tiles * launch.segments["tile"] >= whole).all()
-        assert ((tiles - 1) * launch.segments["tile"] < whole).all()
-
     def test_a_small_message_spreads_over_the_sms(self):
         segments, _ = segments_of(dt.vector(512, 16, 32, "f8"))
         launch = wp.launch_of(segments, sms=132)

@@ -1,4 +1,4 @@
-"""Allreduce algorithms for arrays on GPUs: reasons why one is not available, and construction.
+"""Allreduce algorithms for arrays on GPUs: `why_not` finds the available ones, `make_algorithm` makes one.
 
 ``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another (`kernel_reductions`).
 ``shared_buffer`` and ``binomial`` are trees of events (`tree_reduction`). ``host`` uses page-locked memory, which the
@@ -247,7 +247,10 @@ def why_not(
 
 
 def begin_making(context: Context, device: int, step: str, why_no_capture: str) -> Topology:
-    """Wait for all ranks' GPUs, and return the topology; collective, refused in a capture."""
+    """Wait for all ranks' GPUs, and return the topology.
+
+    Collective. In a capture, raises a `StateError` that ends with ``why_no_capture``.
+    """
 
     def begin() -> DeviceArena:
         if is_capturing():
@@ -271,7 +274,8 @@ def make_algorithm(
 ) -> tuple[DeviceAlgorithm, str, dict[str, str]]:
     """Make the requested algorithm, or else the algorithm with the shortest predicted time.
 
-    Collective. Waits for the GPU.
+    ``what`` has the operation's name, the dtype, and the number of elements. Returns the algorithm, its name, and for
+    each algorithm that is not available the reason. Collective. Waits for the GPU.
     """
     op, dtype, elements = what
     world = context.world
@@ -334,7 +338,7 @@ def _can_use_nccl(context: Context) -> bool:
 
 
 class _NodeReduction:
-    """A reduction within a node, with a context that only it uses; ``ranks`` are the ranks of the node."""
+    """A reduction among the ``ranks`` of a node. It owns its context, and names the ranks in errors."""
 
     def __init__(self, context: Context, within: KernelReduction, ranks: Sequence[int]) -> None:
         self._context, self._within, self._ranks = context, within, ranks
@@ -357,7 +361,7 @@ class _NodeReduction:
 def _across_nodes_by_nccl(
     context: Context, device: int, what: tuple[str, DType, int]
 ) -> DeviceAlgorithm | None:
-    """Make ``hierarchical`` by NCCL; None if the kernels of a node cannot reduce together. Collective."""
+    """Make ``hierarchical`` by NCCL; None without NCCL, or if a node's kernels cannot reduce together. Collective."""
     if not _can_use_nccl(context):
         return None
     op, dtype, elements = what
@@ -376,8 +380,8 @@ def _across_nodes_by_nccl(
         if node is None:
             return None
         others = set(DEVICE_ALGORITHMS) - set(_KERNELS)
-        made = cast(KernelReduction, make_algorithm(node, device, what, without=others)[0])
-        return _NodeReduction(node, made, list(world.node_ranks))
+        kernels = cast(KernelReduction, make_algorithm(node, device, what, without=others)[0])
+        return _NodeReduction(node, kernels, list(world.node_ranks))
 
     within: _NodeReduction | None = None
     try:

@@ -1,4 +1,7 @@
-"""Allreduce of arrays of one shape on GPUs: accepted arguments, and the memory of results."""
+"""Allreduce of arrays of one shape on GPUs: accepted arguments, and the memory of results.
+
+A `DeviceAlgorithm` combines contiguous, aligned arrays. This module converts other arguments to such arrays, and back.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class DeviceAllreduce(ArrayReduction):
         return out
 
     def bind(self, array: object, out: object) -> Launch | None:
-        """Prepare calls without host work, for arrays that are read and written in place."""
+        """Prepare calls without host work, for arrays that kernels can read and write in place; None for others."""
         if not isinstance(
             self._algorithm, KernelReduction | NcclHierarchicalReduction
         ) or not self._is_plain(array):
@@ -90,7 +93,7 @@ class DeviceAllreduce(ArrayReduction):
         )
 
     def refuse(self, error: Exception) -> None:
-        """Raise an error, on all ranks if the host takes part."""
+        """Raise an error: see `ArrayReduction`."""
         self._algorithm.reduce(0, 0, self._current_stream(), error)
 
     def close(self) -> None:
@@ -98,7 +101,7 @@ class DeviceAllreduce(ArrayReduction):
         self._algorithm.close()
 
     def _source(self, array: object) -> CupyArray:
-        """Return a rank's values as a contiguous run on the GPU."""
+        """Return this rank's values as a contiguous array on the GPU."""
         given = scalar_array(array, self.dtype) if np.isscalar(array) else array
         described = describe(given, "array")
         self._check(described, "array")
@@ -107,20 +110,20 @@ class DeviceAllreduce(ArrayReduction):
         return self._plain(as_device_array(_host(given) if described.device is None else given))
 
     def _is_plain(self, array: object) -> TypeGuard[CupyArray]:
-        """Whether an array is a CuPy array, and an aligned contiguous run."""
+        """Whether an array is a contiguous, aligned CuPy array."""
         return (
             is_cupy_array(array) and array.flags.c_contiguous and array.data.ptr % self._part == 0
         )
 
     def _plain(self, array: CupyArray) -> CupyArray:
         """Return a GPU array itself, or an aligned contiguous copy of it."""
-        is_run, is_aligned = array.flags.c_contiguous, array.data.ptr % self._part == 0
-        if is_run and is_aligned:
+        is_contiguous, is_aligned = array.flags.c_contiguous, array.data.ptr % self._part == 0
+        if is_contiguous and is_aligned:
             return array
         check_lasts("array")
         if is_aligned:
             return array.copy(order="C")
-        if not is_run:
+        if not is_contiguous:
             raise FieldError(
                 f"array: its address is not a multiple of {self._part} bytes, and it is not contiguous either; copy it "
                 "first"

@@ -67,7 +67,7 @@ class DeviceReductions(HostArrays):
             reduction: OneLaunchReduction | TwoStepReduction | None = None
             try:
                 cells = cells_of(name, fields, self._find_layout)
-                dtypes = [one.dtype for one in cells]
+                dtypes = [field.dtype for field in cells]
                 parity = cells[0].layout.spec.parity
                 signature = (name, parity, *(dtype.str for dtype in dtypes))
                 reduction = self.fields.reductions.get(signature)
@@ -101,7 +101,7 @@ class DeviceReductions(HostArrays):
         return as_device_array(out)
 
     def _refuse_making(self, name: str, error: Exception) -> None:
-        """Raise an error on all ranks, which are making a reduction."""
+        """Raise an error of this rank on all ranks, while they make a reduction."""
         self._world.begin(name)
         self._world.agree(error, _DOING)
 
@@ -125,12 +125,12 @@ class DeviceReductions(HostArrays):
         reason = why_no_kernels(world, topology)
         if world.size > MOST_RANKS:
             reason = f"{world.size} ranks are more than a kernel serves"
-        is_known = bool(element(dtypes[0])) and len(set(dtypes)) == 1
-        if is_known and reason is None:
+        has_kernel = bool(element(dtypes[0])) and len(set(dtypes)) == 1
+        if has_kernel and reason is None:
             arena, dtype = context.use_device(self._device), dtypes[0]
             draft = partial(FieldReduction, world, arena, name, dtype, world.size)
             return OneLaunchReduction(name, make_kernel_reduction(world, draft))
-        return TwoStepReduction(context, self._device, name, dtypes, is_known)
+        return TwoStepReduction(context, self._device, name, dtypes, has_kernel)
 
     def array(self, op: str, array: object, out: object) -> object:
         """Combine an array of each rank, element by element; collective."""
@@ -152,10 +152,10 @@ class DeviceReductions(HostArrays):
                 self._world.agree(None, _DOING)
                 mine = {"shape": described.shape, "dtype": str(described.dtype), "op": op}
                 self._world.compare(mine, _DOING)
-                made = DeviceAllreduce(
+                new = DeviceAllreduce(
                     self._context, self._device, described.shape, described.dtype, op
                 )
-                reduction = self.arrays.add(signature, made)
+                reduction = self.arrays.add(signature, new)
             self._world.guard.begin()
             result, bind = reduction(array, out), reduction.bind
             self.arrays.prepare(op, (array,), out, lambda: bind(array, out))
@@ -163,7 +163,7 @@ class DeviceReductions(HostArrays):
 
 
 class OneLaunchReduction:
-    """Reduction by one kernel that combines the cells and then the ranks."""
+    """Reduction by one kernel, which combines the rank's cells and then the values of all ranks."""
 
     def __init__(self, name: str, reduction: FieldReduction) -> None:
         self._name, self._reduction = name, reduction
@@ -171,7 +171,7 @@ class OneLaunchReduction:
 
     def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
         """Launch; does not block."""
-        described = [one.described for one in cells]
+        described = [field.described for field in cells]
         stream = self._current_stream()
         try:
             if self._reduction.supports(described):
@@ -184,13 +184,13 @@ class OneLaunchReduction:
 
     def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if CuPy combines them first."""
-        described = [one.described for one in cells]
+        described = [field.described for field in cells]
         if not self._reduction.supports(described):
             return None
         return self._reduction.bind(described, target)
 
     def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call."""
+        """Raise the error that keeps this rank out of a call; local."""
         self._reduction.refuse(error, self._current_stream())
 
     def close(self) -> None:
@@ -199,9 +199,10 @@ class OneLaunchReduction:
 
 
 class TwoStepReduction:
-    """Reduction by a launch or by CuPy for the rank's cells, and an allreduce of one element; collective to make.
+    """Reduction in two steps; collective to make.
 
-    An error of one rank is raised on the remaining ranks if the host takes part in the allreduce.
+    A kernel combines the rank's cells (``has_kernel``), or else CuPy. Then an allreduce of one element combines the
+    ranks. If the host takes part in the allreduce, an error of one rank is raised on all ranks.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class TwoStepReduction:
         device: int,
         name: str,
         dtypes: Sequence[DType],
-        is_known: bool,
+        has_kernel: bool,
     ) -> None:
         assert context.device_arena is not None
         self._name = name
@@ -222,15 +223,15 @@ class TwoStepReduction:
         self._allreduce: DeviceAlgorithm
         self._allreduce, self.algorithm, _ = make_algorithm(context, device, (op, self._dtype, 1))
         self._cells: FieldReduction | None = None
-        if is_known:
+        if has_kernel:
             arena, world = context.device_arena, context.world
 
             def make() -> tuple[FieldReduction, CupyArray]:
-                made = FieldReduction(world, arena, self._local, dtypes[0], 1)
-                made.open_alone()
-                return made, cupy().empty((), self._dtype)
+                reduction = FieldReduction(world, arena, self._local, dtypes[0], 1)
+                reduction.open_alone()
+                return reduction, cupy().empty((), self._dtype)
 
-            # CUDA graphs of calls keep writing the rank's value, so that it must not be a temporary.
+            # Replays of captured calls write the rank's value again, so that it must not be a temporary.
             self._cells, self._own = world.guarded(make, _DOING)
 
     def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
@@ -260,11 +261,11 @@ class TwoStepReduction:
         return None
 
     def refuse(self, error: Exception) -> None:
-        """Raise the error, on all ranks if the allreduce does."""
+        """Raise the error: on all ranks if the host takes part in the allreduce, else only here."""
         self._allreduce.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
-        described = [one.described for one in cells]
+        described = [field.described for field in cells]
         if self._cells is None or not self._cells.supports(described):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
         self._cells(described, self._own.data.ptr, stream)
@@ -290,9 +291,9 @@ def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:
     """Reduce this rank's cells to an array of shape (); `StateError` in a capture."""
     cp = cupy()
     check_lasts("a field with these strides")
-    for one in cells:
-        check_aligned(one.described)
-    first, *others = (as_device_array(one.view()) for one in cells)
+    for field in cells:
+        check_aligned(field.described)
+    first, *others = (as_device_array(field.view()) for field in cells)
     if name == "squares":
         return cp.sum(cp.square(cp.abs(first.astype(wide_dtype(first.dtype))), dtype="f8"))
     if name == "dot":

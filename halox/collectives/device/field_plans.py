@@ -1,7 +1,7 @@
-"""Plans for the kernel that reduces fields over ranks: the loops over a rank's cells, and its launch shape.
+"""Plans for the kernel that reduces fields over ranks: loops over a rank's cells, and the launch shape.
 
 This module touches no GPU. All ranks make equal plans of the memory in which their kernels synchronize
-(`plan_memory`); loops and blocks may differ between ranks.
+(`plan_memory`). The loops and the number of blocks may differ between ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CELLS_IN_FLIGHT = 4
 """Cells that a thread loads before it combines the first cell."""
 
 BLOCKS_PER_SM = 4
-"""Most blocks per multiprocessor that read a field: one wave of blocks, each as long as the field takes."""
+"""Most blocks per multiprocessor that read a field: they all run at once, and each reads its share of the field."""
 
 PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
 """Parameter of ``allreduce_field`` for the results of its blocks."""
@@ -37,11 +37,11 @@ PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
 
 @dataclass(frozen=True)
 class FieldOperation:
-    """A field reduction: the value of a cell, and the last step of the result, by their names in the kernel."""
+    """A field reduction in the words of the kernel."""
 
-    op: str
-    local: str = "Value"
-    finish: str = "Plain"
+    op: str  # operation that combines the cells, and the ranks
+    local: str = "Value"  # function of a cell
+    finish: str = "Plain"  # last function, applied to the result
 
     def accumulator(self, dtype: DType) -> DType:
         """Return the dtype of the accumulator: 64 bits for sums, the field's dtype for min and max."""

@@ -57,11 +57,10 @@ Target: TypeAlias = "int | Callable[[], CupyArray]"
 
 Argument: TypeAlias = "ctypes.Array[ctypes.c_char]"
 Address = ctypes.c_uint64
-"""Location of an address in a launch's argument."""
+"""Place of an address in a launch's argument; setting its value takes effect in the next launch."""
 
 _Layout = tuple[tuple[Address, Address], PreparedLaunch]
-"""Locations of the addresses of two fields' cells in a launch's argument, and the launch."""
-
+"""Places of the addresses of two fields' cells in a launch's argument, and the launch."""
 
 _KernelRecord = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
 """Description of a rank for its peers: handles of its memory, its place there, and the signature of its plan."""
@@ -120,7 +119,6 @@ class _PlannedReduction:
         parameter = self.plan.parameter(place, memory, self._failure.pointer, limit_ns)
         self._argument = _argument(parameter)
         self._source, self._target = _addresses(self._argument, parameter.dtype)
-        self._partials = memory[place] + self.plan.partials_offset
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Argument]) -> PreparedLaunch:
         return PreparedLaunch(
@@ -133,7 +131,7 @@ class _PlannedReduction:
         )
 
     def _enter(self, stream: Stream) -> None:
-        """Raise if an earlier call has failed, and keep the order of calls. The caller must then set its addresses."""
+        """Raise if an earlier call has failed, and keep the order of calls. The caller must then set all addresses."""
         if self._failed[0]:
             self._resume()
         self._bound_call = None
@@ -142,7 +140,10 @@ class _PlannedReduction:
     def _bind(
         self, launch: PreparedLaunch, sources: Sequence[tuple[Address, int]], target: Target
     ) -> Launch:
-        """Return a launch with fixed addresses on CuPy's current stream; it returns the array if the target is new."""
+        """Return a launch with fixed addresses on CuPy's current stream.
+
+        If ``target`` is a function, each launch writes to a new array, and returns it.
+        """
         new: Callable[[], CupyArray] | None = None
         values = [*sources]
         if callable(target):
@@ -178,7 +179,7 @@ class _PlannedReduction:
         return call
 
     def refuse(self, error: Exception, stream: Stream) -> NoReturn:
-        """Raise this rank's reason not to make a call; local.
+        """Raise the error that keeps this rank out of a call; local.
 
         Ranks that make the call wait for this rank until their time limit. If all ranks refuse the call, later calls
         work: this rank's next call first waits for all ranks on the host.
@@ -259,7 +260,7 @@ class FieldReduction(_PlannedReduction):
     """A reduction of fields to one value; made by :func:`make_kernel_reduction`, or for one rank alone.
 
     Only its name and dtype must be the same on all ranks. The strides of the cells may differ between ranks, so that a
-    launch for cells with other strides is laid out without the remaining ranks.
+    rank lays out a launch for new strides alone.
     """
 
     def __init__(
@@ -272,18 +273,19 @@ class FieldReduction(_PlannedReduction):
 
     def _set_memory(self, place: int, memory: Sequence[int]) -> None:
         super()._set_memory(place, memory)
-        kept = np.zeros(1, PARTIALS)
+        partials = np.zeros(1, PARTIALS)
         identity = FIELD_REDUCTIONS[self._name].identity(self._dtype).tobytes().ljust(16, b"\0")
-        kept[0]["at"], kept[0]["identity"] = self._partials, np.frombuffer(identity, np.uint64)
-        self._kept = _argument(kept)
+        partials[0]["at"] = memory[place] + self.plan.partials_offset
+        partials[0]["identity"] = np.frombuffer(identity, np.uint64)
+        self._partials = _argument(partials)
 
     def supports(self, cells: Sequence[Described]) -> bool:
         """Whether the kernel supports the cells of one or two fields, or a launch for them already exists."""
-        is_aligned = not any(one.pointer % self._dtype.itemsize for one in cells)
+        is_aligned = not any(field.pointer % self._dtype.itemsize for field in cells)
         if is_aligned and self._key(cells) in self._launches:
             return True
-        for one in cells:
-            check_aligned(one)
+        for field in cells:
+            check_aligned(field)
         return self._row(cells) is not None
 
     def _row(self, cells: Sequence[Described]) -> StridedRow | None:
@@ -293,7 +295,7 @@ class FieldReduction(_PlannedReduction):
 
     @staticmethod
     def _key(cells: Sequence[Described]) -> object:
-        return cells[0].shape, *[one.strides for one in cells]
+        return cells[0].shape, *[field.strides for field in cells]
 
     def _find(self, cells: Sequence[Described]) -> _Layout:
         key = self._key(cells)
@@ -315,17 +317,17 @@ class FieldReduction(_PlannedReduction):
         region = np.zeros(1, region_dtype(int(dict(plan.defines)["MAX_LEVELS"])))
         fill_region(region[0], row, 0)
         argument = _argument(region)
-        launch = self._prepared(plan, [argument, self._kept])
+        launch = self._prepared(plan, [argument, self._partials])
         return _addresses(argument, region.dtype), launch
 
     def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, except in captures."""
-        self._launch_at(self._find(cells), [one.pointer for one in cells], target, stream)
+        self._launch_at(self._find(cells), [field.pointer for field in cells], target, stream)
 
     def bind(self, cells: Sequence[Described], target: Target) -> Launch:
         """Prepare calls with these cells on CuPy's current stream, with less overhead per call."""
         places, launch = self._find(cells)
-        sources = [(place, one.pointer) for place, one in zip(places, cells, strict=False)]
+        sources = [(place, field.pointer) for place, field in zip(places, cells, strict=False)]
         return self._bind(launch, sources, target)
 
     def of_value(self, value: int, target: int, stream: Stream) -> None:
@@ -348,7 +350,7 @@ class FieldReduction(_PlannedReduction):
 
 
 def _addresses(argument: Argument, dtype: DType) -> tuple[Address, Address]:
-    """Return the locations of source and target in a launch's argument; new values hold from the next launch on."""
+    """Return the places of source and target in a launch's argument."""
     assert dtype.fields is not None
     at = (dtype.fields[name][1] for name in ("source", "target"))
     source, target = (Address.from_buffer(argument, offset) for offset in at)
@@ -364,6 +366,6 @@ _Reduction = TypeVar("_Reduction", bound=_PlannedReduction)
 
 def make_kernel_reduction(world: World, draft: Callable[[], _Reduction]) -> _Reduction:
     """Make a reduction whose launches synchronize with the launches of all ranks; collective."""
-    rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
+    rounds = [lambda new, _: new.record(), lambda new, records: new.open(records)]
     reduction: _Reduction = handshake(world, draft, rounds, _MAKING)
     return reduction

@@ -4,12 +4,12 @@ NCCL only moves bytes here. NCCL's allreduce chooses its order of combination, l
 "min" and "max". The kernels here combine the nodes' values in the order of the nodes, so that all ranks get the same
 bits.
 
-The first messages of a call carry the reduction's name, as in `halox.runtime.nccl_ranks`: in the message of a small
-array, which is copied behind its name, or in a separate message ahead of a large array.
+The first messages of a call carry the reduction's name (`halox.runtime.nccl_ranks` says why). A small array is copied
+behind its name, and one message carries both. A large array follows its name in a separate message.
 
 Small arrays: each rank gets the value of every other node from one rank there, and combines them all. Large arrays are
-cut into slices, one for each of the first ranks of a node (as many slices as the smallest node has ranks), and each
-slice into pieces, one for each node::
+cut into slices, as many as the smallest node has ranks; slice i belongs to rank i of each node. Each slice is cut into
+pieces, one for each node::
 
     node 0, ranks 0 1    pieces  | s0 n0 | s0 n1 | s1 n0 | s1 n1 |       1. rank 0 gets s0 n0 of rank 2, rank 1 gets
     node 1, ranks 2 3                                                       s1 n0 of rank 3, 2 s0 n1 of 0, 3 s1 n1 of 1
@@ -170,28 +170,29 @@ class NcclHierarchicalReduction:
         is_cut = pays and elements >= world.size
         self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
         self._node, self._nodes = world.nodes[world.rank], nodes
-        # Whether array and name share a message, the same on all ranks; a rank alone on its node makes a copy for that.
+        # Whether a message carries both name and array, the same on all ranks. A rank alone on its node copies its
+        # array behind the name for that; on other ranks the reduction within the node writes it there.
         self._is_named = not is_cut and (slices > 1 or nbytes <= _COPIED_BYTES)
         start, stop = plan.piece
         slot = rounded_up(AHEAD_BYTES + (stop - start) * self._item, _ALIGNMENT)
         own = rounded_up(AHEAD_BYTES + nbytes, _ALIGNMENT)
-        givers = [one for one in plan.before if not one.is_send]
+        receives = [transfer for transfer in plan.before if not transfer.is_send]
         assert arena.device is not None
 
         def make() -> tuple[DeviceBlock, ArrayKernels | None]:
             piece = kernels(stop - start) if stop > start else None
-            return arena.allocate(own + nodes * slot + 8 * len(givers)), piece
+            return arena.allocate(own + nodes * slot + 8 * len(receives)), piece
 
         # Allocate on all ranks or on none, before the ranks connect.
         self._block, self._piece = world.guarded(make, _MAKING)
         begin = int(arena.pointer(self._block.place))
         self._own = begin + AHEAD_BYTES
         self._slots = [self._own + own + node * slot for node in range(nodes)]
-        transfers = [*plan.before, *(one for step in plan.after for one in step)]
-        targets = {one.peer for one in transfers if one.is_send}
-        sources = {one.peer for one in transfers if not one.is_send}
+        transfers = [*plan.before, *(transfer for step in plan.after for transfer in step)]
+        targets = {transfer.peer for transfer in transfers if transfer.is_send}
+        sources = {transfer.peer for transfer in transfers if not transfer.is_send}
         table = begin + own + nodes * slot
-        places = np.array([self._slots[one.slot] - AHEAD_BYTES for one in givers], "u8")
+        places = np.array([self._slots[transfer.slot] - AHEAD_BYTES for transfer in receives], "u8")
         self._copies = within is None and self._is_named
         watches: list[Watch] = []
 
@@ -200,10 +201,16 @@ class NcclHierarchicalReduction:
             write(device, {begin: np.array([name], "u4"), table: places})
             what, peers = f"a reduction (op={op!r})", sorted(targets | sources)
             watch = Watch(
-                ranks, what, peers, name, table, [one.peer for one in givers], world.limit_s
+                ranks,
+                what,
+                peers,
+                name,
+                table,
+                [transfer.peer for transfer in receives],
+                world.limit_s,
             )
             watches.append(watch)
-            # Launch that marks the begin of a call; not needed without a time limit, or if a copy sets the mark.
+            # A launch marks the start of a call, except without a time limit, or if the copy sets the mark.
             marks = [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, device)]
             self._begin = [mark.launch for mark in marks]
             self._end = MarkLaunch(watch.end, device).launch
@@ -284,45 +291,44 @@ class NcclHierarchicalReduction:
             )
         ends_early = not plan.after and self._piece is not None
         combining = self._combining(value, target, self._watch.end if ends_early else None)
-        made = [
+        steps = self._steps[source, target] = [
             *begin,
             *self._grouped(self._named(self._ops(plan.before, value))),
             *combining,
-            *(one for step in plan.after for one in self._grouped(self._ops(step, target))),
+            *(launch for step in plan.after for launch in self._grouped(self._ops(step, target))),
             *([] if ends_early else [self._end]),
         ]
-        self._steps[source, target] = made
-        return made
+        return steps
 
     def _combining(
         self, value: int, target: int, mark: Mark | None
     ) -> Sequence[Callable[[int], None]]:
-        """Combine the nodes' values of this rank's piece, in the order of the nodes; the first launch sets a mark."""
+        """Return launches that combine this rank's piece in the order of the nodes; the first launch sets a mark."""
         kernels = self._piece
         if kernels is None:
             return []
         offset = self._schedule.piece[0] * self._item
         values = [*self._slots]
         values[self._node] = value + offset
-        made = []
+        launches = []
         total = values[0]
-        for number, one in enumerate(values[1:], 1):
+        for number, added in enumerate(values[1:], 1):
             # Intermediate totals are not in the result, which may be the array whose values are still needed.
             to = target + offset if number == self._nodes - 1 else self._slots[self._node]
             is_first = number == 1
-            addresses = to, total, one
-            made.append(
+            addresses = to, total, added
+            launches.append(
                 kernels.pair_launch(addresses, is_first=is_first, mark=mark if is_first else None)
             )
             total = to
-        return made
+        return launches
 
     def _grouped(self, ops: Sequence[NcclOp]) -> Sequence[Callable[[int], None]]:
         """Return the group of sends and receives, if there are any."""
         return [self._ranks.prepared(ops)] if ops else []
 
     def _named(self, ops: Sequence[NcclOp]) -> list[NcclOp]:
-        """Return the first step's sends and receives with names: in the same messages, or in separate ones ahead."""
+        """Add names to the first step's sends and receives: in the same messages, or in separate messages ahead."""
         if self._is_named:
             return [
                 op._replace(pointer=op.pointer - AHEAD_BYTES, nbytes=op.nbytes + AHEAD_BYTES)
@@ -346,13 +352,13 @@ class NcclHierarchicalReduction:
         item = self._item
         return [
             NcclOp(
-                one.is_send,
-                array + one.start * item if one.slot < 0 else self._slots[one.slot],
-                (one.stop - one.start) * item,
-                one.peer,
+                transfer.is_send,
+                array + transfer.start * item if transfer.slot < 0 else self._slots[transfer.slot],
+                (transfer.stop - transfer.start) * item,
+                transfer.peer,
             )
-            for one in transfers
-            if one.stop > one.start
+            for transfer in transfers
+            if transfer.stop > transfer.start
         ]
 
     def close(self) -> None:

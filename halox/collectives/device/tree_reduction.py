@@ -106,10 +106,10 @@ class ArrayKernels:
     def pair_launch(
         self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
     ) -> Callable[[int], None]:
-        """Return the launch that combines the second and third array into the first, for a stream's address.
+        """Return the launch that combines the second and third array into the first; it takes a stream's address.
 
-        With ``is_first`` the second is a rank's array; otherwise it is a total, which may be the first. The launch sets
-        a mark as it starts.
+        With ``is_first`` the second array holds a rank's values. Otherwise it holds a total, and may be the same as the
+        first. The launch sets a mark as it starts.
         """
         marked = (mark or Mark(0, is_end=False)).arguments
         numbers = map(ctypes.c_uint64, (*addresses, self._elements))
@@ -165,7 +165,7 @@ class TreeReduction:
         self._order = StreamOrder()
 
     def record(self) -> _TreeRecord:
-        """Return this rank's memory and events for the remaining ranks."""
+        """Return this rank's description for its peers."""
         assert self._block is not None
         place = self._block.place
         return _TreeRecord(
@@ -173,7 +173,7 @@ class TreeReduction:
         )
 
     def open(self, records: list[_TreeRecord]) -> Self:
-        """Map the memory and events of the ranks that exchange data with this rank."""
+        """Map the memory and events of this rank's parent and children, and of rank 0, whose total is the result."""
         rank, tree = self._world.rank, self._tree
         if any(record.signature != self._signature for record in records):
             raise HaloxError(f"the ranks reduce differently: {[o.signature for o in records]}")
@@ -249,7 +249,7 @@ class TreeReduction:
         self.abandon()
 
     def abandon(self) -> None:
-        """Release memory and events that no rank uses yet, or any longer; local."""
+        """Release memory and events that no other rank uses; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._pool.release(self._numbers)
@@ -275,7 +275,7 @@ def make_tree_reduction(
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
         return TreeReduction(world, (arena, events), link, kernels(), shape, nbytes)
 
-    rounds = [lambda made, _: made.record(), lambda made, records: made.open(records)]
+    rounds = [lambda new, _: new.record(), lambda new, records: new.open(records)]
     try:
         reduction: TreeReduction = handshake(world, draft, rounds, _MAKING)
     except HaloxError:

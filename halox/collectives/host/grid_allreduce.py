@@ -18,10 +18,10 @@ DOING = "an allreduce"
 
 
 class GridAllreduce:
-    """Allreduce of arrays of one operation, dtype and shape; making the object is local.
+    """Allreduce of arrays of one operation, dtype and shape; the constructor is local.
 
-    One synchronization of the ranks compares operation, dtype and shape, and gathers small arrays, which every rank
-    then combines. Large arrays are combined by a `HostAllreduce`, which is made in the first call.
+    In every call one synchronization of the ranks compares operation, dtype and shape. It also gathers small arrays,
+    which every rank then combines. A `HostAllreduce`, made in the first call, combines large arrays.
     """
 
     def __init__(self, context: Context, op: str, dtype: DType, shape: tuple[int, ...]) -> None:

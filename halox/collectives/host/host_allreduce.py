@@ -1,4 +1,7 @@
-"""Allreduce of NumPy arrays of one shape: accepted arguments, and the memory of results."""
+"""Allreduce of NumPy arrays of one shape: accepted arguments, and the memory of results.
+
+`HostAlgorithm` combines contiguous arrays. This module converts other arguments to such arrays, and back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class HostAllreduce(ArrayReduction):
         super().__init__(shape, dtype, op)
         self.algorithm = algorithm
         operation = find_operation(op, dtype)
-        self._combined = HostAlgorithm(context, algorithm, operation, dtype, prod(shape))
+        self._algorithm = HostAlgorithm(context, algorithm, operation, dtype, prod(shape))
 
     def __call__(self, array: Any, out: Any = None) -> Any:
         """Combine the ranks' arrays, or raise on all ranks."""
@@ -47,14 +50,14 @@ class HostAllreduce(ArrayReduction):
                 source, target = self._memory(array, out)
         except Exception as caught:
             source, error = None, as_halox_error(caught, "an allreduce")
-        self._combined.reduce(source, target, error)
+        self._algorithm.reduce(source, target, error)
         if is_plain:
             return result
         assert target is not None
         return self._delivered(array, target.reshape(self.shape), out)
 
     def _memory(self, array: object, out: object) -> tuple[Array, Array]:
-        """Return contiguous values on the host, and the memory for the result: ``out`` itself if that is possible."""
+        """Return contiguous host arrays: the values, and memory for the result, which is ``out`` itself if possible."""
         if np.isscalar(array):
             array = scalar_array(array, self.dtype)
         self._check(describe(array, "array"), "array")
@@ -64,11 +67,11 @@ class HostAllreduce(ArrayReduction):
         source = np.require(host, requirements=["C", "A"]).reshape(-1)
         if out is not None:
             self._check(describe(out, "out"), "out")
-            held = as_ndarray(out)
-            if isinstance(held, np.ndarray) and held.flags.carray:
-                same = held.ctypes.data == source.ctypes.data
-                if same or not np.may_share_memory(held, source):
-                    return source, held.reshape(-1)
+            target = as_ndarray(out)
+            if isinstance(target, np.ndarray) and target.flags.carray:
+                same = target.ctypes.data == source.ctypes.data
+                if same or not np.may_share_memory(target, source):
+                    return source, target.reshape(-1)
         return source, np.empty(source.shape, self.dtype)
 
     def _delivered(self, array: object, result: Array, out: object) -> object:
@@ -99,17 +102,17 @@ class HostAllreduce(ArrayReduction):
 
     def refuse(self, error: Exception) -> None:
         """Raise an error on all ranks."""
-        self._combined.reduce(None, None, error)
+        self._algorithm.reduce(None, None, error)
 
     def close(self) -> None:
         """Free memory and communicators; collective."""
-        self._combined.close()
+        self._algorithm.close()
 
 
 def deliver(result: Array, out: object) -> None:
     """Copy a result to an array, on the host or a GPU."""
-    held = as_ndarray(out)
-    if not isinstance(held, np.ndarray):
+    target = as_ndarray(out)
+    if not isinstance(target, np.ndarray):
         as_device_array(out)[...] = array_module(describe(out).device).asarray(result)
-    elif not np.may_share_memory(held, result):
-        held[...] = result
+    elif not np.may_share_memory(target, result):
+        target[...] = result

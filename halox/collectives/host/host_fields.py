@@ -27,6 +27,7 @@ from halox.values import shortened, shown
 
 _REDUCING = "a reduction"
 
+# How a rank combines its cells, and how the ranks' values are combined: by `numpy.add` unless the name is here.
 _OF_CELLS: dict[str, Callable[..., object]] = {
     "sum": total,
     "min": lambda cells: np.minimum.reduce(cells, None),
@@ -38,7 +39,7 @@ _OF_RANKS: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum}
 
 
 class HostFieldReduction:
-    """A reduction of fields of one layout and of given dtypes to one value; making the object is local."""
+    """A reduction of fields of one layout and of given dtypes to one value; the constructor is local."""
 
     def __init__(
         self, context: Context, name: str, dtypes: Sequence[DType], layout: FieldLayout
@@ -74,7 +75,7 @@ class HostFieldReduction:
 
     def bind(self, cells: Sequence[Cells]) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
-        fields = [one.field for one in cells]
+        fields = [each.field for each in cells]
         if not all(type(array) is np.ndarray for array in fields):
             return None
         world, name, run, count = self._world, self._name, self.__call__, len(cells)
@@ -151,15 +152,15 @@ class HostReductions(HostArrays):
                 cells = cells_of(name, fields, self._find_layout)
                 # Equal layouts are one object, which lives as long as its reduction.
                 layout = cells[0].layout
-                dtypes = [one.dtype for one in cells]
+                dtypes = [each.dtype for each in cells]
                 signature = (name, *dtypes, id(layout))
                 reduction = self.fields.reductions.get(signature)
                 if reduction is None:
-                    made = HostFieldReduction(self._context, name, dtypes, layout)
-                    reduction = self.fields.add(signature, made)
+                    reduction = HostFieldReduction(self._context, name, dtypes, layout)
+                    self.fields.add(signature, reduction)
                 if out is not None:
                     check_out(describe(out, "out"), None, reduction.dtype)
-                views = [one.view() for one in cells]
+                views = [each.view() for each in cells]
             except Exception as error:
                 self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
                 raise

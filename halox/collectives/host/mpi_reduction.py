@@ -35,7 +35,7 @@ _LINE_BYTES = 64
 same numbers, except that the sign of a NaN, or the choice between zeros of opposite sign, may differ."""
 
 HEAD_BYTES = _LINE_BYTES
-"""Header of a gathered record: whether the rank's array is valid."""
+"""Bytes of the header of a gathered record, which says whether the rank's array is valid."""
 
 Wait: TypeAlias = "Callable[[Sequence[MPI.Request], str], None]"
 
@@ -76,7 +76,7 @@ class OrderedReduction:
             self._total = np.empty(longest, dtype)
 
     def __call__(self, source: Array | None, target: Array | None) -> bool:
-        """Combine.
+        """Combine the ranks' arrays; return False if a rank has called with None.
 
         Collective; blocks.
         """

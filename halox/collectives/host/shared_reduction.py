@@ -112,7 +112,7 @@ class SharedReduction:
             flag[0] = 0  # the block was a field's memory, and nobody reads these bytes any longer
         records = world.ranks.gather_node((block.place, flag[0]), _MAKING)
         places = [place for place, _ in records]
-        # Sources and targets of moves.
+        # Blocks that the moves of this rank write and read.
         self.moved = {places[world.node_rank], places[world.node_rank if self._is_small else 0]}
         # Counts start from the greatest count that any block holds from its earlier uses.
         self._count = max(count for _, count in records)
@@ -172,7 +172,7 @@ class SharedReduction:
             if not is_last:
                 moves.fetch(self._mine[self._slot][: elements - after], after)
             part = self._last_part if is_last else self._part
-            parts = [one[part] for one in values]
+            parts = [piece[part] for piece in values]
             self._operation.fold(parts[0], parts)
             if not is_last:
                 moves.wait()
@@ -217,9 +217,10 @@ def make_shared_reduction(
     *,
     page_locked: bool = False,
 ) -> SharedReduction | None:
-    """Make a reduction of a node's ranks in shared memory.
+    """Make a reduction of a node's ranks in shared memory; None for empty arrays, or without enough shared memory.
 
-    Collective over the ranks of the node. With ``page_locked`` collective over the world, which must be of one node.
+    Collective over the ranks of the node. ``page_locked`` locks the memory for copies to and from GPUs; the call is
+    then collective over the world, which must be of one node.
     """
     if not elements:
         return None
@@ -229,16 +230,16 @@ def make_shared_reduction(
     block = arena.allocate(_HEAD_BYTES + _LINE_BYTES + slots)
     if block is None:
         return None
-    made = SharedReduction(world, arena, block, operation, dtype, elements, longest)
+    reduction = SharedReduction(world, arena, block, operation, dtype, elements, longest)
     if page_locked:
         try:
-            world.guarded(lambda: [arena.device_pointer(one) for one in made.moved], _MAKING)
+            world.guarded(lambda: [arena.device_pointer(b) for b in reduction.moved], _MAKING)
         except ExchangeTimeoutError:
             raise
         except HaloxError:  # on all ranks
-            made.close()
+            reduction.close()
             return None
-    return made
+    return reduction
 
 
 def _part(length: int, line: int, rank: int, ranks: int) -> slice:

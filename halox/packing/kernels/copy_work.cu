@@ -1,6 +1,6 @@
-// Shared text of the kernels that copy regions: the work on a chunk of one.
+// Shared text of the kernels that copy regions: the work on a chunk of a region.
 //
-// Spliced in at #include "copy_work.cu"; strided_body.cu has the reason, and the regions.
+// Kernels splice this file in at #include "copy_work.cu"; strided_body.cu gives the reason, and describes regions.
 
 #include "strided_body.cu"
 

@@ -1,31 +1,30 @@
-// Shared text of kernels that copy runs of bytes: one run, of any two alignments, by a few lanes of a warp.
+// Shared text of kernels that copy runs of bytes: a few lanes of a warp copy a run between addresses of any alignment.
 //
-// Spliced in at #include "run_body.cu"; strided_body.cu has the reason. No barrier and no shuffle: lanes
-// are told apart by their numbers only.
+// Kernels splice this file in at #include "run_body.cu"; strided_body.cu gives the reason. There is no barrier and no
+// shuffle.
 //
-// copy_run moves `length` bytes from `source` to `target`, which must not overlap, by `lanes` lanes that all
-// call it with the same arguments but `lane`. It stores whole aligned words of 16, 8 or 4 bytes, whichever is
-// the widest by which the two addresses differ by a multiple, and single bytes before the first and after the
-// last. Where they differ by no multiple of 4, each word is made of the two aligned 4-byte words of the
-// source that hold its bytes; each of these two holds at least one byte of the run, so that no page is
-// touched that the run does not touch. Bytes moved: each once read and once written, but for those at the
-// ends of such words.
+// copy_run moves `length` bytes from `source` to `target`, which must not overlap. `lanes` lanes call it with the same
+// arguments, except for `lane`. It stores aligned words of 16, 8 or 4 bytes: the widest word whose size divides the
+// difference of the two addresses. It stores single bytes before the first word and after the last word. If 4 does not
+// divide the difference, each word is combined from the two aligned 4-byte words of the source that hold its bytes.
+// Each of these two words holds at least one byte of the run, so that no page outside the run is touched. Bytes moved:
+// each byte is read once (bytes of such words of the source may be read twice) and written once.
 
 #ifndef RUN_IN_FLIGHT
-#define RUN_IN_FLIGHT 4  // words a lane loads before it stores the first
+#define RUN_IN_FLIGHT 4  // words that a lane loads before it stores the first word
 #endif
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// 16 bytes that are one load and one store.
+// 16 bytes that are loaded and stored in one access.
 struct __align__(16) Word16 {
     u64 low, high;
 };
 
-// Value at an address. Device code declares it global memory, as device, peer and mapped host memory
-// are, so that loads and stores need no generic addressing.
+// Pointer to an address. Device, peer and mapped host memory are global memory; device code declares the pointer
+// global, so that loads and stores need no generic addressing.
 template <class Word>
 __device__ __forceinline__ Word* at_address(u64 address)
 {
@@ -50,7 +49,7 @@ template <class Word>
 __device__ __forceinline__ void copy_words(u64 source, u64 target, u32 words, u32 lane, u32 lanes)
 {
     for (u32 start = lane; start < words; start += RUN_IN_FLIGHT * lanes) {
-        Word taken[RUN_IN_FLIGHT] = {};  // set, or all kernels' words would live through all loops
+        Word taken[RUN_IN_FLIGHT] = {};  // initialized, or the words would stay in registers through all loops
 #pragma unroll
         for (u32 i = 0; i < RUN_IN_FLIGHT; ++i)
             if (start + i * lanes < words)
@@ -62,7 +61,7 @@ __device__ __forceinline__ void copy_words(u64 source, u64 target, u32 words, u3
     }
 }
 
-// The same in words of 4 bytes for a source that is not a multiple of 4; the target is.
+// The same in words of 4 bytes, for a target at a multiple of 4 and a source that is not.
 __device__ __forceinline__ void copy_shifted_words(
     u64 source, u64 target, u32 words, u32 lane, u32 lanes)
 {
@@ -91,7 +90,7 @@ __device__ __forceinline__ void copy_run(u64 source, u64 target, u32 length, u32
     const u32 head = before < length ? before : length;
     const u32 words = (length - head) >> log;
     const u32 body = words << log;
-    const u32 edges = length - body;  // bytes before and after the words: edge byte `lane` is this one
+    const u32 edges = length - body;  // bytes before and after the words; this lane moves edge byte `lane`
     const u32 at = lane < head ? lane : lane + body;
     unsigned char edge = 0;
     if (lane < edges)

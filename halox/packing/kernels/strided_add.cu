@@ -1,14 +1,14 @@
 // strided_add: target += source over a table of regions, elements of one type, in one launch.
 //
-// ELEMENT is the C type of an element: double, float, an unsigned integer (signed ones add alike, modulo
-// 2^bits), or Half. A complex number is two elements. A word holds one or more whole elements, which the
-// planner guarantees; strided_body.cu states the table, the index order, the launch shape. Bytes moved: two
-// reads and one write an element. Targets of one launch must not overlap: the kernel uses no atomics, so
-// that equal inputs give equal bits; the host puts overlapping regions into launches one after another.
+// ELEMENT is the C type of an element: double, float, Half, or an unsigned integer (also for signed integers, since
+// both are added modulo 2^bits). A complex number is two elements. The planner guarantees that a word holds whole
+// elements. strided_body.cu states the table, the index order and the launch shape. Bytes moved: two reads and one
+// write per element. Targets of one launch must not overlap: the kernel uses no atomics, so that equal inputs give
+// equal bits. The host puts overlapping regions into consecutive launches.
 
 #include "strided_body.cu"
 
-// IEEE half precision without cuda_fp16.h, which NVRTC does not bring everywhere.
+// IEEE half precision without cuda_fp16.h, which not every installation of NVRTC includes.
 struct Half {
     unsigned short bits;
 };

@@ -1,7 +1,7 @@
 // Shared text of strided_copy.cu and strided_add.cu: the table of regions and the walk over it.
 //
-// The compiler module splices this file in at #include "strided_body.cu", because a compile cache that
-// hashes only the kernel's own text would not notice a change in here.
+// The compiler module (halox.runtime.gpu.compiler) replaces #include "strided_body.cu" by the text of this file,
+// because a compile cache that hashes only the kernel's own text would not notice a change here.
 //
 // A region is `words` words of `word_bytes` bytes, numbered in packed order. Word w is at
 //   source + sum over levels of digit(level) * source_stride(level)      (the target alike),
@@ -9,15 +9,15 @@
 // relative to the launch's two bases. All strides are in bytes and of any sign; words < 2^31, which the
 // planner ensures by cutting larger regions. Levels that a region does not have are all zeros.
 //
-// A region of runs has word_bytes 0: its blocks are long but not aligned to 4 bytes. Each is moved in
-// pieces of RUN_PIECE bytes by `level[0].count` lanes (a power of two), which take the place of words; where a
-// run has several pieces, level 1 counts them. A tiled region (TILED) is described in tile_body.cu.
+// A region of runs has word_bytes 0: its blocks are long but not aligned to 4 bytes. `level[0].count` lanes (a power of
+// two) move a piece of RUN_PIECE bytes of a run. The lanes take the place of words; if a run has several pieces, level
+// 1 counts them. tile_body.cu describes tiled regions (TILED).
 //
 // Launch shape: one dimension, at most MAX_THREADS threads a block. A chunk is `chunk_words` consecutive
 // words of one region, or a tile. Any grid works: blocks stride over the chunks.
 //
-// The table is a kernel parameter with room for TABLE_REGIONS regions, where a chunk finds its region by
-// bisection; or, if TABLE_REGIONS is 0, in device memory with the region of each chunk.
+// The table is a kernel parameter with room for TABLE_REGIONS regions, in which a block finds the region of a chunk by
+// bisection. If TABLE_REGIONS is 0, the table is in device memory, with the region of each chunk.
 //
 // Bytes moved: each word is read once and written once, and the table.
 
@@ -28,7 +28,7 @@
 #define WORD_BYTES 0  // of all regions, or 0 if they differ
 #endif
 #ifndef IN_FLIGHT
-#define IN_FLIGHT 4  // words a thread loads before it stores the first
+#define IN_FLIGHT 4  // words that a thread loads before it stores the first word
 #endif
 #ifndef MAX_THREADS
 #define MAX_THREADS 256
@@ -37,7 +37,7 @@
 #define TABLE_REGIONS 1
 #endif
 #ifndef TILED
-#define TILED 0  // sum of the sides of squares in tiled regions, 0 without such; tile_body.cu
+#define TILED 0  // sum of the sides of squares in tiled regions, 0 without tiled regions; see tile_body.cu
 #endif
 
 #define RUN_PIECE 1024
@@ -105,7 +105,7 @@ __device__ __forceinline__ void move_words(
 {
     for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
         u64 source[IN_FLIGHT], target[IN_FLIGHT];
-        Word taken[IN_FLIGHT] = {};  // set, or the words of all widths would live through all loops
+        Word taken[IN_FLIGHT] = {};  // initialized, or words of all widths would stay in registers through all loops
         places<IN_FLIGHT>(region, source_base, target_base, start, blockDim.x, source, target);
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
@@ -162,7 +162,7 @@ __device__ __forceinline__ bool is_tiled(const Region& region)
     return TILED && region.word_bytes && region.run_bytes;
 }
 
-// Calls `work(region, first, last)` for every chunk of this block; a tiled region has a tile a chunk.
+// Calls `work(region, first, last)` for every chunk of this block; a chunk of a tiled region is one tile.
 template <class Work>
 __device__ __forceinline__ void for_each_chunk(
     const Table& table, u32 regions, u32 chunks, u32 chunk_words, const Work& work)

@@ -1,10 +1,9 @@
 // strided_copy: copies a table of regions, each strided on both sides, in one launch.
 //
-// Packs (target contiguous), unpacks (source contiguous) and copies strided to strided;
-// strided_body.cu states the table, the index order, the launch shape and the bytes moved. Targets of
-// one launch must not overlap one another nor any source. Pointers may be device memory, a peer's
-// memory or the device address of mapped host memory. With MARKED the launch leaves a mark as it starts, and
-// checks the names of messages: mark_body.cu.
+// It packs (contiguous target), unpacks (contiguous source), and copies between strided regions. strided_body.cu states
+// the table, the index order, the launch shape and the bytes moved. Targets of one launch must not overlap one another
+// or any source. Addresses may be of device memory, of a peer's memory, or of mapped host memory. With MARKED the
+// launch leaves a mark as it starts, and checks the names of messages (mark_body.cu).
 
 #ifndef MARKED
 #define MARKED 0

@@ -1,25 +1,26 @@
-// Shared text of strided_body.cu: regions whose two sides run along different axes, turned in shared memory.
+// Shared text of strided_body.cu: regions whose two sides have different orders of axes, transposed in shared memory.
 //
-// Spliced in at #include "tile_body.cu"; strided_body.cu has the reason, and the regions.
+// strided_body.cu splices this file in at #include "tile_body.cu"; it gives the reason, and describes regions.
 //
-// A tiled region has word_bytes and run_bytes both. Its elements are `words` consecutive words of word_bytes. Level 0 is
-// the axis along which the source's elements follow one another, level 1 that of the target's. Their `count` is a number
-// of tiles and their `extent` of elements; the other levels are loops around the tiles.
+// A tiled region has nonzero word_bytes and run_bytes. Its elements are `words` consecutive words of word_bytes. Level
+// 0 is the axis with consecutive elements of the source, and level 1 the axis with consecutive elements of the target.
+// Of these levels `count` is the number of tiles, and `extent` the number of elements. All other levels are loops
+// around the tiles.
 //
-// The block loads a tile in rows along the source and stores it in rows along the target, each row by 2^k lanes, so that
-// both sides move whole sectors. Where both axes are contiguous and alignment allows it, a thread loads and stores SIDE
-// words at once: it turns squares of SIDE x SIDE words in its registers. Such a group of words is one word of the tile in
-// shared memory, whose rows are an odd number of elements apart (of 4-byte words, for shorter ones), so that the words
-// that a warp stores or loads at once are in different banks.
+// A block loads a tile in rows along the source and stores it in rows along the target. 2^k lanes move a row, so that
+// both sides move whole sectors. If both axes are contiguous and the alignment allows it, a thread loads and stores
+// SIDE words at once: it transposes squares of SIDE x SIDE words in its registers. Such a group of words is one word of
+// the tile in shared memory. Rows of the tile are an odd number of elements apart (of 4-byte words for shorter words),
+// so that the words that a warp stores or loads at once are in different banks.
 //
-// run_bytes holds the shape, lowest bits first: 9 elements along level 0, 9 along level 1, 6 words - 1, 3 the logarithm
-// of the lanes of a row along the source, 3 along the target, 2 the logarithm of SIDE. TILED is the sum of the sides that
-// occur.
+// run_bytes holds the shape, lowest bits first: in 9 bits the elements along level 0, in 9 bits those along level 1, in
+// 6 bits words - 1, in 3 bits the logarithm of the lanes of a row along the source, in 3 bits the same along the
+// target, in 2 bits the logarithm of SIDE. TILED is the sum of the sides that occur.
 //
-// Launch shape: any number of threads that is a multiple of 32. All threads of the block, since it meets at barriers.
+// Launch shape: a multiple of 32 threads. All threads of a block must process the same tiles, because of barriers.
 
 #ifndef TILE_IN_FLIGHT
-#define TILE_IN_FLIGHT 4  // words a thread loads before it stores the first
+#define TILE_IN_FLIGHT 4  // words that a thread loads before it stores the first word
 #endif
 
 #define TILE_MEMORY 26112  // bytes, as in tiles.py
@@ -30,7 +31,7 @@ __device__ __forceinline__ Word16* tile_memory()
     return memory;
 }
 
-// SIDE words that are one load and one store.
+// SIDE words that are loaded and stored in one access.
 template <class Word, u32 SIDE>
 struct __align__(SIDE * sizeof(Word)) Group {
     Word word[SIDE];
@@ -51,7 +52,7 @@ struct __align__(8) Group<unsigned short, 4> {
     u32 low, high;
 };
 
-// Exchanges rows and columns of a square.
+// Transposes a square.
 template <class Word, u32 SIDE>
 __device__ __forceinline__ void turn(Group<Word, SIDE> (&square)[SIDE])
 {
@@ -115,7 +116,7 @@ __device__ __forceinline__ void turn(Group<unsigned char, 4> (&square)[4])
     square[3].words = bytes_of(b, d, 0x7632);
 }
 
-// A tile, with its place on both sides.
+// A tile, with its addresses on both sides.
 struct Tile {
     u64 source, target;
     i64 source_a, source_b, target_a, target_b;  // strides
@@ -123,7 +124,7 @@ struct Tile {
     u32 words, log_a, log_b;
 };
 
-// The digit of a level in `rest`, which becomes what is left for the levels above.
+// Returns the digit of a level in `rest`, and leaves in `rest` the number for the levels above.
 __device__ __forceinline__ u32 take_digit(const Level& level, u32& rest)
 {
     const u32 above = level.count == 1 ? rest : __umulhi(rest, level.magic) >> level.shift;
@@ -166,14 +167,14 @@ __device__ __forceinline__ float reciprocal(u32 words)
 #endif
 }
 
-// The element of a word of a row. Exact: a row has less than 2^15 words, an element at most 64, so that word + 1/2
-// divided by them is 2^-7 or more from an integer, and rounding errors are below 2^14 * 2^-22.
+// The element of a word of a row. The result is exact: a row has fewer than 2^15 words, and an element at most 64, so
+// that (word + 1/2) / words is at least 2^-7 from an integer, and rounding errors are below 2^14 * 2^-22.
 __device__ __forceinline__ u32 element_of(u32 word, float inverse)
 {
     return u32((float(word) + 0.5f) * inverse);
 }
 
-// Words one by one.
+// Moves a tile word by word.
 template <class Word>
 __device__ __forceinline__ void move_tile(const Tile& tile)
 {
@@ -217,7 +218,7 @@ __device__ __forceinline__ void move_tile(const Tile& tile)
     __syncthreads();  // before the next tile
 }
 
-// SIDE words at once; both axes are contiguous, and their extents multiples of SIDE.
+// Moves a tile by SIDE words at once; both axes are contiguous, and their extents are multiples of SIDE.
 template <class Word, u32 SIDE>
 __device__ __forceinline__ void move_squares(const Tile& tile)
 {

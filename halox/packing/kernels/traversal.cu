@@ -1,19 +1,18 @@
 // traversal: packs or unpacks any datatype by walking its tree from the root to each word.
 //
-// The tree's records are in preorder, its lists in a lookaside buffer; each thread finds the places of its
-// words from their canonical numbers alone (Jenkins, Dinan, Balaji, Peterka, Samatova, Thakur: Processing MPI
-// derived datatypes on noncontiguous GPU-resident data, IEEE TPDS 2014, section 3). A word divides all
-// lengths and distances of the tree, so every word is within one run of bytes. Word w is packed at
+// The tree's records are in preorder, and its lists in a lookaside buffer. Each thread finds the places of its words
+// from their canonical numbers, which count the words in packed order (Jenkins, Dinan, Balaji, Peterka, Samatova,
+// Thakur: Processing MPI derived datatypes on noncontiguous GPU-resident data, IEEE TPDS 2014, section 3). The size of
+// a word divides all lengths and distances of the tree, so every word is within one run of bytes. Word w is packed at
 //   packed + w * WORD_BYTES       and is at       array + the sum of the records' displacements.
 //
 // The guide of a list cuts its words into buckets of 2^bucket; guide[b] is the entry that holds the first
 // word of bucket b, so that the binary search over prefix sums starts with one or two entries left.
 //
-// Three kernels; the fewer the records, the fewer instructions to the first load:
-//   traversal_pack_regular  strides alone, all of them kernel parameters
-//   traversal_pack_chain    no branches: all words visit the same records, which are kernel parameters
+// There are three kernels to pack, and three to unpack. A simpler tree needs fewer instructions before the first load:
+//   traversal_pack_regular  trees of strides only, which are kernel parameters
+//   traversal_pack_chain    trees without branches: all words visit the same records, which are kernel parameters
 //   traversal_pack          any tree: records in shared memory, words diverge at branches
-// and traversal_unpack likewise.
 //
 // Launch shape: one dimension, THREADS threads a block, `copied` bytes of dynamic shared memory. Any grid
 // works: blocks stride over chunks of `chunk_words` consecutive words.
@@ -25,10 +24,10 @@
 #define WORD_BYTES 16
 #endif
 #ifndef INDEX_BITS
-#define INDEX_BITS 32  // 64 where there are 2^31 words or more
+#define INDEX_BITS 32  // 64 for 2^31 words or more
 #endif
 #ifndef IN_FLIGHT
-#define IN_FLIGHT 4  // words a thread loads before it stores the first
+#define IN_FLIGHT 4  // words that a thread loads before it stores the first word
 #endif
 #ifndef THREADS
 #define THREADS 128
@@ -44,7 +43,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// 16 bytes that are one load and one store.
+// 16 bytes that are loaded and stored in one access.
 struct __align__(16) Piece {
     u64 low, high;
 };
@@ -73,9 +72,9 @@ enum Kind { LEAF, REPEAT, GATHER, FAR_GATHER, SEARCH, BRANCH };
 
 struct __align__(16) Node {
     i64 stride;                 // LEAF: bytes from word to word; REPEAT: from child to child; GATHER: to add
-    Index words, magic;         // of children all alike: w / words == HIGH_HALF(w, magic) >> shift,
-    u32 shift, kind;            //   and magic 0 if words == 1
-    u32 displacements;          // first entry of the list, for GATHER in words and among the numbers
+    Index words, magic;         // words of a child, if all are equal: w / words == HIGH_HALF(w, magic) >> shift,
+    u32 shift, kind;            //   and magic is 0 if words == 1
+    u32 displacements;          // first entry of the list, which for GATHER is in words and among the numbers
     u32 prefix, guide, bucket;  // SEARCH, BRANCH: first entries; log2 of a bucket's words
     u32 children;               // BRANCH: first entry of the list of records
 };
@@ -174,7 +173,7 @@ __device__ __forceinline__ void search(
         entry[i] = guide[bucket];
         last[i] = guide[bucket + 1];
     }
-    // All words' searches in step, so that their loads overlap.
+    // The searches of all words advance together, so that their loads overlap.
     for (bool open = true; open;) {
         open = false;
 #pragma unroll
@@ -255,7 +254,7 @@ struct TreeWalk {
         Index entry[N];
         if (!down(record, id, at, entry))
             return;
-        // From the first branch on each word descends by itself.
+        // From the first branch on, each word descends separately.
         const u32 children = image.nodes[record].children;
 #pragma unroll
         for (u32 i = 0; i < N; ++i) {

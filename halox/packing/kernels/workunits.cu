@@ -1,27 +1,27 @@
 // workunits: packs or unpacks lists of blocks, cut into equal work units, in one launch.
 //
-// After Wu et al. 2016, section 3.2: the host cuts a datatype's blocks into units that hold displacements
-// on both sides, and warps process them. A launch is a table of segments, each a list of like units for
-// one item of the datatype, repeated for `items` items:
-//   LISTED   blocks of `block_bytes` bytes; u32 index[unit], the block is at index * granule, and at
+// After Wu et al. 2016, section 3.2: the host cuts a datatype's blocks into units with displacements on both sides, and
+// warps process the units. A launch has a table of segments. A segment is a list of similar units for one item of the
+// datatype, repeated for `items` items:
+//   LISTED   blocks of `block_bytes` bytes; block `unit` is at index[unit] * granule (u32 index) in the array, and at
 //            unit * block_bytes in the packed item;
-//   REGULAR  the same with index[unit] == unit, which takes no list;
-//   SHORT    16-byte descriptors (struct Unit) of at most `block_bytes` bytes, a unit to 2^lanes_log lanes,
-//            a word of `word` bytes to each;
-//   LONG     descriptors of runs of up to 4096 bytes and any alignment, a unit to a warp.
-// LISTED and REGULAR segments are cut into words, each found from its number by two multiplications, so
-// that neighbouring lanes touch neighbouring packed bytes however short the blocks are.
+//   REGULAR  the same with index[unit] == unit, so that no list is needed;
+//   SHORT    16-byte descriptors (struct Unit) of at most `block_bytes` bytes; 2^lanes_log lanes move a unit, each lane
+//            one word of `word` bytes;
+//   LONG     descriptors of runs of up to 4096 bytes and any alignment; a warp moves a unit.
+// LISTED and REGULAR segments are cut into words. Two multiplications find a word from its number, so that neighbouring
+// lanes touch neighbouring packed bytes even if the blocks are short.
 //
-// All displacements are bytes: on the array's side relative to `array` and of any sign, on the packed side
-// relative to `packed`. Any alignment of the two addresses works; words are as wide as both, and the
-// segment, allow. A segment holds less than 2^31 bytes (LISTED, REGULAR) or units (SHORT, LONG).
+// All displacements are in bytes: in the array relative to `array`, of any sign, and in the packed bytes relative to
+// `packed`. The two addresses may have any alignment; words are as wide as both and the segment allow. A segment has
+// less than 2^31 bytes (LISTED, REGULAR) or units (SHORT, LONG).
 //
-// Launch shape: one dimension, whole warps of threads, at most 256 a block, any number of blocks: they
-// stride over tiles, `tile` bytes (LISTED, REGULAR) or units of one segment each, numbered through all
-// segments. Segments are a kernel parameter unless they are too many; so is the list if it is small
-// (..._inline), since a list in device memory costs a dependent load before the first byte moves.
+// Launch shape: one dimension, whole warps of threads, at most 256 threads per block, any number of blocks. The blocks
+// stride over tiles, which are numbered through all segments. A tile is `tile` bytes (LISTED, REGULAR) or units of one
+// segment. Segments are a kernel parameter unless there are too many. So is a small list (..._inline), since a list in
+// device memory costs a dependent load before the first byte moves.
 //
-// Bytes moved: each byte is read once and written once; 4 bytes of list a block, or 16 a unit.
+// Bytes moved: each byte is read once and written once; also 4 bytes of list per block, or 16 per unit.
 
 #include "run_body.cu"
 
@@ -34,18 +34,18 @@
 #define BLOCKS_PER_SM 5  // 48 registers a thread, as many as the code needs
 #endif
 #ifndef WORDS_IN_FLIGHT
-#define WORDS_IN_FLIGHT 4  // words, or short units, that a thread loads before it stores the first
+#define WORDS_IN_FLIGHT 4  // words, or short units, that a thread loads before it stores the first one
 #endif
 
 enum Form { LISTED, REGULAR, SHORT, LONG };
 
 struct __align__(16) Segment {
-    i64 array, packed;       // displacements that the list's are relative to
+    i64 array, packed;       // displacements to which the list's displacements are relative
     i64 extent, item_bytes;  // from item to item, on the array's side and on the packed side
     i64 granule;             // bytes that an index counts
     u64 list;                // address, or number of the first word in the parameter
     u32 first_tile, tile;
-    u32 units, items;  // units an item
+    u32 units, items;  // units of one item; items
     u32 units_magic, units_shift;  // block / units == mulhi(block, magic) >> shift, if units > 1
     u32 block_bytes;
     u32 block_magic, block_shift;  // byte / block_bytes == byte * magic >> shift
@@ -95,7 +95,7 @@ struct __align__(16) Table {
 typedef Table<LISTED_SEGMENTS, 4, false> ListedTable;
 typedef Table<INLINE_SEGMENTS, INLINE_WORDS, true> InlineTable;
 
-// Number of a unit among all items, as item and unit.
+// Item of a unit, from the number of the unit among all items.
 __device__ __forceinline__ u32 item_of(const Segment& s, u32 unit)
 {
     if (s.items == 1)
@@ -103,7 +103,7 @@ __device__ __forceinline__ u32 item_of(const Segment& s, u32 unit)
     return s.units == 1 ? unit : __umulhi(unit, s.units_magic) >> s.units_shift;
 }
 
-// LISTED and REGULAR: the words of tile `tile` of the segment.
+// Moves the words of a tile of a LISTED or REGULAR segment.
 template <bool UNPACK, class Word, class Lists>
 __device__ __forceinline__ void move_blocks(
     const Lists& lists, const Segment& s, u64 array, u64 packed, u32 tile)
@@ -142,7 +142,7 @@ __device__ __forceinline__ void move_blocks(
     }
 }
 
-// A unit's two addresses.
+// A unit's addresses on both sides, and its bytes.
 struct Run {
     u64 source, target;
     u32 length;
@@ -163,7 +163,7 @@ __device__ __forceinline__ Run run_of(
     return run;
 }
 
-// SHORT, where words of at least 4 bytes fit everything: several units in flight.
+// Moves SHORT units, if words of at least 4 bytes divide all lengths and displacements: several units in flight.
 template <bool UNPACK, class Word, class Lists>
 __device__ __forceinline__ void move_short(
     const Lists& lists, const Segment& s, u64 array, u64 packed, u32 first, u32 last)
@@ -179,7 +179,7 @@ __device__ __forceinline__ void move_short(
             if (start + i * groups < last)
                 run[i] = run_of<UNPACK>(lists, s, array, packed, start + i * groups);
         }
-        // Once, unless the addresses force narrower words than the list would allow.
+        // One iteration, unless the addresses force narrower words than the list would allow.
         for (u32 at = lane * u32(sizeof(Word)); at < s.block_bytes; at += step) {
             Word taken[WORDS_IN_FLIGHT] = {};
 #pragma unroll
@@ -194,7 +194,7 @@ __device__ __forceinline__ void move_short(
     }
 }
 
-// LONG, and SHORT of odd alignment: each unit finds its own words.
+// Moves LONG units, and SHORT units with an alignment of less than 4 bytes: copy_run chooses the words of each unit.
 template <bool UNPACK, class Lists>
 __device__ __forceinline__ void move_runs(
     const Lists& lists, const Segment& s, u64 array, u64 packed, u32 first, u32 last)

@@ -68,22 +68,22 @@ class HostPath(Path):
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Choose by node and block length."""
         if "gpu" in (ends.sender.memory, ends.receiver.memory):
-            return ends.on_host or "it is for NumPy arrays, and these are on a GPU"
+            return ends.host_reason or "it is for NumPy arrays, and these are on a GPU"
         if not ends.are_near:
             return [self.candidate("mpi", "other node")]
         located_parts: tuple[SharedParts | None, SharedParts | None] = ends.described(self)
         source, target = located_parts
         run, operation = ends.block_bytes, ends.selection.operation
-        is_near = False
+        is_in_place = False
         if operation == "copy" and source is not None and target is not None:
             # In a transpose the receiver's order of axes may cut runs that are long in the sender's memory.
             run = max(run, run_bytes(source))
-            is_near = run >= DIRECT_BYTES and are_readable(source, target)
+            is_in_place = run >= DIRECT_BYTES and are_readable(source, target)
         if operation == "add":
             why = "same node, packed: accumulate needs a copy"
         elif run < DIRECT_BYTES:
             why = f"same node, packed: blocks of {run} B on average < {DIRECT_BYTES} B"
-        elif not is_near:
+        elif not is_in_place:
             why = "same node, packed: array sent not in a grid's shared memory"
         else:
             why = f"same node, read in place: blocks of {run} B on average"
@@ -92,10 +92,10 @@ class HostPath(Path):
 
     def channels(self, build: Build, agreed: object) -> Sequence[ChannelMessages]:
         """Make a channel for each protocol."""
-        made = []
+        channels = []
         job = build.job(self, "direct")
         if job.messages:
             located_parts = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
             channel = DirectChannel(job, build.context.arena, build.links[self.name], located_parts)
-            made.append(ChannelMessages("host/direct", channel, job.messages))
-        return [*made, *packed_channels(build, self)]
+            channels.append(ChannelMessages("host/direct", channel, job.messages))
+        return [*channels, *packed_channels(build, self)]

@@ -1,8 +1,8 @@
-"""The ``direct`` protocol of the ``host`` path: copies halos straight from the neighbour's array in shared memory.
+"""The ``direct`` protocol of the ``host`` path: the receiver copies cells from the sender's array in shared memory.
 
-For arrays that a grid allocated, on one node, with runs so long that reading another core's cache lines in place is
-faster than packing. The receiver's array may be any array, with its axes in any order. `halox.paths.in_place` describes
-the order of steps.
+It serves arrays that a grid allocated, between ranks of a node, if runs are so long that reading another core's cache
+lines in place is faster than packing. The receiver's array may be any array, with its axes in any order.
+`halox.paths.in_place` describes the order of steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def are_readable(source: SharedParts, target: SharedParts) -> bool:
 
 
 def run_bytes(parts: SharedParts) -> int:
-    """Return the mean bytes of the contiguous runs of a message's parts, in the order of their addresses."""
+    """Return the mean bytes of a message's contiguous runs, for a copy in the order of the addresses."""
     nbytes = sum([layout.nbytes for layout in parts.layouts])
     return nbytes // sum([layout.nbytes // _run_bytes(layout) for layout in parts.layouts])
 
@@ -64,9 +64,9 @@ def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, Stri
         word = WORDS[common_word(*((array.pointer, layout) for array, layout in (target, source)))]
         views = element_view(layouts[0], word), element_view(layouts[1], word)
     else:
-        found = common_views(*layouts)
-        assert found is not None, "layouts without a common loop nest were sent the direct way"
-        views = found
+        common = common_views(*layouts)
+        assert common is not None, "layouts without a common loop nest were sent the direct way"
+        views = common
     to, out_of = (
         np.ndarray(shape, dtype, array.memory, array.origin + offset, strides)
         for (shape, dtype, offset, strides), (array, _) in zip(views, (target, source), strict=True)

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 PartView = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
-"""A part in the memory of its array: the array's number, and shape, dtype, offset in the memory and strides of a view.
+"""A view of a part in the memory of its array: the array's number, shape, dtype, offset in this memory, and strides.
 
 A plain tuple, since tuples are made fastest.
 """
 
 Calls = list[Callable[[], object]]
+"""Calls that pack or unpack, to make in sequence."""
 
 _NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
 # NumPy copies longer blocks at memory speed in spite of the function calls.
@@ -63,13 +64,13 @@ class OddBlocks:
         self._places = places
         self._mpi = mpi = usable_mpi()
         self._types = [None if mpi is None else _mpi_type(mpi, place) for place in places]
-        for made in self._types:
-            if mpi is not None and made is not None:
-                weakref.finalize(self, _free, mpi, made).atexit = False
+        for datatype in self._types:
+            if mpi is not None and datatype is not None:
+                weakref.finalize(self, _free, mpi, datatype).atexit = False
 
     def __bool__(self) -> bool:
         """Whether MPI copies any of the parts."""
-        return any(made is not None for made in self._types)
+        return any(datatype is not None for datatype in self._types)
 
     def calls(
         self,
@@ -80,11 +81,12 @@ class OddBlocks:
         unpack: bool,
     ) -> Calls:
         """Return the calls that pack ``views`` of some memories to ``packed``, or unpack, part by part."""
-        found: Calls = []
-        for place, made, view, buffer in zip(self._places, self._types, views, packed, strict=True):
+        calls: Calls = []
+        parts = zip(self._places, self._types, views, packed, strict=True)
+        for place, datatype, view, buffer in parts:
             word = _word(place)
-            if made is None or view.ctypes.data % word:
-                found.append(partial(copy_all, [(view, buffer) if unpack else (buffer, view)]))
+            if datatype is None or view.ctypes.data % word:
+                calls.append(partial(copy_all, [(view, buffer) if unpack else (buffer, view)]))
                 continue
             mpi = self._mpi
             assert mpi is not None
@@ -92,14 +94,14 @@ class OddBlocks:
             memory = np.ndarray((_span(place),), np.uint8, memories[number], offset)
             inside, outside = mpi.buffer(memory), mpi.buffer(buffer.reshape(-1).view(np.uint8))
             if unpack:
-                found.append(partial(made.Unpack, outside, 0, inside, mpi.COMM_SELF))
+                calls.append(partial(datatype.Unpack, outside, 0, inside, mpi.COMM_SELF))
             else:
-                found.append(partial(made.Pack, inside, outside, 0, mpi.COMM_SELF))
-        return found
+                calls.append(partial(datatype.Pack, inside, outside, 0, mpi.COMM_SELF))
+        return calls
 
 
 def _is_odd(place: PartView) -> bool:
-    """Whether NumPy calls a function for each of many short blocks, in ascending order and without tiles."""
+    """Whether a part has many short blocks of an odd size, in ascending order, that are not copied in tiles."""
     _, shape, dtype, _, strides = place
     size, blocks = dtype.itemsize, int(np.prod(shape))
     if size in _NUMPY_ELEMENTS or size >= _WIDE_BLOCK or blocks < _FEW_BLOCKS:
@@ -131,16 +133,17 @@ def _mpi_type(mpi: ModuleType, place: PartView) -> MPI.Datatype | None:
     _, shape, dtype, _, strides = place
     word = _word(place)
     words = {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[word]
-    made = words.Create_contiguous(dtype.itemsize // word)
+    datatype = words.Create_contiguous(dtype.itemsize // word)
     for count, stride in zip(reversed(shape), reversed(strides), strict=True):
-        made = _replaced(made, made.Create_hvector(count, 1, stride))
+        datatype = _freeing(datatype, datatype.Create_hvector(count, 1, stride))
     # With the extent of the whole memory, mpi4py passes a count of one item.
-    return _replaced(made, made.Create_resized(0, _span(place))).Commit()
+    return _freeing(datatype, datatype.Create_resized(0, _span(place))).Commit()
 
 
-def _replaced(old: MPI.Datatype, made: MPI.Datatype) -> MPI.Datatype:
+def _freeing(old: MPI.Datatype, new: MPI.Datatype) -> MPI.Datatype:
+    """Free a datatype, and return another one that was derived from it."""
     old.Free()
-    return made
+    return new
 
 
 def _free(mpi: ModuleType, handle: MPI.Datatype) -> None:

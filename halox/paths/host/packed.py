@@ -1,4 +1,7 @@
-"""Packed protocols of NumPy arrays: pack into transport buffers, unpack from transport buffers."""
+"""Packed protocols of NumPy arrays: `HostChannel` packs into transport buffers, and unpacks from them.
+
+`packed_channels` makes the channels of the ``host`` path, and also of the ``staged`` path, for arrays on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def places_of(
 
     They are the same in all arrays of these layouts. None unless the blocks of all parts are regular.
     """
-    found = []
+    places = []
     for part in parts:
         strided = part.datatype.items(part.count).strided
         if strided is None:
@@ -47,8 +50,8 @@ def places_of(
             view = element_view(strided, uniform)
         else:
             view = block_view(strided)
-        found.append(_in_memory(part, view, arrays))
-    return found
+        places.append(_in_memory(part, view, arrays))
+    return places
 
 
 def paired_places(
@@ -82,30 +85,33 @@ def add_all(moves: Sequence[Move]) -> None:
         np.add(target, source, target)
 
 
-_Calls = list[Callable[[], object]]
-_Take = Callable[..., None]
-
-
 _Rows = list[list[Move]] | list[Calls]
+"""For each slot, moves or calls between some arrays and its buffers."""
 
 
 class _Views(NamedTuple):
-    """Moves between some arrays and the buffers of each slot."""
+    """Work of an exchange of some arrays."""
 
     pack: _Rows
-    clear: list[Move]
+    clear: list[Move]  # of an accumulation: set the cells that have been sent to zero
     unpack: _Rows
 
 
 class HostChannel(Channel):
-    """Moves NumPy arrays through transport buffers."""
+    """Moves NumPy arrays through transport buffers.
+
+    If all parts are regular, views of the arrays and buffers do the work, and the channel can move to other arrays.
+    Otherwise prepared calls do it.
+    """
 
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:
         self._buffers, self._epoch = buffers, 0
         adds = job.operation == "add"
-        self._pack: _Take = copy_all
-        self._take: _Take = add_all if adds else copy_all
-        self._calls: list[tuple[_Calls, _Calls]] = []
+        # Functions that do the work of a slot in `_Views`.
+        self._pack: Callable[..., None] = copy_all
+        self._unpack: Callable[..., None] = add_all if adds else copy_all
+        # For irregular parts: for each slot, the calls that pack, and the calls that unpack.
+        self._calls: list[tuple[Calls, Calls]] = []
         self._odd: tuple[OddBlocks, OddBlocks] | None = None  # of sends and receives
         arrays = cast(Sequence[HostArray], job.arrays)
         sent = places_of([part for m in job.sends for part in m.parts], arrays)
@@ -123,7 +129,7 @@ class HostChannel(Channel):
         if not adds:
             odd = OddBlocks(sent), OddBlocks(received)
             if any(odd):
-                self._odd, self._pack, self._take = odd, call_all, call_all
+                self._odd, self._pack, self._unpack = odd, call_all, call_all
         self._is_large = any(
             [
                 view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES
@@ -146,7 +152,7 @@ class HostChannel(Channel):
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
         if self._is_large:
             packs = [_ordered(moves, 1, backwards=False) for moves in packs]
-            if self._take is copy_all:
+            if self._unpack is copy_all:
                 unpacks = [_ordered(moves, 0, backwards=True) for moves in unpacks]
         clear = [*zip(sent, self._zeros, strict=True)] if self._zeros else []
         return _Views(packs, clear, unpacks)
@@ -177,7 +183,7 @@ class HostChannel(Channel):
             for call in self._calls[epoch % self._buffers.slots][1]:
                 call()
         else:
-            self._take(self._views.unpack[epoch % self._buffers.slots])
+            self._unpack(self._views.unpack[epoch % self._buffers.slots])
         self._buffers.release(epoch)
 
     def close(self) -> None:
@@ -195,7 +201,7 @@ def packed_channels(build: Build, path: Path, cut: Cutter = whole) -> list[Chann
 
     The peers' arrays may be in a different kind of memory from this rank's arrays.
     """
-    made = []
+    channels = []
     for protocol in ("shared", "mpi"):
         job = build.job(path, protocol)
         if not job.messages:
@@ -221,8 +227,8 @@ def packed_channels(build: Build, path: Path, cut: Cutter = whole) -> list[Chann
             from halox.paths.staged.channel import staged_channel
 
             channel = staged_channel(build.world, job, buffers, build.device)
-        made.append(ChannelMessages(f"{path.name}/{protocol}", channel, job.messages))
-    return made
+        channels.append(ChannelMessages(f"{path.name}/{protocol}", channel, job.messages))
+    return channels
 
 
 def _packed(
@@ -240,7 +246,7 @@ def _packed(
     ]
 
 
-def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls]]:
+def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[Calls, Calls]]:
     """Return for each slot the calls that pack messages, and the calls that unpack them."""
     unpack = "adding" if job.operation == "add" else "unpacking"
     packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
@@ -251,7 +257,7 @@ def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls
 
 def _by_slot(
     job: Job, messages: tuple[Message, ...], rows: list[list[Bytes]], method: str
-) -> list[_Calls]:
+) -> list[Calls]:
     """Return for each slot, with its row of buffers, the calls that a method of the parts' packers prepares."""
     packers = [[packer_of(job, part) for part in message.parts] for message in messages]
     return [
@@ -264,7 +270,7 @@ def _by_slot(
     ]
 
 
-def clearing(job: Job) -> _Calls:
+def clearing(job: Job) -> Calls:
     """Return calls that set the job's ``cleared`` parts to zero."""
     return [packer_of(job, part).unpacking(np.zeros(part.nbytes, np.uint8)) for part in job.cleared]
 
@@ -286,8 +292,8 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
 
     The blocks at both ends of a row share cache lines with the next row: the low halo is beside the cells that are sent
     up, and the high halo beside the cells that are sent down. When the copies are interleaved, a block's cache lines
-    are still in the cache when they are used again. Backwards, the same holds for the last blocks of the preceding
-    copies.
+    are still in the cache when they are used again. Unpacking goes ``backwards``: it begins with the last blocks of the
+    preceding copies, which are also still in the cache.
     """
     large = [copy for copy in copies if _lines_bytes(copy[side]) > _LARGE_BYTES]
     if len({len(copy[side]) for copy in large}) != 1:

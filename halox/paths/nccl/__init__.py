@@ -1,4 +1,7 @@
-"""The ``nccl`` path: pack on the device, send by NCCL, unpack on the device, all on one stream."""
+"""The ``nccl`` path: pack on the device, send by NCCL, unpack on the device, all on one stream.
+
+`halox.paths.nccl.channel` describes an exchange. `halox.runtime.nccl_ranks` connects the ranks, and watches them.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ _Runs: TypeAlias = tuple[bool, ...]
 
 
 class Agreed(NamedTuple):
-    """Result of `NcclPath.negotiate`: the plan's name, and this rank's messages to itself in the packing launch."""
+    """Result of `NcclPath.negotiate`."""
 
     ranks: NcclRanks
-    name: int
-    copies: Job
+    name: int  # of the plan, the same on all ranks
+    copies: Job  # this rank's messages to itself, which the packing launch copies
 
 
 class NcclPath(Path):
@@ -67,7 +70,7 @@ class NcclPath(Path):
             self.candidate("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")
         ]
         runs: tuple[_Runs, _Runs] = ends.described(self)
-        many, parts = [len(one) for one in runs], len(runs[0])
+        many, parts = [len(part_runs) for part_runs in runs], len(runs[0])
         is_long = ends.sender.nbytes >= parts * PART_BYTES
         if many[0] == many[1] and is_long and all(map(any, zip(*runs, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"

@@ -25,7 +25,6 @@ from functools import partial
 
 import numpy as np
 
-from halox.paths.aside import StreamChannel
 from halox.paths.base import Job, Key
 from halox.paths.launches import (
     Call,
@@ -41,6 +40,7 @@ from halox.paths.launches import (
 )
 from halox.paths.messages import Message
 from halox.paths.nccl import Agreed, run_of
+from halox.paths.stream_channel import StreamChannel
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
@@ -71,11 +71,12 @@ class NcclChannel(StreamChannel, MovableChannel):
         ranks, name = agreed.ranks, agreed.name
         self._ranks, self._arena = ranks, arena
         self._adds = job.operation == "add"
-        table = rounded_up(8 * len(job.receives), _ALIGNMENT)
-        self._block = arena.allocate(table + sum(map(_buffer_bytes, job.messages)))
-        names = int(arena.pointer(self._block.place))
-        self._next = names + table
-        # Array and offset of each run that is sent from an array or received there; for buffers None and the address.
+        # The block: a table with the addresses of the received names, then the buffers.
+        table_bytes = rounded_up(8 * len(job.receives), _ALIGNMENT)
+        self._block = arena.allocate(table_bytes + sum(map(_buffer_bytes, job.messages)))
+        table = int(arena.pointer(self._block.place))
+        self._next = table + table_bytes  # address of the next message's buffer
+        # Sends and receives. For a run in an array: the array's number, and an offset in place of the pointer.
         self._ops: list[tuple[int | None, NcclOp]] = []
         starts: list[int] = []
         packed = [item for m in job.sends for item in self._items(m, protocols[m.key], starts)]
@@ -83,11 +84,11 @@ class NcclChannel(StreamChannel, MovableChannel):
         sent, received = starts[: len(job.sends)], starts[len(job.sends) :]
         written = dict.fromkeys(sent, np.array([name], "u4"))
         if received:  # otherwise there is no table, and its place belongs to the first message
-            written[names] = np.array(received, "u8")
+            written[table] = np.array(received, "u8")
         write(self._device, written)
         sources = [m.peer for m in job.receives]
         self._watch = watch = Watch(
-            ranks, "an exchange", job.peers, name, names, sources, world.limit_s
+            ranks, "an exchange", job.peers, name, table, sources, world.limit_s
         )
         begin, end = watch.begin, watch.end
         self._before: list[MovableLaunches] = []
@@ -159,15 +160,15 @@ class NcclChannel(StreamChannel, MovableChannel):
     def _collect(self) -> None:
         """List the launches of a call before and after the group."""
         before, after = (
-            [call for launches in ahead for call in launches.stages[0]]
-            for ahead in (self._before, self._after)
+            [call for launches in around for call in launches.stages[0]]
+            for around in (self._before, self._after)
         )
         self._calls = [*self._begin, *before], [*self._end, *after]
         # For each stream that was used in two successive calls, the prepared steps of a call.
         self._steps: dict[int, Sequence[Callable[[], object]]] = {}
         self._last = 0
 
-    def _enter(self, stream: Stream, is_aside: bool) -> None:
+    def _enter(self, stream: Stream, is_concurrent: bool) -> None:
         self._watch.check()
         pointer = stream.ptr
         if self._order.last is not stream:

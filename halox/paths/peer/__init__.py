@@ -1,4 +1,7 @@
-"""The ``peer`` path: one kernel per exchange, through mapped memory of other GPUs."""
+"""The ``peer`` path: one kernel per exchange, through mapped memory of other GPUs.
+
+`halox.paths.peer.channel` describes an exchange, `halox.paths.peer.negotiation` how a plan is made.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +58,13 @@ class PeerPath(Path):
             offers.append(
                 self.candidate("ll", "a GPU each, peer access: data and epoch in one store")
             )
-        if ends.selection.operation == "copy" and _is_straight(*infos):
+        if ends.selection.operation == "copy" and _can_store(*infos):
             why = "a GPU each, peer access: straight into the receiver's array"
             offers.append(self.candidate("direct", why))
         return offers
 
     def carries_copies(self, job: Job, copies: Job) -> bool:
-        """Return whether the kernel can copy the messages: no sums, and strided at both ends."""
+        """Return whether the kernel can copy the messages: no accumulation, and strided at both ends."""
         return copies.operation == "copy" and all(m.is_strided for m in copies.messages)
 
     def negotiate(self, build: Build) -> PeerChannel | None:
@@ -78,12 +81,12 @@ class PeerPath(Path):
                 return None
             return Negotiation(world, arena, job, copies, build.protocols(job), infos)
 
-        def made(agreed: Negotiation, replies: Mapping[int, Cts]) -> PeerChannel:
+        def finished(agreed: Negotiation, replies: Mapping[int, Cts]) -> PeerChannel:
             agreed.open(replies)
             return PeerChannel(agreed)
 
-        # GPUs have finished the exchanges of earlier plans, so that the memory of these plans can be used again.
-        rounds = (Negotiation.request, Negotiation.reply, made)
+        # All GPUs are idle, so that no exchange of an earlier plan still uses the memory that is allocated now.
+        rounds = (Negotiation.request, Negotiation.reply, finished)
         channel: PeerChannel | None = handshake(
             world, begin, rounds, "the making of a plan", peers=lambda agreed: agreed.peers
         )
@@ -95,7 +98,7 @@ class PeerPath(Path):
         return [ChannelMessages(self.name, agreed, messages)]
 
 
-def _is_straight(sender: PeerInfo, receiver: PeerInfo) -> bool:
+def _can_store(sender: PeerInfo, receiver: PeerInfo) -> bool:
     """Whether the sender may store into the receiver's array itself."""
     if receiver.places is None or sender.layouts is None or receiver.layouts is None:
         return False

@@ -1,4 +1,4 @@
-"""The ``peer`` path: one kernel per exchange, among GPUs that map one another's memory.
+"""Channel of the ``peer`` path: one kernel per exchange, among GPUs that map one another's memory.
 
 The kernel packs into the peers' memory, signals there, waits for the messages of the peers, and unpacks them.
 (``paths/peer/kernels/peer.cu`` states its protocol, and why no order of its blocks can deadlock.) The host only
@@ -21,22 +21,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halox.paths.aside import StreamChannel
 from halox.paths.launches import WORD, check_no_capture, clearing_of
 from halox.paths.launches import View as LaunchView
 from halox.paths.peer.negotiation import LaunchSet, Negotiation
+from halox.paths.stream_channel import StreamChannel
 from halox.runtime.gpu.streams import Stream
 
 View = tuple[LaunchSet, Sequence[int], Sequence[LaunchView]]
-"""Launches, the shifts of the arrays in the kernel's table, and the views of the launches around the kernel."""
+"""Launches, the shifts of the arrays in the kernel's table, and the views of the launches before and after it."""
 
 
 class PeerChannel(StreamChannel):
     """All messages that one launch moves, from a completed negotiation.
 
     For other arrays, the launch's parameters hold the distances of these arrays from the arrays of its table. The
-    distances must be multiples of the longest word, since the words of the segments depend on the remainders. All other
-    arrays are moved through buffers.
+    distances must be multiples of the longest word, since the words of the segments depend on the remainders. Arrays at
+    other distances are moved through buffers.
     """
 
     def __init__(self, agreed: Negotiation) -> None:
@@ -44,9 +44,9 @@ class PeerChannel(StreamChannel):
         self._agreed = agreed
         self._home = [array.pointer for array in agreed.job.arrays]
         self.is_movable = agreed.is_movable
-        self._straight = self._now = agreed.prepared()
+        self._unbuffered = self._current = agreed.prepared()
         self._clear = clearing_of(agreed.job, agreed.device)
-        self._straight.after.extend(self._clear)
+        self._unbuffered.after.extend(self._clear)
         self._buffered: LaunchSet | None = None
         assert agreed.failure is not None
         self._failure, self._failed = agreed.failure, agreed.failure.words
@@ -54,35 +54,41 @@ class PeerChannel(StreamChannel):
     def views(self, memories: Sequence[int]) -> View:
         """Return launches and shifts for arrays at other addresses."""
         shifts = [(new - old) % (1 << 64) for new, old in zip(memories, self._home, strict=True)]
-        launches = self._straight
+        launches = self._unbuffered
         if any(shift % WORD for shift in shifts):
             if self._buffered is None:
                 check_no_capture()
                 self._buffered = self._agreed.through_buffers()
                 self._buffered.after.extend(self._clear)
             launches = self._buffered
-        return launches, shifts, [one.view(memories) for one in (*launches.before, *launches.after)]
+        return (
+            launches,
+            shifts,
+            [movable.view(memories) for movable in (*launches.before, *launches.after)],
+        )
 
     def bind(self, views: View) -> None:
         """Use the launches for the arrays of these views."""
-        self._now, shifts, around = views
-        if self._now is self._straight:
-            self._now.shift(shifts)
-        for launches, view in zip((*self._now.before, *self._now.after), around, strict=True):
+        self._current, shifts, around = views
+        if self._current is self._unbuffered:
+            self._current.shift(shifts)
+        for launches, view in zip(
+            (*self._current.before, *self._current.after), around, strict=True
+        ):
             launches.bind(view)
 
-    def _enter(self, stream: Stream, is_aside: bool) -> None:
+    def _enter(self, stream: Stream, is_concurrent: bool) -> None:
         if self._failed[0]:
             self._failure.was_raised = True
             raise self._agreed.error()
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
-        now = self._now
-        for part in now.before:
+        current = self._current
+        for part in current.before:
             part.launch(pointer)
-        (now.aside if is_aside else now.run).launch(pointer)
-        for part in now.after:
+        (current.concurrent if is_concurrent else current.alone).launch(pointer)
+        for part in current.after:
             part.launch(pointer)
 
     def close(self) -> None:

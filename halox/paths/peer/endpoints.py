@@ -36,7 +36,7 @@ Tag = tuple[int, int]
 
 @dataclass
 class PeerEndpoint:
-    """One message on this rank: its runs, relative to a packed message at address 0 or to the peer's array."""
+    """A message at this rank: its runs, relative to a packed message at address 0 or to the peer's array."""
 
     message: Message
     protocol: str
@@ -69,7 +69,7 @@ class PeerEndpoint:
         )
 
     def through_buffer(self, buffer: int) -> PeerEndpoint:
-        """Return the endpoint with a buffer of packed bytes in place of the array: with the same words and chunks."""
+        """Return an endpoint with the same words and chunks, and a buffer of packed bytes in place of the array."""
         side = int(self.message.direction == "send")
         return replace(
             self,
@@ -90,7 +90,7 @@ class PeerEndpoint:
 
 @dataclass(frozen=True)
 class Rts:
-    """Ready to send: the signature and chunks of a message, which the sender gives to the receiver."""
+    """Ready to send: the sender's record of a message for the receiver."""
 
     signature: RunSignatures
     chunks: int

@@ -1,4 +1,9 @@
-"""Negotiation of a peer channel: memory, ready-to-send and clear-to-send records, segments and the launch."""
+"""Negotiation of a peer channel: how ranks agree on the memory, segments and launches of the ``peer`` path.
+
+The sender of each message sends a record "ready to send" (`Rts`) with the runs of the message. The receiver allocates
+staging memory and flags for them, and replies "clear to send" (`Cts`) with their addresses. Each rank then makes the
+table of segments for its kernel.
+"""
 
 from __future__ import annotations
 
@@ -77,34 +82,34 @@ class Cts:
     flags: dict[int, DevicePlace] = field(default_factory=dict)
 
 
-_Item = str | tuple[object, ...]
+_RegionName = str | tuple[object, ...]
 """Name of a region in this rank's block."""
 
 
 @dataclass
 class _Memory:
-    """The regions of this rank's block, by their offsets."""
+    """Layout of this rank's block: its size, and the offset of each region."""
 
     size: int = 0
-    at: dict[_Item, int] = field(default_factory=dict)
+    at: dict[_RegionName, int] = field(default_factory=dict)
 
-    def reserve(self, key: _Item, nbytes: int) -> None:
+    def reserve(self, key: _RegionName, nbytes: int) -> None:
         self.at[key] = self.size
         self.size += rounded_up(max(nbytes, 1), _ALIGNMENT)
 
 
 @dataclass
 class LaunchSet:
-    """All launches of an exchange: the kernel, alone and beside other work, and other launches before and after it."""
+    """All launches of an exchange: the kernel, and the launches around it."""
 
-    run: PreparedLaunch
-    aside: PreparedLaunch
+    alone: PreparedLaunch  # the kernel for an exchange without other work at the same time
+    concurrent: PreparedLaunch  # the kernel for an exchange beside other work: fewer blocks
     before: list[MovableLaunches]
     after: list[MovableLaunches]
 
     def shift(self, shifts: Sequence[int]) -> None:
         """Shift the arrays of the kernel's table, modulo 2**64, by multiples of the longest word, from now on."""
-        for launch in (self.run, self.aside):
+        for launch in (self.alone, self.concurrent):
             known = (ctypes.c_uint64 * MOST_SHIFTS).from_buffer(launch.args[1], _SHIFTS_AT)
             for number, shift in enumerate(shifts, 1):
                 known[number] = shift
@@ -129,8 +134,8 @@ class Negotiation:
         self.peers = job.peers
         self._target_ranks = {m.peer for m in job.sends}
         self._source_ranks = {m.peer for m in job.receives}
-        self._block: DeviceBlock | None = None
-        self._own: list[DeviceBlock] = []
+        self._block: DeviceBlock | None = None  # memory that the peers map
+        self._own: list[DeviceBlock] = []  # memory that only this rank uses
         self.failure: FailureWord | None = None
         self._memory = _Memory()
 
@@ -164,14 +169,14 @@ class Negotiation:
         return records
 
     def reply(self, requests: Mapping[int, Mapping[int, Rts]]) -> dict[int, Cts]:
-        """Allocate this rank's memory, and return the target addresses for each peer."""
+        """Allocate this rank's memory, and return for each peer the addresses to which it may store."""
         memory = self._memory
-        self._incoming = {end.tag: requests[end.tag[0]][end.tag[1]] for end in self._receives}
+        self._rts = {end.tag: requests[end.tag[0]][end.tag[1]] for end in self._receives}
         memory.reserve("state", 16)
         for peer in self.peers:
             memory.reserve(("begun", peer), _LINE)
         for end in self._receives:
-            rts = self._incoming[end.tag]
+            rts = self._rts[end.tag]
             end.widen(rts.signature)
             memory.reserve(("flags", *end.tag), 4 * rts.chunks)
             memory.reserve(("staging", *end.tag), 2 * end.staging_bytes)
@@ -279,7 +284,7 @@ class Negotiation:
     def _receive_segments(self, receives: Sequence[PeerEndpoint]) -> list[Segment]:
         segments: list[Segment] = []
         for number, end in enumerate(receives, len(self._sends)):
-            rts, flags = self._incoming[end.tag], self._pointer(("flags", *end.tag))
+            rts, flags = self._rts[end.tag], self._pointer(("flags", *end.tag))
             common = Segment(Kind.TAKE_STAGED, _NOTHING, number, flag_count=rts.chunks)
             if end.protocol == "direct":
                 segments.append(common._replace(kind=Kind.TAKE_DIRECT, chunk_words=1, flags=flags))
@@ -341,7 +346,7 @@ class Negotiation:
 
         shape = planned.send_blocks, planned.blocks
         first = launch(*shape)
-        return first, first if planned.aside == shape else launch(*planned.aside)
+        return first, first if planned.concurrent == shape else launch(*planned.concurrent)
 
     @staticmethod
     def _upload(pointer: int, data: npt.NDArray[np.generic]) -> None:
@@ -361,7 +366,7 @@ class Negotiation:
         )
 
     def abandon(self) -> None:
-        """Release the memory; no rank may use it any longer."""
+        """Release the memory, which no other rank uses."""
         for block in (*self._own, self._block):
             if block is not None:
                 self.arena.release(block)
@@ -369,11 +374,11 @@ class Negotiation:
         if self.failure is not None:
             self.failure.close(self.error)
 
-    def _pointer(self, key: _Item) -> int:
+    def _pointer(self, key: _RegionName) -> int:
         assert self._block is not None
         return self._block.pointer + self._memory.at[key]
 
-    def _place(self, key: _Item) -> DevicePlace:
+    def _place(self, key: _RegionName) -> DevicePlace:
         assert self._block is not None
         return self._block.place.at(self._memory.at[key])
 

@@ -75,7 +75,7 @@ One chunk per block while three blocks per multiprocessor suffice. Then two bloc
 of a GPU; four blocks for much data, such as six faces.
 """
 
-WIDE_BLOCKS_ASIDE = 2
+CONCURRENT_WIDE_BLOCKS = 2
 """Limit of these blocks in an exchange beside other work; they leave half of each multiprocessor to that work."""
 
 SMALL_WORDS = 1 << 16
@@ -172,7 +172,7 @@ def tiles_of(row: StridedRow, nbytes: int | None = None) -> int:
 
 
 def chunk_bytes(nbytes: int, most: int) -> int:
-    """Bytes of a chunk of a run of ``nbytes`` bytes: a power of two.
+    """Return the bytes of a chunk, a power of two, for a run of ``nbytes`` bytes.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def chunk_bytes(nbytes: int, most: int) -> int:
 def runs(
     copies: Sequence[Copy], *, packed: int, max_word: int = 16, tiles: bool = False
 ) -> list[MessageRun]:
-    """Rows between arrays and the packed message, which is side 1 of sending copies, side 0 of receiving copies."""
+    """Return the rows between arrays and the packed message, which is side ``packed``: 1 of sends, 0 of receives."""
     message_runs = []
     for copy in copies:
         for row in rows_of(copy, None, MAX_WORDS, max_word, tiles=tiles):
@@ -208,7 +208,7 @@ def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
 
 
 def least_word(message_runs: Sequence[MessageRun]) -> int:
-    """Bytes of the shortest word of some runs; 1 for unaligned runs, 16 if there are no runs."""
+    """Return the bytes of the shortest word of some runs; 1 for unaligned runs, 16 if there are no runs."""
     return min((run.row.word_bytes or 1 for run in message_runs), default=16)
 
 
@@ -266,7 +266,7 @@ class PeerPlan:
     chunks: int
     send_blocks: int
     blocks: int
-    aside: tuple[int, int]  # send_blocks and blocks of a launch beside other work
+    concurrent: tuple[int, int]  # send_blocks and blocks of a launch beside other work
     threads: int
     in_flight: int
     word_bytes: int
@@ -393,14 +393,14 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     sides = sides_of(segment.row for segment in ordered)
     per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)
     send_blocks, blocks = _shape(send_chunks, chunk, per_sm * sms)
-    fewer = min(per_sm, WIDE_BLOCKS_ASIDE) if threads == WIDE_THREADS else per_sm
+    fewer = min(per_sm, CONCURRENT_WIDE_BLOCKS) if threads == WIDE_THREADS else per_sm
     return PeerPlan(
         segments=table,
         send_chunks=send_chunks,
         chunks=chunk,
         send_blocks=send_blocks,
         blocks=blocks,
-        aside=_shape(send_chunks, chunk, fewer * sms),
+        concurrent=_shape(send_chunks, chunk, fewer * sms),
         threads=threads,
         in_flight=in_flight,
         word_bytes=common if common > 2 or sides else 0,

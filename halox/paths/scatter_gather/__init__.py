@@ -57,15 +57,15 @@ class GpuMemory(NamedTuple):
     why_not_registered: str | None
 
 
-def surveyed(context: Context) -> Survey:
+def survey_of(context: Context) -> Survey:
     """Return the result of the communicator's survey."""
-    result: Survey = context.world.ranks.kept[ScatterGatherPath.name]
+    result: Survey = context.world.ranks.resources[ScatterGatherPath.name]
     return result
 
 
 def _why_not_registered(context: Context) -> str | None:
     """Return why this rank's adapter cannot register its GPU's memory; None if it can, "" without adapter; local."""
-    adapters = surveyed(context).adapters
+    adapters = survey_of(context).adapters
     if adapters is None or adapters.own is None or context.device is None:
         return ""
     from halox.paths.scatter_gather.mlx5_gpu import why_not_registered
@@ -96,14 +96,14 @@ class ScatterGatherPath(Path):
     def survey(self, context: Context, *, is_named: bool) -> Survey:
         """Find pairs of ranks between which the kernel can copy, and ranks with an adapter; once per communicator."""
         world = context.world
-        if self.name not in world.ranks.kept:
+        if self.name not in world.ranks.resources:
             adapters = None
             if len(set(world.nodes)) > 1:
                 from halox.runtime import mlx5
 
                 adapters = mlx5.survey(world)
-            world.ranks.kept[self.name] = Survey(survey(world), adapters)
-        return surveyed(context)
+            world.ranks.resources[self.name] = Survey(survey(world), adapters)
+        return survey_of(context)
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
@@ -182,7 +182,7 @@ class ScatterGatherPath(Path):
                 f"{protocol} is for one node, and ranks {a.rank} and {b.rank} are on different ones"
             )
         if protocol == COPY_ENGINE:
-            return ends.on_host
+            return ends.host_reason
         if protocol == PROCESS_VM and "gpu" in (a.memory, b.memory):
             return "process_vm copies NumPy arrays, and one end's is on a GPU"
         return None
@@ -192,10 +192,10 @@ class ScatterGatherPath(Path):
         why = ends.why_not_gpus(lambda topology, a, b: topology.why_no_events(a, b))
         if why is not None:
             return why
-        ours, theirs = ends.described(self)
-        if theirs is not None and theirs.is_mapped:
+        sender, receiver = ends.described(self)
+        if receiver is not None and receiver.is_mapped:
             why = "copied by the driver into the receiver's array, no kernel"
-        elif ours is not None and ours.is_mapped:
+        elif sender is not None and sender.is_mapped:
             why = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"

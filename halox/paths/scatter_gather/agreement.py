@@ -86,7 +86,7 @@ class AgreeingChannel(Channel):
             self._own[m.key] = self._keys.acquire(blocks, chunk, self._memory(blocks))
 
     def _exported(self, messages: Sequence[Message]) -> dict[int, Exports]:
-        """Return for each peer the keys of some messages; the peer must take them."""
+        """Return for each peer the keys of some messages, which the peer must accept (`Keys.accept`)."""
         exports: dict[int, dict[Name, tuple[tuple[int, ...], ExportedKeys]]] = {}
         for m in messages:
             exported = self._keys.export(self._own[m.key], m.peer)
@@ -126,25 +126,25 @@ class AgreeingChannel(Channel):
         return self._world.swap(records, [*records], "the mapping of keys")
 
 
-Made = TypeVar("Made", bound=AgreeingChannel)
+NewChannel = TypeVar("NewChannel", bound=AgreeingChannel)
 
 
-def agreed(world: World, make: Callable[[], Made], job: Job) -> Made | None:
+def make_with_peers(world: World, make: Callable[[], NewChannel], job: Job) -> NewChannel | None:
     """Make the channel of a job together with its peers; collective over the world.
 
     None on a rank without messages, which only takes part in the rounds.
     """
 
-    def opened(mine: Made, theirs: Mapping[int, Any]) -> Made:
+    def opened(mine: NewChannel, theirs: Mapping[int, Any]) -> NewChannel:
         mine.open(theirs)
         return mine
 
     rounds = (lambda mine, _: mine.proposals(), lambda mine, theirs: mine.exports(theirs), opened)
-    made: Made | None = handshake(
+    channel: NewChannel | None = handshake(
         world,
         lambda: make() if job.messages else None,
         rounds,
         "the making of a plan",
         peers=lambda _: job.peers,
     )
-    return made
+    return channel

@@ -75,8 +75,10 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         events: EventPool,
         link: NodeLink,
     ) -> None:
+        # Messages that this rank moves, and messages that its peers move.
         self._moving = [m for m in job.messages if _is_mover(m, directions[m.key])]
         self._moved_by_peer = [m for m in job.messages if not _is_mover(m, directions[m.key])]
+        # Ranks whose arrays this rank accesses, and ranks that access this rank's arrays.
         self._accessed, self._accessing = (
             sorted({m.peer for m in messages}) for messages in (self._moving, self._moved_by_peer)
         )
@@ -88,7 +90,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
         self._side = SIDE_STREAMS.acquire(engine.device)
-        self._is_aside = self._is_captured = False
+        self._is_concurrent = self._is_captured = False
         self._transfers: list[Transfer] = []
         self._wait_ready: list[int] = []
         self._wait_moved: list[int] = []
@@ -155,7 +157,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
     def check(self) -> None:
         """Refuse captures without driver support or of half an exchange, and calls behind a capture."""
         is_captured = self._why_not_captured is None and self._streams.is_captured
-        if self._is_aside and is_captured != self._is_captured:
+        if self._is_concurrent and is_captured != self._is_captured:
             raise StateError(
                 "start() and finish() of an exchange must both be captured in one CUDA graph, or neither; "
                 f"call finish() {'in' if self._is_captured else 'after'} the capture"
@@ -169,7 +171,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         before, current = self._side.before.ptr, self._streams.enter()
         self._record(before, current)
         self._wait(self._side.stream.ptr, before)
-        self._stream, self._is_aside = self._side.stream.ptr, True
+        self._stream, self._is_concurrent = self._side.stream.ptr, True
         if self._is_captured:
             self._flags.signal_ready(current)
         else:
@@ -177,7 +179,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
 
     def run(self) -> None:
         """Permit access to this rank's arrays after the present work of the stream."""
-        if not self._is_aside:
+        if not self._is_concurrent:
             self._stream = self._streams.enter()
         if self._is_captured:
             self._flags.signal_ready(self._stream)
@@ -188,7 +190,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
 
     def finish(self) -> None:
         """Put the copies on their stream, and make the current stream wait for them and for the peers' copies."""
-        if not self._is_aside:
+        if not self._is_concurrent:
             self._stream = self._streams.enter()
         if self._is_captured:
             self._flags.consume_ready(self._stream)
@@ -199,8 +201,8 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             super().finish()
             for event in self._wait_moved:
                 self._wait(self._stream, event)
-        if self._is_aside:
-            self._is_aside = False
+        if self._is_concurrent:
+            self._is_concurrent = False
             after = self._side.after.ptr
             self._record(after, self._stream)
             self._wait(self._streams.enter(), after)

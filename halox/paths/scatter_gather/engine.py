@@ -1,8 +1,8 @@
-"""The engine of a transfer without packing: registers memory, maps windows of blocks to keys, moves windows.
+"""The interface of engines, which move messages without packing.
 
-An engine is hardware, or the Linux kernel, that walks a list of blocks without help. A *key* names a list: the blocks
-of one window of a message. Making a key may be expensive, mapping it to blocks is cheaper, and using it is cheap. After
-Suresh et al. 2022, section IV. The life of a transfer::
+An engine is hardware, or the Linux kernel, that walks a list of blocks without help. A *key* identifies a list for the
+engine: the blocks of one window of a message. Making a key may be expensive, mapping it to blocks is cheaper, and using
+it is cheap. After Suresh et al. 2022, section IV. The life of a transfer::
 
     region = engine.register(address, nbytes)                    once per piece of memory
     key = engine.make_key()                                      in advance, into a pool

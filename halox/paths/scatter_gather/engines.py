@@ -15,9 +15,9 @@ from halox.paths.scatter_gather import (
     PROCESS_VM,
     GpuMemory,
     ScatterGatherPath,
-    surveyed,
+    survey_of,
 )
-from halox.paths.scatter_gather.agreement import AgreeingChannel, agreed
+from halox.paths.scatter_gather.agreement import AgreeingChannel, make_with_peers
 from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction
@@ -41,16 +41,16 @@ def make_channels(build: Build, path: ScatterGatherPath) -> Channels:
         COPY_ENGINE: partial(_copy_engine_channel, build, link, path),
         MLX5_UMR: partial(_mlx5_channel, build),
     }
-    made: Channels = {}
+    channels: Channels = {}
     for name, make in makers.items():
         if (path.name, name) in build.chosen:
             job = build.job(path, name)
-            made[name] = agreed(build.world, partial(make, job), job)
-    return made
+            channels[name] = make_with_peers(build.world, partial(make, job), job)
+    return channels
 
 
 def _process_vm_keys(context: Context) -> Keys:
-    return Keys(ProcessVm(context.world.rank, surveyed(context).attachments.pids))
+    return Keys(ProcessVm(context.world.rank, survey_of(context).attachments.pids))
 
 
 def _process_vm_channel(build: Build, link: NodeLink | None, job: Job) -> NodeChannel:
@@ -85,7 +85,7 @@ def _direction(build: Build, path: ScatterGatherPath, message: Message) -> Direc
 
 
 def _mlx5_keys(context: Context) -> tuple[Keys, Inbox]:
-    adapters = surveyed(context).adapters
+    adapters = survey_of(context).adapters
     assert adapters is not None and adapters.own is not None
     engine = Mlx5Umr(context.world.rank, adapters.own, context.world.waiter)
     return Keys(engine), Inbox(engine)

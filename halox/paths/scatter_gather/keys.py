@@ -92,7 +92,6 @@ class KeyPool:
 class _Registration:
     region: RegisteredRegion
     owner: weakref.ref[object] | None
-    users: int = 0
 
 
 class Registrations:
@@ -183,7 +182,7 @@ class Keys:
 
         They are the keys of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
         """
-        bases = tuple([one.base for one in memory])
+        bases = tuple([array.base for array in memory])
         regions = tuple(map(self._region, memory))
         key = blocks.identity, bases, chunk_bytes
         key_list = self._local.pop(key, None)
@@ -224,18 +223,19 @@ class Keys:
                 f"the {self.engine.name} engine has no keys left: all {self.engine.limits.keys} are in use by plans; "
                 "close plans that are not needed"
             )
-        made = KeyList(key, next(self._generations), windows, keys, regions)
-        self.map_round(made, 0)
-        return made
+        key_list = KeyList(key, next(self._generations), windows, keys, regions)
+        self.map_round(key_list, 0)
+        return key_list
 
     def map_round(self, key_list: KeyList, number: int, at_once: int = 0) -> None:
         """Map the keys to the windows of a round of ``at_once`` windows; no transfer may be using the keys."""
         at_once = at_once or len(key_list.keys)
         if key_list.mapped == (number, at_once):
             return
-        has_mapped = key_list.mapped == (number, len(key_list.keys)) and not number
+        # In round 0 the first keys have the same windows for any `at_once`.
+        is_mapped = number == 0 and key_list.mapped == (0, len(key_list.keys))
         key_list.mapped = number, at_once
-        if has_mapped:  # the first keys already have their windows
+        if is_mapped:
             return
         for key, window in zip(
             key_list.keys[:at_once], key_list.windows[number * at_once :], strict=False
@@ -314,7 +314,7 @@ class Rounds:
         # Any further keys are mapped to windows of a later round, when that round begins.
         self.at_once = min(len(own.keys), theirs.at_once)
         self.count = -(-self.n_windows // self.at_once)
-        self._made: dict[tuple[Direction, int], Transfer] = {}
+        self._transfers: dict[tuple[Direction, int], Transfer] = {}
 
     @property
     def keys(self) -> list[Key]:
@@ -332,9 +332,9 @@ class Rounds:
 
     def transfer(self, direction: Direction, slot: int) -> Transfer:
         """Return the transfer of the window that a key is mapped to."""
-        made = self._made.get((direction, slot))
-        if made is None:
-            made = self._made[direction, slot] = self._keys.engine.transfer(
+        transfer = self._transfers.get((direction, slot))
+        if transfer is None:
+            transfer = self._transfers[direction, slot] = self._keys.engine.transfer(
                 direction, self._own.keys[slot], self._remote[slot], self._peer
             )
-        return made
+        return transfer

@@ -7,7 +7,8 @@ when the number arrives. If there are more windows than keys, this repeats in ro
     B: halo free, keys mapped | free | . . . . . . . . . . . . | keys to round 1 | free | . . . . . | return
     A: cells final | . . . . wait for free | writes, number | . . . . . wait for free | writes, number | return
 
-A waiting rank also does this for its other exchanges between `start` and `finish` (`halox.runtime.waiting`).
+While a rank waits in one exchange, it also makes progress in its other exchanges that have been started
+(`halox.runtime.waiting`).
 """
 
 from __future__ import annotations

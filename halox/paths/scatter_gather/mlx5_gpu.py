@@ -1,8 +1,8 @@
 """The ``mlx5_umr`` channel's arrays on a GPU: their memory for the adapter, and the order with the caller's stream.
 
 The adapter reads and writes the arrays independently of all streams. So this rank posts nothing, and permits no peer to
-write, before the stream has reached the exchange; and the host waits until everything has arrived. This code has never
-run on hardware.
+write, before the stream has reached the exchange. In `finish` the host waits until everything has arrived. This code
+has never run on hardware.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def collect() -> dict[str, object]:
     rows = [_measure(pair, *case) for case in _CASES]
     begin = time.perf_counter()
     pool = KeyPool(pair[0])
-    made_us = (time.perf_counter() - begin) * 1e6 / pool.free
+    make_key_us = (time.perf_counter() - begin) * 1e6 / pool.free
     pool.close()
     dmabuf = _dmabuf(pair)
     for engine in pair:
@@ -63,7 +63,7 @@ def collect() -> dict[str, object]:
         "most_message_bytes": adapter.max_message_bytes,
         "entries_of_a_key": ENTRIES,
         "most_stride_bytes": MOST_STRIDE,
-        "make_key_us": made_us,
+        "make_key_us": make_key_us,
         "gpu_memory_by_dmabuf": dmabuf,
         "rows": rows,
     }
@@ -83,7 +83,7 @@ def _measure(
         region = engine.register(array.ctypes.data, array.nbytes, 1)
         key = engine.make_key()
         (window,) = blocks.windows(count * block, [region], [array.ctypes.data])
-        map_us += [_timed(engine, key, window) for _ in range(3)]
+        map_us += [_map_us(engine, key, window) for _ in range(3)]
         keys.append(key)
         regions.append(region)
     transfer = pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1)
@@ -115,7 +115,7 @@ def _measure(
     }
 
 
-def _timed(engine: Mlx5Umr, key: MappedKey, window: Window) -> float:
+def _map_us(engine: Mlx5Umr, key: MappedKey, window: Window) -> float:
     begin = time.perf_counter()
     engine.map(key, window)
     return (time.perf_counter() - begin) * 1e6

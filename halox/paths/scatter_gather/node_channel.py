@@ -170,8 +170,8 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
 
     def release_keys(self) -> None:
         """Release the keys, and drop the transfers between them."""
-        for _, used in self._cached.values():
-            for one in used:
-                self._keys.release(one)
+        for _, key_lists in self._cached.values():
+            for key_list in key_lists:
+                self._keys.release(key_list)
         self._cached, self._transfers, self._addresses = {}, [], ()
         super().release_keys()

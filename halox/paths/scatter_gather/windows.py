@@ -1,9 +1,9 @@
-"""Windows over the block list of a message: cut at the same bytes on both ends, however their blocks differ.
+"""Windows over the block list of a message, cut at the same bytes at both ends, even if the blocks of the ends differ.
 
-A message is a row of bytes in packed order. A window is ``chunk_bytes`` consecutive bytes of the message, and at each
-end the blocks, or pieces of blocks, that hold these bytes; it does not include the gaps between blocks. Window k of the
-sender and window k of the receiver hold the same bytes, so that one engine can gather from the first and scatter to the
-second.
+A message is a sequence of bytes in packed order. A window is ``chunk_bytes`` consecutive bytes of the message. At each
+end it consists of the blocks, or pieces of blocks, that hold these bytes, without the gaps between blocks. Window k of
+the sender and window k of the receiver hold the same bytes, so that an engine can gather from the first and scatter to
+the second.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ class StagedPath(Path):
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Choose the protocol by node."""
         if "gpu" not in (ends.sender.memory, ends.receiver.memory):
-            return str(ends.on_host)
+            return str(ends.host_reason)
         is_near = ends.are_near
-        if ends.on_host is not None:
+        if ends.host_reason is not None:
             why = "same node, through host memory that the GPU maps" if is_near else "other node"
         elif is_near:
             why = "same node, through host memory that both GPUs map"

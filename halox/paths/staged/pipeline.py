@@ -76,6 +76,7 @@ class Work(StreamedJob):
             fragmented(job, items, *sent, stages_out, device, unpack=False)
             for items in self._outgoing
         ]
+        # Number of the stage at which an accumulation makes all its additions.
         self._adds_in = stages_in - 1 if job.operation == "add" else None
         self._unpacks = [
             fragmented(job, items, *received, stages_in, device, unpack=True)

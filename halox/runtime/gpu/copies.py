@@ -126,9 +126,8 @@ class PreparedBatch:
             return
         order = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
         self._attributes.srcAccessOrder = order
-        self._indices = (
-            ctypes.c_size_t * 2
-        )()  # index of the first copy with the attributes, index of a failed copy
+        # Index of the first copy with the attributes, and index of a failed copy.
+        self._indices = (ctypes.c_size_t * 2)()
         at = ctypes.addressof(self._indices)
         self._arguments = (
             *(a.ctypes.data for a in (*self._addresses, self._sizes)),
@@ -140,7 +139,7 @@ class PreparedBatch:
         """Enqueue the copies between two addresses on a stream; see :meth:`PreparedMemcpy.launch`."""
         if not self.nbytes:
             return
-        if self._batch is None or stream in LEGACY_STREAMS or self._captured(stream):
+        if self._batch is None or stream in LEGACY_STREAMS or self._is_captured(stream):
             columns = (a.tolist() for a in (*self._offsets, self._sizes))
             for to, at, size in zip(*columns, strict=True):
                 driver.call(
@@ -154,7 +153,7 @@ class PreparedBatch:
                 np.add(offsets, base, out=addresses)
             driver.call(self._batch, *self._arguments, stream, device=self._device)
 
-    def _captured(self, stream: int) -> bool:
+    def _is_captured(self, stream: int) -> bool:
         return bool(driver.call(self._is_capturing, stream, device=self._device)[0])
 
 

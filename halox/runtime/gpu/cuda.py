@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
     from halox.runtime.gpu.streams import Stream
 
-_cupy_types: set[type] = set()  # known so far
+_cupy_types: set[type] = set()  # types of CuPy arrays that `is_cupy_array` has seen
 INSTALL_BINDINGS = (
     "install NVIDIA's bindings with `pip install 'cuda-bindings==13.*'` (12.* for CUDA 12)"
 )

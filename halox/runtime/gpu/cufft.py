@@ -98,8 +98,8 @@ class CuFFT:
     stream, and can be captured. `c2r` overwrites its source.
     """
 
-    scales = False
-    turns = True
+    scales = False  # a norm needs a separate kernel
+    turns = True  # intermediate stages should store transformed axes innermost
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], Any] = {}

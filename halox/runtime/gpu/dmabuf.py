@@ -61,6 +61,6 @@ def flush_writes(device: int) -> None:
 def _needs_flush(device: int) -> bool:
     """Whether a GPU gives no ordering guarantee for adapters' writes without a flush."""
     cu = driver.bindings()
-    asked = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
-    (order,) = driver.call(cu.cuDeviceGetAttribute, asked, device, device=device)
+    attribute = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+    (order,) = driver.call(cu.cuDeviceGetAttribute, attribute, device, device=device)
     return int(order) == 0

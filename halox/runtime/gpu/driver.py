@@ -27,7 +27,7 @@ _REMEDIES = {
     "in this process; compute-sanitizer finds which",
     900: "end the stream's capture first",
 }
-_OTHERWISE = "if an earlier CUDA call of this process failed, this is its consequence"
+_OTHER_REMEDY = "if an earlier CUDA call of this process failed, this is its consequence"
 
 
 @cache
@@ -71,7 +71,7 @@ def call(function: Callable[..., Any], *arguments: Any, device: int | None = Non
             f"the NVIDIA driver has no {function.__name__}: it supports CUDA {version}; update the driver"
         ) from error
     except (KeyError, ValueError) as error:  # an error code that the bindings do not know
-        raise DeviceError(f"{function.__name__}: CUDA error {error}; {_OTHERWISE}") from error
+        raise DeviceError(f"{function.__name__}: CUDA error {error}; {_OTHER_REMEDY}") from error
     return results
 
 
@@ -86,4 +86,4 @@ def make_context(device: int | None = None) -> None:
 def failure(function: Callable[..., object], code: int) -> DeviceError:
     """Return the `DeviceError` for an error code of a driver function."""
     name = bindings().CUresult(code).name
-    return DeviceError(f"{function.__name__}: {name}; {_REMEDIES.get(code, _OTHERWISE)}")
+    return DeviceError(f"{function.__name__}: {name}; {_REMEDIES.get(code, _OTHER_REMEDY)}")

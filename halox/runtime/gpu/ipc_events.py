@@ -12,8 +12,9 @@ class EventPool:
     """Interprocess events of one GPU, and events of other ranks that this process has opened.
 
     Other ranks identify an event by its owner and a number. Only `close` destroys events: when this rank closes a plan,
-    a slow rank may still have to wait for one of its events. Later plans reuse the events, since plans are made
-    collectively. Opening a handle requires that the processes share /dev/shm, and in containers the IPC namespace.
+    a slow rank may still have to wait for one of the plan's events. Later plans reuse the events. That is safe because
+    making a plan is collective. Opening a handle requires that the processes share /dev/shm, and in containers the IPC
+    namespace.
     """
 
     def __init__(self, device: int) -> None:

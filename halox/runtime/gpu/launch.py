@@ -27,7 +27,7 @@ Parameter: TypeAlias = (
 )
 """Value of a kernel's parameter."""
 
-_STREAMS = 16  # number of cached streams
+_STREAMS = 16  # number of streams with cached arguments
 _CAPABILITY, _DRIVER = 90, 12030  # minimum for programmatic dependent launch, also in graphs
 
 
@@ -95,24 +95,25 @@ class PreparedLaunch:
         arguments = ctypes.addressof(self._addresses), 0
         if self._is_dependent:
             function = driver.bindings().CUfunction(self._function.ptr)
-            given: tuple[object, ...] = _dependent(self._shape, stream_ptr), function, *arguments
+            config = _dependent_config(self._shape, stream_ptr)
+            call_arguments: tuple[object, ...] = config, function, *arguments
         else:
-            given = self._function.ptr, *self._shape, stream_ptr, *arguments
+            call_arguments = self._function.ptr, *self._shape, stream_ptr, *arguments
         if len(self._on_streams) >= _STREAMS:
             self._on_streams.clear()
-        self._on_streams[stream_ptr] = given
-        return given
+        self._on_streams[stream_ptr] = call_arguments
+        return call_arguments
 
-    def _run(self, given: tuple[object, ...], may_lack_context: bool = True) -> None:
+    def _run(self, call_arguments: tuple[object, ...], may_lack_context: bool = True) -> None:
         """Launch; create the context in a thread without one, as the driver API does not create it implicitly."""
         try:
-            codes: Any = self._entry(*given)
+            codes: Any = self._entry(*call_arguments)
         except RuntimeError as error:  # CuPy raises, the bindings return a code
             codes = (error,)
         if codes and codes[0]:
             if may_lack_context and not int(driver.bindings().cuCtxGetCurrent()[1] or 0):
                 driver.make_context(self._device)
-                self._run(given, may_lack_context=False)
+                self._run(call_arguments, may_lack_context=False)
                 return
             cause = codes[0] if isinstance(codes[0], RuntimeError) else None
             name = cause or codes[0].name
@@ -130,7 +131,7 @@ def _entry(is_dependent: bool) -> Callable[..., tuple[Any] | None]:
     return plain
 
 
-def _dependent(shape: tuple[int, ...], stream_ptr: int) -> object:
+def _dependent_config(shape: tuple[int, ...], stream_ptr: int) -> object:
     """Return the configuration of a programmatic dependent launch."""
     cu = driver.bindings()
     config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
@@ -162,5 +163,5 @@ def check_max_blocks(max_blocks: int | None) -> None:
 
 
 def _three(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    given = (shape,) if isinstance(shape, int) else tuple(shape)
-    return given + (1,) * (3 - len(given))
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    return extents + (1,) * (3 - len(extents))

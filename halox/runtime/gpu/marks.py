@@ -1,4 +1,7 @@
-"""Marks that a kernel writes to host memory to report the begin or end of work on a stream."""
+"""Marks that a kernel writes to host memory to report the start or end of work on a stream.
+
+`halox.runtime.nccl_ranks` polls the marks, and detects a wait that exceeds the time limit.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,6 @@ from typing import Any, NamedTuple
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import PreparedLaunch
-
-WORDS_BYTES = 16
-"""Size of a mark's words in bytes."""
 
 _MOST_THREADS = 256
 

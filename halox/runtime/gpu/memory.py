@@ -43,19 +43,19 @@ def memory_kind(address: int) -> MemoryKind:
     if where == cu.CUmemorytype.CU_MEMORYTYPE_DEVICE:
         return MemoryKind("device", device, address)
     if where == cu.CUmemorytype.CU_MEMORYTYPE_HOST:
-        asked = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
-        code, mapped = cu.cuPointerGetAttribute(asked, address)
+        attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        code, mapped = cu.cuPointerGetAttribute(attribute, address)
         return MemoryKind("pinned", device, None if code else int(mapped))
     return MemoryKind("unregistered", None, None)
 
 
 @cache
 def _attributes(cu: ModuleType) -> list[object]:
-    asked = cu.CUpointer_attribute
+    names = cu.CUpointer_attribute
     return [
-        asked.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-        asked.CU_POINTER_ATTRIBUTE_IS_MANAGED,
-        asked.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        names.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        names.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        names.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     ]
 
 
@@ -190,7 +190,7 @@ def pinned(nbytes: int) -> PinnedBuffer:
     """
     if nbytes < 0:
         raise DeviceError(f"nbytes: got {nbytes}, must not be negative")
-    with _naming(f"cannot page-lock {nbytes} bytes of host memory"):
+    with _as_device_error(f"cannot page-lock {nbytes} bytes of host memory"):
         return PinnedBuffer(_Pages(nbytes), nbytes)
 
 
@@ -207,13 +207,13 @@ def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
             "contiguous one-dimensional uint8 array, such as array.reshape(-1).view('u1')"
         )
     at = array.ctypes.data
-    with _naming(f"cannot register {array.nbytes} bytes of host memory at {at:#x}"):
+    with _as_device_error(f"cannot register {array.nbytes} bytes of host memory at {at:#x}"):
         return RegisteredBuffer(array)
 
 
 @contextmanager
-def _naming(failed: str) -> Iterator[None]:
-    """Raise the runtime's errors as `DeviceError`."""
+def _as_device_error(failed: str) -> Iterator[None]:
+    """Raise errors of the CUDA runtime as `DeviceError`, with the text ``failed`` in front."""
     try:
         yield
     except DeviceError:

@@ -1,7 +1,7 @@
 """NCCL through ctypes, for the few functions that halox calls.
 
 CuPy's binding holds the global interpreter lock while a communicator is created or aborted, so no thread could end a
-wait that exceeds the time limit. It also accepts only its own communicators.
+wait that exceeds the time limit. It also accepts only communicators that it has created.
 
 NVIDIA's binding, nccl4py 0.6, releases the lock, and enqueues a group of two operations in 0.3 us, where ctypes takes
 0.7 us (both measured with a library whose functions are empty). But none of its calls takes a time limit. Non-blocking
@@ -111,28 +111,29 @@ class Nccl:
         start, end = self._start, self._end
         on_streams: dict[int, list[Callable[[], int]]] = {}
 
-        def on(stream: int) -> list[Callable[[], int]]:
+        def calls_on(stream: int) -> list[Callable[[], int]]:
             if len(on_streams) >= _STREAMS:
                 on_streams.clear()
-            calls = on_streams[stream] = [self._move(op, comm, stream) for op in ops]
+            calls = on_streams[stream] = [self._call_of(op, comm, stream) for op in ops]
             return calls
 
         def launch(stream: int) -> None:
-            moves = on_streams.get(stream) or on(stream)
+            calls = on_streams.get(stream) or calls_on(stream)
             code = start()
-            for move in moves:
-                code = move() or code
+            for call in calls:
+                code = call() or code
             code = end() or code
             if code:
                 self._check(code, "a group of sends and receives")
 
         return launch
 
-    def _move(self, op: NcclOp, comm: int, stream: int) -> Callable[[], int]:
+    def _call_of(self, op: NcclOp, comm: int, stream: int) -> Callable[[], int]:
         """Return the function call of a send or receive, with arguments already converted for ctypes."""
-        given = (op.pointer, op.nbytes, _UINT8, op.peer, comm, stream)
+        values = (op.pointer, op.nbytes, _UINT8, op.peer, comm, stream)
         # A null pointer converts to None, which ctypes passes as a null pointer.
-        converted = [kind.from_param(one) for kind, one in zip(self._types, given, strict=True)]
+        pairs = zip(self._types, values, strict=True)
+        converted = [kind.from_param(value) for kind, value in pairs]
         return partial(self._send if op.is_send else self._recv, *converted)
 
 

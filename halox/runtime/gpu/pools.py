@@ -14,7 +14,9 @@ from halox.runtime.gpu.streams import Stream
 
 Item = TypeVar("Item")
 
-_WORDS_BYTES = 16
+WORDS_BYTES = 16
+"""Size in bytes of the words of a mark; a failure word needs half of it."""
+
 _LEAST_BUFFER_BYTES = 1 << 16
 _MOST_BUFFER_BYTES = 16 << 20
 
@@ -64,8 +66,8 @@ def acquire_buffer(nbytes: int, device: int) -> PinnedBuffer:
     """Return at least ``nbytes`` of page-locked memory; `release_buffer` pools it, or frees it if it is large."""
     if nbytes > _MOST_BUFFER_BYTES:
         return _pinned_for(nbytes, device)
-    held = 1 << (max(nbytes, _LEAST_BUFFER_BYTES) - 1).bit_length()
-    return _buffers(held).acquire(device)
+    size = 1 << (max(nbytes, _LEAST_BUFFER_BYTES) - 1).bit_length()
+    return _buffers(size).acquire(device)
 
 
 def release_buffer(buffer: PinnedBuffer, device: int) -> None:
@@ -79,7 +81,7 @@ def release_buffer(buffer: PinnedBuffer, device: int) -> None:
 SIDE_STREAMS = Pool(SideStream)
 """Streams for exchanges that overlap with the user's work."""
 
-HOST_WORDS = Pool(partial(_pinned_for, _WORDS_BYTES))
+HOST_WORDS = Pool(partial(_pinned_for, WORDS_BYTES))
 """Host memory for failure words and for marks."""
 
 

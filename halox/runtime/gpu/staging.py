@@ -5,7 +5,8 @@
     GPU    copy 0 | copy 1 | copy 2 |
     host            work 0 | work 1 | work 2
 
-Two buffers are used alternately. A part that is not contiguous is packed on the GPU first.
+Gathers, scatters and checkpoints use it. Two buffers are used alternately. A part that is not contiguous is packed on
+the GPU first.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class DeviceStaging:
 
     def store(self, index: Index, values: Array) -> None:
         """Start the copy of values to a part of the array; ``values`` may be changed afterwards."""
-        taken = self.next_buffer(values.shape)
-        taken.view(values.dtype)[...] = values
+        buffer = self.next_buffer(values.shape)
+        buffer.view(values.dtype)[...] = values
         self.put(index)
 
     def _start_read(self, index: Index) -> tuple[int, tuple[int, ...]]:

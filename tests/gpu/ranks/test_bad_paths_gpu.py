@@ -18,12 +18,12 @@ from halox.errors import DeviceError, HaloxError, MismatchError, PathError
 from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint
 from halox.exchange.costs import Costs
-from halox.runtime import shared_memory
 from tests.gpu.ranks.paths import WAYS, along, why_not
+from tests.limits import fill_shared_memory
 from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way, fill, wrong_cells
-from tests.support import no_shared_memory, require
+from tests.support import require
 
 require("gpu")
 
@@ -275,7 +275,7 @@ def test_without_shared_memory(
     way: Way, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/dev/shm is full: paths that use only device memory still work, and the other paths fall back to MPI."""
-    monkeypatch.setattr(shared_memory, "create", no_shared_memory)
+    fill_shared_memory(monkeypatch)
     with way.box(comm) as grid:
         u = grid.zeros("f8")
         plan = grid.plan(u)

@@ -13,7 +13,8 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import chunks, moving
+from halox.checkpoint import moving
+from tests.limits import cut_shards
 from tests.support import require
 
 require("gpu")
@@ -53,7 +54,7 @@ def test_bits_through_a_file_and_another_device(
     part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moving, "DEVICE_PART_BYTES", part_bytes)
-    monkeypatch.setattr(chunks, "SHARD_BYTES", 1 << 14)
+    cut_shards(monkeypatch, 1 << 14)
     options: dict[str, Any] = {"comm": comm, "checkerboard": True}
     with (
         halox.Grid(CELLS, device="gpu", **options) as gpu,

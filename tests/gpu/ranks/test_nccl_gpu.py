@@ -18,6 +18,7 @@ from halox import datatypes as dt
 from halox.errors import MismatchError
 from halox.runtime.nccl_ranks import why_no_nccl
 from tests.gpu.ranks.paths import NCCL, along
+from tests.limits import send_parts
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way, fill, wrong_cells
 from tests.support import require
@@ -106,7 +107,7 @@ def test_contiguous_ends(
     form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sender and receiver decide separately whether to pack; by call, by start and finish, and in a graph."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     n = 300
     run, column = dt.contiguous(n, "f8"), dt.vector(n, 1, 5, "f8")
     out = run if form in ("both", "sender") else column
@@ -160,7 +161,7 @@ def test_plans_in_another_order(
     path: str, form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Odd ranks exchange two equal fields in a different order than even ranks: an error, and no silent mix-up."""
-    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    send_parts(monkeypatch)
     planes: dict[str, Any] = {"halo": (1, 0, 0), "proc_shape": (comm.size, 1, 1), "path": path}
     shape = (8 * comm.size, 64, 64)
     with (

@@ -56,14 +56,14 @@ def test_the_next_plan_uses_the_measured_constants(
     if comm.size == 1:
         return
     args = argparse.Namespace(device="gpu", dry_run=False, json=True)
-    assert tune._tune(args, comm) == 0
+    assert tune.tune_on_ranks(args, comm) == 0
     said = comm.bcast(capsys.readouterr().out if comm.rank == 0 else None)
     figures = json.loads(said)
     after = [row for row in figures["rows"] if row["constants"] == "after"]
     found = {row["protocol"].split(",")[0] for row in after}
     assert "staged/shared" in found, figures["not_measured"]
     assert found | set(figures["not_measured"]) == {
-        protocol_name(*p) for p in tune.probing.tuned("gpu")
+        protocol_name(*p) for p in tune.probing.tuned_protocols("gpu")
     }
     assert figures["seconds"] < 60
     assert calibration.tuning_file().exists() == (comm.rank == 0)

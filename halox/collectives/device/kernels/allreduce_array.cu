@@ -1,22 +1,21 @@
-// Shared text of the kernels that combine arrays of ELEMENTs by OP, element by element, over ranks with a GPU each that
-// map one another's memory. On all ranks the result is ((a0 op a1) op a2) op ..., in the order of the ranks: the same
-// bits everywhere, always.
+// Shared text of the kernels that reduce arrays over ranks, whose GPUs map one another's memory. OP combines the ranks'
+// ELEMENTs, element by element. On all ranks the result is ((a0 op a1) op a2) op ..., in the order of the ranks: the
+// same bits on every rank and in every run.
 //
-//   allreduce_oneshot    each rank stores its elements in packets into every rank's memory; all combine all of them
-//   allreduce_wide       the same in LL128-like packets, for more than a few elements, each of at most 8 bytes
-//   allreduce_scattered  each rank combines its part of the elements and stores the result into every rank's memory
+//   allreduce_oneshot    each rank stores its elements in packets into every rank's memory; each rank combines them all
+//   allreduce_wide       the same in LL128-like packets, for larger arrays of elements of at most 8 bytes
+//   allreduce_scattered  each rank combines one part of the elements and stores the result into every rank's memory
 //
-// Each is a file, since a reduction uses one of them. Spliced in where it says #include "allreduce_array.cu"; see
-// strided_body.cu for why.
+// These kernels splice this file in at #include "allreduce_array.cu"; strided_body.cu gives the reason.
 //
-// `source` and `target` are arrays of `elements` ELEMENTs at multiples of an ELEMENT's size (of its parts' if it is
-// complex), the same or disjoint.
+// `source` and `target` are arrays of `elements` ELEMENTs, the same or disjoint. Their addresses are multiples of the
+// size of an ELEMENT (of the size of its parts if it is complex).
 //
-// Launch shape: one dimension, any number of blocks. The elements are cut into chunks; each block takes the next one
-// until none is left. No order of blocks can deadlock, and no two launches need be on their GPUs whole: consider the
-// lowest chunk that is not finished on some rank. All ranks' lower ones are, so that on each rank the block that took
-// it runs, or no block waits and one can take it; and what it needs of the others is sent by these very blocks, each of
-// which sends all that the others need of it at a step before it waits for theirs.
+// Launch shape: one dimension, any number of blocks. The elements are cut into chunks; each block takes the next chunk
+// until no chunk is left. No order of blocks can deadlock, even if a GPU cannot run all blocks at once. Proof: consider
+// the lowest chunk that is not finished on some rank. All lower chunks are finished on all ranks. So on each rank
+// either the block that took the chunk is running, or a block that waits for nothing can take it. These blocks wait
+// only for one another, and in each step every block sends all data that its peers need before it waits.
 
 #ifndef ELEMENT
 #define ELEMENT double
@@ -35,7 +34,7 @@ __device__ __forceinline__ u32 turns_of(const Allreduce& p)
     return p.chunks == gridDim.x ? p.chunks : p.chunks + gridDim.x;
 }
 
-// Loads the elements of a unit, zeros behind the array's end.
+// Loads the elements of a unit, with zeros behind the end of the array.
 __device__ __forceinline__ Unit<ELEMENT> load_unit(const Allreduce& p, u64 unit)
 {
     const u64 first = unit * unit_elements<ELEMENT>;
@@ -56,8 +55,8 @@ __device__ __forceinline__ void store_unit(const Allreduce& p, u64 unit, const U
             at_address<ELEMENT>(p.target)[first + i] = all.value[i];
 }
 
-// Combines what rank `from` sent into what the ranks before it came to. Two assignments, since NVRTC 13.0 does not end
-// where complex elements are chosen in one.
+// Combines the elements of rank `from` into the total of the ranks before it. There are two assignments, since NVRTC
+// 13.0 does not terminate on a conditional expression of complex elements.
 __device__ __forceinline__ void combine_unit(Unit<ELEMENT>& all, const Unit<ELEMENT>& one, u32 from)
 {
 #pragma unroll
@@ -68,7 +67,7 @@ __device__ __forceinline__ void combine_unit(Unit<ELEMENT>& all, const Unit<ELEM
             all.value[k] = OP::from(one.value[k]);
 }
 
-// The `i`th of the other ranks, beginning with the next one.
+// The `i`th of the other ranks, beginning with the rank after this rank.
 __device__ __forceinline__ u32 other_rank(const Allreduce& p, u32 i)
 {
     return p.rank + i < ranks_of(p) ? p.rank + i : p.rank + i - ranks_of(p);

@@ -1,16 +1,17 @@
-// A field reduction in one launch: the cells that a rank owns, and then all ranks.
+// A field reduction in one launch: combines the cells that a rank owns, and then the values of all ranks.
 //
-// A field's cells are a region (strided_body.cu) of ELEMENTs, its source the field; its target is another field for
-// LOCAL Product, and not looked at otherwise. Each cell counts as LOCAL::of(cell, other) in an ACCUMULATOR; these are
-// combined by OP, and FINISH of the result, in an ACCUMULATOR, is what is stored at `target`.
+// A field's cells are a region (strided_body.cu) of ELEMENTs. The source of the region is the field. Its target is the
+// second field for LOCAL Product, and unused otherwise. LOCAL::of(cell, other) is the value of a cell, an ACCUMULATOR.
+// OP combines the values. FINISH converts the result, which is stored at `target` as an ACCUMULATOR.
 //
-// Launch shape: one dimension, a power of two of threads, no fewer than ranks; any number of blocks. Each thread combines its cells, each
-// block its threads in a tree, and stores the result; the last block to do so combines those of the blocks in the same
-// way, exchanges packets with the other ranks (a thread a rank) and combines them in the order of the ranks. So the
-// bits depend on the launch shape, which is the plan's, and not on which block is last. Only that block waits for
-// others, when all else is done: no order of blocks can deadlock.
+// Launch shape: one dimension; a power of two of threads, at least as many as ranks; any number of blocks. Each thread
+// combines its cells. Each block combines its threads' values in a tree, and stores the result. The last block to do so
+// combines the blocks' results in the same way, exchanges packets with the other ranks (one thread per rank), and
+// combines the ranks' values in the order of the ranks. So the bits depend on the launch shape, which the plan
+// determines, and not on which block is last. Only the last block waits for other ranks, when all other work is done.
+// So no order of blocks can deadlock.
 //
-// Bytes moved: each cell read once.
+// Bytes moved: each cell is read once.
 
 #ifndef ELEMENT
 #define ELEMENT double
@@ -32,7 +33,7 @@
 
 struct Partials {
     u64 at;           // ACCUMULATOR[gridDim.x]
-    u64 identity[2];  // the ACCUMULATOR that leaves others as they are
+    u64 identity[2];  // identity element of OP, an ACCUMULATOR
 };
 
 typedef ACCUMULATOR Accumulator;
@@ -51,7 +52,7 @@ struct Value {
     static __device__ __forceinline__ Accumulator of(T cell, u64) { return widen(cell); }
 };
 
-// Of the absolute value; formed in double.
+// Square of the absolute value, computed in double.
 struct Square {
     template <class T>
     static __device__ __forceinline__ double of(T cell, u64) { return double(cell) * double(cell); }
@@ -62,7 +63,7 @@ struct Square {
     }
 };
 
-// The conjugate of the cell times the other.
+// The conjugate of the cell times the cell of the second field.
 struct Product {
     template <class T>
     static __device__ __forceinline__ Accumulator of(T cell, u64 other)
@@ -78,7 +79,7 @@ struct Product {
     }
 };
 
-// Combines a value into what there is. A complex one part by part: NVRTC 13.0 does not end where a loop
+// Combines a value into a total. A complex total is assigned part by part: NVRTC 13.0 does not terminate if a loop
 // assigns it as a whole.
 template <class T>
 __device__ __forceinline__ void take_in(T& all, T value) { all = OP::of(all, value); }
@@ -100,7 +101,7 @@ struct Root {
     static __device__ __forceinline__ T of(T a) { return sqrt(a); }
 };
 
-// Combines the threads' values in a tree; thread 0 returns the result. All threads of the block.
+// Combines the threads' values in a tree; thread 0 returns the result. Called by all threads of the block.
 __device__ __forceinline__ Accumulator combine_block(Accumulator mine)
 {
     __shared__ Accumulator shared[MAX_THREADS];
@@ -114,7 +115,8 @@ __device__ __forceinline__ Accumulator combine_block(Accumulator mine)
     return shared[0];
 }
 
-// All ranks' values, in their order; valid on thread 0. False if a rank did not come.
+// Combines all ranks' values in the order of the ranks; the result is valid on thread 0. False if a value did not
+// arrive.
 __device__ __forceinline__ bool combine_ranks(const Allreduce& p, u32 epoch, Accumulator mine, Accumulator& all)
 {
     __shared__ Unit<Accumulator> shared[MOST_RANKS];
@@ -170,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_field(
     mine = combine_block(mine);
     if (threadIdx.x == 0)
         at_address<Accumulator>(partials.at)[blockIdx.x] = mine;
-    const Turn turn = take_turn(p, gridDim.x);  // says that this block's is there
+    const Turn turn = take_turn(p, gridDim.x);  // also signals that this block's result is stored
     if (turn.number != gridDim.x - 1)
         return;
     mine = identity.value[0];

@@ -1,12 +1,12 @@
-// A small array combined over ranks, in packets; see allreduce_array.cu.
+// Reduces a small array over ranks, in packets; see allreduce_array.cu.
 //
-// A chunk is a unit (8 bytes, or a larger ELEMENT) a thread. In a slot: what each rank sends, in packets of unit_bytes.
-// Bytes moved over the wire: 2 (ranks - 1) times the array's, each way. A launch of one block for one chunk takes no
-// turn: it learns the epoch by a load, which does not hold up the loads of its elements.
+// A chunk has one unit per thread: 8 bytes, or a larger ELEMENT. A slot has, rank by rank, the packets of the rank's
+// units, unit_bytes each. Bytes moved between GPUs: 2 (ranks - 1) times the array, in each direction. A launch of one
+// block for one chunk takes no turn: it loads the epoch, which does not delay the loads of its elements.
 
 #include "allreduce_array.cu"
 
-// Where a unit's packets are in the memory of the rank that gets them, but for what tells the senders apart.
+// Offset of a unit's packets in the receiver's memory, from the place where the sender stores.
 __device__ __forceinline__ u64 place_of(const Allreduce& p, u64 unit, u32 epoch)
 {
     return (epoch & 1) * p.slot_bytes + unit * unit_bytes<ELEMENT>;
@@ -19,7 +19,7 @@ __device__ __forceinline__ void send_packets(const Allreduce& p, const Unit<ELEM
             send_unit(p.memory[other_rank(p, i)] + place_of(p, unit, epoch) + p.rank * p.rank_bytes, mine, epoch);
 }
 
-// Combines what comes, and this rank's own; false if something did not come. All threads of the block.
+// Combines the received units and this rank's unit; false if a unit did not arrive. Called by all threads of the block.
 __device__ __forceinline__ bool combine_packets(const Allreduce& p, const Unit<ELEMENT>& mine, u64 unit, u32 epoch)
 {
     const bool has = unit * unit_elements<ELEMENT> < p.elements;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_oneshot(cons
         const Unit<ELEMENT> mine = load_unit(p, threadIdx.x);
         const u32 epoch = u32(count >> EPOCH_SHIFT) + 1;
         send_packets(p, mine, threadIdx.x, epoch);
-        __syncthreads();  // all threads have seen the old count
+        __syncthreads();  // all threads have loaded the old count
         if (threadIdx.x == 0)
             add_count(p.state, 1u << EPOCH_SHIFT);
         combine_packets(p, mine, threadIdx.x, epoch);

@@ -1,17 +1,18 @@
-// A large array combined over ranks, part by part; see allreduce_array.cu.
+// Reduces a large array over ranks, part by part; see allreduce_array.cu.
 //
-// A chunk is `ranks` parts of `chunk_elements`, of a multiple of 16 bytes, a part a rank:
+// A chunk has one part for each of the R ranks, of `chunk_elements` elements, which are a multiple of 16 bytes:
 //
 //   step 0   rank r: part 0 ... part R-1 of the chunk -> memory of its rank, flag; wait for the flags of all ranks
 //   step 1   combine part r, result -> target and memory of all ranks, flag; wait for the flags of all ranks
-//            the others' results -> target
+//            the other ranks' results -> target
 //
-// In a rank's memory: [what each rank sends of this rank's parts] [each rank's results], R times rank_bytes each; the
-// flags of the two steps likewise, one a rank and chunk. One slot is enough. A rank that sends a part in its launch for
-// e + 1 has got the result of the same chunk in its launch for e, before which the part's rank had read what was there.
-// A rank that sends a result in its launch for e + 1 has got a part from the peer's launch for e + 1, which began when
-// the peer's launch for e had ended. So no flag is ahead of who waits for it, either.
-// Bytes moved: 2 (R - 1) / R times the array's, each way.
+// A rank's memory holds the values that each rank sends for this rank's parts, then the results that each rank sends: R
+// times rank_bytes each. The flags have the same order: for each step one flag per rank and chunk. One slot is enough.
+// A rank that sends a part in its launch for e + 1 has received the result of the same chunk in its launch for e;
+// before the part's rank sent that result, it had read the values of epoch e. A rank that sends a result in its launch
+// for e + 1 has received a part from the peer's launch for e + 1, which began when the peer's launch for e had ended.
+// For the same reasons no flag is ahead of the rank that waits for it. Bytes moved: 2 (R - 1) / R times the array, in
+// each direction.
 
 #include "allreduce_array.cu"
 
@@ -39,7 +40,7 @@ struct Scattered {
         const u64 left = p.elements - first(part);
         return left < p.chunk_elements ? u32(left) : p.chunk_elements;
     }
-    // Where rank `from` stores into the memory of rank `to`, at step 0 or 1.
+    // Address at which rank `from` stores into the memory of rank `to`, in step 0 or 1.
     __device__ __forceinline__ u64 place(u32 to, u32 step, u32 from) const
     {
         return p.memory[to] + (step * p.ranks + from) * p.rank_bytes + u64(chunk) * p.chunk_elements * sizeof(ELEMENT);
@@ -53,7 +54,7 @@ struct Scattered {
         copy_run(source, target, elements * u32(sizeof(ELEMENT)), threadIdx.x, blockDim.x);
     }
 
-    // Tells all ranks that this one's step is done.
+    // Signals to all ranks that this rank has finished a step.
     __device__ __forceinline__ void tell(u32 step) const
     {
         __syncthreads();
@@ -71,7 +72,7 @@ struct Scattered {
         });
     }
 
-    // Combines this rank's part, from vector `begin` of it on.
+    // Combines this rank's part, from vector `begin` up to vector `end`.
     template <class Some>
     __device__ __forceinline__ void combine(u32 begin, u32 end) const
     {

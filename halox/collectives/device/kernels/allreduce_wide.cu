@@ -1,11 +1,13 @@
-// An array of some size combined over ranks, in LL128-like packets; see allreduce_array.cu. ELEMENT_BYTES is at most 8.
+// Reduces an array of medium size over ranks, in LL128-like packets; see allreduce_array.cu. ELEMENT_BYTES is at most
+// 8.
 //
-// A chunk is a tile (ll128.cu) a warp. Bytes moved over the wire: 8/7 (ranks - 1) times the array's, each way.
+// A chunk has one tile (ll128.cu) per warp. Bytes moved between GPUs: 8/7 (ranks - 1) times the array, in each
+// direction.
 
 #include "allreduce_array.cu"
 #include "ll128.cu"
 
-// A lane's words of a tile, which are units.
+// The words of a tile that one lane moves; each word is a unit.
 struct LaneOfTile {
     u64 first;  // unit
     static constexpr u32 count = WIDE_BYTES / 8;

@@ -1,11 +1,13 @@
-// Two arrays combined by OP on one GPU: total[i] = OP::of(total[i], value[i]), or OP::from(value[i]) for the first.
+// Kernels that combine arrays by OP on one GPU.
 //
-// combine_two: total[i] = OP::of(first[i], value[i]), or OP::of(OP::from(first[i]), value[i]) for the first two; leaves a
-// mark as it starts, and checks the names of messages, if there is a mark to be left. The total may be the first array.
+// combine: total[i] = OP::of(total[i], value[i]); with `is_first`, total[i] = OP::from(value[i]).
 //
-// copy_marked: total[i] = value[i], after a mark if there is one to be left.
+// combine_two: total[i] = OP::of(first[i], value[i]); with `is_first`, OP::of(OP::from(first[i]), value[i]). If there
+// is a mark, the kernel leaves it as it starts, and checks the names of messages. The total may be the first array.
 //
-// Launch shape: one dimension, any grid. Bytes moved: both arrays read once (the first: one), one written.
+// copy_marked: total[i] = value[i]. If there is a mark, the kernel leaves it as it starts.
+//
+// Launch shape: one dimension, any grid. Bytes moved: each operand is read once, and the total is written once.
 
 #ifndef ELEMENT
 #define ELEMENT double

@@ -1,9 +1,9 @@
-// Shared text of the kernels that reduce: what an element is, and how two are combined.
+// Shared text of the kernels that reduce: complex elements, and the operations.
 //
-// Spliced in where a kernel says #include "operations.cu", behind run_body.cu, whose types it needs; see strided_body.cu
-// for why. An operation has `of(a, b)`, where a comes first in the order of the ranks, and `from(a)`, what the first
-// one counts for. Whole numbers wrap around, as NumPy's do. The smaller, or greater, of a number and a NaN is the NaN.
-// A complex product is rounded by fused additions on a GPU.
+// Kernels splice this file in at #include "operations.cu", behind run_body.cu, whose types it needs; strided_body.cu
+// gives the reason. In an operation, `of(a, b)` combines two values, of which a is first in the order of the ranks, and
+// `from(a)` converts the first value of a total. Integers wrap around, as in NumPy. Min and Max of a number and a NaN
+// are NaN. On a GPU the compiler uses fused multiply-adds in complex products, which affects their rounding.
 
 template <class T>
 struct Complex {

@@ -1,10 +1,11 @@
-// Shared text of the kernels that send LL128-like packets: 16 bytes that cannot be torn, 14 of them data, 2 of them epoch.
+// Shared text of the kernels that send LL128-like packets: 14 bytes of data and 2 bytes of the epoch, which are stored
+// and loaded in one access of 16 bytes.
 //
-// Spliced in where a kernel says #include "ll128.cu", behind signals.cu; see strided_body.cu for why.
+// Kernels splice this file in at #include "ll128.cu", behind signals.cu; strided_body.cu gives the reason.
 //
-// They go in tiles of TILE_BYTES, a tile a warp. A lane has four packets of it, 512 bytes apart, so that the lanes of a
-// warp store 512 bytes that lie together. Only the epoch's lower 16 bits travel: memory that packets come to is written
-// again in each second epoch.
+// Packets are sent in tiles of TILE_BYTES, one tile per warp. A lane has four packets of a tile, 512 bytes apart, so
+// that the lanes of a warp store 512 contiguous bytes at once. The lower 16 bits of the epoch are enough, since every
+// second epoch overwrites the memory of the packets.
 
 #define TILE_BYTES 2048  // of packets
 #define WIDE_BYTES 56    // of data in a lane's four packets
@@ -18,7 +19,8 @@ struct Wide {
     __device__ __forceinline__ void get(u32 i, u64& value) const { value = word[i]; }
     __device__ __forceinline__ void get(u32 i, u32& value) const { value = u32(word[i / 2] >> (i % 2 ? 32 : 0)); }
 
-    // Words 0 to 3 are the packets' first halves. The other three are cut into four parts of 48 bits, the epoch below.
+    // Words 0 to 3 are the first halves of the packets. Words 4 to 6 are cut into four parts of 48 bits. Each second
+    // half has one part in its upper bits, and the epoch in its lower 16 bits.
     __device__ __forceinline__ void send(u64 at, u32 epoch) const
     {
         const u64 mark = epoch & 0xffff;

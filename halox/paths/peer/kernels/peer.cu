@@ -1,37 +1,37 @@
 // peer_exchange: a whole exchange of one rank in one launch, among GPUs that map one another's memory.
 //
-// A segment is a region (strided_body.cu) and how its words travel:
+// A segment is a region (strided_body.cu) with the kind of transfer of its words:
 //   COPY         between two arrays of this GPU
 //   SEND_STAGED  packed into the peer's staging memory, then a flag per chunk in the peer's memory
 //   SEND_LL      in LL packets, 4 bytes of data and the epoch in one 8-byte store, into the peer's staging memory;
 //                no flag
 //   SEND_WIDE    in LL128-like packets, 14 bytes of data and 2 of the epoch in one 16-byte store; no flag
 //   SEND_DIRECT  into the peer's array, once the peer's exchange has begun, then a flag per chunk
-//   TAKE_STAGED  unpacked from this GPU's staging memory once the flags of its chunks are there
+//   TAKE_STAGED  unpacked from this GPU's staging memory once the flags of its chunks are set
 //   TAKE_LL, TAKE_WIDE  unpacked as the packets arrive
-//   TAKE_DIRECT  in place already: a wait for the flags alone
+//   TAKE_DIRECT  stored in place by the peer: the kernel only waits for the flags
 //
-// Blocks [0, send_blocks) take the chunks of what is sent (COPY among it), the others those of what is taken.
+// Blocks [0, send_blocks) process the chunks to send and to copy. The other blocks process the chunks to take.
 //
-// The epoch is that of this launch: 1, 2, ... It lives in device memory, so that a captured launch can be
-// replayed. Every launch adds 1 << EPOCH_SHIFT to `state.count` in all, at the end of its blocks; a block that has
-// not ended yet therefore sees a count in [e - 1, e) << EPOCH_SHIFT. Slot e & 1 of the staging memory and of the
-// packets is used. `begun` words in the peers' memory hold the epoch that this rank has begun: what a peer sends
-// straight into an array waits for it, and so does a peer to which nothing is sent back (of the epoch before: then
-// the slot's last contents have been taken).
+// The epoch is the number of the launch: 1, 2, ... It is in device memory, so that a captured launch can be replayed.
+// The blocks of a launch together add 1 << EPOCH_SHIFT to `state.count`, each when it ends; a block that has not ended
+// yet therefore reads a count in [e - 1, e) << EPOCH_SHIFT. Epoch e uses slot e & 1 of the memory for staging and
+// packets. Each rank writes the epoch that it has begun to `begun` words in its peers' memory. A peer waits for epoch e
+// there before it stores directly into the rank's array in epoch e. A peer to which the rank sends nothing waits for
+// epoch e - 1 before it sends in epoch e: then the rank has consumed the last contents of the slot, of epoch e - 2.
 //
-// Progress. Staged and packet sends wait for nothing of this epoch. A block that waits longer than HELP_NS looks for
-// chunks that no block has begun to send (recorded in `begun_chunk`) and sends those of them that need not wait. So
-// any order of blocks makes progress, as long as the GPU runs one; and a block that waits to send signals in the
-// meantime that this rank has begun. Sending twice does no harm: same bytes, same slot, before this launch ends, and
-// no peer can use the slot again until after that. Into a peer's array it would, if the peer had gone on; so those
-// chunks are claimed once, by an atomic exchange.
+// Progress. Sends to staging memory and of packets wait for nothing of this epoch. A block that has waited longer than
+// HELP_NS signals that this rank has begun. A block that takes then also sends the chunks that no block has begun to
+// send (see `begun_chunk`) and that need not wait. So any order of blocks makes progress, as long as the GPU runs one
+// block. A chunk may be sent twice: the same bytes go to the same slot before this launch ends, and no peer uses the
+// slot again before that. But a second store into a peer's array could overwrite later values. So a block claims a
+// chunk of SEND_DIRECT by an atomic exchange, and no other block sends it.
 //
-// A wait longer than `limit_ns` ends all waits of this launch and of those to come: `state.failed` is set and
-// `failure` (in host memory) says which segment and epoch.
+// A wait longer than `limit_ns` ends all waits of this launch and of all later launches: `state.failed` is set, and
+// `failure` (in host memory) gets the number of the message and the epoch.
 //
-// Packets are stored and loaded in single accesses of 8 or 16 bytes that cannot be torn, so that an epoch vouches for
-// the data beside it. LL128-like packets go in the tiles of ll128.cu: lane l holds words l, l + 32, ... of the tile's.
+// Packets are stored and loaded in single accesses of 8 or 16 bytes: a packet with the epoch has the data of the epoch.
+// LL128-like packets are sent in the tiles of ll128.cu; lane l holds words l, l + 32, ... of a tile.
 //
 // Bytes moved: each word is loaded and stored once on either side; packets take 2 or 8/7 times the bytes.
 
@@ -42,7 +42,7 @@
 #define KINDS 0x1ff  // bit k: there are segments of kind k
 #endif
 #ifndef POLLS
-#define POLLS 64  // looks of a thread between two looks of its block at the clock
+#define POLLS 64  // polls of a thread between two readings of the clock by its block
 #endif
 #ifndef HELP_NS
 #define HELP_NS 1000000
@@ -63,21 +63,21 @@
 #define TAKE_DIRECT 8
 
 #define MOST_SHIFTS 16
-#define EPOCH_SHIFT 12  // more than the blocks of a launch, as a power of two
+#define EPOCH_SHIFT 12  // a launch has fewer than 2^EPOCH_SHIFT blocks
 
 struct __align__(16) Segment {
-    u64 flags;        // address of the flags: in the peer's memory, or here for what is taken
-    u64 begun;        // address here of the peer's `begun` word where it is waited for, or 0
+    u64 flags;        // address of the flags: of a send in the peer's memory, of a take in this rank's
+    u64 begun;        // address in this rank's memory of the peer's `begun` word if a send waits for it, or 0
     u64 slot_bytes;   // from slot 0 to slot 1
     u32 kind;
     u32 peer;         // number of the message, for `failure`
     u32 chunk_words;
     u32 flag_count;   // flags to wait for; 0 if chunk n waits for flag n alone
-    u32 lag;          // how many epochs `begun` may be behind
-    u32 shifts;       // numbers of the shifts of its source (low half) and target
+    u32 lag;          // number of epochs by which `begun` may be behind
+    u32 shifts;       // numbers of the shifts of the source (lower half) and of the target
     Region region;
 
-    // Whether it is of a kind: known to the compiler where all segments that are sent, or taken, are of one kind.
+    // Whether the segment is of a kind; a compile-time constant if all sends, or all takes, are of one kind.
     template <u32 KIND>
     __device__ __forceinline__ bool is() const
     {
@@ -86,7 +86,7 @@ struct __align__(16) Segment {
     }
 };
 
-// A chunk of a segment: in a table in device memory they stand in the order in which they are worked on.
+// A chunk of a segment. A table in device memory lists the chunks in the order of processing.
 struct Chunk {
     u32 segment, number;
 };
@@ -102,12 +102,12 @@ struct Segments {
 
 struct Exchange {
     u64 state;         // State
-    u64 begun_chunk;   // u32[send_chunks]: the epoch in which a block began to send it
+    u64 begun_chunk;   // u32[send_chunks]: the last epoch in which a block began to send the chunk
     u64 peers;         // u64[peer_count]: addresses in the peers' memory of this rank's `begun` words
     u64 failure;       // u32[2] in host memory: number of the message + 1, epoch
     u64 limit_ns;      // 0: none
     u32 peer_count, segments, send_chunks, chunks, send_blocks, unused;
-    u64 shift[MOST_SHIFTS];  // from each array of the table to that of this launch; 0 for none
+    u64 shift[MOST_SHIFTS];  // from each array of the table to the array of this launch; shift[0] is 0
 
     __device__ __forceinline__ u64 of_source(const Segment& segment) const { return shift[segment.shifts & 0xffff]; }
     __device__ __forceinline__ u64 of_target(const Segment& segment) const { return shift[segment.shifts >> 16]; }
@@ -208,7 +208,8 @@ struct Worker {
 #endif
     }
 
-    // Sends a chunk, or returns false where that would have to wait and must not. All threads of the block.
+    // Sends a chunk; false if it must wait and `may_wait` is false, or if the wait was given up. Called by all threads
+    // of the block.
     __device__ __forceinline__ bool send(u32 chunk, bool may_wait)
     {
         const Chunk at = this->at(chunk);
@@ -262,7 +263,7 @@ struct Worker {
         return true;
     }
 
-    // Takes a chunk in; false if it did not come. All threads of the block.
+    // Takes a chunk; false if it did not arrive. Called by all threads of the block.
     __device__ __forceinline__ bool take(u32 chunk)
     {
         const Chunk at = this->at(chunk);
@@ -354,8 +355,8 @@ struct Worker {
         });
     }
 
-    // Waits until `ready()` is true on every thread of the block, which also is a barrier; false if the wait ended
-    // without. `ready` is not called again on a thread where it was true.
+    // Waits until `ready()` is true on every thread of the block; also a barrier. Returns false if the wait was given
+    // up. `ready` is not called again on a thread where it has returned true.
     template <class Ready>
     __device__ __forceinline__ bool wait(u32 peer, const Ready& ready)
     {
@@ -395,7 +396,7 @@ struct Worker {
         }
     }
 
-    // Says that this rank has begun, and on a block that takes, sends what no block has begun to send.
+    // Signals that this rank has begun. A block that takes also sends the chunks that no block has begun to send.
     static __device__ __noinline__ void help(const Segments& segments, const Exchange& exchange, Round round)
     {
         Worker{segments, exchange, round}.help_out();
@@ -423,7 +424,7 @@ struct Worker {
     __device__ __forceinline__ void announce()
     {
         for (u32 peer = threadIdx.x; peer < exchange.peer_count; peer += blockDim.x)
-            store_loose(((const u64*)exchange.peers)[peer], round.epoch);  // what it tells of ended with the last launch
+            store_loose(((const u64*)exchange.peers)[peer], round.epoch);  // relaxed: it publishes only earlier launches
     }
 };
 

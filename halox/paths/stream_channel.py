@@ -1,4 +1,4 @@
-"""Channels that enqueue a whole exchange on one stream: the current stream, or a separate concurrent stream."""
+"""Base of channels that enqueue a whole exchange on one stream: the current stream, or a separate concurrent stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halox.runtime.gpu.streams import Stream, StreamOrder
 
 
 class StreamChannel(Channel):
-    """Base of GPU channels that only launch on the host; `_enter` puts an exchange on a stream."""
+    """Base of GPU channels whose exchanges need the host only for launches; a subclass enqueues them by `_enter`."""
 
     needs_host = False
 
@@ -22,11 +22,14 @@ class StreamChannel(Channel):
         self._order = StreamOrder()
         self._device = device
         self._side = pools.SIDE_STREAMS.acquire(device)
-        self._is_aside = False
+        self._is_concurrent = False
 
     @abstractmethod
-    def _enter(self, stream: Stream, is_aside: bool) -> None:
-        """Put an exchange on a stream, concurrent with other work or alone; raise if an earlier exchange has failed."""
+    def _enter(self, stream: Stream, is_concurrent: bool) -> None:
+        """Put an exchange on a stream; raise if an earlier exchange has failed.
+
+        ``is_concurrent`` says that other work, on the caller's stream, may run at the same time.
+        """
 
     def run(self) -> None:
         """Put the whole exchange on the current stream."""
@@ -35,17 +38,17 @@ class StreamChannel(Channel):
     def start(self) -> None:
         """Put the whole exchange on a separate stream, after the work that the current stream has so far."""
         side, runtime = self._side, self._runtime
-        aside = side.stream.ptr
+        pointer = side.stream.ptr
         runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
-        runtime.streamWaitEvent(aside, side.before.ptr)
+        runtime.streamWaitEvent(pointer, side.before.ptr)
         self._enter(side.stream, True)
-        runtime.eventRecord(side.after.ptr, aside)
-        self._is_aside = True
+        runtime.eventRecord(side.after.ptr, pointer)
+        self._is_concurrent = True
 
     def finish(self) -> None:
         """Order the current stream after the exchange."""
-        if self._is_aside:
-            self._is_aside = False
+        if self._is_concurrent:
+            self._is_concurrent = False
             self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
 
     def close(self) -> None:

@@ -1,0 +1,52 @@
+"""Limits of halox, made small or exceeded, so that tests meet large cases with few bytes."""
+
+from __future__ import annotations
+
+import errno
+from typing import NoReturn
+
+import pytest
+
+
+def cut_shards(
+    monkeypatch: pytest.MonkeyPatch, shard_bytes: int | None = None, chunk_bytes: int | None = None
+) -> None:
+    """Let checkpoints have shards and chunks of these sizes; None keeps a size."""
+    from halox.checkpoint import chunks
+
+    for name, nbytes in (("SHARD_BYTES", shard_bytes), ("CHUNK_BYTES", chunk_bytes)):
+        if nbytes is not None:
+            monkeypatch.setattr(chunks, name, nbytes)
+
+
+def cache_few_plans(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let grids and transposes cache at most ``number`` plans."""
+    from halox.exchange import cache
+
+    monkeypatch.setattr(cache, "CAPACITY", number)
+
+
+def gather_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+    """Let `gather` and `scatter` move whole arrays in parts of this size."""
+    from halox.gathering import gather as gathering
+
+    monkeypatch.setattr(gathering, "PART_BYTES", part_bytes)
+
+
+def read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host path read messages of any block length in place, as on large grids."""
+    monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+
+
+def send_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the nccl path send contiguous parts of any length without packing them."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+
+
+def fill_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the allocation of shared memory fail, as on a node without free shared memory."""
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("halox.runtime.shared_memory.create", fail)
