@@ -9,6 +9,8 @@ Therefore these calls look up their plan first, and call no other method before.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
@@ -22,6 +24,7 @@ from halox.errors import FieldError
 from halox.exchange.cache import CachedPlan, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
+from halox.exchange.loops import Check, Loops, UnchangedCheck, check_options, check_same_arrays
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
@@ -56,8 +59,8 @@ class Grid(Closing):
         Halo widths: the number of neighbour cells per side that each rank keeps a copy of. A halo may be wider than
         the neighbours' blocks. The rank then receives from every rank that owns some of the cells. Along a periodic
         axis the halo is no wider than the grid.
-    periodic : bool or one per axis
-        Whether the first cell is the upper neighbour of the last cell.
+    periodic : bool or one per axis, optional
+        Whether the first cell is the upper neighbour of the last cell; False by default. 0 and 1 count as booleans.
     proc_shape : int or sequence of int, optional
         Ranks per axis; halox chooses each number that is 0 or None. By default it chooses all, to minimize the halo
         bytes. If possible, it chooses blocks at least as wide as the halo.
@@ -76,7 +79,9 @@ class Grid(Closing):
         "high", and ``indices`` has the global indices of its cells, one array per axis. It is also called once when a
         plan is made. One boundary for all axes applies to the axes that are not periodic.
     comm : mpi4py.MPI.Intracomm, optional
-        Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it.
+        Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it. A
+        Cartesian communicator (``MPI.Cartcomm``) determines ``proc_shape``, ``periodic`` and the coordinates of the
+        ranks; ``placement`` then has no effect. Give ``MPI.Intracomm(comm)`` to ignore its topology.
     corners : bool
         Whether exchanges also fill the edges and corners of the halo.
     device : {"auto", "cpu", "gpu"}
@@ -133,7 +138,8 @@ class Grid(Closing):
     Raises
     ------
     DecompositionError
-        If the grid cannot be divided as asked, or a halo is wider than a periodic axis.
+        If the grid cannot be divided as asked, a halo is wider than a periodic axis, or a Cartesian communicator
+        contradicts another argument.
     MismatchError
         If ranks give different arguments, or only some ranks find a GPU.
     FieldError
@@ -174,7 +180,7 @@ class Grid(Closing):
         grid_shape: int | Sequence[int],
         *,
         halo: HaloLike = 1,
-        periodic: bool | Sequence[bool] = False,
+        periodic: bool | Sequence[bool] | None = None,
         proc_shape: int | Sequence[int | None] | None = None,
         blocks: Sequence[Sequence[int] | None] | None = None,
         boundary: object = None,
@@ -562,7 +568,7 @@ class Grid(Closing):
         if cached is None:
             cached = self._cached("copy", fields, corners, key)
         plan, bound = cached
-        plan.__call__(bound)  # plan() takes longer to find it
+        plan.run(bound)
 
     def accumulate(self, *fields: object, corners: bool | None = None) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
@@ -582,10 +588,17 @@ class Grid(Closing):
         if cached is None:
             cached = self._cached("add", fields, corners, key)
         plan, bound = cached
-        plan.__call__(bound)
+        plan.run(bound)
 
     @single_threaded
-    def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
+    def plan(
+        self,
+        *fields: object,
+        corners: bool | None = None,
+        path: str | None = None,
+        every: int = 1,
+        overlap: Literal["auto"] | bool = "auto",
+    ) -> Plan:
         """Make a persistent exchange of these fields.
 
         Parameters
@@ -594,6 +607,12 @@ class Grid(Closing):
             The same as for `exchange`.
         path : str, optional
             The data path of this plan; by default the path of the grid.
+        every : int
+            Number of steps between exchanges, see `Plan.steps`: for steps that read ``w`` cells on each side, halos of
+            ``every * w`` cells. Values above 1 need corners.
+        overlap : {"auto", True, False}
+            Whether `Plan.overlap` computes during the exchange. "auto" times the first ten loops, with and without, and
+            keeps the faster way; each rank decides alone.
 
         Returns
         -------
@@ -602,10 +621,25 @@ class Grid(Closing):
 
         Notes
         -----
-        Collective. Raises the errors of `exchange`.
+        Collective. Raises the errors of `exchange`, and `FieldError` if ``every`` or ``overlap`` is invalid. With
+        ``HALOX_DEBUG=1`` the plan warns if its arrays have not changed since its last exchange.
         """
         self._world.begin("plan")
-        return self._plan("copy", fields, corners, keep=True, path=path)
+
+        check: Check = partial(check_options, every, overlap)
+        plan = self._plan("copy", fields, corners, keep=True, path=path, check=check)
+        read, key = [self._layouts.read(field) for field in fields], ("plan", self.plans_made)
+        is_same: Check = partial(check_same_arrays, read)
+
+        def find(others: tuple[object, ...]) -> CachedPlan:
+            known = self._known_plans.find(key, others) or self._plans.find(key, others)
+            return known or self._cached("copy", others, corners, key, path=path, check=is_same)
+
+        debug = None
+        if self._world.debug and all(isinstance(field, self.xp.ndarray) for field in fields):
+            debug = UnchangedCheck([self.interior(field) for field in fields], self.device_id)
+        plan.serve(Loops(read, every, overlap, self.device_id, find), debug)
+        return plan
 
     def explain(self, *fields: object) -> Report | str:
         """Describe the division of the grid, or, given fields, the messages and paths of their exchange.
@@ -990,10 +1024,16 @@ class Grid(Closing):
 
     @single_threaded
     def _cached(
-        self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
+        self,
+        /,
+        operation: Operation,
+        fields: tuple[object, ...],
+        corners: bool | None,
+        key: Hashable,
+        **options: Any,
     ) -> CachedPlan:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
-        plan = self._plan(operation, fields, corners, keep=False)
+        plan = self._plan(operation, fields, corners, keep=False, **options)
         self._plans.add(key, fields, plan)
         return plan, None
 
@@ -1005,7 +1045,10 @@ class Grid(Closing):
         *,
         keep: bool,
         path: str | None = None,
+        check: Check = lambda *_: 1,
     ) -> Plan:
+        """Make a plan; ``check`` checks the fields on each rank, and returns the steps between exchanges."""
+
         def draft() -> Draft:
             with_corners = (
                 self.corners if corners is None else check_bool("corners", corners, FieldError)
@@ -1013,7 +1056,8 @@ class Grid(Closing):
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
             read = [self._layouts.read(field) for field in fields]
-            return halo_draft(
+            every = check(read, with_corners)
+            draft = halo_draft(
                 fields,
                 read,
                 operation=operation,
@@ -1021,6 +1065,10 @@ class Grid(Closing):
                 numbers=tuple([self._layouts.number(described) for described, _ in read]),
                 relocatable=not keep and not any(map(self._layouts.is_own, fields)),
             )
+            if every == 1:
+                return draft
+            # The plan compares these texts between ranks.
+            return replace(draft, specs=tuple(f"{spec}, every={every}" for spec in draft.specs))
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         self._plans.sweep()

@@ -230,7 +230,7 @@ class Transpose(Closing):
             cached = self._make(direction, u, v, keep=False), None
             self._plans.add(direction, arrays, cached[0])
         plan, bound = cached
-        plan.__call__(bound)
+        plan.run(bound)
 
     @single_threaded
     def _make(

@@ -36,8 +36,8 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
     Raises
     ------
     DatatypeError
-        If it is the null datatype, or contains a type without a halox equivalent (distributed
-        arrays, Fortran's parametrised types without a NumPy equivalent).
+        If it is the null datatype, as after its ``Free``, or contains a type without a halox
+        equivalent (distributed arrays, Fortran's parametrised types without a NumPy equivalent).
     MissingPackageError
         If mpi4py is not installed.
 
@@ -58,7 +58,9 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
     if not isinstance(mpi_datatype, mpi.Datatype):
         raise DatatypeError(f"an mpi4py datatype is needed, got {shown(mpi_datatype)}")
     if mpi_datatype == mpi.DATATYPE_NULL:
-        raise DatatypeError("the null datatype describes nothing; pass a datatype that was made")
+        raise DatatypeError(
+            "the null datatype describes nothing; pass a datatype that was made and not freed"
+        )
     return _from_mpi(mpi_datatype, mpi)
 
 
@@ -67,23 +69,22 @@ def _from_mpi(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
         return _from_named(given, mpi)
     if given.is_predefined:  # Fortran's parametrised kinds
         return _from_type_string(given)
+    combiners = {getattr(mpi, key): key for key in vars(mpi) if key.startswith("COMBINER_")}
+    combiner = combiners.get(given.combiner, f"combiner {given.combiner}")
+    name = combiner.removeprefix("COMBINER_")
+    if name not in _COMBINERS:
+        raise DatatypeError(
+            f"an MPI datatype of {combiner} has no counterpart; describe the same bytes with "
+            "struct, indexed or subarray"
+        )
     base, _, described = given.decode()
-    parts = described["datatypes"] if given.combiner == mpi.COMBINER_STRUCT else [base]
+    parts = described["datatypes"] if name == "STRUCT" else [base]
     try:
         olds = [_from_mpi(part, mpi) for part in parts]
     finally:
         for part in parts:
             if not part.is_predefined:
                 part.Free()
-    combiners = {getattr(mpi, f"COMBINER_{name}"): name for name in _COMBINERS}
-    name = combiners.get(given.combiner)
-    if name is None:
-        names = [key for key in vars(mpi) if key.startswith("COMBINER_")]
-        (combiner,) = [key for key in names if getattr(mpi, key) == given.combiner]
-        raise DatatypeError(
-            f"an MPI datatype of {combiner} has no counterpart; describe the same bytes with "
-            "struct, indexed or subarray"
-        )
     datatype = _rebuilt(name, described, olds)
     lb, extent = given.Get_extent()
     return (

@@ -507,6 +507,22 @@ class FieldLayout:
                         )
 
     @cached_property
+    def _within_grid(self) -> list[tuple[AxisLayout, tuple[bool, bool]]]:
+        """`AxisLayout.within_grid` of each grid axis."""
+        per_axis = zip(self._cells, self.decomposition.axes, self.spec.staggered, strict=True)
+        return [along.within_grid(axis.points(staggered)) for along, axis, staggered in per_axis]
+
+    @property
+    def within_walls(self) -> tuple[slice, ...]:
+        """Index of the array's points that are not beyond a wall, per grid axis, in cells."""
+        return tuple(
+            slice(None) if periodic else slice(axis.low, axis.low + axis.points)
+            for (axis, _), periodic in zip(
+                self._within_grid, self.decomposition.periodic, strict=True
+            )
+        )
+
+    @cached_property
     def at_wall(self) -> tuple[tuple[bool, bool], ...]:
         """Per grid axis, whether the rank's block is the first and the last one, along periodic axes, too."""
         decomposition = self.decomposition
@@ -555,11 +571,7 @@ class FieldLayout:
             Whether to fill edges and corners. A field with ``offsets`` has faces only.
         """
         spec = self.spec
-        per_axis = zip(self._cells, self.decomposition.axes, spec.staggered, strict=True)
-        axes, at_wall = zip(
-            *[along.within_grid(axis.points(staggered)) for along, axis, staggered in per_axis],
-            strict=True,
-        )
+        axes, at_wall = zip(*self._within_grid, strict=True)
         return Walls(
             spec.boundary,
             axes,

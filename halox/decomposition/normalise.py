@@ -75,10 +75,12 @@ def check_periods(halo: Halo, grid_shape: Sequence[int], periodic: Sequence[bool
 def normalise_periodic(periodic: object, ndim: int) -> tuple[bool, ...]:
     """Periodicity as one boolean per grid axis; ``periodic`` is one boolean, or one per axis.
 
+    The integers 0 and 1, as in the periods of MPI, count as booleans.
+
     Examples
     --------
-    >>> normalise_periodic(True, 2)
-    (True, True)
+    >>> normalise_periodic(True, 2), normalise_periodic((1, 0), 2)
+    ((True, True), (True, False))
     """
     entries = as_list(periodic)
     if entries is None:
@@ -218,6 +220,9 @@ def _width(value: object, name: str, halo: object) -> int:
 
 
 def _boolean(value: object, name: str) -> bool:
+    number = as_int(value)
+    if number in (0, 1):
+        return bool(number)
     return check_bool(name, value, DecompositionError, "; write one boolean, or one per grid axis")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from halox.decomposition import (
     Decomposition,
@@ -25,6 +25,9 @@ from halox.paths import requested_path
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.values import check_bool
+
+if TYPE_CHECKING:
+    from halox.domain.cartesian import Cartesian
 
 _MAKING = "the making of a grid"
 
@@ -79,21 +82,32 @@ class Division:
         )
 
 
-def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) -> Division:
-    """Divide a grid among the ranks of a world, with the errors of `halox.Grid`; collective."""
+def divide(
+    world: World,
+    grid_shape: int | Sequence[int],
+    given: GridOptions,
+    cartesian: Cartesian | None = None,
+) -> Division:
+    """Divide a grid among the ranks of a world, with the errors of `halox.Grid`; collective.
+
+    ``cartesian`` is the topology of a Cartesian communicator.
+    """
 
     def build() -> tuple[Division, dict[str, object]]:
+        options = given if cartesian is None else cartesian.with_options(given, grid_shape)
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
         by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
         ndim = len(normalise_grid_shape(grid_shape))
-        periodic = normalise_periodic(options.periodic, ndim)
+        periodic = normalise_periodic(False if options.periodic is None else options.periodic, ndim)
         if isinstance(options.boundary, Mapping):
             raise FieldError(
                 "boundary: a grid takes boundaries for all components; give those of single components to the field "
                 "(grid.zeros, grid.declare)"
             )
         periodic = with_periodic_boundary(options.boundary, periodic)
+        if cartesian is not None:
+            cartesian.check_periodic("boundary", periodic)
         decomposition = decompose(
             grid_shape,
             world.size,
@@ -101,7 +115,7 @@ def divide(world: World, grid_shape: int | Sequence[int], options: GridOptions) 
             periodic=periodic,
             proc_shape=options.proc_shape,
             blocks=options.blocks,
-            nodes=world.nodes if by_node else None,
+            nodes=world.nodes if by_node and cartesian is None else None,
             placement=placed,
             checkerboard=check_bool("checkerboard", options.checkerboard, DecompositionError),
         )

@@ -64,7 +64,12 @@ class Domain:
         self.world = World(comm, "making a grid", "grid")
         self.context = Context(self.world)
         try:
-            self.division: Division = divide(self.world, grid_shape, options)
+            cartesian = None
+            if isinstance(comm, self.world.mpi.Cartcomm):
+                from halox.domain.cartesian import Cartesian
+
+                cartesian = Cartesian.of(comm)
+            self.division: Division = divide(self.world, grid_shape, options, cartesian)
         except BaseException as error:
             self.context.close_after(error)
             raise

@@ -31,7 +31,7 @@ class GridOptions:
     """
 
     halo: HaloLike = 1
-    periodic: bool | Sequence[bool] = False
+    periodic: bool | Sequence[bool] | None = None
     proc_shape: int | Sequence[int | None] | None = None
     blocks: Sequence[Sequence[int] | None] | None = None
     boundary: object = None

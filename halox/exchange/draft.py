@@ -33,6 +33,8 @@ class Draft:
     specs: tuple[str, ...] = ()
     # Whether the plan may serve other arrays of the same layouts: then no array belongs to the grid.
     relocatable: bool = False
+    # Whether each exchange first fills the cells that it receives with NaN: `halox.exchange.poison`.
+    poisons: bool = False
     # Of the fields whose halo has to be filled at walls of the grid.
     walls: tuple[FieldWalls, ...] = ()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import combinations
 from operator import itemgetter
 
 from halox.datatypes import Datatype, slab
 from halox.decomposition import Box, FieldLayout
-from halox.errors import FieldError
+from halox.errors import FieldError, HaloxError
 from halox.exchange.draft import Draft
 from halox.exchange.walls import FieldWalls, check_boundaries
 from halox.paths.base import Operation
@@ -33,7 +34,7 @@ def halo_draft(
     only faces.
 
     Raises `FieldError` if a field is read-only or cannot be accumulated, `DecompositionError` if a halo is wider than a
-    periodic axis.
+    periodic axis, and `HaloxError` if ``HALOX_DEBUG_HALO`` is invalid.
     """
     _check_fields(read, operation)
     outgoing: list[_Ordered] = []
@@ -75,6 +76,7 @@ def halo_draft(
         numbers=numbers,
         specs=tuple([str(layout.spec) for _, layout in read]),
         relocatable=relocatable,
+        poisons=operation == "copy" and _poisons_halos(),
         walls=_walls(read, corners=corners),
     )
 
@@ -89,6 +91,16 @@ def _walls(
         if of_field.fills():
             walls.append(FieldWalls(number, layout.origin, of_field))
     return tuple(walls)
+
+
+def _poisons_halos() -> bool:
+    """Return whether ``HALOX_DEBUG_HALO`` asks for the fills of `halox.exchange.poison`."""
+    text = os.environ.get("HALOX_DEBUG_HALO", "")
+    if text not in ("", "0", "1"):
+        raise HaloxError(
+            f"HALOX_DEBUG_HALO={text!r}: expected 1 (exchanges first fill halos with NaN), 0 or nothing"
+        )
+    return text == "1"
 
 
 def _stepped(described: Described, box: Box, steps: Sequence[int]) -> Datatype:

@@ -384,6 +384,11 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
             if build.job(path).messages
             for channel_messages in path.channels(build, agreed.get(path.name))
         ]
+        if drafted.poisons:
+            from halox.exchange.poison import PoisonChannel
+
+            poison = PoisonChannel(build.whole, drafted.described, drafted.device)
+            carried.insert(0, ChannelMessages("poison", poison, ()))
         if drafted.walls:
             channel = WallChannel(
                 drafted.walls, drafted.described, build.whole.arrays, drafted.operation

@@ -54,7 +54,11 @@ class Timer:
         Collective; the exchanges move the arrays' contents. The channels are measured in sequence. All ranks
         use the same order of names, since a rank may lack channels that other ranks have.
         """
-        mine = dict(zip((name for name, _ in self._messages), channels, strict=True))
+        mine = {
+            name: channel
+            for (name, _), channel in zip(self._messages, channels, strict=True)
+            if channel.is_measured
+        }
         us = {
             name: exchange_us(self._world, mine.get(name), repeats, self._device)
             for name in sorted(set().union(*self._world.gather(set(mine), _MEASURING)))

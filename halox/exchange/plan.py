@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import NoReturn, TypeAlias, cast
+from operator import is_
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
-from halox.errors import ClosedError, StateError
+from halox.errors import ClosedError, FieldError, StateError
 from halox.exchange.measuring import Timer
 from halox.exchange.report import Report
 from halox.paths.base import Channel
@@ -23,6 +25,10 @@ from halox.runtime.arrays import Described, owner, share_memory, span
 from halox.runtime.call_guard import CallGuard, Unique
 from halox.runtime.communicator import UNFINISHED
 from halox.runtime.world import FORKED
+
+if TYPE_CHECKING:
+    from halox.exchange.loops import Loops
+    from halox.exchange.regions import Cells
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
@@ -123,6 +129,7 @@ class Plan(Unique):
         self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
         self.relocatable = False
+        self._loops: Loops | None = None
         self._report = report
         self._timer = timer
         self._check_open = check_open
@@ -132,9 +139,19 @@ class Plan(Unique):
         self.bytes_sent = sum(m.nbytes for m in sent)
         self.messages_sent = len(sent)
 
-    def __call__(self, _bound: Bound | None = None) -> None:
-        """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`."""
-        # The same code as `_advance`, to save the time of another call.
+    def __call__(self, *fields: object) -> None:
+        """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`.
+
+        A plan of `Grid.plan` also exchanges other arrays, ``plan(v)``, for example after a swap of names. All ranks
+        raise `FieldError` if the layouts, dtypes and strides are not the same as for the plan's arrays. As for
+        `Grid.exchange`, the first call with a new field of the grid, or with any array that the grid has not made, is
+        collective over all ranks, and the grid keeps the plan that it makes.
+        """
+        if fields:
+            plan, bound = self._plan_of(fields)
+            plan.run(bound)
+            return
+        # The same code as `run` and `_advance`, to save the time of another call.
         guard, life = self._guard, self._life
         outer = guard.user
         if life.state or outer:
@@ -143,14 +160,51 @@ class Plan(Unique):
         if self._checks:
             self._check(_READY, outer)
         try:
-            if _bound is not self.bound:  # not earlier: until here another thread may be inside
-                self._move(_bound)
             for step in self._steps:
                 step()
         except BaseException as error:
             self._fail(error, outer)
             raise
         guard.user, life.state = outer, _READY
+
+    def run(self, bound: Bound | None) -> None:
+        """Run one exchange of other arrays, of which ``bound`` has the views; of the plan's arrays if it is None."""
+        guard, life = self._guard, self._life
+        outer = guard.user
+        if life.state or outer:
+            self._check_state(_READY, "called between start() and finish(); call finish() first")
+        guard.user = life.state = _RUNNING
+        if self._checks:
+            self._check(_READY, outer)
+        try:
+            if bound is not self.bound:  # not earlier: until here another thread may be inside
+                self._move(bound)
+            for step in self._steps:
+                step()
+        except BaseException as error:
+            self._fail(error, outer)
+            raise
+        guard.user, life.state = outer, _READY
+
+    def serve(self, loops: Loops, check: Callable[[], None] | None) -> None:
+        """Allow loops over the plan's fields, and calls with other arrays; ``check`` runs before each exchange."""
+        self._loops = loops
+        if check is not None:
+            self._checks = (*self._checks, check)
+
+    def _get_loops(self) -> Loops:
+        self._check_open()
+        if self._loops is None:
+            raise FieldError(
+                "only plans of grid.plan have loops and take other arrays; call this one without arrays"
+            )
+        return self._loops
+
+    def _plan_of(self, fields: tuple[object, ...]) -> tuple[Plan, Bound | None]:
+        """Return the plan that exchanges some arrays in a call of this plan, and its argument."""
+        if not fields or (len(fields) == len(self.arrays) and all(map(is_, fields, self.arrays))):
+            return self, None
+        return self._get_loops().find(fields)
 
     def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
         """Keep the plan's arrays alive: always, or only after a failure."""
@@ -245,6 +299,53 @@ class Plan(Unique):
         self._advance((_STARTED, _READY), self._finishes, misuse)
         self._life.arrays = ()
 
+    def start_on(self, bound: Bound | None, arrays: tuple[object, ...]) -> None:
+        """Begin an exchange of other arrays; ``bound`` is the same as for `run`."""
+        if bound is not None:
+            misuse = "called between start() and finish(); call finish() first"
+            self._advance((_READY, _READY), (partial(self._move, bound),), misuse)
+        self.start()
+        self._life.arrays = self.arrays or arrays
+
+    def overlap(self, *fields: object, width: int | None = None, field: int = 0) -> Iterator[Cells]:
+        """Exchange, and yield regions that cover each owned cell once: the interior during the exchange, then the rims.
+
+        Parameters
+        ----------
+        *fields : array, optional
+            Other arrays to exchange, as in ``plan(*fields)``.
+        width : int, optional
+            Number of cells that the body of the loop reads on each side of a cell; by default the halo's width.
+        field : int
+            Number of the plan's field whose cells are yielded.
+
+        Yields
+        ------
+        Cells
+            An index of the field's array. `explain` has the sizes of all regions.
+
+        Notes
+        -----
+        Raises the errors of ``plan(*fields)``, and `FieldError` for invalid arguments. The exchange also ends if the
+        body leaves the loop by ``break`` or an error. There is no rim at a wall. All cells are one region after the
+        exchange if the block has no interior, or overlap is off: by the option ``overlap`` of `Grid.plan`, or because
+        it was slower.
+        """
+        return self._get_loops().overlap(width, field).loop(*self._plan_of(fields), fields)
+
+    def steps(self, *fields: object, field: int = 0) -> Iterator[Cells]:
+        """Exchange, and return an iterator of the regions of the ``every`` steps until the next exchange.
+
+        The last region is the owned cells. Each earlier region also has the halo cells that later steps read, but no
+        cells outside the grid: the owned cells get the same bits as with an exchange before each step. Regions of a
+        staggered field include the stored copy of the next rank's first point. Arguments and errors are the same as for
+        `overlap`, and ``every`` is an option of `Grid.plan`.
+        """
+        regions = self._get_loops().steps(field)
+        plan, bound = self._plan_of(fields)
+        plan.run(bound)
+        return iter(regions)
+
     def _advance(
         self, states: tuple[int, int], steps: Sequence[Callable[[], object]], misuse: str
     ) -> None:
@@ -306,9 +407,12 @@ class Plan(Unique):
 
         Notes
         -----
-        Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`.
+        Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`, and notes about
+        `overlap` and `steps` after their first calls.
         """
-        return self._report
+        if self._loops is None:
+            return self._report
+        return replace(self._report, notes=self._loops.notes())
 
     def measure(self, repeats: int = 20) -> Report:
         """Measure how long exchanges take, path by path, and return the report with the times in it.
@@ -353,7 +457,7 @@ class Plan(Unique):
             number = timer.check(repeats)
         misuse = "measure() was called between start() and finish(); call finish() first"
         self._advance((_READY, _READY), (measure,), misuse)
-        return self._report
+        return self.explain()
 
     def close(self) -> None:
         """Release buffers and requests; local, and harmless when repeated.
@@ -381,7 +485,7 @@ class Plan(Unique):
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""
-        return self._report._repr_html_()
+        return self.explain()._repr_html_()
 
     def _summary(self) -> str:
         states = ("", ", started", ", running", ", failed", ", closed")

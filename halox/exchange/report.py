@@ -101,12 +101,15 @@ class Report:
         Descriptions of the arrays.
     rows : tuple of Row
         One for each message.
+    notes : tuple of str
+        Sentences about loops during and after the exchange; see `Plan.overlap` and `Plan.steps`.
     """
 
     rank: int
     operation: str
     arrays: tuple[str, ...]
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Return everything as plain values, ready for JSON."""
@@ -147,7 +150,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook."""
-        return html_table(self._title, _HEAD, self._lines())
+        return html_table("\n".join([self._title, *self.notes]), _HEAD, self._lines())
 
     def __str__(self) -> str:
         """Return a table with one line per message."""
@@ -155,7 +158,7 @@ class Report:
         body = text_table([_HEAD, *lines], {1, 6, 9}) if lines else ["no messages: no neighbour"]
         if any(row.measured_us is not None for row in self.rows):
             body.append("measured us: of an exchange of all messages that go one path together")
-        return "\n".join([self._title, *body])
+        return "\n".join([self._title, *body, *self.notes])
 
 
 def _us(value: float | None) -> str:

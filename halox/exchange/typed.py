@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from halox.datatypes import as_datatype
+from halox.datatypes import as_datatype, from_mpi
 from halox.datatypes.layout import Layout
-from halox.errors import FieldError, MismatchError
+from halox.errors import DatatypeError, FieldError, MismatchError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
@@ -45,9 +45,10 @@ class Send:
         Displacements of the datatype count bytes from element [0, ..., 0]. In a view with memory between its elements
         (``A[:, 1]``) the items may touch only elements of the view: describe them by `halox.datatypes.slab`, or by a
         vector with the view's stride.
-    datatype : Datatype or dtype
+    datatype : Datatype, dtype or mpi4py.MPI.Datatype
+        A datatype of mpi4py, predefined or derived, need not be committed, and may be freed when the exchange is made.
     dest : int
-        Rank in the exchange's communicator; may be this rank.
+        Rank in the exchange's communicator; may be this rank. ``MPI.PROC_NULL`` is an empty message: it is ignored.
     count : int
         Consecutive items, 0 or more.
     tag : int
@@ -133,7 +134,7 @@ class Exchange(Closing):
             self._plan: Plan = make_plan(
                 self._context,
                 lambda: _draft(
-                    _items("sends", sends, Send), _items("receives", receives, Recv), world.size
+                    _items("sends", sends, Send), _items("receives", receives, Recv), world
                 ),
                 path=path,
                 call="exchange",
@@ -247,7 +248,8 @@ def _check_apart(accesses: Sequence[_Access]) -> None:
         (writes if access.is_written else reads).append(access)
 
 
-def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
+def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], world: World) -> Draft:
+    mpi, size = world.mpi, world.size
     known: dict[int, tuple[int, object, Described]] = {}
     accesses: list[_Access] = []
 
@@ -259,7 +261,11 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         count = as_int(item.count)
         if count is None or count < 0:
             raise FieldError(f"{name}.count must be an int >= 0, got {shown(item.count)}")
-        datatype = as_datatype(item.datatype)
+        given: Any = item.datatype
+        try:
+            datatype = from_mpi(given) if isinstance(given, mpi.Datatype) else as_datatype(given)
+        except DatatypeError as error:
+            raise DatatypeError(f"{name}.datatype: {error}") from error
         form = described.shape, described.strides, described.dtype.itemsize
         check_own_elements(f"{name}.array", *form, datatype, count)
         low, high = (described.pointer + reach for reach in datatype.reach(count))
@@ -274,12 +280,11 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         for number, item in enumerate(items):
             name, given = f"{direction}s[{number}]", getattr(item, role)
             peer, tag = as_int(given), as_int(item.tag)
+            if peer == mpi.PROC_NULL:
+                continue
             if peer is None or not 0 <= peer < size:
-                hint = (
-                    "; leave messages to MPI.PROC_NULL out" if peer is not None and peer < 0 else ""
-                )
                 raise MismatchError(
-                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {shown(given)}{hint}"
+                    f"{name}.{role} must be a rank, 0 to {size - 1}, or MPI.PROC_NULL, got {shown(given)}"
                 )
             if tag is None:
                 raise MismatchError(f"{name}.tag must be an int, got {shown(item.tag)}")

@@ -87,7 +87,8 @@ class Communicator:
         self._counts: dict[str, int] = {}
         self._is_parent_freed = False
         self.waiter = Waiter(limit_s, True)
-        self.comm: MPI.Intracomm = self._duplicate(parent)
+        # Without the topology of a Cartesian communicator, which determines only the grids of its user.
+        self.comm: MPI.Intracomm = self._duplicate(mpi.Intracomm(parent))
         self.rank, self.size = self.comm.rank, self.comm.size
         self.shares_memory = False
         """Whether this node has several ranks, and they share memory."""

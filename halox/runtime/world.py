@@ -111,7 +111,7 @@ class World:
             raise HaloxError(f"{making} is impossible here: {_FORKED}")
         self.mpi = mpi
         settings, error = _attempt(_settings)  # the settings may be invalid on this rank alone
-        self.limit_s, self._debug = settings or (DEFAULT_TIMEOUT_S, False)
+        self.limit_s, self.debug = settings or (DEFAULT_TIMEOUT_S, False)
         with alone_in_making():
             text = "" if error is None else str(error)
             ranks, errors = duplicate_of(mpi, comm, making, self.limit_s, text)
@@ -134,7 +134,7 @@ class World:
         self._closed_why = ""
         before_finalize(mpi, _close_all)
         _living.add(self)
-        if self._debug:
+        if self.debug:
             self._log(making, None)
 
     @property
@@ -163,13 +163,13 @@ class World:
         guard.begin()
         if self.size > 1:
             self.ranks.watch.call(code_of(name, self._code))
-        if self._debug:
+        if self.debug:
             self._log(name, detail)
 
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
         """Return the function that counts the runs of a plan; None if there is nothing to count or log."""
         tick = None if self.size == 1 else self.ranks.watch.ticker(code_of(name, self._code, plan))
-        if not self._debug:
+        if not self.debug:
             return tick
 
         def log() -> None:

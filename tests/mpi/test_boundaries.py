@@ -240,3 +240,28 @@ def test_a_function_has_no_adjoint(comm: MPI.Intracomm) -> None:
         u = grid.zeros(boundary=lambda *_: None)
         with pytest.raises(FieldError, match="no adjoint"):
             grid.accumulate(u)
+
+
+def test_overlap_computes_cells_at_walls_after_the_exchange(comm: MPI.Intracomm) -> None:
+    """Steps in an overlapped loop are those after whole exchanges; several steps for one exchange are refused."""
+    shape = (7 * comm.size, 9)
+    sides = (("reflect", "antisymmetric"), ("extrapolate", ("constant", 2.0)))
+    with halox.Grid(shape, boundary=sides, comm=comm, device="cpu") as grid:
+        u, v = grid.zeros(), grid.zeros()
+        results = []
+        for overlaps in (True, False):
+            for field in (u, v):
+                field[...] = np.nan
+            i, j = grid.indices()
+            grid.interior(u)[...] = np.sin(i) + j
+            old, new = u, v
+            plan = grid.plan(u, overlap=overlaps)
+            for _ in range(3):
+                for cells in plan.overlap(old):
+                    near = [old[cells.shifted(*by)] for by in ((1, 0), (-1, 0), (0, 1), (0, -1))]
+                    new[cells] = old[cells] / 2 + (near[0] + near[1] + near[2] + near[3]) / 8
+                old, new = new, old
+            results.append(grid.interior(old).copy())
+        assert agree(np.isfinite(results[0]).all() and np.array_equal(*results), comm)
+        with pytest.raises(FieldError, match="walls unchanged"):
+            grid.plan(grid.zeros(halo=2), every=2)

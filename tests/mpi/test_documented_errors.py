@@ -155,6 +155,10 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError]]] = {
     "a neighbour that does not arrive, or makes another call": (no_neighbour, ExchangeTimeoutError),
     "a text as `HALOX_TIMEOUT`": (with_variable("HALOX_TIMEOUT", "soon"), HaloxError),
     "`HALOX_DEBUG` that is neither 0 nor 1": (with_variable("HALOX_DEBUG", "off"), HaloxError),
+    "`HALOX_DEBUG_HALO` that is neither 0 nor 1": (
+        with_variable("HALOX_DEBUG_HALO", "yes"),
+        HaloxError,
+    ),
     "a path that there is not, in `path=` or `HALOX_PATH`": (with_path("pigeon"), PathError),
     "an unknown protocol, in `path=` or `HALOX_PATH`": (
         with_variable("HALOX_PATH", "host/ll"),

@@ -45,6 +45,36 @@ def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
     return bad if comm.rank == rank % comm.size else good
 
 
+def on_cart(dims: tuple[int, ...], **options: Any) -> Callable[[World], None]:
+    """Make a grid on a Cartesian communicator with periods (True, False); MPI chooses dims that are 0."""
+
+    def call(comm: World) -> None:
+        periods = (True, False)[: len(dims)]
+        cart = comm.Create_cart(MPI.Compute_dims(comm.size, list(dims)), periods)
+        try:
+            halox.Grid((4 * comm.size, 6), comm=cart, device="cpu", **options)
+        finally:
+            cart.Free()
+
+    return call
+
+
+def send_of_type(make: Callable[[], MPI.Datatype], *, free: bool) -> Callable[[World], None]:
+    """Give a send a datatype of mpi4py, perhaps after freeing it."""
+
+    def call(comm: World) -> None:
+        datatype = make()
+        if free:
+            datatype.Free()
+        try:
+            halox.Exchange([halox.Send(np.zeros(8), datatype, 0)], [], comm=comm)
+        finally:
+            if not free:
+                datatype.Free()
+
+    return call
+
+
 def closed(comm: World) -> None:
     g = grid(comm)
     u = g.zeros()
@@ -253,6 +283,26 @@ TABLE: Table = {
         HaloxError,
         "COMM_NULL",
     ),
+    "a Cartesian communicator of another number of axes": (
+        on_cart((0,)),
+        DecompositionError,
+        r"of 2 axes, as grid_shape=\(\d+, 6\) has them, got one of 1 with dims=\(\d,\)",
+    ),
+    "periodic that contradicts a Cartesian communicator": (
+        on_cart((0, 1), periodic=True),
+        DecompositionError,
+        r"periodic: got periodic axes \(True, True\), but comm .* periods=\(True, False\)",
+    ),
+    "proc_shape that contradicts a Cartesian communicator >1": (
+        lambda c: on_cart((0, 1), proc_shape=(1, c.size))(c),
+        DecompositionError,
+        r"proc_shape: got \(1, \d\), but comm .* dims=\(\d, 1\)",
+    ),
+    "blocks that contradict a Cartesian communicator": (
+        on_cart((0, 1), blocks=(None, (2, 4))),
+        DecompositionError,
+        r"blocks\[1\]: got 2 blocks, but comm .* dims=\(\d, 1\)",
+    ),
     "periodic flags that differ >1": (
         lambda c: grid(c, periodic=only_on(c, 1, False, True)),
         MismatchError,
@@ -308,15 +358,23 @@ TABLE: Table = {
         FieldError,
         "a field has the grid's shape, and the dtype comes first",
     ),
-    "a datatype of mpi4py": (
-        lambda comm: halox.Exchange([halox.Send(np.zeros(3), MPI.DOUBLE, 0)], [], comm=comm),
+    "a datatype of mpi4py in a constructor": (
+        lambda comm: dt.vector(2, 1, 3, MPI.DOUBLE),
         DatatypeError,
         r"got one of mpi4py \(convert it by halox.datatypes.from_mpi\)",
     ),
-    "a send to nobody": (
-        lambda comm: halox.Exchange([halox.Send(np.zeros(3), "f8", MPI.PROC_NULL)], [], comm=comm),
-        MismatchError,
-        "leave messages to MPI.PROC_NULL out",
+    "a freed datatype of mpi4py": (
+        send_of_type(lambda: MPI.DOUBLE.Create_vector(2, 1, 3), free=True),
+        DatatypeError,
+        r"sends\[0\]\.datatype: the null datatype",
+    ),
+    "a datatype of mpi4py without an equivalent": (
+        send_of_type(
+            lambda: MPI.DOUBLE.Create_darray(1, 0, [8], [MPI.DISTRIBUTE_BLOCK], [8], [1]),
+            free=False,
+        ),
+        DatatypeError,
+        r"sends\[0\]\.datatype: an MPI datatype of COMBINER_DARRAY",
     ),
     "an array of the wrong shape on one rank >1": (
         lambda c: with_field(lambda g: np.zeros(only_on(c, 1, (2, 2), g.padded_shape)))(c),

@@ -9,7 +9,8 @@ import pytest
 from tests.unit.test_docs import snippets
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = [*sorted((DOCS / "recipes").glob("*.md")), DOCS / "checkpoints.md", DOCS / "quickstart.md"]
+PAGES = [*sorted((DOCS / "recipes").glob("*.md"))]
+PAGES += [DOCS / f"{name}.md" for name in ("checkpoints", "from-mpi4py", "quickstart")]
 
 pytestmark = [pytest.mark.geometry, pytest.mark.ranks(2, 4)]
 

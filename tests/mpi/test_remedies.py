@@ -213,10 +213,17 @@ CASES: dict[str, Case] = {
         "array.flags.writeable = True",
     ),
     "a datatype of mpi4py": Case(
-        "halox.Exchange([halox.Send(np.ones(3), MPI.DOUBLE, me)], receives)",
+        "halox.pack(np.ones(3), MPI.DOUBLE)",
         r"convert it by (halox.datatypes.from_mpi)\)",
-        "halox.Exchange([halox.Send(np.ones(3), {}(MPI.DOUBLE), me, count=3)], receives)",
-        before="me = MPI.COMM_WORLD.rank; receives = [halox.Recv(np.ones(3), 'f8', me, count=3)]",
+        "halox.pack(np.ones(3), {}(MPI.DOUBLE), count=3)",
+        "result.size == 24",
+    ),
+    "a Cartesian communicator of another division": Case(
+        "halox.Grid((6, 4), comm=comm, periodic=True, device='cpu')",
+        r"or give comm=mpi4py\.(MPI\.Intracomm\(comm\)) to ignore",
+        "halox.Grid((6, 4), comm={}, periodic=True, device='cpu')",
+        "result.periodic == (True, True)",
+        before="comm = MPI.COMM_WORLD.Create_cart((MPI.COMM_WORLD.size, 1))",
     ),
     "elements of a view": Case(
         "halox.Exchange([halox.Send(a, 'f8', me, count=4)], [halox.Recv(b, 'f8', me, count=4)])",

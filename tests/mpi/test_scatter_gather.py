@@ -393,5 +393,5 @@ def test_memory_is_reached_exactly(comm: MPI.Intracomm) -> None:
     call()
     assert b[:16].tolist() == a[:16].tolist() and b[32:48].tolist() == a[48:].tolist()
     b[:] = 0
-    call._rest(20)  # as after a call that moved 20 bytes only
+    call._copy_rest(20)  # as after a call that moved 20 bytes only
     assert not b[:32].any() and b[36:48].tolist() == a[52:].tolist()

@@ -224,3 +224,67 @@ def test_plans_release_their_memory(comm: MPI.Intracomm) -> None:
             if number % 2:
                 plan.close()
         assert grid.domain.context.arena.segments <= 4
+
+
+def types_of_mpi() -> dict[str, MPI.Datatype]:
+    """Return a predefined type and derived types of every combiner that halox reads, within 1024 bytes."""
+    double, pair = MPI.DOUBLE, MPI.DOUBLE.Create_vector(2, 1, 3)
+    made = {
+        "contiguous": double.Create_contiguous(5),
+        "vector": double.Create_vector(4, 2, 5),
+        "hvector": double.Create_hvector(4, 2, 72),
+        "indexed": double.Create_indexed([1, 3, 2], [20, 2, 9]),
+        "hindexed": double.Create_hindexed([2, 1], [80, 8]),
+        "indexed_block": double.Create_indexed_block(2, [7, 1, 30]),
+        "hindexed_block": double.Create_hindexed_block(2, [96, 16]),
+        "struct": MPI.Datatype.Create_struct([1, 2], [0, 200], [pair, MPI.INT]),
+        "subarray": double.Create_subarray([6, 8], [3, 4], [2, 1]),
+        "resized": pair.Create_resized(-8, 40),
+        "dup": pair.Dup(),
+        "nested": pair.Create_resized(0, 16).Create_vector(3, 2, 4),
+        "predefined": double.Dup(),
+    }
+    pair.Free()
+    return made
+
+
+@pytest.mark.parametrize("name", types_of_mpi())
+@pytest.mark.parametrize("count", [1, 2])
+def test_datatypes_of_mpi4py(name: str, count: int, comm: MPI.Intracomm) -> None:
+    """Messages of mpi4py's types move the bytes that MPI moves, also if the types are freed before the exchange."""
+    types = types_of_mpi()
+    low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    given = MPI.DOUBLE if name == "predefined" else types[name]
+    source = np.random.default_rng(comm.rank).integers(0, 256, 1024).astype("u1")
+    target, wanted = np.full(1024, 7, "u1"), np.full(1024, 7, "u1")
+    committed = given.Dup().Commit()
+    comm.Sendrecv([source, count, committed], high, 0, [wanted, count, committed], low, 0)
+    assert (wanted != 7).any()
+    with Exchange(
+        [Send(source, given, high, count)], [Recv(target, given, low, count)], comm=comm
+    ) as exchange:
+        for one in (committed, *types.values()):
+            one.Free()
+        exchange()
+    assert np.array_equal(target, wanted)
+
+
+def test_messages_to_nobody_are_empty(comm: MPI.Intracomm) -> None:
+    """On a row of ranks with walls, ``MPI.PROC_NULL`` leaves halos at walls as they are."""
+    row = comm.Create_cart((comm.size,))
+    below, above = row.Shift(0, 1)
+    u = np.array([-1.0, comm.rank, comm.rank, -1.0])
+    wanted = u.copy()
+    row.Sendrecv(u[2:3], above, 0, wanted[:1], below, 0)
+    row.Sendrecv(u[1:2], below, 0, wanted[3:], above, 0)
+    with Exchange(
+        [Send(u[2:], "f8", above, tag=1), Send(u[1:], MPI.DOUBLE, below, tag=2)],
+        [Recv(u, "f8", below, tag=1), Recv(u[3:], "f8", above, tag=2)],
+        comm=row,
+    ) as exchange:
+        exchange()
+    assert np.array_equal(u, wanted)
+    assert (u[0] == -1) == (comm.rank == 0)
+    with Exchange([Send(None, None, MPI.PROC_NULL)], [], comm=row) as nothing:
+        nothing()  # waits for no rank
+    row.Free()

@@ -398,10 +398,8 @@ def typed_messages(
         )
     a, b = sent.to_mpi(), received.to_mpi()
     source, target, own = ((zeros or xp.zeros)(nbytes, "u1") for _ in range(3))
-    sends = [Send(source, sent, high)] if high != MPI.PROC_NULL else []
-    receives = [Recv(target, received, low)] if low != MPI.PROC_NULL else []
-    sends.append(Send(source, sent, comm.rank, tag=9))
-    receives.append(Recv(own, received, comm.rank, tag=9))
+    sends = [Send(source, sent, high), Send(source, sent, comm.rank, tag=9)]
+    receives = [Recv(target, received, low), Recv(own, received, comm.rank, tag=9)]
     try:
         with Exchange(sends, receives, comm=comm, path=way.path) as exchange:
             for _ in range(3):

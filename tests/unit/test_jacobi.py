@@ -75,7 +75,7 @@ def test_equals_a_serial_run(ranks: int) -> None:
 def test_a_missing_exchange_is_noticed() -> None:
     program = (
         "import runpy, sys, halox\n"
-        "halox.Grid.plan = lambda *_, **__: lambda: None\n"
+        "halox.Grid.plan = lambda *_, **__: lambda *_: None\n"
         "runpy.run_path(sys.argv[1])['main'](['--device', 'cpu', '--steps', '10'])\n"
     )
     ended = support.on_ranks(2, "-c", program, str(EXAMPLE))
@@ -159,7 +159,7 @@ class FakeGrid(halox.Grid):
 
     def plan(self, *fields: Any, **options: Any) -> Any:
         plan = super().plan(*fields, **options)
-        return lambda: self.streams[-1].put(plan)
+        return lambda *arrays: self.streams[-1].put(lambda: plan(*arrays))
 
     def norm(self, field: Any, out: Any = None) -> Any:
         stream, cells = self.streams[-1], self.interior(field)

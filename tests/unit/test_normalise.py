@@ -40,6 +40,9 @@ def test_halo(halo, ndim, expected) -> None:
 def test_periodic() -> None:
     assert normalise_periodic(True, 3) == (True,) * 3
     assert normalise_periodic((True, False), 2) == (True, False)
+    of_mpi = normalise_periodic((1, np.int32(0)), 2)
+    assert of_mpi == (True, False) and all(type(flag) is bool for flag in of_mpi)
+    assert normalise_periodic(1, 2) == (True, True)
     given = normalise_periodic(np.array([True, False]), 2)
     assert given == (True, False) and all(type(wraps) is bool for wraps in given)
 
@@ -104,8 +107,8 @@ INTEGER = "as an integer, got {} of type {}; write a plain int"
             "halo[0] = (1, 1)",
         ),
         (
-            lambda: normalise_periodic(1, 2),
-            "periodic: expected True or False, got 1 of type int; write one boolean, or one per "
+            lambda: normalise_periodic(2, 2),
+            "periodic: expected True or False, got 2 of type int; write one boolean, or one per "
             "grid axis",
         ),
         (

@@ -1,0 +1,180 @@
+"""Regions of a rank's cells: the interior and the rims of an overlapped exchange, and the regions of deep halos.
+
+A side of a block is open if an exchange fills its halo, because it has a neighbour or the axis is periodic. All other
+sides are walls. A block of 3 x 4 cells with walls on the left and below, in an overlapped exchange, and in the first of
+two steps between exchanges::
+
+                                   . . . . . .
+    . . . . .                      + + + + + .
+    1 1 1 1 .    1, 2: rims        o o o o + .    o: owned cells, computed in both steps
+    i i i 2 .    i: interior       o o o o + .    +: halo cells, computed in the first step only
+    i i i 2 .    .: halo           o o o o + .    .: halo
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from halox.decomposition import FieldLayout
+from halox.errors import FieldError
+from halox.values import as_int, shown
+
+Interval: TypeAlias = tuple[int, int]
+"""First index along an axis, and the index after the last one."""
+
+
+class Cells(tuple[slice, ...]):
+    """A box of cells of a field: an index of the field's array, with ``slice(None)`` for component axes."""
+
+    @cached_property
+    def start(self) -> tuple[np.int32, ...]:
+        """Per grid axis the first index in the array, as an argument for kernels."""
+        return tuple(np.int32(cut.start) for cut in self if cut.start is not None)
+
+    @cached_property
+    def shape(self) -> tuple[np.int32, ...]:
+        """Per grid axis the number of cells, as an argument for kernels."""
+        return tuple(np.int32(cut.stop - cut.start) for cut in self if cut.start is not None)
+
+    def shifted(self, *by: int) -> Cells:
+        """Return the box moved by a number of cells along each grid axis: the neighbours that a stencil reads.
+
+        Raises `FieldError` unless there is an int for each grid axis, and if the box would start outside the array.
+        """
+        ndim = len(self.start)
+        if len(by) != ndim or None in map(as_int, by):
+            raise FieldError(f"shifted takes an int for each of {ndim} grid axes, got {shown(by)}")
+        moves = iter(by)
+        moved = Cells(
+            cut if cut.start is None else slice(cut.start + (n := next(moves)), cut.stop + n)
+            for cut in self
+        )
+        if any(cut.start is not None and cut.start < 0 for cut in moved):
+            raise FieldError(f"shifted{by} leaves the array of {self}; use a wider halo")
+        return moved
+
+
+def owned_cells(layout: FieldLayout) -> Cells:
+    """Return all cells that the rank owns."""
+    return Cells(layout.interior)
+
+
+def overlap_regions(
+    layout: FieldLayout, width: int | None
+) -> tuple[tuple[Cells, ...], tuple[Cells, ...]]:
+    """Return the regions to compute during an exchange, and the regions to compute after it.
+
+    Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from the
+    halo that the exchange fills; with None, as many cells as the halo is wide. If all cells are nearer, the only region
+    is in the second part.
+    """
+    spec, box = layout.spec, _owned(layout)
+    inner = []
+    filled = _filled_sides(layout)
+    for axis, ((first, stop), sides) in enumerate(zip(box, filled, strict=True)):
+        in_pairs = spec.parity is not None and axis == len(box) - 1
+        rims = []
+        for is_open, halo in zip(sides, spec.halo[axis], strict=True):
+            rim = min(halo, max(spec.offsets, default=halo)) if width is None else width
+            rim = rim if is_open and halo else 0
+            rims.append((rim + 1) // 2 if in_pairs else rim)
+        inner.append((first + rims[0], stop - rims[1]))
+    if any(first >= stop for first, stop in inner):
+        return (), (owned_cells(layout),)
+    regions = []
+    for axis, (first, stop) in enumerate(inner):
+        for along in ((box[axis][0], first), (stop, box[axis][1])):
+            if along[0] < along[1]:
+                regions.append(_cells(layout, [*box[:axis], along, *box[axis + 1 :]]))
+        box[axis] = (first, stop)
+    return (_cells(layout, box),), tuple(regions)
+
+
+def deep_regions(layout: FieldLayout, every: int) -> tuple[Cells, ...]:
+    """Return the regions of ``every`` steps after an exchange: the owned cells, and the halo that is still valid.
+
+    The regions end at walls, which may cut a halo that is wider than blocks.
+    Each step makes the outermost ``halo // every`` cells of the halo on each open side invalid.
+    """
+    stored = layout.padded_shape[len(layout.spec.components_before) :]
+    regions = []
+    for step in range(1, every + 1):
+        box = []
+        per_axis = zip(_owned(layout), _open_sides(layout), layout.within_walls, strict=True)
+        for axis, ((first, stop), sides, inside) in enumerate(per_axis):
+            low, high = (step * width // every for width in layout.spec.halo[axis])
+            begin, end, _ = inside.indices(stored[axis])
+            # A staggered field may store one more point than its halo, a copy that is computed in every step.
+            box.append(
+                (
+                    max(low, begin) if sides[0] else first,
+                    min(stored[axis] - high, end) if sides[1] else stop,
+                )
+            )
+        regions.append(_cells(layout, box))
+    return tuple(regions)
+
+
+def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) -> int:
+    """Return the number of steps between exchanges; raise `FieldError` if the fields' halos do not allow it."""
+    steps = as_int(every)
+    if steps is None or steps < 1:
+        raise FieldError(
+            f"every must be an int >= 1, the steps between exchanges, got {shown(every)}"
+        )
+    if steps == 1:
+        return steps
+    for number, layout in enumerate(layouts):
+        spec = layout.spec
+        for axis, widths in enumerate(spec.halo):
+            if any(width % steps for width in widths):
+                raise FieldError(
+                    f"every={steps} does not divide the halo {widths} (low, high) of field {number} along axis {axis}; "
+                    f"for steps that read w cells on each side, use a halo of {steps} * w cells"
+                )
+        if spec.boundary:
+            raise FieldError(
+                f"every={steps} leaves halos at walls unchanged between exchanges, and field {number} has a boundary "
+                "there; give it boundary=None and set its walls in each step, or every=1"
+            )
+        if spec.parity is not None or spec.offsets or not (corners or spec.ndim == 1):
+            raise FieldError(
+                f"every={steps} needs whole halos, and field {number} has corners={corners}, parity={spec.parity!r}, "
+                f"offsets={spec.offsets}; use corners=True and a field of all cells without offsets, or every=1"
+            )
+    return steps
+
+
+def _cells(layout: FieldLayout, box: Sequence[Interval]) -> Cells:
+    spec, whole = layout.spec, slice(None)
+    before, after = ([whole] * len(n) for n in (spec.components_before, spec.components_after))
+    return Cells([*before, *(slice(*along) for along in box), *after])
+
+
+def _owned(layout: FieldLayout) -> list[Interval]:
+    return [(cut.start, cut.stop) for cut in layout.interior if cut.start is not None]
+
+
+def _filled_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
+    """Return, per grid axis, whether an exchange fills the low and the high halo: from a neighbour, or at a wall."""
+    walls = {
+        (fill.along.axis, ("low", "high").index(fill.along.side)) for fill in layout.walls().fills()
+    }
+    return [
+        (low or (axis, 0) in walls, high or (axis, 1) in walls)
+        for axis, (low, high) in enumerate(_open_sides(layout))
+    ]
+
+
+def _open_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
+    """Return, per grid axis, whether the low and the high side have a neighbour or a periodic image."""
+    decomposition = layout.decomposition
+    coords = decomposition.coords_of(layout.rank)
+    return [
+        (axis.periodic or part > 0, axis.periodic or part < axis.parts - 1)
+        for axis, part in zip(decomposition.axes, coords, strict=True)
+    ]
