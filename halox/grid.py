@@ -56,12 +56,14 @@ class Grid(Closing):
     grid_shape : int or sequence of int
         Global number of cells per axis, without halos. It need not be a multiple of the number of ranks.
     halo : int, or one per axis, or (low, high) per axis
-        Halo widths: the number of neighbour cells per side that each rank keeps a copy of.
+        Halo widths: the number of neighbour cells per side that each rank keeps a copy of. A halo may be wider than
+        the neighbours' blocks. The rank then receives from every rank that owns some of the cells. Along a periodic
+        axis the halo is no wider than the grid.
     periodic : bool or one per axis, optional
         Whether the first cell is the upper neighbour of the last cell; False by default. 0 and 1 count as booleans.
     proc_shape : int or sequence of int, optional
         Ranks per axis; halox chooses each number that is 0 or None. By default it chooses all, to minimize the halo
-        bytes.
+        bytes. If possible, it chooses blocks at least as wide as the halo.
     blocks : sequence, optional
         Per axis the number of cells of each block, or None for an even division.
     boundary : None, str, tuple, callable, or one per axis, or (low, high) per axis
@@ -136,8 +138,8 @@ class Grid(Closing):
     Raises
     ------
     DecompositionError
-        If the grid cannot be divided as asked, a halo is wider than a block, or a Cartesian communicator contradicts
-        another argument.
+        If the grid cannot be divided as asked, a halo is wider than a periodic axis, or a Cartesian communicator
+        contradicts another argument.
     MismatchError
         If ranks give different arguments, or only some ranks find a GPU.
     FieldError

@@ -143,8 +143,10 @@ class Case:
         return result
 
 
-def random_case(rng: np.random.Generator, ranks: int, *, linear: bool = False) -> Case:
-    """Return a random case; with ``linear`` no fill adds numbers of its own."""
+def random_case(
+    rng: np.random.Generator, ranks: int, *, linear: bool = False, wide: bool = False
+) -> Case:
+    """Return a random case; with ``linear`` no fill adds numbers of its own, with ``wide`` the blocks are thin."""
     ndim = int(rng.integers(1, 4))
     proc = [1] * ndim
     left = ranks
@@ -154,6 +156,9 @@ def random_case(rng: np.random.Generator, ranks: int, *, linear: bool = False) -
             left //= prime
     halo = tuple((int(rng.integers(0, 4)), int(rng.integers(0, 4))) for _ in range(ndim))
     shape = tuple(int(rng.integers(5, 8)) * n for n in proc)
+    if wide:  # a mirror reads one cell more than its halo has: one owned cell, the others in the opposite halo
+        halo = tuple((width, width) for width, _ in halo)
+        shape = tuple(max(n, 2, 1 + width) for n, (width, _) in zip(proc, halo, strict=True))
     periodic = tuple(bool(rng.integers(3) == 0) for _ in range(ndim))
     staggered = tuple(bool(rng.integers(4) == 0) for _ in range(ndim))
     dtype = np.dtype(rng.choice(["f8", "f4", "c16", "i4"]))

@@ -108,6 +108,26 @@ class AxisLayout(NamedTuple):
             Interval(self.low - self.moved_low, self.moved_low),
         )
 
+    def within_grid(self, points: int) -> tuple[AxisLayout, tuple[bool, bool]]:
+        """Return the axis with all layers in a grid of ``points`` as points, and only layers beyond it as halo.
+
+        Also returns whether the exchanged layers reach the low and the high end of the grid. With halos wider than
+        blocks, this holds for more parts than the first and the last.
+        """
+        # Layers from the owned points to each end of the grid.
+        to_low, to_high = self.start, points - self.start - self.points
+        moved_low, moved_high = self.moved_low, min(self.high, self.moved_high)
+        low, high = max(self.low - to_low, 0), max(self.high - to_high, 0)
+        inside = AxisLayout(
+            max(to_low - self.low, 0),
+            low,
+            self.stored - low - high,
+            high,
+            max(moved_low - to_low, 0),
+            max(moved_high - to_high, 0),
+        )
+        return inside, (moved_low >= to_low, moved_high >= to_high)
+
     def in_pairs(self) -> AxisLayout:
         """Return the axis in pairs of cells, for a block that begins and ends at even cells.
 

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import product
 
 from halox.decomposition.normalise import (
+    check_periods,
     normalise_blocks,
     normalise_grid_shape,
     normalise_halo,
@@ -165,9 +166,9 @@ def decompose(
     The arguments are documented at `halox.Grid`. ``nodes`` has the node of each rank: ranks are then placed so that
     few bytes cross between nodes. A given ``placement`` takes precedence over ``nodes``.
 
-    Raises `DecompositionError` if an argument is malformed, or if no process grid that agrees with ``proc_shape`` fits
-    the ranks, the grid and the halo. With ``checkerboard``, also raises `DecompositionError` if an extent is odd, or a
-    block along the last axis begins at an odd cell.
+    Raises `DecompositionError` if an argument is malformed, if no process grid that agrees with ``proc_shape`` fits
+    the ranks and the grid, or if a halo is wider than a periodic axis. With ``checkerboard``, also raises
+    `DecompositionError` if an extent is odd, or a block along the last axis begins at an odd cell.
 
     Examples
     --------
@@ -178,6 +179,7 @@ def decompose(
     shape = normalise_grid_shape(grid_shape)
     wraps = normalise_periodic(periodic, len(shape))
     widths = normalise_halo(halo, len(shape))
+    check_periods(widths, shape, wraps)
     cuts = normalise_blocks(blocks, shape)
     units = (1,) * len(shape)
     if checkerboard:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, zip_longest
+from typing import TypeAlias
 
 from halox.decomposition.axis_layout import AxisLayout, Box, Interval
 from halox.decomposition.boundaries import SIDES, Boundaries, boundary_text
 from halox.decomposition.domain import Decomposition
-from halox.decomposition.normalise import Halo
+from halox.decomposition.normalise import Halo, check_periods
 from halox.decomposition.parity import PARITIES, Parity, check_checkerboard, parity_boxes
 from halox.decomposition.walls import Walls
 from halox.errors import DecompositionError, FieldError
@@ -190,10 +191,14 @@ class Region:
     order.
     """
 
-    direction: tuple[int, ...]  # -1, 0 or +1 per grid axis
+    direction: tuple[int, ...]  # -1, 0 or +1 per grid axis; any displacement if a halo is wide
     peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
     send: Box | None  # owned points; None if no points are sent
     recv: Box | None  # halo points; None if no points are received
+
+
+_Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
+"""Intervals along an axis by direction or displacement."""
 
 
 @dataclass(frozen=True)
@@ -318,6 +323,17 @@ class FieldLayout:
                 return True
         return False
 
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether an exchange fills a halo that is wider than a neighbour's block, on any rank."""
+        spec, most = self.spec, max(self.spec.offsets, default=None)
+        per_axis = zip(self.decomposition.axes, spec.halo, spec.staggered, strict=True)
+        return any(
+            limit is not None and (width if most is None else min(width, most)) > limit
+            for axis, halo, staggered in per_axis
+            for width, limit in zip(halo, axis.width_limits(staggered), strict=True)
+        )
+
     @property
     def origin(self) -> tuple[int, ...]:
         """Global index of the array's first point, per grid axis; negative in a low halo.
@@ -363,7 +379,8 @@ class FieldLayout:
         """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
 
         If the direction along an axis is 0, the box covers the owned points along this axis. So the owner of
-        a halo point fills it, the diagonal neighbour fills a corner, and the messages may arrive in any order.
+        a halo point fills it, the diagonal neighbour fills a corner, and the messages may arrive in any order. If
+        `is_wide`, more distant ranks also send, and there is a ``Region`` per displacement in the process grid.
 
         Parameters
         ----------
@@ -373,16 +390,23 @@ class FieldLayout:
         Returns
         -------
         tuple of Region
-            In the order of ``Decomposition.neighbours``. Regions without points are included. A field of one parity may
-            have several regions in a direction along the last axis, because faces that cut pairs are irregular.
+            In the lexicographic order of their directions. Regions without points are included. A field of one parity
+            may have several regions in a direction along the last axis, because faces that cut pairs are irregular.
 
         Notes
         -----
         Not collective; touches no device. Meaningful only if ``check_widths`` passes.
         """
-        sent = [axis.sent() for axis in self._cells]
-        received = [axis.received() for axis in self._cells]
-        neighbours = self.decomposition.neighbours(self.rank, corners and not self.spec.offsets)
+        corners = corners and not self.spec.offsets
+        sent: Sequence[_Intervals] = [axis.sent() for axis in self._cells]
+        received: Sequence[_Intervals] = [axis.received() for axis in self._cells]
+        neighbours = self.decomposition.neighbours(self.rank, corners)
+        if self.is_wide:
+            from halox.decomposition.wide import wide_intervals, wide_neighbours
+
+            spec, at = self.spec, (self.decomposition, self.rank)
+            sent, received = wide_intervals(*at, spec.halo, spec.staggered, spec.offsets)
+            neighbours = wide_neighbours(*at, sent, corners)
         return tuple(
             Region(at.direction, at.rank, send, receive)
             for at in neighbours
@@ -417,7 +441,7 @@ class FieldLayout:
         Notes
         -----
         Not collective; touches no device. Meaningful only if ``check_widths`` passes, and for a field without
-        ``offsets``.
+        ``offsets`` that is not `is_wide`.
         """
         sent = [axis.sent() for axis in self._cells]
         received = [axis.received() for axis in self._cells]
@@ -454,29 +478,9 @@ class FieldLayout:
         return tuple(chain(*first, others))
 
     def check_widths(self) -> None:
-        """Raise `DecompositionError` for a halo that is wider than the neighbours' blocks.
-
-        The check covers the blocks of all ranks, so either all ranks raise, or no rank does. The error names the axis,
-        the limiting rank, the size of its block, the requested width and the allowed width.
-        """
-        spec, decomposition = self.spec, self.decomposition
-        for index, axis in enumerate(decomposition.axes):
-            staggered = spec.staggered[index]
-            limits = axis.width_limits(staggered)
-            for side, width, limit in zip(("low", "high"), spec.halo[index], limits, strict=True):
-                if limit is None or width <= limit.width:
-                    continue
-                corner = [0] * decomposition.ndim
-                corner[index] = limit.part
-                start, stop = axis.owned_points(limit.part, staggered)
-                raise DecompositionError(
-                    f"halo: the {side} halo along axis {index} asks for {width} points, but "
-                    f"rank {decomposition.rank_at(corner)} owns {stop - start} there"
-                    f"{' of a staggered field' if staggered else ''} and can fill {limit.width} "
-                    f"(grid_shape={decomposition.grid_shape}, "
-                    f"proc_shape={decomposition.proc_shape}); use a {side} halo of at most "
-                    f"{limit.width}, or fewer ranks along axis {index}"
-                )
+        """Raise `DecompositionError`, on every rank or on none, for a halo wider than a periodic axis."""
+        decomposition = self.decomposition
+        check_periods(self.spec.halo, decomposition.grid_shape, decomposition.periodic)
         self._check_walls()
 
     def _check_walls(self) -> None:
@@ -490,16 +494,33 @@ class FieldLayout:
                     along = AxisLayout.of(
                         axis, part, spec.halo[index], spec.staggered[index], spec.offsets
                     )
-                    # Beyond its points it has those that the next block sends.
+                    # Beyond its points it has those that the next blocks send.
                     beyond = (along.moved_high, along.moved_low)[side] if axis.parts > 1 else 0
+                    most = min(along.points + beyond, axis.points(spec.staggered[index]))
                     width = (along.low, along.high)[side]
-                    if boundary is not None and boundary.reach(width) > along.points + beyond:
+                    if boundary is not None and boundary.reach(width) > most:
                         raise FieldError(
                             f"boundary: {boundary} at the {SIDES[side]} side of axis {index} reads "
                             f"{boundary.reach(width)} points for a halo of {width}, and there are "
-                            f"{along.points + beyond} (grid_shape={decomposition.grid_shape}, "
+                            f"{most} (grid_shape={decomposition.grid_shape}, "
                             f"proc_shape={decomposition.proc_shape}); use a narrower halo"
                         )
+
+    @cached_property
+    def _within_grid(self) -> list[tuple[AxisLayout, tuple[bool, bool]]]:
+        """`AxisLayout.within_grid` of each grid axis."""
+        per_axis = zip(self._cells, self.decomposition.axes, self.spec.staggered, strict=True)
+        return [along.within_grid(axis.points(staggered)) for along, axis, staggered in per_axis]
+
+    @property
+    def within_walls(self) -> tuple[slice, ...]:
+        """Index of the array's points that are not beyond a wall, per grid axis, in cells."""
+        return tuple(
+            slice(None) if periodic else slice(axis.low, axis.low + axis.points)
+            for (axis, _), periodic in zip(
+                self._within_grid, self.decomposition.periodic, strict=True
+            )
+        )
 
     @cached_property
     def at_wall(self) -> tuple[tuple[bool, bool], ...]:
@@ -550,10 +571,12 @@ class FieldLayout:
             Whether to fill edges and corners. A field with ``offsets`` has faces only.
         """
         spec = self.spec
+        axes, at_wall = zip(*self._within_grid, strict=True)
         return Walls(
             spec.boundary,
-            self._cells,
-            self.at_wall,
+            axes,
+            [slice(axis.low, axis.low + axis.points) for axis in self._cells],
+            at_wall,
             self.decomposition.periodic,
             spec.staggered,
             (spec.components_before, spec.components_after),
@@ -564,7 +587,7 @@ class FieldLayout:
         return self.spec.components_before + grid + self.spec.components_after
 
     def _boxes(
-        self, intervals: Sequence[tuple[Interval, ...]], direction: tuple[int, ...]
+        self, intervals: Sequence[_Intervals], direction: tuple[int, ...]
     ) -> list[Box | None]:
         """Return the boxes of the array that hold a box of cells; ``[None]`` if the box is empty."""
         starts, subsizes = zip(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 from halox.errors import DecompositionError
 
@@ -28,13 +27,6 @@ def owned_range(n: int, parts: int, part: int) -> tuple[int, int]:
     size, extra = divmod(n, parts)
     start = part * size + min(part, extra)
     return start, start + size + (part < extra)
-
-
-class WidthLimit(NamedTuple):
-    """Widest halo that the neighbours can fill on a side, and the part that limits the width."""
-
-    width: int
-    part: int
 
 
 @dataclass(frozen=True)
@@ -133,8 +125,8 @@ class AxisPartition:
         start, stop = self.owned(part)
         return start, stop + (staggered and self.closes(part))
 
-    def width_limits(self, staggered: bool = False) -> tuple[WidthLimit | None, WidthLimit | None]:
-        """Widest low and high halo that every neighbour has enough points to fill.
+    def width_limits(self, staggered: bool = False) -> tuple[int | None, int | None]:
+        """Widest low and high halo that the next part alone has enough points to fill, for all parts.
 
         Both are None if the axis has a single part and is not periodic, because nothing is then exchanged.
         A part of a staggered field also stores the first point of the next part, so the next part has one
@@ -142,9 +134,8 @@ class AxisPartition:
 
         Examples
         --------
-        >>> low, high = AxisPartition.even(10, 4, periodic=True).width_limits()
-        >>> low
-        WidthLimit(width=2, part=2)
+        >>> AxisPartition.even(10, 4, periodic=True).width_limits()
+        (2, 2)
         >>> AxisPartition.even(10, 1, periodic=False).width_limits()
         (None, None)
         """
@@ -152,13 +143,11 @@ class AxisPartition:
             return None, None
         # The part below fills a low halo, and the part above fills a high halo.
         first, last = (0, self.parts) if self.periodic else (1, self.parts - 1)
-        low = min(zip(self.sizes[:last], range(last), strict=True))
         high_sizes = list(self.sizes[first:])
         if staggered:
             high_sizes = [size - 1 for size in high_sizes]
             high_sizes[-1] += self.closes(self.parts - 1)
-        high = min(zip(high_sizes, range(first, self.parts), strict=True))
-        return WidthLimit(*low), WidthLimit(*high)
+        return min(self.sizes[:last]), min(high_sizes)
 
 
 def _check_parts(n: int, parts: int) -> None:

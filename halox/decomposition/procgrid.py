@@ -39,11 +39,12 @@ def choose_proc_shape(
 ) -> tuple[int, ...]:
     """Ranks per axis that minimise the cells that the busiest rank sends to other ranks.
 
-    The product is ``ranks``. ``given`` has the ranks of each axis, and 0 for an axis to choose. Every block must be at
-    least as wide as the halos that it fills. Of equal process grids, the grid with fewer cells copied within a rank is
-    chosen, then the grid with more ranks along the outermost axes, because the faces of these axes have the longest
-    contiguous runs of memory. If all halo widths are 0, process grids are compared for a width of 1, because a field
-    may have its own halo. ``units`` are the cells per axis that stay in one block.
+    The product is ``ranks``. ``given`` has the ranks of each axis, and 0 for an axis to choose. Every block is at least
+    as wide as the halos that it fills, if a process grid has such blocks. Narrower blocks need more messages. Of equal
+    process grids, the grid with fewer cells copied within a rank is chosen, then the grid with more ranks along the
+    outermost axes, because the faces of these axes have the longest contiguous runs of memory. If all halo widths are
+    0, process grids are compared for a width of 1, because a field may have its own halo. ``units`` are the cells per
+    axis that stay in one block.
 
     Raises `DecompositionError` if no process grid fits. The error lists workable process grids, or workable numbers
     of ranks.
@@ -55,15 +56,12 @@ def choose_proc_shape(
     """
     counted = counted_halo(halo)
     axes = tuple(map(_Axis, range(len(shape)), shape, halo, counted, periodic, blocks, units))
-
-    fewest = [1 if axis.blocks is None else len(axis.blocks) for axis in axes]
-    obstacle = next(filter(None, map(_Axis.obstacle, axes, fewest)), None)
-    if obstacle:  # Even the widest possible blocks are too narrow for the halo.
-        raise DecompositionError(f"halo={halo}: {obstacle}; use a narrower halo")
-    best = min(_workable(axes, ranks, given), key=lambda procs: _cost(axes, procs), default=None)
-    if best is None:
-        raise DecompositionError(_refusal(axes, ranks, given))
-    return best
+    of_any_width = tuple(replace(axis, halo=(0, 0)) for axis in axes)
+    for some in (axes, of_any_width):
+        workable = list(_workable(some, ranks, given))
+        if workable:
+            return min(workable, key=lambda procs: _cost(axes, procs))
+    raise DecompositionError(_refusal(of_any_width, ranks, given))
 
 
 def counted_halo(halo: Halo) -> Halo:
@@ -81,7 +79,10 @@ class _Load(NamedTuple):
 
 @dataclass(frozen=True)
 class _Axis:
-    """One grid axis, to be cut into ``blocks``, or evenly into any number of parts of whole units."""
+    """One grid axis, to be cut into ``blocks``, or evenly into any number of parts of whole units.
+
+    Every block must be at least as wide as the ``halo`` that it fills.
+    """
 
     index: int
     cells: int
@@ -97,40 +98,15 @@ class _Axis:
             return AxisPartition.from_blocks(self.blocks, self.periodic)
         return AxisPartition.even(self.cells, parts, self.periodic, self.unit)
 
-    def fitting(self, parts: int) -> tuple[int, int]:
-        """Return the requested halo widths, reduced to widths that ``parts`` parts can fill."""
-        limits = self.cut(parts).width_limits()
-        low, high = (
-            width if limit is None else min(width, limit.width)
-            for width, limit in zip(self.halo, limits, strict=True)
-        )
-        return low, high
-
-    def obstacle(self, parts: int, step: int | None = None) -> str | None:
-        """Reason why the axis cannot be cut into ``parts`` parts, or None.
-
-        ``step`` is the difference of the ranks of consecutive parts, if known.
-        """
+    def obstacle(self, parts: int) -> str | None:
+        """Reason why the axis has no cut into ``parts`` parts, wide enough or not; None if it has one."""
         cells = f"{self.cells} cell{'s' * (self.cells > 1)}"
         if self.blocks is not None and parts != len(self.blocks):
             return f"axis {self.index} is given as {len(self.blocks)} blocks, not {parts}"
         if parts > self.cells // self.unit:
             together = f", of which {self.unit} stay together" if self.unit > 1 else ""
             return f"axis {self.index} has {cells}{together}, too few for {parts} ranks"
-        limits = self.cut(parts).width_limits()
-        narrow = [
-            limit
-            for width, limit in zip(self.halo, limits, strict=True)
-            if limit is not None and width > limit.width
-        ]
-        if not narrow:
-            return None
-        owner = "" if step is None else f" (rank {narrow[0].part * step} owns {narrow[0].width})"
-        return (
-            f"along axis {self.index} the halo is {self.halo} cells wide (low, high), and "
-            f"{cells} on {parts} rank{'s' * (parts > 1)} can fill at most "
-            f"{tuple(limit and limit.width for limit in limits)}{owner}"
-        )
+        return None
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +117,12 @@ def _fits(axis: _Axis, parts: int) -> bool:
         return True
     if even and parts > 1 and (units + 1) * axis.unit < max(axis.halo):
         return False
-    return axis.obstacle(parts) is None
+    if axis.obstacle(parts) is not None:
+        return False
+    limits = axis.cut(parts).width_limits()
+    return all(
+        limit is None or width <= limit for width, limit in zip(axis.halo, limits, strict=True)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -203,45 +184,24 @@ def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
         near = [n for n in (_near(axes, ranks, -1), _near(axes, ranks, +1)) if n]
         examples = " or ".join(f"{n} (proc_shape={next(_workable(axes, n, free))})" for n in near)
         remedy = f"no process grid works for {ranks} ranks; nearest numbers of ranks: {examples}"
-    narrower = _narrower_halo(axes, ranks, given)
-    halo = tuple(axis.halo for axis in axes)
-    wide = f" into blocks that fill halo={halo}" if narrower else ""
-    if narrower and not others:
-        remedy = f"{narrower}; {remedy}"
     if any(given):
-        return (
-            f"proc_shape={given} with {ranks} ranks: {_reason(axes, ranks, given, wide)}; {remedy}"
-        )
+        return f"proc_shape={given} with {ranks} ranks: {_reason(axes, ranks, given)}; {remedy}"
     cuts = [len(axis.blocks) if axis.blocks else None for axis in axes]
     blocks = f" with blocks for {cuts} ranks per axis" if any(cuts) else ""
-    return f"ranks={ranks}: grid_shape={grid_shape} cannot be divided{blocks}{wide}; {remedy}"
+    return f"ranks={ranks}: grid_shape={grid_shape} cannot be divided{blocks}; {remedy}"
 
 
-def _narrower_halo(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str | None:
-    """Widest workable halo, not wider than the requested halo; None if the halo is not the obstacle."""
-    bare = [replace(axis, halo=(0, 0)) for axis in axes]
-    workable = []
-    for procs in _workable(bare, ranks, given):
-        halo = tuple(axis.fitting(parts) for axis, parts in zip(axes, procs, strict=True))
-        workable.append((sum(map(sum, halo)), procs, halo))
-    if not workable:
-        return None
-    _, procs, halo = max(workable)
-    return f"halo={halo} would do, with proc_shape={procs}"
-
-
-def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...], wide: str) -> str:
+def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
     fixed = math.prod(parts for parts in given if parts)
     if 0 not in given and fixed != ranks:
         return f"it multiplies up to {fixed}, expected {ranks}"
     if ranks % fixed:
         return f"the axes given multiply up to {fixed}, expected a divisor of {ranks}"
-    for number, (axis, parts) in enumerate(zip(axes, given, strict=True)):
-        step = None if 0 in given else math.prod(given[number + 1 :])
-        obstacle = axis.obstacle(parts, step) if parts else None
+    for axis, parts in zip(axes, given, strict=True):
+        obstacle = axis.obstacle(parts) if parts else None
         if obstacle:
             return obstacle
-    return f"{ranks // fixed} ranks cannot be divided among the axes left free{wide}"
+    return f"{ranks // fixed} ranks cannot be divided among the axes left free"
 
 
 def _distance(procs: tuple[int, ...], given: tuple[int, ...]) -> int:

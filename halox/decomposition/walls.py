@@ -79,9 +79,11 @@ class Walls:
     boundaries : Boundaries
         Boundaries by component.
     axes : sequence of AxisLayout
-        Grid axes of the array.
+        Grid axes of the array, with all points of the grid as their points, and a halo only beyond the walls.
+    owned : sequence of slice
+        Per axis, the layers that the rank owns.
     at_wall : sequence of (bool, bool)
-        Per axis, whether the block ends the grid on the low and the high side, along periodic axes, too.
+        Per axis, whether the array reaches the low and the high end of the grid, along periodic axes, too.
     periodic, staggered : sequence of bool
         Per axis.
     components : (tuple of int, tuple of int)
@@ -92,6 +94,7 @@ class Walls:
 
     boundaries: Boundaries
     axes: Sequence[AxisLayout]
+    owned: Sequence[slice]
     at_wall: Sequence[tuple[bool, bool]]
     periodic: Sequence[bool]
     staggered: Sequence[bool]
@@ -179,7 +182,7 @@ class Walls:
         """Return the layers along another axis that a fill covers: the owned ones, and halos that have their values."""
         along = self.axes[axis]
         if not self.corners:
-            return slice(along.low, along.low + along.points)
+            return self.owned[axis]
         low, high = (
             self.periodic[axis] or not is_wall or (with_walls and boundary is not None)
             for is_wall, boundary in zip(self.at_wall[axis], sides[axis], strict=True)

@@ -33,8 +33,8 @@ def halo_draft(
     the owners' cells and sets the sent halos to zero. With ``corners`` the regions include edges and corners, otherwise
     only faces.
 
-    Raises `FieldError` if a field is read-only, too narrow for its halo, or cannot be accumulated, and `HaloxError` if
-    ``HALOX_DEBUG_HALO`` is invalid.
+    Raises `FieldError` if a field is read-only or cannot be accumulated, `DecompositionError` if a halo is wider than a
+    periodic axis, and `HaloxError` if ``HALOX_DEBUG_HALO`` is invalid.
     """
     _check_fields(read, operation)
     outgoing: list[_Ordered] = []
@@ -43,7 +43,7 @@ def halo_draft(
         # Slabs move axis by axis, so that corner cells travel several times. This suits neither a GPU, which moves all
         # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
-        in_turn = in_turn and not layout.spec.offsets
+        in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
         for region in layout.slabs() if in_turn else layout.regions(corners):
             sent, received = region.send, region.recv
             if operation == "add":

@@ -97,18 +97,24 @@ def overlap_regions(
 def deep_regions(layout: FieldLayout, every: int) -> tuple[Cells, ...]:
     """Return the regions of ``every`` steps after an exchange: the owned cells, and the halo that is still valid.
 
+    The regions end at walls, which may cut a halo that is wider than blocks.
     Each step makes the outermost ``halo // every`` cells of the halo on each open side invalid.
     """
     stored = layout.padded_shape[len(layout.spec.components_before) :]
     regions = []
     for step in range(1, every + 1):
         box = []
-        for axis, ((first, stop), sides) in enumerate(
-            zip(_owned(layout), _open_sides(layout), strict=True)
-        ):
+        per_axis = zip(_owned(layout), _open_sides(layout), layout.within_walls, strict=True)
+        for axis, ((first, stop), sides, inside) in enumerate(per_axis):
             low, high = (step * width // every for width in layout.spec.halo[axis])
+            begin, end, _ = inside.indices(stored[axis])
             # A staggered field may store one more point than its halo, a copy that is computed in every step.
-            box.append((low if sides[0] else first, stored[axis] - high if sides[1] else stop))
+            box.append(
+                (
+                    max(low, begin) if sides[0] else first,
+                    min(stored[axis] - high, end) if sides[1] else stop,
+                )
+            )
         regions.append(_cells(layout, box))
     return tuple(regions)
 

@@ -67,12 +67,15 @@ class Case:
         return [expected(self, f, coords, number) for number, f in enumerate(self.fields)]
 
 
-def random_case(rng: np.random.Generator, ranks: int, dtypes: Sequence[Any]) -> Case:
+def random_case(
+    rng: np.random.Generator, ranks: int, dtypes: Sequence[Any], *, wide: bool = False
+) -> Case:
+    """Return a random case; with ``wide`` its blocks are thin, and halos may be wider than blocks."""
     ndim = int(rng.integers(1, 5))
     choices = factorisations(ranks, ndim)
     procs = choices[int(rng.integers(len(choices)))]
     periodic = tuple(bool(b) for b in rng.integers(2, size=ndim))
-    most = {1: 20, 2: 9, 3: 6, 4: 5}[ndim]
+    most = 4 if wide else {1: 20, 2: 9, 3: 6, 4: 5}[ndim]
     bounds = []
     for axis, parts in enumerate(procs):
         sizes = rng.integers(1, most, size=parts)
@@ -87,6 +90,8 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: Sequence[Any]) -> 
         found = []
         for bound, wraps in zip(bounds, periodic, strict=True):
             limit = min(np.diff(bound)) if len(bound) > 2 or wraps else 5
+            if wide:
+                limit = bound[-1]
             low, high = (int(rng.integers(0, min(limit, 5) + 1)) for _ in range(2))
             found.append((low, high))
         return tuple(found)
@@ -99,6 +104,10 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: Sequence[Any]) -> 
             one for one in ((1,), (2,), (1, 2), (1, 3), (1, 2, 3), (2, 5)) if max(one) <= least
         ]
         offsets = stencils[int(rng.integers(len(stencils)))] if rng.integers(2) else ()
+        if (
+            wide
+        ):  # An exchange also moves nearer layers, which the stencil of a thin block may skip.
+            offsets = ()
         extents = [tuple(int(n) for n in rng.integers(1, 4, size=rng.integers(0, 2))) for _ in "ab"]
         parity = ("even", "odd")[int(rng.integers(2))]
         dtype = np.dtype(dtypes[int(rng.integers(len(dtypes)))])

@@ -79,20 +79,25 @@ def factorisations(ranks: int, ndim: int) -> list[tuple[int, ...]]:
     ]
 
 
-def random_case(rng: np.random.Generator, ranks: int, dtypes: list[Any]) -> Case:
+def random_case(
+    rng: np.random.Generator, ranks: int, dtypes: list[Any], *, wide: bool = False
+) -> Case:
+    """Return a random case; with ``wide`` its blocks are thin, and halos may be wider than blocks."""
     ndim = int(rng.integers(1, 5))
     choices = factorisations(ranks, ndim)
     procs = choices[int(rng.integers(len(choices)))]
     periodic = tuple(bool(b) for b in rng.integers(2, size=ndim))
-    most = {1: 40, 2: 12, 3: 6, 4: 3}[ndim]
+    most = 3 if wide else {1: 40, 2: 12, 3: 6, 4: 3}[ndim]
     shape = tuple(int(p * rng.integers(1, most) + rng.integers(0, p)) for p in procs)
 
     def widths() -> tuple[tuple[int, int], ...]:
         # The smallest block limits the width. A staggered axis needs one more point on the high side: see below.
         found = []
         for n, p, wraps in zip(shape, procs, periodic, strict=True):
-            limit = n // p if p > 1 or wraps else 3
-            low, high = (int(rng.integers(0, min(limit, 3) + 1)) for _ in range(2))
+            limit = min(n // p if p > 1 or wraps else 3, 3)
+            if wide:
+                limit = n if wraps else n + 1
+            low, high = (int(rng.integers(0, limit + 1)) for _ in range(2))
             found.append((low, high))
         return tuple(found)
 
@@ -100,7 +105,7 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: list[Any]) -> Case
     for _ in range(int(rng.integers(1, 4))):
         halo = case.halo if rng.integers(2) else widths()
         staggered = tuple(
-            bool(rng.integers(4) == 0) and (h[1] + 1 <= n // p or not (p > 1 or wraps))
+            bool(rng.integers(4) == 0) and (wide or h[1] + 1 <= n // p or not (p > 1 or wraps))
             for n, p, wraps, h in zip(shape, procs, periodic, halo, strict=True)
         )
         extents = [

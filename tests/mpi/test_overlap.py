@@ -45,10 +45,10 @@ def beyond_walls(grid: halox.Grid, u: Any) -> Any:
     for axis, (widths, owned) in enumerate(zip(grid.halo, grid.owned, strict=True)):
         at = u.swapaxes(0, axis + before)
         if not grid.periodic[axis]:
-            if owned.start == 0:
-                at[: widths[0]] = 0.5
-            if owned.stop == grid.grid_shape[axis]:
-                at[len(at) - widths[1] :] = 0.5
+            low = widths[0] - owned.start
+            high = widths[1] - (grid.grid_shape[axis] - owned.stop)
+            at[: max(low, 0)] = 0.5
+            at[len(at) - max(high, 0) :] = 0.5
     return u
 
 
@@ -98,7 +98,7 @@ def test_overlapped_steps(cells: tuple[int, ...], width: int, periodic: bool, co
 @pytest.mark.ranks(*SMALL, 4)
 @pytest.mark.parametrize("periodic", [True, False])
 @pytest.mark.parametrize(("width", "every"), [(1, 2), (1, 3), (2, 2)])
-@pytest.mark.parametrize("cells", [(25,), (17, 19), (13, 12, 14)], ids=str)
+@pytest.mark.parametrize("cells", [(25,), (17, 19), (13, 12, 14), (6,), (7, 6)], ids=str)
 def test_several_steps_for_each_exchange(
     cells: tuple[int, ...], width: int, every: int, periodic: bool, comm: World
 ) -> None:

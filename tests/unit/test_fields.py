@@ -306,41 +306,15 @@ def test_regions_follow_the_neighbours_even_where_nothing_moves() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple), st.booleans(), st.booleans())
-def test_check_widths_allows_exactly_what_every_neighbour_can_fill(
+def test_a_layout_is_wide_unless_every_neighbour_can_fill_its_side(
     sizes: tuple[int, ...], periodic: bool, staggered: bool
 ) -> None:
     allowed = widest(sizes, periodic, staggered)
     exchanges = periodic or len(sizes) > 1
     for low, high in product(range(4), repeat=2):
         case = Case((sizes,), (periodic,), ((low, high),), (staggered,))
-        outcomes = set()
-        for layout in case.layouts():
-            try:
-                layout.check_widths()
-                outcomes.add(True)
-            except DecompositionError:
-                outcomes.add(False)
         fits = not exchanges or (low <= allowed[0] and high <= allowed[1])
-        assert outcomes == {fits}  # equal on all ranks
-
-
-def test_a_halo_wider_than_a_block_names_axis_rank_block_and_widths() -> None:
-    axes = (
-        AxisPartition.from_blocks((4, 4), periodic=True),
-        AxisPartition.from_blocks((5, 2, 5), periodic=False),
-    )
-    domain = Decomposition(axes, Placement.by_rank((2, 3)))
-    layout = FieldLayout(domain, 5, FieldSpec(((1, 1), (3, 0))))
-    with pytest.raises(DecompositionError) as error:
-        layout.check_widths()
-    assert str(error.value) == (
-        "halo: the low halo along axis 1 asks for 3 points, but rank 1 owns 2 there and can fill "
-        "2 (grid_shape=(8, 12), proc_shape=(2, 3)); use a low halo of at most 2, or fewer ranks "
-        "along axis 1"
-    )
-    staggered = FieldLayout(domain, 0, FieldSpec(((1, 1), (1, 2)), staggered=(False, True)))
-    with pytest.raises(DecompositionError, match="2 there of a staggered field and can fill 1"):
-        staggered.check_widths()
+        assert {layout.is_wide for layout in case.layouts()} == {not fits}  # equal on all ranks
 
 
 @pytest.mark.parametrize(
