@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: test test-all lint types docs oldest gpu-check gpu-check-several gpu-check-figures figures bench
+.PHONY: test test-all lint types docs oldest gpu-check gpu-check-several gpu-check-figures gpu-check-tests figures bench
 
 test:
 	$(PYTHON) -m pytest
@@ -39,6 +39,10 @@ gpu-check-several:
 # Only the figures of several ranks: on 2, 4 and 8, up to the number of GPUs.
 gpu-check-figures:
 	$(PYTHON) -m tools.gpu.check --figures
+
+# The GPU suite without benchmarks.
+gpu-check-tests:
+	$(PYTHON) -m tools.gpu.check --tests
 
 # The page of figures, from the files that the checks wrote.
 figures:

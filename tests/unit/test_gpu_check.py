@@ -171,11 +171,17 @@ def test_one_command_measures_on_all_numbers_of_ranks(
 
 @pytest.mark.parametrize(
     ("words", "is_tested", "is_whole"),
-    [([], True, True), (["--several"], True, False), (["--figures"], False, False)],
+    [
+        ([], True, True),
+        (["--several"], True, False),
+        (["--figures"], False, False),
+        (["--tests"], True, False),
+    ],
 )
 def test_parts(
     words: list[str], is_tested: bool, is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    has_figures = words != ["--tests"]
     ran: list[Suite] = []
     measured: list[tuple[str, int | None]] = []
     result = SimpleNamespace(gpus=1, add=lambda **found: None, end=lambda: False)
@@ -188,14 +194,22 @@ def test_parts(
     assert check.main(words) == 1  # as the result has failures
     together, alone = suites.several_ranks(1)
     wanted = [*together, *alone] if is_tested else []
-    assert ran == wanted + (suites.one_process(1) if is_whole else [])
-    assert ("halox bench exchange", 2) in measured
+    assert ran == wanted + (suites.one_process(1) if is_whole or not has_figures else [])
+    assert (("halox bench exchange", 2) in measured) is has_figures
     assert (("nas_ft", None) in measured) is (("halox bench pack", None) in measured) is is_whole
 
 
 def test_unknown_words_run_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main(["--one"]) == 2
     assert "--several" in capsys.readouterr().out
+
+
+def test_tests_alone_leave_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "RESULT", tmp_path / "result.json")
+    monkeypatch.setattr(check, "TESTS", tmp_path / "tests.json")
+    monkeypatch.setattr(check, "machine", lambda: {"gpus": ["G"]})
+    check.Result("tests").add(tests=[{"outcome": "passed"}])
+    assert [path.name for path in tmp_path.iterdir()] == ["tests.json"]
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ for another reason counts as failed.
 
 ``--several`` runs only the tests and figures of several ranks, which a machine with several GPUs adds to a check on one
 GPU. ``--figures`` runs only the figures of several ranks. Figures are measured on 2, 4 and 8 ranks, up to the number of
-GPUs.
+GPUs. ``--tests`` runs the whole suite without benchmarks, in two thirds of the time, and writes gpu-tests.json, so that
+the figures of the last check stay.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tools.gpu import apps, suites
 from tools.gpu.running import ROOT, run
 
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
+TESTS = RESULT.with_name("gpu-tests.json")
 AT_ONCE, RANKS_AT_ONCE = 8, 4
 """Suites that run at the same time on a GPU: suites of one process, and suites of ranks, whose processes take turns on
 the GPU."""
@@ -73,6 +75,7 @@ class Result:
     """Results so far. The file is rewritten after each step, so that a run that dies leaves its results."""
 
     def __init__(self, parts: str) -> None:
+        self._file = TESTS if parts == PARTS["--tests",] else RESULT
         self._started = time.monotonic()
         found = machine()
         self.gpus = len(found["gpus"])
@@ -124,11 +127,11 @@ class Result:
             "apps": self._apps,
             "tests": self._tests,
         }
-        RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps(found, indent=1) + "\n")
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps(found, indent=1) + "\n")
         print(
             f"{found['passed']} passed, {found['skipped']} skipped, {found['failed']} failed "
-            f"in {found['seconds']} s; {RESULT}",
+            f"in {found['seconds']} s; {self._file}",
             flush=True,
         )
         return count
@@ -210,6 +213,7 @@ PARTS = {
     (): "all",
     ("--several",): "those of several ranks",
     ("--figures",): "figures of several ranks",
+    ("--tests",): "tests",
 }
 """Description of the checked parts, for each command line."""
 
@@ -220,15 +224,17 @@ def main(arguments: Sequence[str]) -> int:
     if parts is None:
         print(__doc__)
         return 2
+    has_figures = "--tests" not in arguments
     result = Result(parts)
     is_whole = not arguments
     if "--figures" not in arguments:
         together, alone = suites.several_ranks(result.gpus)
         run_suites(result, together, RANKS_AT_ONCE)
         run_suites(result, alone, 1)
-    if is_whole:
+    if is_whole or not has_figures:
         run_suites(result, suites.one_process(result.gpus), AT_ONCE)
-    measure_ranks(result)
+    if has_figures:
+        measure_ranks(result)
     if is_whole:
         measure_one(result)
     return 0 if result.end() else 1
