@@ -70,10 +70,12 @@ class Division:
         decomposition, layout = self.decomposition, self.layout
         sizes = [sorted(set(axis.sizes)) for axis in decomposition.axes]
         blocks = " x ".join("/".join(map(str, s)) for s in sizes)
+        boundaries = layout.spec.boundary
+        boundary = f"boundary {boundary_text(boundaries)}, " if boundaries else ""
         return "\n".join(
             [
                 f"grid {decomposition.grid_shape}, halo {layout.spec.halo}, periodic {decomposition.periodic}, "
-                f"device {self.device}",
+                f"{boundary}device {self.device}",
                 f"process grid {decomposition.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
                 decomposition.placement.summary(),
                 f"rank {rank}: coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, stores "

@@ -412,7 +412,7 @@ class Plan(Unique):
         """
         if self._loops is None:
             return self._report
-        return replace(self._report, notes=self._loops.notes())
+        return replace(self._report, notes=(*self._report.notes, *self._loops.notes()))
 
     def measure(self, repeats: int = 20) -> Report:
         """Measure how long exchanges take, path by path, and return the report with the times in it.

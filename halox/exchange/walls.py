@@ -38,6 +38,15 @@ class FieldWalls:
     origin: tuple[int, ...]  # global index of the array's first point, per grid axis
     walls: Walls
 
+    def notes(self) -> list[str]:
+        """Return a sentence for each wall and boundary, for a report."""
+        fills = [fill.along for fill in self.walls.fills()]
+        sides = dict.fromkeys((one.axis, one.side, str(one.boundary)) for one in fills)
+        return [
+            f"wall of field {self.number}: the halo beyond the {side} side of axis {axis} has the boundary {boundary}"
+            for axis, side, boundary in sides
+        ]
+
 
 def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
     """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries."""

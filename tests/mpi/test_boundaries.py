@@ -115,6 +115,22 @@ def test_new_arrays_and_inferred_layouts(comm: MPI.Intracomm) -> None:
             assert agree(np.array_equal(u, padded[cut]), comm)
 
 
+def test_explain_tells_the_walls_of_a_rank(comm: MPI.Intracomm) -> None:
+    with halox.Grid(
+        (4 * comm.size, 6),
+        boundary=("edge", None),
+        comm=comm,
+        device="cpu",
+        proc_shape=(comm.size, 1),
+    ) as grid:
+        notes = grid.plan(grid.zeros()).explain().notes
+        sides = [side for side in ("low", "high") if grid.at_wall(0, side)]  # type: ignore[arg-type]
+        assert len(notes) == len(sides)
+        for note, side in zip(notes, sides, strict=True):
+            assert f"the {side} side of axis 0 has the boundary 'edge'" in note
+        assert "boundary (('edge', 'edge'), (None, None))" in str(grid.explain())
+
+
 def test_a_function_fills_the_slabs(comm: MPI.Intracomm) -> None:
     """A function gets the slab, the axis, the side and the global indices, at the walls alone."""
     shape = (4 * comm.size, 5)
