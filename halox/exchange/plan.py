@@ -410,9 +410,10 @@ class Plan(Unique):
         Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`, and notes about
         `overlap` and `steps` after their first calls.
         """
-        if self._loops is None:
+        notes = () if self._loops is None else self._loops.notes()
+        if not notes:
             return self._report
-        return replace(self._report, notes=(*self._report.notes, *self._loops.notes()))
+        return replace(self._report, notes=(*self._report.notes, *notes))
 
     def measure(self, repeats: int = 20) -> Report:
         """Measure how long exchanges take, path by path, and return the report with the times in it.

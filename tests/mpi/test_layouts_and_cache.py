@@ -334,4 +334,4 @@ def test_a_cached_exchange_makes_three_calls(comm: World) -> None:
                     call(*arguments)
                 finally:
                     sys.setprofile(None)
-                assert calls == [call.__name__, "find", "__call__"]
+                assert calls == [call.__name__, "find", "run"]

@@ -80,7 +80,7 @@ def iovec(addresses: Int64Array, lengths: Int64Array) -> Iovec:
 def _failure(error: OSError, rank: int, peer: int) -> HaloxError:
     if error.errno == errno.ESRCH:
         return ExchangeTimeoutError(
-            f"rank {rank} cannot reach the memory of rank {peer}, whose process has ended"
+            f"exchange: rank {rank} cannot reach the memory of rank {peer}, whose process has ended"
         )
     freed = "; an array of the plan was freed" if error.errno == errno.EFAULT else ""
     return PathError(
