@@ -177,5 +177,7 @@ def milc_data() -> Path:
     """Return the folder of MILC's sample lattice, HALOX_MILC_DATA or ../shared/milc; skip the test without it."""
     folder = Path(os.environ.get("HALOX_MILC_DATA") or ROOT.parent / "shared" / "milc")
     if not (folder / "lat.sample.l8").is_file():
-        pytest.skip(f"MILC's sample is not in {os.path.relpath(folder, ROOT)}; set HALOX_MILC_DATA to its folder")
+        pytest.skip(
+            f"MILC's sample is not in {os.path.relpath(folder, ROOT)}; set HALOX_MILC_DATA to its folder"
+        )
     return folder
