@@ -78,6 +78,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     subprocess.run(
         [*pip, "--python", environment, "install", "--no-deps", "--no-index", wheel],
+        env=_without_path(),
         check=True,
         timeout=500,
     )
@@ -85,12 +86,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment / "bin"
 
 
+def _without_path() -> dict[str, str]:
+    """Return the environment without PYTHONPATH, where pip would find this checkout as an installed package."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def installed_halox(commands: Path, *words: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(
         [commands / "halox", *words],
         cwd=commands,
-        env=environment,
+        env=_without_path(),
         capture_output=True,
         text=True,
         timeout=500,
