@@ -7,8 +7,8 @@ for another reason counts as failed.
 
 ``--several`` runs only the tests and figures of several ranks, which a machine with several GPUs adds to a check on one
 GPU. ``--figures`` runs only the figures of several ranks. Figures are measured on 2, 4 and 8 ranks, up to the number of
-GPUs. ``--tests`` runs the whole suite without benchmarks, in two thirds of the time, and writes gpu-tests.json, so that
-the figures of the last check stay.
+GPUs. ``--tests`` runs the whole suite without benchmarks, in two thirds of the time. It writes gpu-check-tests.json, so
+that the figures of the last check stay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.gpu import apps, suites
 from tools.gpu.running import ROOT, run
 
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
-TESTS = RESULT.with_name("gpu-tests.json")
+TESTS = RESULT.with_name("gpu-check-tests.json")
 AT_ONCE, RANKS_AT_ONCE = 8, 4
 """Suites that run at the same time on a GPU: suites of one process, and suites of ranks, whose processes take turns on
 the GPU."""
