@@ -52,7 +52,7 @@ def test_a_launcher_with_the_process_number_of_a_killed_one(tmp_path: Path) -> N
 
     def leave_folder() -> None:
         left = Path(tempfile.gettempdir(), f"ompi.{os.getpid()}")
-        left.mkdir()
+        left.mkdir(exist_ok=True)  # another killed launcher may have left it
         folders.write_text(str(left))
         for name in ("tool", f"tool.{os.getpid()}"):
             (left / f"pmix.{socket.gethostname()}.{name}").touch()
