@@ -67,13 +67,25 @@ MADE_BY_HALOX = {
     "halox.datatypes.Layout",
     "halox.datatypes.Signature",
     "halox.datatypes.StridedBlocks",
+    "halox.decomposition.FieldLayout",
     "halox.exchange.report.Row",
     "halox.xarray.DatasetFields",
 }
 """Classes that users do not construct: the pages omit the arguments of their constructors."""
 
 
-INTERNAL = {"Plan.hold", "Plan.views", "Report.measured", "Row.of"}
+INTERNAL = {"Plan.hold", "Plan.views", "Report.measured", "Row.of"} | {
+    f"FieldLayout.{name}"
+    for name in (
+        "check_widths",
+        "is_flat_somewhere",
+        "is_wide",
+        "regions",
+        "slabs",
+        "wall",
+        "walls",
+    )
+}
 """Methods that only halox calls; the pages omit them."""
 
 
@@ -86,6 +98,7 @@ def without_arguments(_app: Any, _kind: str, name: str, *_: Any) -> tuple[str, s
 
 def not_for_users(_app: Any, _kind: str, _name: str, found: Any, skip: bool, _: Any) -> bool | None:
     """Omit methods that only halox calls."""
+    found = getattr(found, "func", found)  # of a cached property
     return getattr(found, "__qualname__", "") in INTERNAL or None
 
 

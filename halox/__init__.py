@@ -58,5 +58,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the package, with those that are not imported yet."""
-    return sorted({*globals(), *__all__})
+    """Return the public names."""
+    return list(__all__)

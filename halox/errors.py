@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class HaloxError(Exception):
     """Base of all errors of this package."""
@@ -49,6 +51,19 @@ class CheckpointError(HaloxError, OSError):
 
 class ExchangeTimeoutError(HaloxError, TimeoutError):
     """A rank waited ``HALOX_TIMEOUT`` seconds for a neighbour that did not arrive."""
+
+
+def stripped(error: HaloxError) -> HaloxError:
+    """Remove halox's frames from the traceback of an error of a public call, and halox's errors from its causes.
+
+    The first cause that is no `HaloxError` stays. ``HALOX_DEBUG=1`` keeps everything.
+    """
+    if os.environ.get("HALOX_DEBUG") != "1":
+        cause: BaseException | None = error
+        while isinstance(cause, HaloxError):
+            cause = cause.__cause__
+        error.__cause__, error.__traceback__ = cause, None
+    return error
 
 
 def as_halox_error(error: Exception, step: str) -> HaloxError:

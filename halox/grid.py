@@ -8,19 +8,19 @@ Therefore these calls look up their plan first, and call no other method before.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, overload
 
 import numpy.typing as npt
 
 from halox.decomposition import PARITIES, FieldLayout
 from halox.domain import Domain, FieldOptions, GridOptions
-from halox.errors import FieldError
+from halox.errors import FieldError, HaloxError, stripped
 from halox.exchange.cache import CachedPlan, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
@@ -29,26 +29,37 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
-from halox.runtime.call_guard import Closing, single_threaded
-from halox.tables import html_facts
+from halox.runtime.call_guard import Closing, short_errors, single_threaded
+from halox.tables import Text, html_facts
 from halox.values import as_bool, check_bool
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from typing_extensions import TypeVar
 
     from halox.checkpoint.arguments import Progress
     from halox.checkpoint.loading import Loaded
     from halox.collectives.device.device_fields import DeviceReductions
     from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
+    from halox.domain.options import Arguments
     from halox.exchange.loops import Check
+    from halox.runtime.array_types import FieldLike, GpuArray
 
+    FieldArray = TypeVar("FieldArray", default=Any)
+else:
+    from typing import TypeVar
+
+    FieldArray = TypeVar("FieldArray")
+
+Shape: TypeAlias = int | Sequence[int]
+Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 Side: TypeAlias = Literal["low", "high"]
 
-Declared = TypeVar("Declared")
+Given = TypeVar("Given", bound="FieldLike")
 
 
-class Grid(Closing):
+class Grid(Closing, Generic[FieldArray]):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
     Parameters
@@ -98,6 +109,13 @@ class Grid(Closing):
     leave_sms : bool
         Whether to leave a GPU's multiprocessors to the caller's kernels. Unless a path is requested, copy engines then
         move messages of long blocks between fields of the grid, even if a kernel might be faster.
+    dims : sequence of str, optional
+        Names of the axes in labelled arrays and checkpoints; ("x", "y", "z", "t") by default. The dimension of a
+        staggered axis "x" is called "x_face".
+    coords : mapping of str to array, optional
+        Coordinates in labelled arrays and checkpoints: by dimension, one number for each point of the whole grid, the
+        same on all ranks. Labelled arrays keep their attributes. If only cells have coordinates, the coordinates of
+        faces lie halfway between them, and vice versa.
 
     Attributes
     ----------
@@ -116,7 +134,9 @@ class Grid(Closing):
     proc_shape : tuple of int
         Ranks per axis.
     coords : tuple of int
-        Coordinates of this rank in the process grid.
+        Coordinates of this rank in the process grid (not the argument ``coords``).
+    dims : tuple of str
+        Names of the axes.
     halo : tuple of (int, int)
         Low and high halo width per axis.
     periodic : tuple of bool
@@ -143,7 +163,8 @@ class Grid(Closing):
     MismatchError
         If ranks give different arguments, or only some ranks find a GPU.
     FieldError
-        If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has.
+        If ``boundary`` is invalid, is a wall on a periodic axis, or needs more cells than a block at the wall has. Also
+        if ``dims`` or ``coords`` do not fit the grid.
     DeviceError
         If ``device`` is invalid, or is "gpu" and a rank finds no GPU.
     PathError
@@ -175,9 +196,25 @@ class Grid(Closing):
     >>> grid.close()
     """
 
+    @overload
+    def __init__(
+        self: Grid[Array], grid_shape: Shape, *, device: Literal["cpu"], **_: Unpack[Arguments]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Grid[GpuArray], grid_shape: Shape, *, device: Literal["gpu"], **_: Unpack[Arguments]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Grid[Any], grid_shape: Shape, *, device: Device = "auto", **_: Unpack[Arguments]
+    ) -> None: ...
+
+    @short_errors
     def __init__(
         self,
-        grid_shape: int | Sequence[int],
+        grid_shape: Shape,
         *,
         halo: HaloLike = 1,
         periodic: bool | Sequence[bool] | None = None,
@@ -186,11 +223,13 @@ class Grid(Closing):
         boundary: object = None,
         comm: MPI.Intracomm | None = None,
         corners: bool = True,
-        device: Literal["auto", "cpu", "gpu"] = "auto",
+        device: Device = "auto",
         placement: bool = True,
         checkerboard: bool = False,
         path: str | None = None,
         leave_sms: bool = False,
+        dims: Sequence[str] | None = None,
+        coords: Mapping[str, object] | None = None,
     ) -> None:
         options = GridOptions(
             halo=halo,
@@ -204,6 +243,8 @@ class Grid(Closing):
             checkerboard=checkerboard,
             path=path,
             leave_sms=leave_sms,
+            dims=dims,
+            coords=coords,
         )
         self._use(Domain(comm, grid_shape, options))
 
@@ -234,6 +275,8 @@ class Grid(Closing):
         self.device_id: int | None = domain.device_id
         self.xp: ModuleType = domain.xp
         self.plans_made = 0
+        self._new: Callable[..., FieldArray] = domain.allocation.new
+        self._new_like: Callable[..., FieldArray] = domain.allocation.new_like
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._known_plans = self._plans.known
         self._reductions: HostReductions | DeviceReductions
@@ -252,7 +295,7 @@ class Grid(Closing):
 
     # Fields
 
-    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
+    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> FieldArray:
         """Allocate a field of zeros, halo included; all bytes are zero for every dtype.
 
         Parameters
@@ -298,15 +341,15 @@ class Grid(Closing):
         -----
         Collective. The array stays valid after `close`.
         """
-        return self.domain.allocation.new(dtype, layout)
+        return self._new(dtype, layout)
 
-    def ones(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
+    def ones(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> FieldArray:
         """Allocate a field of ones, with the value that `numpy.ones` uses for the dtype; see `zeros`."""
-        return self.domain.allocation.new(dtype, layout, "ones", 1)
+        return self._new(dtype, layout, "ones", 1)
 
     def full(
         self, value: object, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]
-    ) -> Any:
+    ) -> FieldArray:
         """Allocate a field filled with ``value``; see `zeros`.
 
         Parameters
@@ -328,13 +371,13 @@ class Grid(Closing):
             for integers, a longer string, a mask), or if the value's shape does not broadcast. Raised on all ranks.
             Dates, and arrays of structs or objects, are cast by NumPy without these checks.
         """
-        return self.domain.allocation.new(dtype, layout, "full", value)
+        return self._new(dtype, layout, "full", value)
 
-    def empty(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
+    def empty(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> FieldArray:
         """Allocate a field with undefined contents; see `zeros`."""
-        return self.domain.allocation.new(dtype, layout, "empty")
+        return self._new(dtype, layout, "empty")
 
-    def zeros_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
+    def zeros_like(self, field: FieldLike, dtype: npt.DTypeLike | None = None) -> FieldArray:
         """Allocate a field of zeros with the layout of another field; see `zeros`.
 
         Parameters
@@ -349,21 +392,24 @@ class Grid(Closing):
         FieldError
             As for `zeros`. Also if ``field`` is not a field of the grid. Raised on all ranks.
         """
-        return self.domain.allocation.new_like(field, dtype, "zeros")
+        return self._new_like(field, dtype, "zeros")
 
-    def ones_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
+    def ones_like(self, field: FieldLike, dtype: npt.DTypeLike | None = None) -> FieldArray:
         """Allocate a field of ones with the layout of another field; see `zeros_like`."""
-        return self.domain.allocation.new_like(field, dtype, "ones", 1)
+        return self._new_like(field, dtype, "ones", 1)
 
-    def full_like(self, field: object, value: object, dtype: npt.DTypeLike | None = None) -> Any:
+    def full_like(
+        self, field: FieldLike, value: object, dtype: npt.DTypeLike | None = None
+    ) -> FieldArray:
         """Allocate a field filled with ``value``, with the layout of another field; see `full` and `zeros_like`."""
-        return self.domain.allocation.new_like(field, dtype, "full", value)
+        return self._new_like(field, dtype, "full", value)
 
-    def empty_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
+    def empty_like(self, field: FieldLike, dtype: npt.DTypeLike | None = None) -> FieldArray:
         """Allocate a field with undefined contents and the layout of another field; see `zeros_like`."""
-        return self.domain.allocation.new_like(field, dtype, "empty")
+        return self._new_like(field, dtype, "empty")
 
-    def declare(self, array: Declared, **layout: Unpack[FieldOptions]) -> Declared:
+    @short_errors
+    def declare(self, array: Given, **layout: Unpack[FieldOptions]) -> Given:
         """Declare the layout of an array that you allocated.
 
         Needed if the layout does not follow from the shape, if the field is staggered or of one parity, or if its halo
@@ -400,7 +446,7 @@ class Grid(Closing):
         self._layouts.declare(array, self._layouts.of_options(layout))
         return array
 
-    def layout(self, field: object) -> FieldLayout:
+    def layout(self, field: FieldLike) -> FieldLayout:
         """Return the layout of a field: the positions of its cells in the array and in the grid; local.
 
         Returns
@@ -416,16 +462,30 @@ class Grid(Closing):
         FieldError
             If the array does not fit the grid.
         """
-        return self._layouts.find(field)
+        try:
+            return self._layouts.find(field)
+        except HaloxError as error:
+            raise stripped(error) from error.__cause__
 
-    def interior(self, field: Any) -> Any:
+    def interior(self, field: Given) -> Given:
         """Return a view of the cells that this rank owns, without the halo. Local; raises the errors of `layout`."""
-        return field[self.layout(field).interior]
+        return field[self.layout(field).interior]  # type: ignore[index, no-any-return]
 
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the axes in labelled arrays and checkpoints."""
+        return self.domain.labels.dims
+
+    @short_errors
     def indices(
-        self, *, halo: bool = False, parity: Literal["even", "odd"] | None = None
+        self,
+        *,
+        halo: bool = False,
+        parity: Literal["even", "odd"] | None = None,
+        staggered: int | Sequence[int] | None = None,
+        field: FieldLike | None = None,
     ) -> tuple[Any, ...]:
-        """Return the global indices of this rank's cells, one array per axis, ready to broadcast.
+        """Return the global indices of this rank's cells, one array per axis, ready to broadcast. Local.
 
         Parameters
         ----------
@@ -433,16 +493,37 @@ class Grid(Closing):
             Whether to include the halo cells. Their indices continue below 0 and beyond the end of the grid.
         parity : {"even", "odd"}, optional
             Return the indices of a field of this parity that has the grid's halo.
+        staggered : int or sequence of int, optional
+            Return the indices of the points of a field that is staggered along these axes and has the grid's halo.
+        field : array, optional
+            Return the indices of the points of this field, which has a parity, staggering and halo of its own.
 
         Returns
         -------
         tuple of ndarray
-            Arrays on the grid's device, each with length 1 along all axes except its own. With ``parity``, the last
-            array has the shape of the field without components.
+            Arrays on the grid's device, each with length 1 along all axes except its own. With a parity, the last array
+            has the shape of the field without components.
+
+        Raises
+        ------
+        FieldError
+            If ``parity``, ``staggered`` or ``field`` is invalid, or ``field`` is given with one of the others.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid(4, device="cpu") as grid:
+        ...     grid.indices(staggered=0), grid.indices(field=grid.zeros(halo=2), halo=True)
+        ((array([0, 1, 2, 3, 4]),), (array([-2, -1,  0,  1,  2,  3,  4,  5]),))
         """
         with_halo = check_bool("halo", halo, FieldError)
-        options: FieldOptions = {} if parity is None else {"parity": parity}
-        layout = self._layouts.of_options(options)
+        if field is not None and not (parity is None and staggered is None):
+            raise FieldError(
+                "field determines its layout; leave out parity and staggered, or field"
+            )
+        options: FieldOptions = {"parity": parity}
+        options["staggered"] = () if staggered is None else staggered
+        layout = self._layouts.of_options(options) if field is None else self.layout(field)
         cuts = layout.stored if with_halo else layout.owned
         *others, last = self.xp.ix_(*(self.xp.arange(cut.start, cut.stop) for cut in cuts))
         if layout.spec.parity is not None:
@@ -475,7 +556,9 @@ class Grid(Closing):
         """
         return self.domain.plain.is_at_wall(axis, side)
 
-    def wall(self, field: Any, axis: int, side: Side, depth: int = 1, *, halo: bool = False) -> Any:
+    def wall(
+        self, field: Given, axis: int, side: Side, depth: int = 1, *, halo: bool = False
+    ) -> Given:
         """Return a view of the cells of a field next to a wall; empty on ranks that are not at this wall. Local.
 
         Parameters
@@ -509,24 +592,27 @@ class Grid(Closing):
         ...     grid.sum(u)
         np.float64(8.0)
         """
-        return field[self.layout(field).wall(axis, side, depth, halo=halo)]
+        index = self.layout(field).wall(axis, side, depth, halo=halo)
+        return field[index]  # type: ignore[index, no-any-return]
 
-    def dataarray(self, field: object, **options: Any) -> Any:
+    @short_errors
+    def dataarray(self, field: FieldLike, **options: Any) -> Any:
         """Return this rank's cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
         from halox.xarray import dataarray
 
         return dataarray(self, field, **options)
 
     @single_threaded
-    def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
+    def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> FieldArray:
         """Make a field from an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
         self._world.begin("from_dataarray")
         labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
-        return labelled.from_dataarray(self, array, dims=dims)
+        made: FieldArray = labelled.from_dataarray(self, array, dims=dims)
+        return made
 
     # Exchanges
 
-    def exchange(self, *fields: object, corners: bool | None = None) -> None:
+    def exchange(self, *fields: FieldLike, corners: bool | None = None) -> None:
         """Fill the halos of fields with the neighbours' cells.
 
         Parameters
@@ -570,7 +656,7 @@ class Grid(Closing):
         plan, bound = cached
         plan.run(bound)
 
-    def accumulate(self, *fields: object, corners: bool | None = None) -> None:
+    def accumulate(self, *fields: FieldLike, corners: bool | None = None) -> None:
         """Add halo values to the cells of their owners, and set the halo cells to zero: the adjoint of `exchange`.
 
         It has the parameters and errors of `exchange`. Values are added in an order that does not change between runs.
@@ -593,7 +679,7 @@ class Grid(Closing):
     @single_threaded
     def plan(
         self,
-        *fields: object,
+        *fields: FieldLike,
         corners: bool | None = None,
         path: str | None = None,
         every: int = 1,
@@ -642,7 +728,7 @@ class Grid(Closing):
         plan.serve(Loops(read, every, overlap, self.device_id, find), debug)
         return plan
 
-    def explain(self, *fields: object) -> Report | str:
+    def explain(self, *fields: FieldLike) -> Report | str:
         """Describe the division of the grid, or, given fields, the messages and paths of their exchange.
 
         Returns
@@ -652,7 +738,7 @@ class Grid(Closing):
             for `exchange`.
         """
         if not fields:
-            return self.domain.division.text(self.rank, len(set(self._world.nodes)))
+            return Text(self.domain.division.text(self.rank, len(set(self._world.nodes))))
         key = self.corners
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if cached is None:
@@ -661,7 +747,7 @@ class Grid(Closing):
 
     # Reductions
 
-    def sum(self, field: Any, out: Any = None) -> Any:
+    def sum(self, field: FieldLike, out: Any = None) -> Any:
         """Return the sum over the whole field, components included, halo left out.
 
         Parameters
@@ -709,19 +795,19 @@ class Grid(Closing):
         """
         return self._reduce("sum", out, field)
 
-    def min(self, field: Any, out: Any = None) -> Any:
+    def min(self, field: FieldLike, out: Any = None) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
         return self._reduce("min", out, field)
 
-    def max(self, field: Any, out: Any = None) -> Any:
+    def max(self, field: FieldLike, out: Any = None) -> Any:
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
         return self._reduce("max", out, field)
 
-    def norm(self, field: Any, out: Any = None) -> Any:
+    def norm(self, field: FieldLike, out: Any = None) -> Any:
         """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
         return self._reduce("norm", out, field)
 
-    def dot(self, field: Any, other: Any, out: Any = None) -> Any:
+    def dot(self, field: FieldLike, other: FieldLike, out: Any = None) -> Any:
         """Return the sum of ``conj(field) * other``, computed in float64, complex128 or 64-bit integers.
 
         Both fields must have the same layout. Otherwise the same as `sum`.
@@ -781,7 +867,7 @@ class Grid(Closing):
     # Whole arrays and checkpoints
 
     @single_threaded
-    def gather(self, field: object, root: int = 0) -> Array | None:
+    def gather(self, field: FieldLike, root: int = 0) -> Array | None:
         """Collect the owned cells of all ranks on one rank.
 
         Parameters
@@ -821,7 +907,7 @@ class Grid(Closing):
     @single_threaded
     def scatter(
         self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Unpack[FieldOptions]
-    ) -> Any:
+    ) -> FieldArray:
         """Distribute a whole array of one rank: the inverse of `gather`.
 
         Parameters
@@ -868,7 +954,8 @@ class Grid(Closing):
         from halox.gathering.scatter import scatter
 
         self._world.begin("scatter")
-        return scatter(self.domain, whole, root, out, layout)
+        made: FieldArray = scatter(self.domain, whole, root, out, layout)
+        return made
 
     def save(
         self,
@@ -897,11 +984,10 @@ class Grid(Closing):
         attrs : mapping, optional
             Attributes such as time and step, with values that JSON supports. The attributes of rank 0 are stored.
         dims : sequence of str, optional
-            Names of the grid axes; ("x", "y", "z", "t") by default. The dimension of a staggered axis "x" is called
-            "x_face".
+            Names of the grid axes; by default ``dims`` of the grid.
         coords : mapping of str to array, optional
-            Coordinates of the whole grid by dimension. The coordinates of rank 0 are stored; labelled arrays keep their
-            attributes.
+            Coordinates of the whole grid by dimension, in addition to ``coords`` of the grid or in place of them. The
+            coordinates of rank 0 are stored; labelled arrays keep their attributes.
         compressors : str, dict, codec or sequence, optional
             Zarr codecs: their names, such as "zstd", their JSON, such as ``{"name": "zstd", "configuration": {"level":
             3}}``, or codecs of `zarr.codecs`. By default chunks are not compressed.

@@ -26,6 +26,14 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str
     return [line(row) for row in rows]
 
 
+class Text(str):
+    """Text of several lines, which a prompt and a notebook show as lines."""
+
+    def __repr__(self) -> str:
+        """Return the text itself."""
+        return str(self)
+
+
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table as HTML, without a header row if ``head`` is empty; text is escaped, numbers are right-aligned.
 

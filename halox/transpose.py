@@ -22,7 +22,7 @@ from halox.exchange.transpose import memory_order, transpose_draft, transpose_en
 from halox.grid import Grid
 from halox.paths import requested_path
 from halox.runtime.arrays import describe, share_memory
-from halox.runtime.call_guard import Closing, single_threaded
+from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.tables import html_table
 from halox.values import as_bool
 
@@ -77,6 +77,7 @@ class Transpose(Closing):
     (None, None)
     """
 
+    @short_errors
     def __init__(
         self,
         grid_a: Grid | Domain,

@@ -18,11 +18,12 @@ from halox.checkpoint.calls import SaveOptions, save
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
-from halox.dimension_names import FACE, axis_names, with_faces
+from halox.dimension_names import FACE, Coordinates, beyond, with_faces
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import fixed_dtype
 from halox.errors import FieldError, HaloxError, MismatchError, MissingPackageError
 from halox.runtime.arrays import Array
+from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import as_device_array, to_host
 from halox.values import check_bool, shown
@@ -57,10 +58,10 @@ class GridLike(Protocol):
     def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
         """Allocate a field; collective."""
 
-    def layout(self, field: object) -> FieldLayout:
+    def layout(self, field: Any) -> FieldLayout:
         """Return the layout of a field."""
 
-    def exchange(self, *fields: object, corners: bool | None = None) -> None:
+    def exchange(self, *fields: Any, corners: bool | None = None) -> None:
         """Fill the halos of fields with the neighbours' cells."""
 
 
@@ -92,12 +93,13 @@ def dataarray(
     name : str, optional
         Name of the result.
     dims : sequence of str, optional
-        Names of the grid axes; ("x", "y", "z", "t") by default. The name of a staggered axis gets the suffix "_face".
+        Names of the grid axes; by default ``dims`` of the grid. The name of a staggered axis gets the suffix "_face".
         Component axes are called "component_0", "component_1", ...
     coords : mapping, optional
-        Coordinates by dimension: one-dimensional arrays with a value for every point of the whole grid (along "x_face",
-        for every face). Labelled arrays keep their attributes, such as units. By default the coordinates are global
-        indices.
+        Coordinates in addition to ``coords`` of the grid, or in place of them: by dimension a one-dimensional array
+        with a value for every point of the whole grid (along "x_face", for every face). Labelled arrays keep their
+        attributes, such as units. If only cells have coordinates, faces lie halfway between them, and vice versa.
+        Dimensions without coordinates have global indices.
     attrs : mapping, optional
         Attributes of the result; none by default.
     halo : bool
@@ -131,19 +133,21 @@ def dataarray(
         )
     if name is not None and not isinstance(name, str):
         raise FieldError(f"name must be a str or None, got {shown(name)}")
-    axes = with_faces(axis_names(dims, len(grid.grid_shape)), spec.staggered)
+    labels = grid.domain.labels.updated(dims, coords, numbers=False)
+    axes = with_faces(labels.dims, spec.staggered)
     with_halo = check_bool("halo", halo, FieldError)
     before = len(spec.components_before)
     names = [f"component_{n}" for n in range(before + len(spec.components_after))]
-    given = _checked_coords(coords, axes)
     cuts = layout.stored if with_halo else layout.owned
     points = layout.global_shape[before:]
     return xarray.DataArray(
         field if with_halo else field[layout.interior],
         dims=(*names[:before], *axes, *names[before:]),
         coords={
-            axis: _cut(axis, given.get(axis), cut, n)
-            for axis, cut, n in zip(axes, cuts, points, strict=False)
+            axis: _cut(axis, labels.along(*place), cut, n)
+            for axis, place, cut, n in zip(
+                axes, enumerate(spec.staggered), cuts, points, strict=False
+            )
         },
         name=name,
         attrs=dict(_attrs(attrs)),
@@ -156,50 +160,16 @@ def _attrs(attrs: object) -> Mapping[str, Any]:
     return attrs or {}
 
 
-def _checked_coords(coords: Mapping[str, Any] | None, axes: Sequence[str]) -> Mapping[str, Any]:
-    if coords is None:
-        return {}
-    if not isinstance(coords, Mapping) or not all(isinstance(axis, str) for axis in coords):
-        raise FieldError(f"coords must be a mapping of names to coordinates, got {shown(coords)}")
-    known = {name for axis in axes for name in (axis, axis.removesuffix(FACE), axis + FACE)}
-    if unknown := sorted(set(coords) - known):
-        raise FieldError(
-            f"coords has {', '.join(map(repr, unknown))}, and the field the dimensions {', '.join(axes)}; "
-            "give one-dimensional coordinates by the names of these"
-        )
-    return coords
-
-
-def _cut(axis: str, given: object, cut: slice, points: int) -> xarray.Variable:
+def _cut(axis: str, given: Coordinates | None, cut: slice, points: int) -> xarray.Variable:
     """Return the coordinates of a rank's points along an axis of ``points`` points."""
     if given is None:
         return xarray.Variable((axis,), np.arange(cut.start, cut.stop))
-    attrs = dict(getattr(given, "attrs", {}))
-    try:
-        values = np.asarray(getattr(given, "values", given))
-    except (TypeError, ValueError) as error:
-        raise FieldError(f"coords[{axis!r}] must be an array, got {shown(given)}") from error
-    if values.shape != (points,):
-        raise FieldError(
-            f"coords[{axis!r}] must have one axis of {points} values, one for each point of the whole grid, got "
-            f"shape {values.shape}"
-        )
+    values, attrs = given
     inside = values[max(cut.start, 0) : cut.stop]
     low, high = max(-cut.start, 0), max(cut.stop - points, 0)
     if low or high:
-        inside = np.concatenate([_beyond(values, low)[::-1], inside, _beyond(values[::-1], high)])
+        inside = np.concatenate([beyond(values, low)[::-1], inside, beyond(values[::-1], high)])
     return xarray.Variable((axis,), inside, attrs)
-
-
-def _beyond(values: Array, count: int) -> Array:
-    """Return ``count`` coordinates before the first one, nearest first, at the same spacing or else repeated."""
-    if count == 0 or len(values) == 1 or values.dtype.kind not in "iufcmM":
-        return np.repeat(values[:1], count)
-    steps, (first, second) = np.arange(1, count + 1), values[:2]
-    if values.dtype.kind in "iu":  # results may be below the range of the dtype
-        first, second = int(first), int(second)
-    before: Array = first - steps * (second - first)
-    return before
 
 
 # To fields
@@ -217,7 +187,7 @@ def from_dataarray(grid: GridLike, array: object, *, dims: Sequence[str] | None 
         in any order. "x_face" in place of "x" is a staggered axis; axes with other names are components. If values are
         loaded lazily, as from a file, only the needed part is loaded.
     dims : sequence of str, optional
-        Names of the grid axes; ("x", "y", "z", "t") by default.
+        Names of the grid axes; by default ``dims`` of the grid.
 
     Returns
     -------
@@ -355,7 +325,7 @@ def read(grid: GridLike, array: object, dims: Sequence[str] | None) -> Reading:
         raise FieldError(
             f"expected an xarray.DataArray, got a {type(array).__name__}; of a Dataset, give the variables one by one"
         )
-    axes = axis_names(dims, len(grid.grid_shape))
+    axes = grid.domain.labels.updated(dims, None).dims
     grid_dims = _grid_dims(array, axes)
     if len(grid_dims) < len(axes):
         raise FieldError(
@@ -508,6 +478,7 @@ class DatasetFields:
     def __init__(self, dataset: xarray.Dataset) -> None:
         self._dataset = dataset
 
+    @short_errors
     def exchange(
         self,
         grid: GridLike,
@@ -547,6 +518,7 @@ class DatasetFields:
         else:
             grid.exchange(*fields, corners=corners)
 
+    @short_errors
     def to_zarr(
         self,
         path: str | PathLike[str],
@@ -624,7 +596,7 @@ class DatasetFields:
         self, grid: GridLike, dims: Sequence[str] | None
     ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _DatasetRecord]:
         """Return the names of the grid axes, the variables with all grid axes, and the facts that ranks compare."""
-        axes, dataset = axis_names(dims, len(grid.grid_shape)), self._dataset
+        axes, dataset = grid.domain.labels.updated(dims, None).dims, self._dataset
         readings: dict[str, Reading] = {}
         coords: dict[str, tuple[str, int]] = {}
         for name in self._names(axes):
@@ -670,7 +642,7 @@ class DatasetFields:
         self, grid: GridLike, names: Sequence[str], dims: Sequence[str] | None
     ) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
-        axes, arrays = axis_names(dims, len(grid.grid_shape)), []
+        axes, arrays = grid.domain.labels.updated(dims, None).dims, []
         for name in sorted(names, key=str) or self._names(axes):
             if not isinstance(name, str) or name not in self._dataset.variables:
                 raise FieldError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +14,12 @@ import numpy as np
 from halox.checkpoint.bucket import SCHEME, BucketPath
 from halox.checkpoint.fields import is_number
 from halox.checkpoint.store import PREFIX
-from halox.decomposition import Decomposition, FieldLayout
-from halox.dimension_names import FACE, axis_names
+from halox.decomposition import FieldLayout
+from halox.dimension_names import FACE, Coordinates, Labels
 from halox.domain.layouts import FieldLayouts
 from halox.domain.options import OPTIONS
 from halox.errors import CheckpointError, FieldError
-from halox.runtime.arrays import Array, Described, check_elements_apart
+from halox.runtime.arrays import Described, check_elements_apart
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown
 
@@ -116,46 +116,24 @@ def fields_of(
     return by_name
 
 
-def dims_of(dims: object, ndim: int) -> tuple[str, ...]:
-    """Return the names of the grid axes, under which coordinates are stored; raises `FieldError`."""
-    names = axis_names(dims, ndim)
-    for name in names:
+def coords_of(labels: Labels, fields: Mapping[str, CallerField]) -> dict[str, Coordinates]:
+    """Return the coordinates to store, by dimension; raises `FieldError` if Zarr cannot store a name or a dtype."""
+    for name in labels.dims:
         if not _NAME.fullmatch(name):
             raise FieldError(
                 f"dims: expected names of letters, digits, '_', '-' and '.', got {shown(name)}"
             )
-    return names
-
-
-def coords_of(
-    coords: object, dims: Sequence[str], grid: Decomposition, fields: Iterable[str]
-) -> dict[str, Array]:
-    """Return the coordinates along the dimensions of cells and of staggered points; raises `FieldError`."""
-    faces = {f"{name}{FACE}": axis.points(True) for name, axis in zip(dims, grid.axes, strict=True)}
-    lengths = dict(zip(dims, grid.grid_shape, strict=True)) | faces
-    if coords is None:
-        coords = {}
-    if not isinstance(coords, Mapping):
-        raise FieldError(f"coords: expected a mapping of dimensions to values, got {shown(coords)}")
-    by_dimension = {}
-    for name, values in coords.items():
-        if name not in lengths:
+        if taken := sorted({name, name + FACE} & set(fields)):
             raise FieldError(
-                f"coords: {shown(name)} is not one of the dimensions {', '.join(lengths)}; see dims"
+                f"{taken[0]} is the name of a field and of a dimension; rename the field, or give dims="
             )
-        array = np.asarray(to_host(values))
-        if array.shape != (lengths[name],) or not is_number(array.dtype):
+    coords = labels.of_fields(given.layout.spec for given in fields.values())
+    for name, (values, _) in coords.items():
+        if not is_number(values.dtype):
             raise FieldError(
-                f"coords: {name} needs {lengths[name]} numbers along one axis, those of the whole grid, got "
-                f"{array.dtype} of shape {array.shape}"
+                f"coords[{name!r}] has dtype {values.dtype}, which Zarr lacks; convert it to float64"
             )
-        by_dimension[name] = array
-    for name in fields:
-        if name in lengths or name in dims:
-            raise FieldError(
-                f"{name} is the name of a field and of a dimension; rename the field, or give dims="
-            )
-    return by_dimension
+    return coords
 
 
 def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
@@ -180,10 +158,11 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
     return plain
 
 
-def array_attrs_of(coords: object, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """Return attributes of fields and of coordinates, which may be labelled arrays; raises `FieldError`."""
-    labelled = coords if isinstance(coords, Mapping) else {}
-    both = {**{name: getattr(array, "attrs", None) for name, array in labelled.items()}, **given}
+def array_attrs_of(
+    coords: Mapping[str, Coordinates], given: Mapping[str, object]
+) -> dict[str, dict[str, Any]]:
+    """Return attributes of fields and of coordinates; raises `FieldError`."""
+    both = {**{name: attrs for name, (_, attrs) in coords.items()}, **given}
     return {name: attrs_of(attrs, f"attrs of {name}") for name, attrs in both.items() if attrs}
 
 

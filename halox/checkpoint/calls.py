@@ -55,8 +55,8 @@ def save(
         given = arguments.fields_of(domain.layouts, fields, named, written=False)
         if not given:
             raise FieldError("no field given; write grid.save(path, u=u)")
-        decomposition = domain.decomposition
-        dims = arguments.dims_of(options.dims, decomposition.ndim)
+        labels = domain.labels.updated(options.dims, options.coords)
+        coords = arguments.coords_of(labels, given)
         codecs = codecs_of(options.compressors)
         if not _is_npy(where):
             load_tensorstore()
@@ -69,14 +69,14 @@ def save(
             where,
             given,
             domain.grid_shape,
-            dims,
-            arguments.coords_of(options.coords, dims, decomposition, given),
+            labels.dims,
+            {name: values for name, (values, _) in coords.items()},
             arguments.attrs_of(options.attrs),
-            arguments.array_attrs_of(options.coords, options.array_attrs or {}),
+            arguments.array_attrs_of(coords, options.array_attrs or {}),
             codecs,
             arguments.progress_of(options.progress),
         )
-        return request, _compared(where, given, dims=dims, compressors=codecs)
+        return request, _compared(where, given, dims=labels.dims, compressors=codecs)
 
     world = domain.world
     with world.guard:

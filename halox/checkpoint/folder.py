@@ -50,16 +50,16 @@ def opened(path: Path, *, is_folder: bool) -> Iterator[Path]:
     """
     try:
         handle = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if is_folder else 0))
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         if not is_folder:
-            raise CheckpointError(f"there is no file {path}") from error
+            raise CheckpointError(f"there is no file {path}") from None
         previous = beside(path, "previous")
         hint = f"; the last one is {previous}: rename it" if previous.is_dir() else ""
-        raise CheckpointError(f"there is no checkpoint {path}{hint}") from error
-    except NotADirectoryError as error:
+        raise CheckpointError(f"there is no checkpoint {path}{hint}") from None
+    except NotADirectoryError:
         raise CheckpointError(
             f"{path} is a file, and a checkpoint is a folder, or a file that ends in .npy"
-        ) from error
+        ) from None
     try:
         link = Path(f"/proc/self/fd/{handle}")
         link.stat()  # raises OSError if /proc is not mounted: later the path may name another checkpoint

@@ -20,7 +20,7 @@ from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError
 from halox.runtime.arrays import DType, check_extents
-from halox.runtime.call_guard import Closing, single_threaded
+from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
@@ -108,6 +108,7 @@ class Allreduce(Closing):
     array([ 1.,  2., nan])
     """
 
+    @short_errors
     def __init__(
         self,
         comm: MPI.Intracomm | None,

@@ -203,7 +203,7 @@ _Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
 
 @dataclass(frozen=True)
 class FieldLayout:
-    """One field's array on one rank.
+    """Positions of a field's points in the array of one rank and in the grid; `halox.Grid.layout` returns it.
 
     Parameters
     ----------
@@ -220,10 +220,6 @@ class FieldLayout:
         If ``spec`` is for another number of grid axes, or ``rank`` is out of range. For a field of one parity, also if
         an extent is odd, or a block along the last axis begins at an odd cell.
 
-    Notes
-    -----
-    The constructor does not check the halo widths. ``check_widths`` does, with the same result on every rank.
-
     Examples
     --------
     >>> from halox.decomposition import decompose
@@ -233,8 +229,8 @@ class FieldLayout:
     ((7, 6, 3), (-1, 2))
     >>> layout.owned
     (slice(0, 5, None), slice(4, 8, None))
-    >>> layout.regions(corners=False)[0].recv
-    Box(starts=(0, 2, 0), subsizes=(1, 4, 3), steps=None)
+    >>> layout.interior
+    (slice(1, 6, None), slice(2, 6, None), slice(None, None, None))
     """
 
     decomposition: Decomposition
@@ -299,7 +295,7 @@ class FieldLayout:
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
-        """Shape of the rank's array: halo and component axes included."""
+        """Shape of the rank's array, with halo and component axes."""
         return self._with_components(tuple(axis.stored for axis in self._axes))
 
     @cached_property

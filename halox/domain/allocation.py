@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,7 @@ class Allocation:
         options: FieldOptions,
         contents: Contents = "zeros",
         value: object = None,
-    ) -> Field:
+    ) -> Any:
         """Allocate a field with the layout that options describe."""
         return self._allocate_on_all(
             lambda: (self._layouts.of_options(options), fixed_dtype(dtype)), contents, value, dtype
@@ -85,7 +85,7 @@ class Allocation:
 
     def new_like(
         self, field: object, dtype: npt.DTypeLike | None, contents: Contents, value: object = None
-    ) -> Field:
+    ) -> Any:
         """Allocate a field with the layout of another field, and by default its dtype."""
 
         def find_form() -> tuple[FieldLayout, DType]:

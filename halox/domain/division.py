@@ -27,6 +27,7 @@ from halox.runtime.world import World
 from halox.values import check_bool
 
 if TYPE_CHECKING:
+    from halox.dimension_names import Labels
     from halox.domain.cartesian import Cartesian
 
 _MAKING = "the making of a grid"
@@ -34,7 +35,7 @@ _MAKING = "the making of a grid"
 
 @dataclass(frozen=True)
 class Division:
-    """A rank's part of a grid: the layout of a plain field, the rank's GPU, and the options of the grid's exchanges."""
+    """A rank's part of a grid: layout of a plain field, GPU, options of exchanges, and labels if they were given."""
 
     decomposition: Decomposition
     layout: FieldLayout
@@ -42,6 +43,7 @@ class Division:
     corners: bool
     path: str | None
     leave_sms: bool
+    labels: Labels | None
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -60,6 +62,7 @@ class Division:
             "corners": self.corners,
             "device": self.device if self.device_id is None else f"GPU {self.device_id}",
             "path": self.path,
+            "dims": self.labels and self.labels.dims,
             f"rank {rank} of {size}": f"coords {decomposition.coords_of(rank)}",
             "owns": f"{decomposition.rank_shape(rank)}, from {tuple(cut.start for cut in layout.owned)}",
             "stores": layout.padded_shape,
@@ -130,7 +133,12 @@ def divide(
         requested_path(options.path)
         gpu = choose_device(options.device, world.turn)
         leave_sms = check_bool("leave_sms", options.leave_sms, DecompositionError)
-        division = Division(decomposition, layout, gpu, corners, options.path, leave_sms)
+        labels = None
+        if options.dims is not None or options.coords is not None:
+            from halox.dimension_names import AXES, Labels
+
+            labels = Labels(decomposition, AXES[:ndim]).updated(options.dims, options.coords)
+        division = Division(decomposition, layout, gpu, corners, options.path, leave_sms, labels)
         return division, {
             "grid_shape": decomposition.grid_shape,
             "halo": layout.spec.halo,
@@ -143,6 +151,8 @@ def divide(
             "placement": decomposition.placement.coords,
             "path": options.path,
             "leave_sms": leave_sms,
+            "dims": labels and labels.dims,
+            "coords": labels and labels.text(),
         }
 
     division, arguments = world.prepare(build, _MAKING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,8 @@ from halox.runtime.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from halox.dimension_names import Labels
 
 
 class Dependent(Protocol):
@@ -88,6 +91,13 @@ class Domain:
         )
         self.allocation = Allocation(self.world, self.context, self.layouts, self.device_id)
         self.dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()
+
+    @cached_property
+    def labels(self) -> Labels:
+        """Names of the axes, and coordinates along them: the defaults of calls with ``dims`` and ``coords``."""
+        from halox.dimension_names import AXES, Labels
+
+        return self.division.labels or Labels(self.decomposition, AXES[: len(self.grid_shape)])
 
     def close_dependents(self) -> None:
         """Close the objects that use the domain's memory; local."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_entries, as_int, shown
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,26 @@ class GridOptions:
     checkerboard: bool = False
     path: str | None = None
     leave_sms: bool = False
+    dims: Sequence[str] | None = None
+    coords: Mapping[str, object] | None = None
+
+
+class Arguments(TypedDict, total=False):
+    """Keyword arguments of `halox.Grid` apart from ``device``, for type checkers."""
+
+    halo: HaloLike
+    periodic: bool | Sequence[bool] | None
+    proc_shape: int | Sequence[int | None] | None
+    blocks: Sequence[Sequence[int] | None] | None
+    boundary: object
+    comm: MPI.Intracomm | None
+    corners: bool
+    placement: bool
+    checkerboard: bool
+    path: str | None
+    leave_sms: bool
+    dims: Sequence[str] | None
+    coords: Mapping[str, object] | None
 
 
 class FieldOptions(TypedDict, total=False):
@@ -129,11 +152,11 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
     """Return a fixed-size dtype; raises `FieldError` if it holds objects, has no size, or is not a dtype."""
     try:
         fixed: DType = np.dtype(dtype)
-    except Exception as error:  # NumPy raises several types
+    except Exception:  # NumPy raises several types
         hint = "; a field has the grid's shape, and the dtype comes first, as in grid.zeros('f8')"
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype that NumPy knows{hint * isinstance(dtype, int | tuple)}"
-        ) from error
+        ) from None
     if fixed.subdtype is not None:
         raise FieldError(
             f"dtype {fixed} has axes of its own; give dtype={dtype_text(fixed.base)}, components_after={fixed.shape}"

@@ -29,6 +29,7 @@ from halox.runtime.world import FORKED
 if TYPE_CHECKING:
     from halox.exchange.loops import Loops
     from halox.exchange.regions import Cells
+    from halox.runtime.array_types import FieldLike
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
@@ -139,7 +140,7 @@ class Plan(Unique):
         self.bytes_sent = sum(m.nbytes for m in sent)
         self.messages_sent = len(sent)
 
-    def __call__(self, *fields: object) -> None:
+    def __call__(self, *fields: FieldLike) -> None:
         """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`.
 
         A plan of `Grid.plan` also exchanges other arrays, ``plan(v)``, for example after a swap of names. All ranks
@@ -307,7 +308,9 @@ class Plan(Unique):
         self.start()
         self._life.arrays = self.arrays or arrays
 
-    def overlap(self, *fields: object, width: int | None = None, field: int = 0) -> Iterator[Cells]:
+    def overlap(
+        self, *fields: FieldLike, width: int | None = None, field: int = 0
+    ) -> Iterator[Cells]:
         """Exchange, and yield regions that cover each owned cell once: the interior during the exchange, then the rims.
 
         Parameters
@@ -333,7 +336,7 @@ class Plan(Unique):
         """
         return self._get_loops().overlap(width, field).loop(*self._plan_of(fields), fields)
 
-    def steps(self, *fields: object, field: int = 0) -> Iterator[Cells]:
+    def steps(self, *fields: FieldLike, field: int = 0) -> Iterator[Cells]:
         """Exchange, and return an iterator of the regions of the ``every`` steps until the next exchange.
 
         The last region is the owned cells. Each earlier region also has the halo cells that later steps read, but no

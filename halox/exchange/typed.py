@@ -17,7 +17,7 @@ from halox.exchange.plan import Plan
 from halox.packing.own_elements import check_own_elements
 from halox.paths.messages import Direction, Message, Part, fuse
 from halox.runtime.arrays import Described, describe, share_memory
-from halox.runtime.call_guard import Closing
+from halox.runtime.call_guard import Closing, short_errors
 from halox.runtime.context import Context
 from halox.runtime.world import World
 from halox.values import as_int, as_list, shown
@@ -120,6 +120,7 @@ class Exchange(Closing):
     array([0., 3.])
     """
 
+    @short_errors
     def __init__(
         self,
         sends: Sequence[Send],

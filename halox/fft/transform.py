@@ -21,7 +21,7 @@ from halox.fft.pipeline import Pipeline
 from halox.fft.stages import Schedule, divide_stages, find_stages
 from halox.grid import Grid
 from halox.paths import requested_path
-from halox.runtime.call_guard import Closing, single_threaded
+from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
 from halox.runtime.known_arrays import KnownArrays
@@ -105,6 +105,7 @@ class FFT(Closing):
     >>> grid.close()
     """
 
+    @short_errors
     def __init__(
         self,
         grid: Grid,

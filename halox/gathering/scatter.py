@@ -54,9 +54,7 @@ class _ScatterRecord:
     components: FieldOptions
 
 
-def scatter(
-    domain: Domain, whole: object, root: object, out: object, options: FieldOptions
-) -> object:
+def scatter(domain: Domain, whole: object, root: object, out: object, options: FieldOptions) -> Any:
     """Return the field with this rank's cells of the root's array; see `halox.Grid.scatter`. Collective; blocks."""
     world = domain.world
 

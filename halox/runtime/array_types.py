@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 from halox.runtime.dlpack import Array, DType
+
+if TYPE_CHECKING:
+    import cupy
 
 
 class XArray(Protocol):
@@ -134,3 +137,25 @@ class CudaInterface(TypedDict, total=False):
 
 Field: TypeAlias = Array | CupyArray
 """Array as a grid allocates it: NumPy on the host, CuPy on a GPU."""
+
+
+class DlpackArray(Protocol):
+    """Array of any library that has DLPack."""
+
+    def __dlpack__(self, *args: Any, **options: Any) -> Any:
+        """Export the array."""
+
+
+class CudaArray(Protocol):
+    """Array on a GPU of any library that has ``__cuda_array_interface__``."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """Memory and type of the array."""
+
+
+FieldLike: TypeAlias = DlpackArray | CudaArray
+"""Array that a grid takes as a field."""
+
+GpuArray: TypeAlias = "cupy.ndarray"
+"""The class itself, for users' code; Any without CuPy."""

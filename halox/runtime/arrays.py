@@ -106,6 +106,11 @@ def describe(array: object, name: str = "array") -> Described:
                     "; give arrays one by one, a list of them with a star (*fields), or numpy.asarray(...) of "
                     "numbers"
                 )
+            if type(array).__module__.startswith("xarray."):
+                remedy = (
+                    "; give array.data of a labelled array with halo, as grid.dataarray(u, halo=True) is, or call "
+                    "dataset.halox.exchange(grid)"
+                )
             raise FieldError(
                 f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
                 f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."

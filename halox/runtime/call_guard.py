@@ -18,7 +18,7 @@ from functools import wraps
 from threading import get_ident
 from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
-from halox.errors import ExchangeTimeoutError, HaloxError, StateError
+from halox.errors import ExchangeTimeoutError, HaloxError, StateError, stripped
 
 if TYPE_CHECKING:
     from halox.runtime.status import CallWatch
@@ -86,12 +86,14 @@ class CallGuard:
         self.user = me
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        """Admit other threads again; disable all calls after an error on this rank alone."""
+        """Admit other threads again; disable all calls after an error on this rank alone; shorten its traceback."""
         if self._depth:
             self._depth -= 1
         else:
             if error is not None and self._has_begun:
                 self.fail(error)
+            if isinstance(error, HaloxError):
+                stripped(error)
             self.user = self._idle
             if _deferred:
                 close_collected()
@@ -166,6 +168,19 @@ def single_threaded(method: Callable[Concatenate[S, P], R]) -> Callable[Concaten
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._world.guard:
             return method(self, *args, **kwargs)
+
+    return call
+
+
+def short_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a public call outside of any guard, to shorten the tracebacks of its errors; for no hot path."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except HaloxError as error:
+            raise stripped(error) from error.__cause__
 
     return call
 

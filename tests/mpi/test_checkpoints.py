@@ -478,7 +478,7 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     "coords": (
         lambda g, p, u: g.save(p / "b", u=u, coords={"x": np.zeros(5)}),
         FieldError,
-        "x needs 6 numbers along one axis",
+        r"coords\['x'\] must have one axis of 6 values",
     ),
     "dims": (lambda g, p, u: g.save(p / "b", u=u, dims="xy"), FieldError, "dims must name 2"),
     "codec": (

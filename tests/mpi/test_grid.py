@@ -121,6 +121,18 @@ def test_interior_gather_and_indices(grid: halox.Grid, comm: MPI.Intracomm) -> N
     assert np.array_equal(u, (i % ni) * 1000.0 + j % nj)
 
 
+def test_indices_of_staggered_fields(comm: MPI.Intracomm) -> None:
+    with halox.Grid((6, 5), comm=comm, periodic=(True, False), device="cpu") as grid:
+        points = np.zeros((6, 6), int)
+        v = grid.zeros("i8", staggered=(0, 1), halo=2)
+        grid.interior(v)[...] = sum(grid.indices(staggered=(0, 1)))
+        points[np.ix_(*map(np.ravel, grid.indices(field=v)))] = grid.interior(v)
+        assert np.array_equal(comm.allreduce(points), np.indices((6, 6)).sum(axis=0))
+        for axis, indices in enumerate(grid.indices(field=v, halo=True)):
+            assert indices.shape[axis] == v.shape[axis] and np.all(np.diff(indices.ravel()) == 1)
+            assert indices.min() == grid.layout(v).owned[axis].start - 2
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1", "?", "c8", "c16"])
 def test_reductions(dtype: str, grid: halox.Grid) -> None:
     ni, nj = grid.grid_shape
@@ -306,6 +318,7 @@ def test_two_grids_on_one_communicator(comm: MPI.Intracomm) -> None:
 def test_explain(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     u = grid.zeros()
     said = str(grid.explain())
+    assert repr(grid.explain()) == said and isinstance(grid.explain(), str)
     assert str(grid.proc_shape) in said and "placed" in said
     report = grid.explain(u)
     assert {row.path for row in report.rows} <= {"local", "host"}

@@ -335,6 +335,29 @@ CASES: dict[str, Case] = {
         before="import xarray; u = grid.ones();"
         "ds = xarray.Dataset({'u': grid.dataarray(u, halo=True, dims=('lon', 'lat'))})",
     ),
+    "a labelled array in an exchange": Case(
+        "grid.exchange(array)",
+        r"give (array\.data) of a labelled array",
+        "grid.exchange({})",
+        before="import xarray; array = grid.dataarray(grid.ones(), halo=True)",
+    ),
+    "a dataset in an exchange": Case(
+        "grid.exchange(dataset)",
+        r"or call (dataset.halox.exchange\(grid\))$",
+        before="import xarray; dataset = grid.dataarray(grid.ones(), halo=True).to_dataset(name='u')",
+    ),
+    "coordinates that are texts": Case(
+        "halox.Grid(SHAPE, coords={'y': list('abcdefgh')}, device='cpu')",
+        r"give other coordinates to (grid.dataarray)$",
+        "{}(grid.ones(), coords={'y': list('abcdefgh')})",
+        "set(result.y.values) <= set('abcdefgh')",
+        before="import xarray; SHAPE = (6, 8)",
+    ),
+    "a call of a package": Case(
+        "halox.exchange(u)",
+        r"as in grid = halox.Grid\(shape\); (grid.exchange\(u\))$",
+        before="u = grid.ones()",
+    ),
     "a labelled array on axes of other names": Case(
         "grid.from_dataarray(a)",
         r"name the grid axes by (dims=)$",

@@ -501,7 +501,7 @@ BAD: Table = {
     "coordinates of no dimension": (
         labelled(coords={"lat": X}),
         FieldError,
-        "coords has 'lat', and the field the dimensions x, y",
+        "coords has 'lat', and the grid has the dimensions x, y, x_face, y_face",
     ),
     "an int as attributes": (
         labelled(attrs=3),

@@ -83,6 +83,7 @@ def test_the_tables_of_the_reference_list_every_public_name_once() -> None:
     listed += re.findall(r"^\.\. py:data:: (\w+)$", page, re.MULTILINE)
     assert sorted(name for name in listed if "." not in name) == sorted(halox.__all__)
     assert len(set(listed)) == len(listed)
+    assert dir(halox) == sorted(halox.__all__)
 
 
 @pytest.mark.parametrize("module", ["halox", "halox.datatypes", "halox.errors"])

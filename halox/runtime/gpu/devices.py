@@ -116,7 +116,7 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
         raise FieldError(
             f"value: {shown(value)} cannot be held by dtype {dtype} ({why}); give another value, or dtype="
             f"{_wider(given, dtype)}"
-        ) from error
+        ) from None
     try:
         np.broadcast_to(array, shape)
     except ValueError:
