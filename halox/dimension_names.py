@@ -109,9 +109,9 @@ class Labels:
         return replace(self, dims=names, given=given)
 
     def along(self, axis: int, is_staggered: bool) -> Coordinates | None:
-        """Return the coordinates along an axis of a field, None if there are none.
+        """Return the coordinates along an axis of a field, or None.
 
-        If only cells or only faces have coordinates, which are numbers, the others lie halfway between them.
+        If only cells or only faces have coordinates, and these are numbers, the other points lie halfway between them.
         """
         found, other = (self.given.get((axis, kind)) for kind in (is_staggered, not is_staggered))
         if found is not None or other is None:

@@ -56,8 +56,9 @@ def frames(error: BaseException) -> list[str]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_user_error_has_few_frames_and_no_second_traceback(
-    name: str, comm: MPI.Intracomm
+    name: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("HALOX_DEBUG", raising=False)
     error = error_of(CALLS[name], comm)
     assert len(frames(error)) <= 3
     assert error.__cause__ is None and error.__suppress_context__
