@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -72,6 +73,26 @@ def on_all_ranks(comm: Any, work: Callable[[], Result], doing: str) -> Result:
     if failed:
         raise halox.errors.HaloxError(failed) from error
     return result  # type: ignore[return-value]
+
+
+def shared_cores(comm: Any) -> list[str]:
+    """Return a line that says so if the ranks of this machine share cores, else nothing; collective.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> shared_cores(MPI.COMM_SELF)
+    []
+    """
+    from mpi4py import MPI
+
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks, cores = node.size, len(set().union(*node.allgather(os.sched_getaffinity(0))))
+    node.Free()
+    if ranks <= cores:
+        return []
+    number = "1 core" if cores == 1 else f"{cores} cores"
+    return [f"{ranks} ranks share {number} here: in its exchanges a rank waits while others compute"]
 
 
 def block(columns: int) -> tuple[int, int]:

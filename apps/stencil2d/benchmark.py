@@ -16,7 +16,7 @@ import numpy as np
 
 import halox
 
-from ..common import Progress, Timer
+from ..common import Progress, Timer, shared_cores
 from . import verification
 from .operator import Stencil, Weights, weights
 from .options import Settings
@@ -152,9 +152,10 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             rows.append(row)
             checks[row["precision"]] = checked
         ranks_at = dict(grid.comm.allgather((tuple(grid.coords), grid.rank)))
+        notes = shared_cores(grid.comm)
         if grid.rank != 0:
             return None
-        figures = _figures(grid, problem, settings, used) | {"rows": rows, "checks": checks}
+        figures = _figures(grid, problem, settings, used, notes) | {"rows": rows, "checks": checks}
         if result is not None:
             figures["picture"] = {
                 "values": result.T,
@@ -261,7 +262,7 @@ def _checks(
 
 
 def _figures(
-    grid: halox.Grid, problem: Problem, settings: Settings, used: Weights
+    grid: halox.Grid, problem: Problem, settings: Settings, used: Weights, notes: list[str]
 ) -> dict[str, Any]:
     return {
         "app": "stencil2d",
@@ -280,5 +281,6 @@ def _figures(
             "shoc: the same with the field's copies from and to the host, as SHOC times it",
             "gflops: 11 operations a point, by SHOC's rule; bytes: sent between ranks in one pass",
             "exchange share: of the time, mean over ranks, with the wait for slower ranks",
+            *notes,
         ],
     }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import pytest
 from mpi4py import MPI
 
 from apps import stencil2d
+from apps.common import shared_cores
 
 pytestmark = pytest.mark.geometry
 
@@ -34,3 +36,17 @@ def test_equals_one_rank(scaling: str, every: int, comm: MPI.Intracomm) -> None:
     assert [sum(sizes) for sizes in picture["blocks"]] == list(values.shape)
     assert [len(sizes) for sizes in picture["blocks"]] == list(procs[::-1])
     assert sorted(picture["ranks"].values()) == list(range(comm.size))
+
+
+def test_ranks_that_share_cores_are_told(comm: MPI.Intracomm) -> None:
+    """All ranks are bound to one core, then to a core each, as far as there are cores."""
+    before = os.sched_getaffinity(0)
+    cores = sorted(before)
+    try:
+        os.sched_setaffinity(0, cores[:1])
+        (note,) = shared_cores(comm) or [""]
+        assert note.startswith(f"{comm.size} ranks share 1 core here") == (comm.size > 1)
+        os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
+        assert bool(shared_cores(comm)) == (comm.size > len(cores))
+    finally:
+        os.sched_setaffinity(0, before)
