@@ -1,4 +1,4 @@
-"""Plots of the start page, drawn at build time from the result files of ``make gpu-check``.
+"""Plots of measured times, drawn at build time from the result files of ``make gpu-check``.
 
 The directive ``{measured} NAME`` inserts one of `PLOTS` as SVG with colours from the theme.
 """
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -141,59 +142,127 @@ def bars(label: str, groups: dict[str, list[float]], axis: str) -> str:
     return _svg(label, parts)
 
 
-def exchange(checks: Runs) -> Plot:
-    """Return the plot of exchanges between two GPUs."""
-    names = {
-        "halox": "selected",
-        "NCCL, by hand": "pack + NCCL + unpack",
-        "mpi4py, by hand": "zero-copy + mpi4py",
-    }
-    date, found = newest(
-        checks, 2, r"both x-faces of (\d+)\^3 float64, 2 ranks, in a stream", least=4
-    )
-    found.sort(key=lambda one: int(one[0][1]))
-    series = {
-        name: [(float(match[1]), one["others"][key]) for match, one in found]
-        for name, key in names.items()
-    }
-    last = [points[-1][1] for points in series.values()]
-    cells = int(series["halox"][-1][0])
-    caption = (
-        f"Both x-faces of N³ float64 cells a GPU, blocks of 8 bytes; microseconds. At N = {cells} "
-        f"halox takes {number(last[0])} us, CuPy kernels and NCCL {number(last[1])}, "
-        f"zero-copy kernels and mpi4py {number(last[2])}. Two H200, {date}."
-    )
-    ticks = {x: f"{x:.0f}³" for x, _ in series["halox"]}
-    svg = lines(f"Exchange between two GPUs. {caption}", series, ticks, "cells a GPU")
-    return Plot("Halo exchange, two GPUs", tuple(names), svg, caption)
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20}
+_TICKS = {8.0: "8 B", 2.0**13: "8 KiB", 2.0**20: "1 MiB", 2.0**27: "128 MiB"}
+_BY_HAND = {"NCCL by hand": "pack + NCCL + unpack", "mpi4py by hand": "zero-copy + mpi4py"}
+_FACES = r"both x-faces of (\d+)()\^3 float64, 2 ranks, in a "
+_SUMS = r"allreduce of (?:one|(\d+)(B|KiB|MiB)) float64, 2 ranks, in a "
 
 
-_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+@dataclass(frozen=True)
+class Times:
+    """A plot of times over sizes, from benchmarks of a GPU check.
+
+    The groups of ``pattern``, which matches their names, are the size and its unit. ``methods`` has the methods
+    beside halox, by their labels; ``at`` is the size that the caption and the README state.
+    """
+
+    title: str
+    gpus: int
+    pattern: str
+    methods: dict[str, str]
+    what: str
+    at: float
+    axis: str = "cells per GPU"
 
 
-def allreduce(checks: Runs) -> Plot:
-    """Return the plot of reductions over two GPUs."""
-    names = {"halox": "selected", "NCCL": "NCCL", "copies and MPI": "D2H + MPI_Allreduce + H2D"}
-    date, found = newest(
-        checks,
+TIMES = {
+    "exchange": Times(
+        "Halo exchange, two GPUs",
         2,
-        r"allreduce of (\d+)(B|KiB|MiB) float64, 2 ranks, in a stream: over D2H \+ .*",
-        least=6,
-    )
-    sizes = [(int(match[1]) * _UNITS[match[2]], one["others"]) for match, one in found]
-    sizes.sort(key=lambda one: one[0])
+        f"{_FACES}stream",
+        _BY_HAND,
+        "Both x-faces of N³ float64 cells per GPU, blocks of 8 bytes",
+        512,
+    ),
+    "exchange-graph": Times(
+        "Halo exchange in a CUDA graph, two GPUs",
+        2,
+        f"{_FACES}graph",
+        {"NCCL by hand": "pack + NCCL + unpack"},
+        "Both x-faces of N³ float64 cells per GPU, blocks of 8 bytes",
+        64,
+    ),
+    "exchange-four": Times(
+        "Halo exchange, four GPUs",
+        4,
+        r"six faces of (\d+)()\^3 float64, 4 ranks, in a stream",
+        _BY_HAND,
+        "All six faces of N³ float64 cells per GPU",
+        512,
+    ),
+    "exchange-shared": Times(
+        "Halo exchange, two ranks on one GPU",
+        1,
+        f"{_FACES}stream",
+        {"mpi4py by hand": "zero-copy + mpi4py"},
+        "Both x-faces of N³ float64 cells per rank, blocks of 8 bytes",
+        256,
+        "cells per rank",
+    ),
+    "allreduce": Times(
+        "Allreduce, two GPUs",
+        2,
+        rf"{_SUMS}stream: over D2H \+ .*",
+        {"NCCL": "NCCL", "copies and MPI": "D2H + MPI_Allreduce + H2D"},
+        "Sum of float64 arrays in GPU memory",
+        2**20,
+        "bytes per GPU",
+    ),
+    "allreduce-graph": Times(
+        "Allreduce in a CUDA graph, two GPUs",
+        2,
+        rf"{_SUMS}graph(?:: over NCCL)?",
+        {"NCCL": "NCCL"},
+        "Sum of float64 arrays in GPU memory",
+        8,
+        "bytes per GPU",
+    ),
+}
+
+
+def times(checks: Runs, spec: Times) -> Plot:
+    """Return a plot of times on GPUs."""
+    date, found = newest(checks, spec.gpus, spec.pattern, least=3)
+    sizes = {float(match[1] or 8) * _UNITS[match[2] or ""]: one["others"] for match, one in found}
     series = {
-        name: [(float(size), others[key]) for size, others in sizes] for name, key in names.items()
+        label: [(size, sizes[size][method]) for size in sorted(sizes)]
+        for label, method in {"halox": "selected", **spec.methods}.items()
     }
-    first = [points[0][1] for points in series.values()]
-    caption = (
-        f"Sum of float64 arrays in GPU memory; microseconds. One element takes {number(first[0])} us "
-        f"with halox, {number(first[1])} with NCCL, {number(first[2])} with copies to the host and "
-        f"MPI_Allreduce. Two H200, {date}."
+    count = {1: "One", 2: "Two", 4: "Four"}[spec.gpus]
+    return _plot(spec.title, spec.what, series, spec.axis, spec.at, f"{count} H200, {date}")
+
+
+def on_cores(axis: str, page: Path = FOLDER / "host.md") -> Plot:
+    """Return the plot of two ranks on CPU cores, from the first table of the page."""
+    table = page.read_text("utf-8").partition("| --- ")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[1:]]
+    column = {"x": 3, "z": 7}[axis]
+    found = {float(row[1]): row[column].split(" / ") for row in rows if row[2] == "2"}
+    series = {
+        label: [(size, float(pair[place])) for size, pair in found.items()]
+        for place, label in enumerate(("halox", "mpi4py by hand"))
+    }
+    return _plot(
+        f"Halo exchange, two ranks on CPU cores, {axis}-faces",
+        f"Both {axis}-faces of N³ float64 cells per rank",
+        series,
+        "cells per rank",
+        max(found),
+        "Two cores of an AMD EPYC virtual machine",
     )
-    ticks = {8.0: "8 B", 2.0**13: "8 KiB", 2.0**20: "1 MiB", 2.0**27: "128 MiB"}
-    svg = lines(f"Allreduce of two GPUs. {caption}", series, ticks, "bytes a GPU")
-    return Plot("Allreduce, two GPUs", tuple(names), svg, caption)
+
+
+def _plot(
+    title: str, what: str, series: dict[str, list[Point]], axis: str, at: float, where: str
+) -> Plot:
+    """Return a plot whose caption states the times at one of its sizes."""
+    in_bytes = axis.startswith("bytes")
+    ticks = _TICKS if in_bytes else {x: f"{x:.0f}³" for x, _ in series["halox"]}
+    values = ", ".join(f"{label} {number(dict(points)[at])}" for label, points in series.items())
+    size = _TICKS[at] if in_bytes else f"N = {at:.0f}"
+    caption = f"{what}; microseconds. At {size}: {values}. {where}."
+    return Plot(title, tuple(series), lines(f"{title}. {caption}", series, ticks, axis), caption)
 
 
 def packing(checks: Runs) -> Plot:
@@ -225,9 +294,10 @@ def packing(checks: Runs) -> Plot:
 
 
 PLOTS: dict[str, Callable[[Runs], Plot]] = {
-    "exchange": exchange,
-    "allreduce": allreduce,
+    **{name: partial(times, spec=spec) for name, spec in TIMES.items()},
     "packing": packing,
+    "cores-x": lambda _: on_cores("x"),
+    "cores-z": lambda _: on_cores("z"),
 }
 
 
@@ -251,7 +321,7 @@ class Measured(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the plot as HTML."""
-        for path in [Path(__file__), *FOLDER.glob("gpu-check*.json")]:
+        for path in [Path(__file__), FOLDER / "host.md", *FOLDER.glob("gpu-check*.json")]:
             self.state.document.settings.env.note_dependency(str(path))
         return [nodes.raw("", html(self.arguments[0]), format="html")]
 

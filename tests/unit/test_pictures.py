@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -79,15 +80,16 @@ def test_a_plot_shows_the_newest_check_of_its_machine() -> None:
     old = _check("2026-01-01T00", 2, dict.fromkeys(times, 5.0))
     short = _check("2026-03-01T00", 2, {16: 7.0})
     other = _check("2026-04-01T00", 1, dict.fromkeys(times, 7.0))
-    plot = measured.exchange([other, short, _check("2026-02-01T00", 2, times), old])
-    assert "2026-02-01" in plot.caption and "halox takes 1,000 us" in plot.caption
+    spec = replace(measured.TIMES["exchange"], at=128)
+    plot = measured.times([other, short, _check("2026-02-01T00", 2, times), old], spec)
+    assert "2026-02-01" in plot.caption and "At N = 128: halox 1,000" in plot.caption
     marks = re.findall(r'class="mark s0" cx="([0-9.]+)" cy="([0-9.]+)"', plot.svg)
     assert len(marks) == 4
     for place in range(2):
         steps = [float(b[place]) - float(a[place]) for a, b in pairwise(marks)]
         assert steps == pytest.approx([steps[0]] * 3, abs=0.2) and steps[0] != 0
     with pytest.raises(LookupError, match="no check"):
-        measured.exchange([other, short])
+        measured.times([other, short], spec)
 
 
 def test_bars_are_as_long_as_their_values() -> None:
@@ -100,6 +102,18 @@ def test_bars_are_as_long_as_their_values() -> None:
 def test_the_plots_are_of_the_committed_files() -> None:
     support.require("sphinx")
     measured = script("measured", "_ext")
-    for name, points in (("exchange", 18), ("allreduce", 30), ("packing", 6)):
+    points = {
+        "exchange": 18,
+        "exchange-graph": 12,
+        "exchange-four": 9,
+        "exchange-shared": 8,
+        "allreduce": 30,
+        "allreduce-graph": 14,
+        "packing": 6,
+        "cores-x": 6,
+        "cores-z": 6,
+    }
+    assert set(points) == set(measured.PLOTS)
+    for name, least in points.items():
         drawn = measured.html(name)
-        assert len(re.findall(r"<circle|<rect", drawn)) >= points, name
+        assert len(re.findall(r"<circle|<rect", drawn)) >= least, name
