@@ -92,7 +92,9 @@ def shared_cores(comm: Any) -> list[str]:
     if ranks <= cores:
         return []
     number = "1 core" if cores == 1 else f"{cores} cores"
-    return [f"{ranks} ranks share {number} here: in its exchanges a rank waits while others compute"]
+    return [
+        f"{ranks} ranks share {number} here: in its exchanges a rank waits while others compute"
+    ]
 
 
 def block(columns: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ copyright = "2026, the halox developers"
 release = version = __version__
 
 extensions = [
+    "gallery",
     "measured",
     "mentions",
     "myst_parser",
@@ -34,6 +35,7 @@ html_title = f"halox {release}"
 html_static_path = ["_static"]
 html_favicon = html_logo = "_static/halox.svg"
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 
 # Names in docstrings become links. A name of halox that cannot be resolved is an error (nitpicky); names of arguments,
 # attributes and other packages may stay without a link.

@@ -4,8 +4,8 @@ Substance U is fed everywhere; V turns U into V, and is removed (J. E. Pearson, 
 Science 261, 189, 1993). One exchange serves both fields. Results of arithmetic are fields, too, and are exchanged like
 fields that the grid allocated. At the end rank 0 repeats all steps on whole arrays with numpy.roll, and compares.
 
-Alone: ``python examples/gray_scott.py``; on four ranks, with a picture:
-``halox run examples/gray_scott.py -n 4 --cells 256 256 --steps 6000 --png gray_scott.png``.
+Alone: ``python examples/gray_scott.py``; on six ranks, with a picture:
+``halox run examples/gray_scott.py -n 6 --cells 240 180 --steps 8000 --png gray_scott.png``.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] = ()) -> float:
             grid.exchange(u, v)
             u, v = react(u, v, around)
         whole = [grid.gather(field) for field in (u, v)]
+        blocks = grid.comm.gather(grid.owned)
         error = np.zeros(())
         if grid.rank == 0:
             expected = start(options.cells)
@@ -78,20 +79,24 @@ def main(arguments: Sequence[str] = ()) -> float:
             print(f"{grid.size} rank(s), {options.steps} steps: largest difference {error:.1e}")
         largest = float(grid.comm.bcast(error))
     if options.png and whole[1] is not None:
-        draw(options.png, whole[1], options.steps)
+        draw(options.png, whole[1], options.steps, blocks)
     if not largest < 1e-9:
         raise SystemExit("the result is wrong")
     return largest
 
 
-def draw(path: Path, v: np.ndarray, steps: int) -> None:
-    """Draw the second substance."""
+def draw(path: Path, v: np.ndarray, steps: int, blocks: list[tuple[slice, ...]]) -> None:
+    """Draw the second substance, and the borders of the ranks' blocks."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
-    figure = Figure(figsize=(5, 4.2), dpi=110, layout="constrained")
+    figure = Figure(figsize=(7.2, 5), dpi=110, layout="constrained")
     axes = figure.subplots()
     figure.colorbar(axes.imshow(v.T, origin="lower", cmap="magma"), ax=axes)
-    axes.set(title=f"V after {steps} steps", xlabel="x", ylabel="y")
+    for x, y in blocks:
+        corner, size = (x.start - 0.5, y.start - 0.5), (x.stop - x.start, y.stop - y.start)
+        axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="white"))
+    axes.set(title=f"V after {steps} steps, {len(blocks)} blocks", xlabel="x", ylabel="y")
     figure.savefig(path)
 
 

@@ -97,7 +97,8 @@ def draw(path: Path, plane: Any) -> None:
 
     figure = Figure(figsize=(6, 4), dpi=110, layout="constrained")
     axes = figure.subplots()
-    axes.imshow(plane.T, origin="lower", cmap="RdBu_r", vmin=-1, vmax=1)
+    most = float(abs(plane).max())
+    axes.imshow(plane.T, origin="lower", cmap="RdBu_r", vmin=-most, vmax=most)
     axes.set(title="E along x, at x = 1/8", xlabel="y", ylabel="z")
     figure.savefig(path)
 

@@ -52,7 +52,9 @@ class Links(HTMLParser):
 def _inputs() -> list[Path]:
     """Return the source files of the site."""
     made = {ROOT / "docs" / "_build", ROOT / "docs" / "reference"}
-    files = [path for folder in ("docs", "halox") for path in (ROOT / folder).rglob("*")]
+    files = [
+        path for folder in ("docs", "examples", "halox") for path in (ROOT / folder).rglob("*")
+    ]
     return sorted(
         path
         for path in [*files, *ROOT.glob("*.md")]
@@ -257,6 +259,21 @@ def test_pages_in_a_browser(site: Path) -> None:
             bad += [f"{path.name}: {one}" for one in page.complaints()]
     assert not bad, "\n".join(bad)
     assert pictures >= 15
+
+
+@pytest.mark.full
+def test_blocks_of_code_can_be_copied(site: Path) -> None:
+    """The button of an example's source copies the source, without the text of the button."""
+    support.require("browser")
+    program = browser.find()
+    assert program is not None
+    with browser.page(program) as page:
+        page.open((site / "examples" / "heat.html").as_uri())
+        page.value(
+            "navigator.clipboard.writeText = async (text) => { window.copied = text; };"
+            "Array.from(document.querySelectorAll('button.copy')).at(-1).click()"
+        )
+        assert page.value("window.copied") == (ROOT / "examples" / "heat.py").read_text()
 
 
 def test_the_browser_notices(tmp_path: Path) -> None:

@@ -18,29 +18,39 @@ def test_the_page_is_that_of_the_files():
 
 TWO, FACES = "gpu-check-two-gpus.json", "both x-faces of"
 README = {
-    "two H200, x-faces of 512^3": (
+    "two H200, x-faces of 512^3 cells per GPU": (
         TWO,
         f"{FACES} 512^3 float64, 2 ranks: over pack + NCCL + unpack",
     ),
-    "the same of 64^3, in a CUDA graph": (TWO, f"{FACES} 64^3 float64, 2 ranks, in a graph"),
-    "four H200, all six faces of 512^3": (
+    "two H200, x-faces of 64^3 cells per GPU, in a CUDA graph": (
+        TWO,
+        f"{FACES} 64^3 float64, 2 ranks, in a graph",
+    ),
+    "four H200, all six faces of 512^3 cells per GPU": (
         "gpu-check-four-gpus.json",
         "six faces of 512^3 float64, 4 ranks, in a stream",
     ),
-    "two ranks on one H200, x-faces of 256^3": (
+    "one H200 shared by two ranks, x-faces of 256^3 cells per rank": (
         "gpu-check.json",
         f"{FACES} 256^3 float64, 2 ranks, in a stream",
     ),
-    "two H200, allreduce of one float64, in a CUDA graph": (
+    "two H200, sum of one number per GPU, in a CUDA graph": (
         TWO,
         "allreduce of one float64, 2 ranks, in a graph",
     ),
-    "two H200, allreduce of 1 MiB": (
+    "two H200, sum of 1 MiB per GPU": (
         TWO,
         "allreduce of 1MiB float64, 2 ranks, in a stream: over NCCL",
     ),
 }
 """Rows of the README's table: the file and the name of each figure."""
+
+
+def in_readme(row):
+    """Return both times and their ratio in a row of the README's table."""
+    readme = (figures.FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in readme.splitlines() if line.startswith(f"| {row}"))
+    return [float(re.match(r"[\d.]+", cell.strip())[0]) for cell in line.split("|")[2:5]]
 
 
 @pytest.mark.parametrize("row", README)
@@ -51,10 +61,23 @@ def test_the_readme_says_what_the_files_say(row):
     (figure,) = (one for one in found if one["name"] == name)
     by_hand, us = figure["baseline"], figure["value"]
     us = us if figure["unit"] == "us" else us * by_hand
+    assert in_readme(row) == pytest.approx([us, by_hand, by_hand / us], rel=0.1)
+
+
+@pytest.mark.parametrize(("axis", "column"), [("z", 7), ("x", 3)])
+def test_the_readme_says_what_the_page_of_numpy_arrays_says(axis, column):
+    page = (figures.FOLDER / "host.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith("| 256 | 2 | "))
+    us, by_hand = map(float, line.split("|")[column].split("/"))
+    row = f"two CPU cores, {axis}-faces of 256^3 cells per rank"
+    assert in_readme(row) == pytest.approx([us, by_hand, by_hand / us], rel=0.03)
+
+
+def test_the_table_has_no_other_rows():
+    """Each row is compared with a file above."""
     readme = (figures.FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
-    (line,) = (line for line in readme.splitlines() if line.startswith(f"| {row}"))
-    said = [float(re.match(r"[\d.]+", cell.strip())[0]) for cell in line.split("|")[2:5]]
-    assert said == pytest.approx([us, by_hand, by_hand / us], rel=0.1)
+    table = readme.partition("<!-- figures: begin")[2].partition("<!-- figures: end")[0]
+    assert len(re.findall(r"^\| [a-z]", table, re.MULTILINE)) == len(README) + 2
 
 
 def test_a_figure_is_written_with_its_baseline_and_target(tmp_path):
