@@ -262,6 +262,15 @@ def test_pages_in_a_browser(site: Path) -> None:
 
 
 @pytest.mark.full
+def test_pages_of_examples_have_the_length_and_the_time(site: Path) -> None:
+    times = json.loads((ROOT / "docs" / "examples" / "times.json").read_text())
+    for name, seconds in times.items():
+        text = (site / "examples" / f"{name}.html").read_text(encoding="utf-8")
+        lines = (ROOT / "examples" / f"{name}.py").read_text().count("\n")
+        assert f": {lines} lines. The commands above take {seconds:.0f} s on" in text
+
+
+@pytest.mark.full
 def test_blocks_of_code_can_be_copied(site: Path) -> None:
     """The button of an example's source copies the source, without the text of the button."""
     support.require("browser")
