@@ -27,8 +27,8 @@ class Example(Directive):
         source = path.read_text(encoding="utf-8")
         seconds = json.loads(TIMES.read_text(encoding="utf-8"))[name]
         facts = (
-            f": {len(source.splitlines())} lines. The commands above take {seconds:.0f} s on two cores of an AMD EPYC "
-            "virtual machine, start and check included."
+            f": {len(source.splitlines())} lines. The commands above take {seconds / 2:.0f} s on two cores of an AMD "
+            f"EPYC virtual machine ({seconds:.0f} s of processor time), start and check included."
         )
         paragraph = nodes.paragraph(
             "", "", nodes.literal("", f"examples/{name}.py"), nodes.Text(facts)

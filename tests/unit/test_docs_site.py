@@ -267,7 +267,7 @@ def test_pages_of_examples_have_the_length_and_the_time(site: Path) -> None:
     for name, seconds in times.items():
         text = (site / "examples" / f"{name}.html").read_text(encoding="utf-8")
         lines = (ROOT / "examples" / f"{name}.py").read_text().count("\n")
-        assert f": {lines} lines. The commands above take {seconds:.0f} s on" in text
+        assert f": {lines} lines. The commands above take {seconds / 2:.0f} s on" in text
 
 
 @pytest.mark.full
