@@ -92,6 +92,27 @@ def test_a_plot_shows_the_newest_check_of_its_machine() -> None:
         measured.times([other, short], spec)
 
 
+def test_the_plot_of_cores_reads_its_table(tmp_path: Path) -> None:
+    """Only rows of two ranks count, of the first table alone."""
+    support.require("sphinx")
+    page = tmp_path / "host.md"
+    page.write_text(
+        "| N | ranks | x | | y | | z | |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| 64 | 2 | 1.5 / 2.5 | 2 x | 3 / 4 | 1 x | 5 / 6 | 1 x |\n"
+        "| 128 | 2 | 7 / 8.5 | 2 x | 9 / 10 | 1 x | 11 / 12 | 1 x |\n"
+        "| 128 | 4 | 13 / 14 | 2 x | 15 / 16 | 1 x | 17 / 18 | 1 x |\n\n"
+        "| 256 | 2 | 19 / 20 | 2 x | 21 / 22 | 1 x | 23 / 24 | 1 x |\n"
+    )
+    measured = script("measured", "_ext")
+    for axis, values in (
+        ("x", "halox 7, mpi4py by hand 8.5"),
+        ("z", "halox 11, mpi4py by hand 12"),
+    ):
+        plot = measured.on_cores(axis, page)
+        assert f"At N = 128: {values}." in plot.caption
+        assert len(re.findall("<circle", plot.svg)) == 4
+
+
 def test_bars_are_as_long_as_their_values() -> None:
     support.require("sphinx")
     drawn = script("measured", "_ext").bars("", {"a": [1000.0, 250.0], "b": [500.0, 125.0]}, "")
