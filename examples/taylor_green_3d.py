@@ -133,10 +133,11 @@ def draw(path: Path, plane: Any, curve: list[tuple[float, ...]], nu: float) -> N
     early = [t for t in times if t <= 2]
     dashed = zip(*(known(nu, t) for t in early), strict=True)
     for name, values, exact in zip(("energy", "enstrophy"), columns, dashed, strict=True):
-        right.plot(times, [value / values[0] for value in values], label=f"{name} / first {name}")
+        right.plot(times, [value / values[0] for value in values], label=name)
         right.plot(early, [value / values[0] for value in exact], "--", color="gray", lw=1)
     right.set(title="dashed: Taylor and Green, 1937", xlabel="t", ylim=(0, None))
-    right.legend()
+    right.set_ylabel("relative to t = 0")
+    right.legend(loc="upper left")
     figure.savefig(path)
 
 
