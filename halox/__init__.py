@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
     from halox.packing.pack import Choice, pack, packing_method, unpack
+    from halox.points import Points
     from halox.transpose import Transpose
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Grid",
     "HaloxError",
     "Plan",
+    "Points",
     "Recv",
     "Report",
     "Send",
@@ -42,6 +44,7 @@ __all__ = [
 _MODULES = {
     "Allreduce": "halox.collectives.allreduce",
     "FFT": "halox.fft",
+    "Points": "halox.points",
     "Transpose": "halox.transpose",
     **dict.fromkeys(("Exchange", "Recv", "Send"), "halox.exchange.typed"),
     **dict.fromkeys(("Choice", "pack", "packing_method", "unpack"), "halox.packing.pack"),

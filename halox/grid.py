@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from math import prod
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, overload
@@ -377,6 +378,57 @@ class Grid(Closing, Generic[FieldArray]):
         """Allocate a field with undefined contents; see `zeros`."""
         return self._new(dtype, layout, "empty")
 
+    def random(
+        self,
+        seed: int,
+        dist: Literal["uniform", "normal"] = "uniform",
+        dtype: npt.DTypeLike = "f8",
+        **layout: Unpack[FieldOptions],
+    ) -> FieldArray:
+        """Allocate a field of random numbers that do not depend on the division of the grid; see `zeros`.
+
+        Parameters
+        ----------
+        seed : int
+            From 0 to 2**64 - 1; the same on all ranks.
+        dist : {"uniform", "normal"}
+            Numbers in [0, 1), or of mean 0 and deviation 1; real and imaginary parts are independent.
+        dtype : dtype
+            float32, float64, complex64 or complex128.
+        **layout
+            Layout options of `zeros`.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            The field. Its halo has the numbers of the cells at the other end of the grid, as if all axes were periodic.
+
+        Raises
+        ------
+        FieldError
+            As for `zeros`. Also if the seed, the distribution or the dtype is invalid.
+        MismatchError
+            If ranks give different arguments.
+
+        Notes
+        -----
+        Collective. The generator is Philox4x32-10; its key is the seed, and its counter the flat index of the point in
+        the whole field, as `gather` returns it. Uniform numbers have the same bits on CPUs and GPUs; normal numbers
+        (Box-Muller) may differ in the last bits.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((64, 64), device="cpu") as grid:
+        ...     u = grid.random(7, "normal")
+        ...     round(grid.std(u), 1)
+        1.0
+        """
+        from halox.sampling.random_numbers import random_field
+
+        field: FieldArray = random_field(self.domain, seed, dist, dtype, layout)
+        return field
+
     def zeros_like(self, field: FieldLike, dtype: npt.DTypeLike | None = None) -> FieldArray:
         """Allocate a field of zeros with the layout of another field; see `zeros`.
 
@@ -529,6 +581,50 @@ class Grid(Closing, Generic[FieldArray]):
         if layout.spec.parity is not None:
             last = 2 * last + (sum(others) + PARITIES.index(layout.spec.parity)) % 2
         return (*others, last)
+
+    @short_errors
+    def locate(
+        self,
+        points: npt.ArrayLike,
+        *,
+        coords: Mapping[str, object] | None = None,
+        staggered: int | Sequence[int] = (),
+    ) -> Array:
+        """Return the fractional indices of points given by their coordinates, for `halox.Points`. Local.
+
+        Parameters
+        ----------
+        points : array_like
+            Shape (n, axes), or (n,) if the grid has one axis: coordinates, or indices along axes without coordinates.
+        coords : mapping of str to array, optional
+            Coordinates by dimension, in addition to ``coords`` of the grid or in place of them; rising or falling.
+        staggered : int or sequence of int
+            Return the indices of the points of a field that is staggered along these axes.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape (n, axes), float64: linear between two cells, exact at a cell. Beyond the first and the last cell, the
+            distance to the next cell is continued.
+
+        Raises
+        ------
+        FieldError
+            If the points are not finite numbers of this shape, the coordinates do not rise or fall, or ``coords`` or
+            ``staggered`` do not fit the grid.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((4, 3), coords={"x": [0.5, 1.5, 2.5, 3.5]}, device="cpu") as grid:
+        ...     grid.locate([(0.5, 20.0), (1.25, 35.0)], coords={"y": [10, 20, 40]})
+        array([[0.  , 1.  ],
+               [0.75, 1.75]])
+        """
+        from halox.sampling.locating import locate
+
+        spec = self._layouts.of_options({"staggered": staggered}).spec
+        return locate(points, self.domain.labels.updated(None, coords), spec.staggered)
 
     # Walls
 
@@ -747,21 +843,27 @@ class Grid(Closing, Generic[FieldArray]):
 
     # Reductions
 
-    def sum(self, field: FieldLike, out: Any = None) -> Any:
-        """Return the sum over the whole field, components included, halo left out.
+    def sum(
+        self, field: FieldLike, out: Any = None, *, axis: int | Sequence[int] | None = None
+    ) -> Any:
+        """Return the sum over the whole field, components included, or over some grid axes; halo left out.
 
         Parameters
         ----------
         field : array
             Array of numbers, made by this grid, or of the grid's padded shape and on its device.
         out : array, optional
-            Array of one element of the result's dtype, on the grid's device, for the result.
+            Array of one element of the result's dtype, on the grid's device, for the result; not with ``axis``.
+        axis : int or sequence of int, optional
+            Grid axes to sum over. Component axes are kept: all grid axes give one sum per component. The hosts of the
+            ranks then synchronize in every call.
 
         Returns
         -------
         scalar or array
             ``out``, or else a NumPy scalar, on a GPU a CuPy array of shape (): ``float(x)`` copies it to the host.
-            Floats are added in float64, complex numbers in complex128, integers in 64 bits.
+            Floats are added in float64, complex numbers in complex128, integers in 64 bits. With ``axis``, an array of
+            the whole remaining axes, in the order of the field's, on every rank.
 
         Raises
         ------
@@ -793,7 +895,112 @@ class Grid(Closing, Generic[FieldArray]):
         once. After the first call, the remaining ranks wait for that rank until the time limit, and their next call
         raises `ExchangeTimeoutError`.
         """
-        return self._reduce("sum", out, field)
+        if axis is None:
+            return self._reduce("sum", out, field)
+        from halox.collectives.statistics import sum_over
+
+        return sum_over(self.domain, self.allreduce, field, axis, out)
+
+    def mean(self, field: FieldLike, *, axis: int | Sequence[int] | None = None) -> Any:
+        """Return the `sum`, over the whole field or some grid axes, divided by the number of points.
+
+        It has the errors of `sum`. Integers are added in 64 bits, and wrap around.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((4, 3), device="cpu") as grid:
+        ...     u = grid.zeros()
+        ...     grid.interior(u)[...] = grid.indices()[0]
+        ...     grid.mean(u), grid.mean(u, axis=1)
+        (np.float64(1.5), array([0., 1., 2., 3.]))
+        """
+        from halox.collectives.statistics import array_axes
+
+        total, layout = self.sum(field, axis=axis), self.layout(field)
+        return total / prod(layout.global_shape[n] for n in array_axes(layout, axis))
+
+    def std(self, field: FieldLike) -> float:
+        """Return the standard deviation over the whole field, components included, computed in float64.
+
+        Raises the errors of `sum`, all of them on all ranks.
+
+        Notes
+        -----
+        Collective; blocks, on a GPU too. Each cell is read once. Blocks of 16384 cells with a large mean subtract it
+        before squares are added; a GPU subtracts the cell in the middle of the rank's block. So a large mean cancels no
+        digits. The variance is the sum of ``w * (variance + (mean - total_mean)**2)`` over blocks and ranks, where
+        ``w`` is the fraction of the points (Chan, Golub and LeVeque).
+        """
+        from halox.collectives.statistics import deviation
+
+        return deviation(self.domain, self._reductions.moments, field)
+
+    def argmin(self, field: FieldLike) -> tuple[int, ...]:
+        """Return the index of the smallest value in the whole field, as `gather` returns it, the same on all ranks.
+
+        The first of equal values counts, and the first NaN counts as smallest, as for `numpy.argmin`. Raises the errors
+        of `min`, all of them on all ranks. Collective; blocks, on a GPU too.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((4, 6), device="cpu") as grid:
+        ...     u = grid.zeros()
+        ...     grid.interior(u)[...] = (grid.indices()[0] - 2) ** 2 + grid.indices()[1]
+        ...     grid.argmin(u), grid.argmax(u)
+        ((2, 0), (0, 5))
+        """
+        from halox.collectives.statistics import extreme
+
+        return extreme(self.domain, "argmin", field)
+
+    def argmax(self, field: FieldLike) -> tuple[int, ...]:
+        """Return the index of the largest value, or of the first NaN, in the whole field; see `argmin`."""
+        from halox.collectives.statistics import extreme
+
+        return extreme(self.domain, "argmax", field)
+
+    @single_threaded
+    def histogram(
+        self,
+        field: FieldLike,
+        bins: int | Sequence[float] = 10,
+        range: tuple[float, float] | None = None,
+    ) -> tuple[Array, Array]:
+        """Return `numpy.histogram` of the whole field: counts and edges of the bins, on all ranks in host memory.
+
+        Parameters
+        ----------
+        field : array
+            The same as for `min`.
+        bins : int or sequence of float
+            Number of bins of equal width, or their edges in rising order.
+        range : (float, float), optional
+            Ends of the bins; by default the smallest and largest value. Other values and NaN are not counted.
+
+        Raises
+        ------
+        FieldError
+            As for `min`. Also if `numpy.histogram` refuses the bins or the range, or there is no range and a value is
+            not finite.
+        MismatchError
+            As for `min`. Also if bins or ranges differ between ranks.
+
+        Notes
+        -----
+        Collective; blocks, on a GPU too.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((4, 6), device="cpu") as grid:
+        ...     grid.histogram(grid.ones(), bins=2, range=(0, 2))
+        (array([ 0, 24]), array([0., 1., 2.]))
+        """
+        from halox.collectives.statistics import histogram
+
+        return histogram(self.domain, field, bins, range)
 
     def min(self, field: FieldLike, out: Any = None) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""

@@ -140,7 +140,7 @@ def result_dtype(name: str, dtypes: Sequence[DType]) -> DType:
     >>> result_dtype("dot", [np.dtype("f4"), np.dtype("c8")])
     dtype('complex128')
     """
-    is_ordered = name in ("min", "max")
+    is_ordered = name in ("min", "max", "argmin", "argmax", "histogram")
     for dtype in dtypes:
         if dtype.kind not in "biufc":
             raise FieldError(f"{name} has no meaning for dtype {dtype}; use a bool or number dtype")

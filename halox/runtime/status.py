@@ -66,6 +66,13 @@ CALLS = (
     "close",
     "save",
     "load",
+    "std",
+    "argmin",
+    "argmax",
+    "histogram",
+    "random",
+    "making Points",
+    "get",
 )
 """Names of the counted calls; the index of a name is its code."""
 

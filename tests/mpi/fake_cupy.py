@@ -48,10 +48,15 @@ class Array:
     dtype = property(lambda self: self.values.dtype)
     size = property(lambda self: self.values.size)
     flags = property(lambda self: self.values.flags)
+    ndim = property(lambda self: self.values.ndim)
     real = property(lambda self: Array(self.values.real))
+    imag = property(lambda self: Array(self.values.imag))
 
     def get(self) -> np.ndarray:
         return self.values.copy()
+
+    def tolist(self) -> Any:
+        return self.values.tolist()
 
     def copy(self, order: str = "C") -> Array:
         return Array(self.values.copy(order))

@@ -368,6 +368,19 @@ class TestGrid:
         found = grid.dot(field, other)
         assert np.isclose(found.get(), np.vdot(whole.astype(wide), b.astype(wide)), rtol=1e-13)
 
+    @pytest.mark.parametrize("dtype", ["f8", "c8", "u1"])
+    def test_deviation(
+        self, grid: halox.Grid, dtype: str, machine: Machine, comm: MPI.Intracomm
+    ) -> None:
+        """One launch of a rank reads a real field, also in later calls."""
+        field, whole = self.field(grid, dtype)
+        exact = whole.astype(np.result_type(dtype, "f8")).std()
+        for _ in range(2):
+            before = machine.launches
+            found = grid.std(field)
+            assert machine.launches - before == (2 if dtype == "c8" else 1)
+            assert agree(bool(np.isclose(found, exact, rtol=1e-14)), comm)
+
     def test_the_same_fields_again(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """Later calls with known fields read the current contents, also after a new declaration."""
         (field, whole), (other, b) = self.field(grid, "f8"), self.field(grid, "f8", 1)

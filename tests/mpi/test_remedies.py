@@ -391,6 +391,19 @@ CASES: dict[str, Case] = {
         "grid.plan(grid.zeros(halo=2, {}), every=2);"
         "grid.plan(grid.zeros(halo=2, boundary='edge'), {})",
     ),
+    "a fractional point, and a field without halo": Case(
+        "halox.Points(grid, [(1.5, 1)]).get(grid.ones(halo=0))",
+        r"make it with (halo=1)",
+        "halox.Points(grid, [(1.5, 1)]).get(grid.ones({}))",
+        "result == 1",
+    ),
+    "sums over axes into an array": Case(
+        "grid.sum(u, out, axis=0)",
+        r"leave out one of out and (axis)$",
+        "grid.sum(u, {}=0)",
+        "result.tolist() == [6] * 8",
+        before="u, out = grid.ones(), np.zeros(8)",
+    ),
     "several steps for one exchange without corners": Case(
         "grid.plan(grid.zeros(halo=2), every=2, corners=False)",
         r"use (corners=True) and .* or (every=1)",

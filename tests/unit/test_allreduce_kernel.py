@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from halox.collectives.device import kernel_plans as allreduce_plan
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered, plan_wide
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
-from halox.runtime.arrays import describe
+from halox.runtime.arrays import Described, describe
 from tests.support import full, require, trials
 from tests.unit.cpu_allreduce import (
     Stream,
@@ -394,6 +394,28 @@ class TestFields:
         ranks[1].cells = [describe(cells)]
         found = reduce_once(ranks[1:], "f8")
         np.testing.assert_allclose(found[0], np.sum(cells.astype("f8") ** 2), rtol=1e-14)
+
+    @pytest.mark.parametrize("dtype", ["f8", "f4", "i4", "?"])
+    def test_moments_of_one_rank(self, dtype):
+        """Sums of the differences from one cell, and of their squares."""
+        cells = fields(dtype, UNEVEN)[0] + (np.dtype(dtype).type(1) if dtype == "?" else 2**20)
+        middle = describe(cells[4:5, 6:7, 3:4])
+        cell = Described(middle.pointer, cells.shape, (0, 0, 0), cells.dtype, None, False)
+
+        def make(world, arena):
+            from halox.collectives.device.kernel_reductions import FieldReduction
+
+            made = FieldReduction(world, arena, "moments", cells.dtype, 1)
+            made.open_alone()
+            return made
+
+        ranks = connect(1, make)
+        ranks[0].cells = [describe(cells), cell]
+        (found,) = reduce_once(ranks, "c16", multiprocessors=2)
+        away = cells.astype("f8") - float(cells[4, 6, 3])
+        np.testing.assert_allclose(
+            [found.real, found.imag], [away.sum(), (away**2).sum()], rtol=1e-12
+        )
 
     def test_a_thousand_epochs(self):
         cells = [np.arange(24.0).reshape(4, 6) + i for i in range(3)]

@@ -240,6 +240,7 @@ REDUCTIONS = [
             ("dot", "c8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (512, 64, 8)))),
             ("dot", "f4", field_row(0, (2,) * 5, (6561, 729, 81, 27, 4), 4, (0, (1,) * 5))),
             ("max", "f4", field_row(0, (9,), (4,), 4)),
+            ("moments", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (0, 0, 0)))),
         )
     ),
 ]
@@ -288,6 +289,17 @@ def test_walls_compile(defines, architecture):
     assert b"fill_walls\0" in found.code
     assert ".local" not in found.ptx
     assert not re.search(r"\b(div|rem)\.[su]64", found.ptx)
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+@pytest.mark.parametrize(
+    "defines",
+    [(), (("TYPE", "unsigned char"), ("SUM", "unsigned char"), ("WEIGHTED", "0"), ("ADD", "1"))],
+    ids=str,
+)
+def test_points_compile(defines, architecture):
+    found = compiled("points", defines, f"sm_{architecture}")
+    assert b"points\0" in found.code and ".local" not in found.ptx
 
 
 @pytest.mark.parametrize("architecture", OTHERS)

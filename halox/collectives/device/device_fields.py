@@ -11,6 +11,7 @@ compare when the reduction is made.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,31 @@ class DeviceReductions(HostArrays):
             bind, address = reduction.bind, new if out is None else target.data.ptr
             self.fields.prepare(name, fields, out, lambda: bind(cells, address))
             return target if out is None else out
+
+    def moments(self, numbers: Any) -> tuple[float, ...]:
+        """Return mean and variance of an array of real numbers of this rank, the mean as a sum of two; blocks.
+
+        One launch, which subtracts the number in the middle of the array, reads it.
+        """
+        cells = describe(numbers)
+        middle = numbers[tuple(slice(n // 2, n // 2 + 1) for n in cells.shape)].reshape(())
+        both = [cells, replace(cells, pointer=middle.data.ptr, strides=(0,) * numbers.ndim)]
+        key = "moments", cells.dtype.str
+        kernel: Any = self.fields.reductions.get(key)
+        if kernel is None and element(cells.dtype):
+            arena = self._context.use_device(self._device)
+            kernel = FieldReduction(self._world, arena, "moments", cells.dtype, 1)
+            kernel.open_alone()
+            self.fields.add(key, kernel)
+        if kernel is None or not kernel.supports(both):
+            away = numbers.astype("f8") - middle
+            return float(middle), float(away.mean()), float(away.var())
+        sums = cupy().empty(3)
+        sums[2] = middle
+        kernel(both, sums.data.ptr, cupy().cuda.get_current_stream())
+        total, squares, pivot = sums.tolist()
+        mean = total / numbers.size
+        return pivot, mean, max(squares / numbers.size - mean * mean, 0.0)  # NaN stays
 
     def _target(self, out: object, dtype: DType) -> CupyArray:
         described = describe(out, "out")

@@ -47,6 +47,8 @@ class FieldOperation:
         """Return the dtype of the accumulator: 64 bits for sums, the field's dtype for min and max."""
         if self.op in ("min", "max"):
             return dtype
+        if self.local == "Deviation":
+            return np.dtype("c16")
         return np.dtype("f8") if self.local == "Square" else wide_dtype(dtype)
 
     def identity(self, dtype: DType) -> Any:
@@ -69,8 +71,12 @@ FIELD_REDUCTIONS: dict[str, FieldOperation] = {
     "norm": FieldOperation("sum", "Square", "Root"),
     "dot": FieldOperation("sum", "Product"),
     "squares": FieldOperation("sum", "Square"),
+    "moments": FieldOperation("sum", "Deviation"),
 }
-"""Field reductions, by the name of the grid's method; "norm" is the square root of "squares"."""
+"""Field reductions, by the name of the grid's method; "norm" is the square root of "squares".
+
+"moments" adds the differences from one cell and their squares; the cell is the second field, with strides of 0.
+"""
 
 
 def plan_memory(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:

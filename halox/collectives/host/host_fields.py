@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.cells import Cells, cells_of
-from halox.collectives.host.cell_sums import dot, sum_of_squares, total
+from halox.collectives.host.cell_sums import dot, moments, sum_of_squares, total
 from halox.collectives.host.grid_allreduce import DOING as _COMBINING
 from halox.collectives.host.grid_allreduce import GridAllreduce
 from halox.collectives.operations import check_out, result_dtype
@@ -143,6 +143,7 @@ class HostReductions(HostArrays):
     """A grid's reductions on the host."""
 
     fields: PreparedReductions[HostFieldReduction]
+    moments = staticmethod(moments)
 
     def field(self, name: str, fields: tuple[object, ...], out: object) -> object:
         """Reduce fields to one value; collective, blocks."""

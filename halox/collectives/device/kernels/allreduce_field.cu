@@ -1,7 +1,7 @@
 // A field reduction in one launch: combines the cells that a rank owns, and then the values of all ranks.
 //
 // A field's cells are a region (strided_body.cu) of ELEMENTs. The source of the region is the field. Its target is the
-// second field for LOCAL Product, and unused otherwise. LOCAL::of(cell, other) is the value of a cell, an ACCUMULATOR.
+// second field for LOCAL Product, a cell for LOCAL Deviation, and unused otherwise. LOCAL::of(cell, other) is the value of a cell, an ACCUMULATOR.
 // OP combines the values. FINISH converts the result, which is stored at `target` as an ACCUMULATOR.
 //
 // Launch shape: one dimension; a power of two of threads, at least as many as ranks; any number of blocks. Each thread
@@ -76,6 +76,16 @@ struct Product {
         A left = widen(cell);
         left.imag = -left.imag;
         return Prod::of(left, widen(*at_address<const Complex<T>>(other)));
+    }
+};
+
+// The difference from a cell near the mean, the same for all cells of a rank, and its square; both in double.
+struct Deviation {
+    template <class T>
+    static __device__ __forceinline__ Complex<double> of(T cell, u64 other)
+    {
+        const double away = double(cell) - double(*at_address<const T>(other));
+        return {away, away * away};
     }
 };
 

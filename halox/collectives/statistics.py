@@ -1,0 +1,145 @@
+"""Sums over some axes of a grid, deviations, positions of extremes, and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from halox.collectives.cells import cells_of
+from halox.collectives.host.cell_sums import blocks, merged
+from halox.collectives.operations import result_dtype
+from halox.decomposition import FieldLayout
+from halox.domain import Domain
+from halox.errors import FieldError
+from halox.runtime.arrays import Array
+from halox.runtime.gpu.devices import as_device_array, to_host
+from halox.values import as_entries, as_int, shortened, shown
+
+_REDUCING = "a reduction"
+_BLOCK = 1 << 20  # cells that `numpy.histogram` copies at a time
+
+
+def sum_over(
+    domain: Domain, allreduce: Callable[..., Any], field: object, axis: object, out: object
+) -> Any:
+    """Return the sums over some grid axes, as `halox.Grid.sum` describes them; collective."""
+
+    def part(own: Any, layout: FieldLayout) -> tuple[Any, object]:
+        if out is not None:
+            raise FieldError("out: sums over axes are new arrays; leave out one of out and axis")
+        axes = array_axes(layout, axis)
+        if layout.spec.parity is not None:
+            raise FieldError("axis: a field of one parity has no sums over axes; leave out axis")
+        sums = own.sum(axis=axes, dtype=result_dtype("sum", [own.dtype]))
+        kept, starts = [n for n in range(own.ndim) if n not in axes], _starts(layout)
+        whole = domain.xp.zeros([layout.global_shape[n] for n in kept], sums.dtype)
+        whole[tuple(slice(starts[n], starts[n] + own.shape[n]) for n in kept)] = sums
+        return whole, axes
+
+    whole, _ = _of_cells(domain, "sum", field, part)
+    return allreduce(whole)[()]
+
+
+def array_axes(layout: FieldLayout, axis: object) -> tuple[int, ...]:
+    """Return the axes of a field's array that are the given grid axes, or all axes for None."""
+    if axis is None:
+        return tuple(range(len(layout.padded_shape)))
+    ndim, entries = layout.spec.ndim, [as_int(entry) for entry in as_entries(axis)]
+    axes = tuple(n % ndim for n in entries if n is not None and -ndim <= n < ndim)
+    if not axes or len(set(axes)) < len(entries):
+        raise FieldError(
+            f"axis: expected different grid axes, 0 to {ndim - 1}, got {shown(axis)}; component axes are always kept"
+        )
+    return tuple(len(layout.spec.components_before) + n for n in axes)
+
+
+def deviation(domain: Domain, moments: Callable[[Any], Any], field: object) -> float:
+    """Return the standard deviation; ``moments`` is that of this rank's numbers. Blocks."""
+
+    def read(own: Any, _: FieldLayout) -> tuple[None, list[tuple[float, ...]]]:
+        parts = [own.real, own.imag] if own.dtype.kind == "c" else [own]
+        return None, [tuple(map(float, moments(part))) for part in parts]
+
+    _, of_ranks = _of_cells(domain, "std", field, read)
+    owned_of_ranks = domain.layouts.find(field).owned_of_ranks
+    counts = [prod(cut.stop - cut.start for cut in owned) for owned in owned_of_ranks]
+    return float(np.sqrt(sum(merged(counts, part)[2] for part in zip(*of_ranks, strict=True))))
+
+
+def extreme(domain: Domain, name: str, field: object) -> tuple[int, ...]:
+    """Return the position of the smallest ("argmin") or largest ("argmax") value; blocks."""
+
+    def find(own: Any, layout: FieldLayout) -> tuple[None, tuple[tuple[int, ...], Any]]:
+        value = getattr(own, name[3:])()
+        mask = own == value if value == value else own != own  # NaN differs from itself
+        index = np.unravel_index(int(mask.argmax()), own.shape)
+        place = tuple(int(n) + start for n, start in zip(index, _starts(layout), strict=True))
+        return None, (place, to_host(value))
+
+    _, of_ranks = _of_cells(domain, name, field, find)
+    of_ranks.sort(key=lambda found: found[0])
+    best = int(getattr(np, name)([value for _, value in of_ranks]))
+    index: tuple[int, ...] = of_ranks[best][0]
+    return index
+
+
+def histogram(domain: Domain, field: object, bins: Any, limits: Any) -> tuple[Array, Array]:
+    """Return counts and edges, as `halox.Grid.histogram` describes them; blocks."""
+
+    def edges_of(values: Array) -> Array:
+        try:
+            return np.asarray(np.histogram_bin_edges(values, bins, limits))
+        except Exception as error:  # NumPy raises several types
+            given = f"bins={shown(bins)}, range={shown(limits)}"
+            raise FieldError(
+                f"bins, range: {given}: {shortened(str(error))}; give rising edges, or a number and finite ends"
+            ) from None
+
+    def read(own: Any, _: FieldLayout) -> tuple[Any, tuple[object, ...]]:
+        if isinstance(bins, str):
+            raise FieldError(f"bins: expected a number or edges, got {bins!r}")
+        edges_of(np.zeros(1, own.dtype))
+        return own, (np.asarray(bins).tolist(), limits, to_host(own.min()), to_host(own.max()))
+
+    def count() -> Array:
+        if domain.device_id is not None:
+            return to_host(domain.xp.histogram(own, domain.xp.asarray(edges))[0])
+        ends = (edges[0], edges[-1]) if limits is None else limits
+        parts = [np.histogram(own[at], bins, ends)[0] for at in blocks(own.shape, _BLOCK)]
+        return np.asarray(np.sum(parts, axis=0))
+
+    own, of_ranks = _of_cells(domain, "histogram", field, read)
+    domain.world.check_alike([{"bins": each[0], "range": each[1]} for each in of_ranks])
+    edges = edges_of(np.array([end for each in of_ranks for end in each[2:]], own.dtype))
+    return np.asarray(np.sum(domain.world.gather_result(count, _REDUCING), axis=0)), edges
+
+
+def _starts(layout: FieldLayout) -> list[int]:
+    """Return the index of a rank's first cell in the whole field."""
+    before, after = layout.spec.components_before, layout.spec.components_after
+    return [0] * len(before) + [cut.start for cut in layout.owned] + [0] * len(after)
+
+
+def _of_cells(
+    domain: Domain, name: str, field: object, read: Callable[[Any, FieldLayout], tuple[Any, Any]]
+) -> tuple[Any, list[Any]]:
+    """Return the first result of ``read(cells, layout)`` of this rank, and the second results of all ranks.
+
+    Collective: raises the error of one rank on all ranks, and `MismatchError` if the fields of the ranks differ.
+    """
+
+    def build() -> tuple[Any, tuple[dict[str, str], Any]]:
+        (cells,) = cells_of(name, (field,), domain.layouts.find)
+        result_dtype(name, [cells.dtype])
+        view = cells.view()
+        mine, sent = read(view if domain.device_id is None else as_device_array(view), cells.layout)
+        return mine, ({"the field reduced": f"{cells.dtype}, {cells.layout.spec}"}, sent)
+
+    with domain.world.guard:
+        domain.world.begin(name)
+        mine, records = domain.world.prepare(build, _REDUCING)
+        domain.world.check_alike([fields for fields, _ in records])
+    return mine, [sent for _, sent in records]

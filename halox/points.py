@@ -1,0 +1,265 @@
+"""`Points`: values of fields at points of a grid, such as receivers, and the adjoint, sources."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.decomposition import FieldLayout
+from halox.errors import FieldError
+from halox.gathering.gather import root_of
+from halox.grid import Grid
+from halox.runtime.arrays import Described, as_ndarray
+from halox.runtime.call_guard import Unique, short_errors, single_threaded
+from halox.runtime.gpu.cuda import stream_pointer
+from halox.runtime.gpu.devices import to_host
+from halox.sampling.locating import as_points
+from halox.sampling.weights import Corners, Weights, adding, check_points, owners, reading
+from halox.values import shown
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import FieldLike
+    from halox.sampling.device_points import PointLaunch
+
+
+class Points(Unique):
+    """Points of a grid, at which fields are read (`get`) and to which values are added (`add`).
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of the fields.
+    indices : array_like
+        Global indices, shape (n, axes), or (n,) if the grid has one axis; the same on all ranks. Integers are cells.
+        Fractional indices interpolate linearly between the cells below and above. Along a periodic axis, indices wrap
+        around; along other axes, they may be in the halo. `Grid.locate` finds the indices of coordinates.
+
+    Attributes
+    ----------
+    indices : numpy.ndarray
+        The indices as float64, shape (n, axes); read-only.
+    owners : numpy.ndarray
+        Rank of each point: the owner of the cell at or below the point, beyond a wall the nearest rank.
+
+    Raises
+    ------
+    FieldError
+        If the indices have another shape, are not finite, or are beyond the halo of a wall.
+    MismatchError
+        If ranks give different indices.
+    ClosedError
+        If the grid is closed.
+
+    Notes
+    -----
+    Collective; every rank keeps all indices. Fields may have any layout, except one parity; indices of a staggered
+    field count its points.
+
+    Examples
+    --------
+    >>> import halox
+    >>> with halox.Grid((8, 6), device="cpu") as grid:
+    ...     u = grid.zeros()
+    ...     grid.interior(u)[...] = 10 * grid.indices()[0] + grid.indices()[1]
+    ...     grid.exchange(u)
+    ...     halox.Points(grid, [(2, 3), (6.5, 0.25)]).get(u)
+    array([23.  , 65.25])
+    """
+
+    def __init__(self, grid: Grid, indices: npt.ArrayLike) -> None:
+        self._grid, self._domain, self._world = grid, grid.domain, grid.domain.world
+        plain = grid.domain.plain
+
+        def check() -> tuple[Corners, dict[str, bytes]]:
+            self.indices = as_points(indices, len(grid.grid_shape), "indices")
+            self.indices.flags.writeable = False
+            corners = Corners.of(self.indices)
+            check_points(plain, self.indices, corners.splits)
+            return corners, {"indices": self.indices.tobytes()}
+
+        with self._world.guard:
+            self._world.begin("making Points")
+            self._corners, given = self._world.prepare(check, "the making of points")
+            self._world.check_alike(given, shown=lambda sent: shown(np.frombuffer(sent)))
+        self.owners = owners(plain, self._corners.cells[:, 0])
+        self._weights: dict[tuple[str, int], Weights] = {}
+        self._launches: dict[tuple[object, ...], PointLaunch] = {}
+
+    def __len__(self) -> int:
+        """Return the number of points."""
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        """Return the number of points and the grid."""
+        return f"<halox.Points: {len(self)} on {self._grid!r}>"
+
+    @single_threaded
+    def get(self, field: FieldLike, *, root: int | None = None) -> Any:
+        """Return the values of a field at the points.
+
+        Parameters
+        ----------
+        field : array
+            A field of the grid. Fractional points need its halo, corners included: call `Grid.exchange` before.
+        root : int, optional
+            The rank that gets the values; other ranks get None. By default all ranks get them.
+
+        Returns
+        -------
+        array or None
+            Shape (n,), or (n, components) with all component axes; in the dtype of the field and the memory of the
+            grid's fields. Values at cells have the bits of the cells. Other values are computed in float64 or
+            complex128, and have the same bits for any number of ranks.
+
+        Raises
+        ------
+        FieldError
+            If the array does not fit the grid, or lacks a halo around a fractional point; if its dtype has no
+            fractions, or no kernel on a GPU; if ``root`` is not a rank.
+        DeviceError
+            If the array is not on the device of the grid's fields.
+        MismatchError
+            If dtypes, layouts or roots differ between ranks; on a GPU compared in the first call with a layout and
+            dtype.
+        StateError, ClosedError, ExchangeTimeoutError
+            The same as for `Grid.sum`.
+
+        Notes
+        -----
+        Collective. Blocks on the host. On a GPU, from the second call with a layout and dtype on, it is one launch
+        ordered with the current stream, and with several ranks a `Grid.allreduce`. A CUDA graph can capture it if it
+        can capture the allreduce; an error of one rank is then raised as for `Grid.sum`.
+        """
+        on_host, launch = self._domain.device_id is None, None
+        if not on_host:
+            described, layout = self._domain.layouts.read(field)
+            launch = self._launches.get(_key("get", described, layout))
+        if launch is None:
+
+            def check() -> tuple[tuple[Described, FieldLayout], dict[str, object]]:
+                described, layout = self._read(field)
+                if not on_host:
+                    self._launch("get", described, layout)
+                kind = f"{described.dtype}, {layout.spec.without_boundary}"
+                rank = root if root is None else root_of(self._world, root)
+                return (described, layout), {"the field": kind, "root": rank}
+
+            self._world.begin("get")
+            (described, layout), given = self._world.prepare(check, "a call of Points.get")
+            self._world.check_alike(given)
+        is_root = root is None or root_of(self._world, root) == self._world.rank
+        values = self._domain.xp.empty(self._shape(layout), described.dtype)
+        if on_host:
+            weights = self._weights_of("get", layout)
+            values[...] = 0
+            if len(weights.rows):
+                terms = _grid_first(field, layout)[tuple(weights.columns.T)]
+                values[weights.rows] = weights.sums(terms, described.dtype)
+        else:
+            launch = self._launch("get", described, layout)
+            launch(values.data.ptr, described.pointer, stream_pointer())
+        if self._world.size > 1 and len(self):
+            # Other ranks' bits are 0, so that this is exact for any dtype.
+            words = values.reshape(-1).view("u1").view(f"u{gcd(values.nbytes, 8)}")
+            self._grid.allreduce(words, "bitwise_or", out=words)
+        return values if is_root else None
+
+    @short_errors
+    def add(self, field: FieldLike, values: npt.ArrayLike) -> None:
+        """Add values to a field at the points: the adjoint of `get`.
+
+        Each cell around a point gets the share of its weight, on the rank that owns the cell. Shares of cells beyond a
+        wall are lost. Points at one cell are added up in their order.
+
+        Parameters
+        ----------
+        field : array
+            A field of the grid. Its halo is neither read nor changed.
+        values : array_like
+            Numbers that broadcast to the shape of the result of `get`; the same on all ranks.
+
+        Raises
+        ------
+        FieldError
+            As for `get`. Also if the field is not numeric or is read-only, or the values do not broadcast or cannot be
+            cast to its dtype.
+        DeviceError
+            If the field is not on the device of the grid's fields.
+        StateError
+            If CuPy's current stream is being captured, and this is the first call with this layout and dtype.
+
+        Notes
+        -----
+        Local; an error is raised on its rank. On a GPU it is one launch, ordered with the current stream, which a CUDA
+        graph can capture if the values are a contiguous CuPy array of the field's dtype and the result's shape.
+        """
+        described, layout = self._read(field)
+        xp, shape, dtype = self._domain.xp, self._shape(layout), described.dtype
+        if dtype.kind not in "iufc" or not described.writable:
+            raise FieldError(f"field: expected a writable array of numbers, got one of {dtype}")
+        given = to_host(values) if xp is np else xp.asarray(values)
+        try:
+            numbers = xp.broadcast_to(given, shape)
+        except ValueError:
+            raise FieldError(
+                f"values: expected the shape {shape} of points and components, or one that broadcasts to it, got "
+                f"{given.shape}"
+            ) from None
+        if not np.can_cast(given.dtype, dtype, "same_kind"):
+            raise FieldError(
+                f"values: dtype {given.dtype} cannot be added to a field of {dtype}; convert one of them"
+            )
+        numbers = numbers.astype(dtype, copy=False)
+        if xp is np:
+            weights = self._weights_of("add", layout)
+            if len(weights.rows):
+                sums = weights.sums(numbers[weights.columns], dtype)
+                _grid_first(field, layout)[tuple(weights.rows.T)] += sums
+        else:
+            numbers = xp.ascontiguousarray(numbers)
+            launch = self._launch("add", described, layout)
+            launch(described.pointer, numbers.data.ptr, stream_pointer())
+
+    def _shape(self, layout: FieldLayout) -> tuple[int, ...]:
+        return (len(self), *layout.spec.components_before, *layout.spec.components_after)
+
+    def _read(self, field: object) -> tuple[Described, FieldLayout]:
+        """Describe a field that has values at all points."""
+        described, layout = self._domain.layouts.read(field)
+        check_points(layout, self.indices, self._corners.splits)
+        if any(self._corners.splits) and described.dtype.kind not in "fc":
+            raise FieldError(
+                f"field: dtype {described.dtype} has no values between cells; use floats, or round the indices"
+            )
+        return described, layout
+
+    def _weights_of(self, name: str, layout: FieldLayout) -> Weights:
+        key = name, id(layout)
+        if key not in self._weights:
+            self._weights[key] = (reading if name == "get" else adding)(layout, self._corners)
+        return self._weights[key]
+
+    def _launch(self, name: str, described: Described, layout: FieldLayout) -> PointLaunch:
+        key = _key(name, described, layout)
+        if key not in self._launches:
+            from halox.sampling.device_points import PointLaunch, plan_points
+
+            weights, device = self._weights_of(name, layout), described.device
+            assert device is not None
+            tables = plan_points(layout, described, weights, len(self), add=name == "add")
+            self._launches[key] = PointLaunch(tables, device)
+        return self._launches[key]
+
+
+def _key(name: str, described: Described, layout: FieldLayout) -> tuple[object, ...]:
+    alignment = described.pointer % described.dtype.itemsize
+    return name, id(layout), described.dtype, described.strides, alignment
+
+
+def _grid_first(field: object, layout: FieldLayout) -> Any:
+    """View a field on the host with the grid axes before the component axes."""
+    first, ndim = len(layout.spec.components_before), layout.spec.ndim
+    return np.moveaxis(as_ndarray(field), range(first, first + ndim), range(ndim))

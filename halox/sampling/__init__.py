@@ -1,0 +1,1 @@
+"""Points of a grid, and random numbers by global index."""

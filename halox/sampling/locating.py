@@ -1,0 +1,58 @@
+"""Points of a grid by coordinates or indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from halox.dimension_names import Labels
+from halox.errors import FieldError
+from halox.runtime.arrays import Array
+from halox.runtime.gpu.devices import to_host
+from halox.values import shortened, shown
+
+
+def as_points(points: Any, ndim: int, name: str) -> Array:
+    """Return points as a new array of float64, shape (n, axes); `FieldError` for another shape, NaN and infinities."""
+    try:
+        found = np.array(to_host(points), "f8")
+    except Exception as error:  # NumPy raises several types
+        raise FieldError(
+            f"{name}: expected numbers, got {shown(points)} ({shortened(str(error))})"
+        ) from None
+    if ndim == 1 and found.ndim == 1:
+        found = found[:, np.newaxis]
+    if found.ndim != 2 or found.shape[1] != ndim or not np.isfinite(found).all():
+        raise FieldError(
+            f"{name}: expected finite numbers of shape (n, {ndim}), a row for each point, got {shown(points)}"
+        )
+    return found
+
+
+def locate(points: Any, labels: Labels, staggered: Sequence[bool]) -> Array:
+    """Return the fractional indices of points, as `halox.Grid.locate` describes them."""
+    found = as_points(points, len(labels.dims), "points")
+    for axis, name in enumerate(labels.dims):
+        along = labels.along(axis, staggered[axis])
+        if along is not None:
+            at = along.values
+            steps = np.diff(at.astype("f8")) if at.dtype.kind in "iuf" else np.zeros(0)
+            if not len(steps) or not ((steps > 0).all() or (steps < 0).all()):
+                raise FieldError(
+                    f"coords[{name!r}]: expected at least 2 real numbers that rise or fall, got {shown(at)}"
+                )
+            found[:, axis] = _index(found[:, axis], at.astype("f8"))
+    return found
+
+
+def _index(x: Array, at: Array) -> Array:
+    """Return the fractional index of coordinates among those of cells."""
+    if at[0] > at[-1]:
+        at, x = -at, -x
+    index = np.interp(x, at, np.arange(len(at)))
+    low, high = x < at[0], x > at[-1]
+    index[low] = (x[low] - at[0]) / (at[1] - at[0])
+    index[high] = len(at) - 1 + (x[high] - at[-1]) / (at[-1] - at[-2])
+    return index

@@ -1,0 +1,299 @@
+"""Values of fields at points against SciPy and NumPy on the whole field, sources as their adjoint, and coordinates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import FieldError, HaloxError, MismatchError
+from tests.mpi.bad_input import Table, check_error, undocumented
+from tests.mpi.conftest import agree
+
+pytestmark = pytest.mark.geometry
+
+SHAPE = (7, 6, 5)
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"components": 2, "staggered": 0, "halo": 2},
+    {"components_after": (2, 3), "staggered": (1, 2)},
+]
+
+
+def sixteenths(rng: np.random.Generator, high: int, shape: Any) -> np.ndarray:
+    """Return random multiples of 1/16 from 0 to ``high``, whose products with small integers are exact."""
+    return rng.integers(0, 16 * high, shape, endpoint=True) / 16
+
+
+def make_field(grid: halox.Grid, dtype: Any, layout: dict[str, Any], seed: int) -> tuple[Any, Any]:
+    """Return an exchanged field of small integers, and the whole field with the grid axes first."""
+    u = grid.full(55, dtype, **layout)
+    found = grid.layout(u)
+    first = len(found.spec.components_before)
+    whole = np.random.default_rng(seed).integers(-9, 10, found.global_shape).astype(dtype)
+    grid.interior(u)[...] = whole[((slice(None),) * first) + found.owned]
+    grid.exchange(u)
+    return u, np.moveaxis(whole, range(first, first + 3), range(3))
+
+
+@pytest.mark.parametrize("periodic", [(False, False, False), (True, False, True)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_values_between_cells_and_the_adjoint(
+    layout: dict[str, Any], periodic: tuple[bool, ...], comm: MPI.Intracomm
+) -> None:
+    """All numbers are exact. So the adjoint is tested by <P u, v> == <u, P' v>."""
+    from scipy.ndimage import map_coordinates
+
+    rng = np.random.default_rng(3)
+    options: dict[str, Any] = {"boundary": "edge", "periodic": periodic, "device": "cpu"}
+    indices = sixteenths(rng, 6, (60, 3)) - (0.5, 0.5, 0.25)
+    indices = np.minimum(indices, np.array(SHAPE) - 1 + 0.5)
+    indices[::3, 1] //= 1  # at cells along one axis
+    indices[::7] //= 1
+    inside = indices[(indices >= 0).all(axis=1) & (indices <= np.array(SHAPE) - 1).all(axis=1)]
+    with halox.Grid(SHAPE, halo=1, comm=comm, **options) as grid:
+        points, inner = halox.Points(grid, indices), halox.Points(grid, inside)
+        for dtype in ("f8", "f4", "c16"):
+            u, whole = make_field(grid, dtype, layout, 5)
+            values = points.get(u)
+            padded = np.pad(whole, [(1, 1)] * 3 + [(0, 0)] * (whole.ndim - 3), mode="edge")
+            for axis in np.flatnonzero(periodic):
+                mode = [(int(n == axis),) * 2 for n in range(whole.ndim)]
+                core = padded[(slice(None),) * axis + (slice(1, -1),)]
+                padded = np.pad(core, mode, mode="wrap")
+            flat = padded.reshape(*padded.shape[:3], -1)
+            expected = [
+                map_coordinates(flat[..., n], indices.T + 1, order=1) for n in range(flat.shape[-1])
+            ]
+            assert values.dtype == u.dtype and values.shape == (60, *whole.shape[3:])
+            assert agree(np.array_equal(values.reshape(60, -1).T, expected), comm), dtype
+            sources = rng.integers(-9, 10, inner.get(u).shape).astype(dtype)
+            w = grid.zeros(dtype, **layout)
+            inner.add(w, sources)
+            assert agree(np.vdot(sources, inner.get(u)) == np.conj(grid.dot(u, w)), comm), dtype
+
+
+def test_values_at_cells_are_exact(comm: MPI.Intracomm) -> None:
+    """Bits of any dtype, of NaN, infinities and negative zero beside one another."""
+    rng = np.random.default_rng(4)
+    indices = rng.integers(0, SHAPE, (50, 3))
+    dtypes = ["f8", "f4", "f2", "i8", "u1", "?", "c8", [("a", "f4"), ("b", "i8")]]
+    with halox.Grid(SHAPE, device="cpu", comm=comm) as grid:
+        points = halox.Points(grid, indices)
+        for dtype in map(np.dtype, dtypes):
+            whole = np.frombuffer(rng.bytes(210 * dtype.itemsize), dtype).reshape(SHAPE)
+            if dtype == "?":
+                whole = whole.view("u1") % 2 == 1
+            u = grid.zeros(dtype)
+            grid.interior(u)[...] = whole[grid.owned]
+            found = points.get(u)
+            assert agree(found.tobytes() == whole[tuple(indices.T)].tobytes(), comm), dtype
+        u = grid.zeros()
+        special = np.resize([np.nan, -0.0, np.inf, -1.0], SHAPE)
+        grid.interior(u)[...] = special[grid.owned]
+        found = halox.Points(grid, [*indices, (0.5, 0.5, 0.5)]).get(u)[:-1]
+        assert agree(found.tobytes() == special[tuple(indices.T)].tobytes(), comm)
+
+
+def test_values_do_not_depend_on_the_ranks(comm: MPI.Intracomm) -> None:
+    rng = np.random.default_rng(6)
+    indices = rng.random((100, 3)) * np.array(SHAPE)
+    sources = rng.normal(size=100)
+    found = []
+    for ranks in (comm, MPI.COMM_SELF):
+        with halox.Grid(SHAPE, periodic=True, device="cpu", comm=ranks) as grid:
+            u = grid.random(1)
+            points = halox.Points(grid, indices)
+            values = points.get(u)
+            points.add(u, sources)
+            points.add(u, 1)
+            found.append((values, grid.gather(u)))
+    assert agree(np.array_equal(found[0][0], found[1][0]), comm)
+    assert comm.rank or np.array_equal(found[0][1], found[1][1])
+
+
+def test_periodic_indices_wrap_around(comm: MPI.Intracomm) -> None:
+    rng = np.random.default_rng(8)
+    indices = sixteenths(rng, 7, (80, 3)) * np.array(SHAPE) / 7
+    indices = np.round(indices * 16) / 16
+    sources = rng.integers(-9, 10, 80).astype("f8")
+    with halox.Grid(SHAPE, periodic=True, device="cpu", comm=comm) as grid:
+        u, v = make_field(grid, "f8", {}, 3)[0], grid.zeros()
+        points, far = (halox.Points(grid, indices + n * np.array(SHAPE)) for n in (0, -5))
+        assert agree(np.array_equal(points.get(u), far.get(u)), comm)
+        assert np.array_equal(points.owners, far.owners)
+        far.add(v, sources)
+        assert agree(grid.sum(v) == sources.sum(), comm), "no share is lost"
+        assert agree(grid.dot(u, v) == points.get(u) @ sources, comm)
+
+
+def test_sources_in_one_cell_and_beyond_a_wall(comm: MPI.Intracomm) -> None:
+    with halox.Grid((8, 6), boundary="edge", device="cpu", comm=comm) as grid:
+        points = halox.Points(grid, [(2, 3), (7.25, 0), (2, 3), (2, 3), (-0.5, 5)])
+        for dtype in ("i4", "f4"):
+            u = grid.zeros(dtype)
+            at_cells = halox.Points(grid, points.indices[[0, 2, 3]])
+            at_cells.add(u, [1, 2, 5])
+            whole = np.zeros((8, 6))
+            whole[2, 3] = 8
+            assert agree(np.array_equal(grid.interior(u), whole[grid.owned]), comm)
+            u[...] = 0
+        points.add(u, 4)
+        whole[2, 3], whole[7, 0], whole[0, 5] = 12, 3, 2
+        assert agree(np.array_equal(grid.interior(u), whole[grid.owned]), comm)
+        many = halox.Points(grid, [(2, 3)] * 1000)
+        u[...] = 0
+        many.add(u, np.float32(0.1))
+        exact = np.float32(1000 * np.float64(np.float32(0.1)))
+        assert agree(grid.max(u) == exact, comm), "summed in float64"
+        u[grid.layout(u).interior] = 0
+        assert agree(not u.any(), comm), "the halo is not changed"
+
+
+def test_one_root(comm: MPI.Intracomm) -> None:
+    with halox.Grid((9,), device="cpu", comm=comm) as grid:
+        points = halox.Points(grid, [3, 8])
+        u = grid.ones()
+        found = points.get(u, root=comm.size - 1)
+        is_root = comm.rank == comm.size - 1
+        assert agree(np.array_equal(found, [1, 1]) if is_root else found is None, comm)
+        assert len(points) == 2 and points.indices.tolist() == [[3], [8]]
+        cuts = [owned[0] for owned in grid.layout(u).owned_of_ranks]
+        expected = [n for i in (3, 8) for n, cut in enumerate(cuts) if cut.start <= i < cut.stop]
+        assert points.owners.tolist() == expected
+        assert halox.Points(grid, np.empty((0, 1))).get(u).shape == (0,)
+
+
+def test_locate(comm: MPI.Intracomm) -> None:
+    x, y = np.array([0.0, 1, 3, 4, 8]), np.array([10.0, 7.5, 5, -1])
+    with halox.Grid((5, 4, 3), coords={"x": x}, device="cpu", comm=comm) as grid:
+        indices = np.random.default_rng(2).random((40, 3)) * (4, 3, 2)
+        points = indices.copy()
+        points[:, 0] = np.interp(indices[:, 0], np.arange(5), x)
+        points[:, 1] = np.interp(indices[:, 1], np.arange(4), y)
+        np.testing.assert_allclose(grid.locate(points, coords={"y": y}), indices, rtol=1e-13)
+        cells = np.array([(n, m, 0) for n in range(5) for m in range(4)])
+        at_cells = np.stack([x[cells[:, 0]], y[cells[:, 1]], cells[:, 2]], 1)
+        assert np.array_equal(grid.locate(at_cells, coords={"y": y}), cells)
+        beyond = grid.locate([(-0.5, 11, 0), (10, -4, 0)], coords={"y": y})
+        np.testing.assert_allclose(beyond, [(-0.5, -0.4, 0), (4.5, 3.5, 0)], rtol=1e-13)
+        faces = grid.locate([(2, 2, 2)], coords={"y_face": [0, 1, 2, 3, 4]}, staggered=(0, 1))
+        assert faces.tolist() == [[2, 2, 2]], "faces of x lie halfway between its cells"
+        assert grid.locate([(2, 2, 2)]).tolist() == [[1.5, 2, 2]], "indices without coordinates"
+
+
+def on_grid(call: Any) -> Any:
+    def run(comm: MPI.Intracomm) -> None:
+        with halox.Grid((8, 6), device="cpu", comm=comm, checkerboard=True) as grid:
+            call(grid, comm.rank)
+
+    return run
+
+
+TABLE: Table = {
+    "points of another number of axes": (
+        on_grid(lambda grid, rank: halox.Points(grid, [1, 2])),
+        FieldError,
+        "finite numbers of shape",
+    ),
+    "a point that is not a number": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(np.nan, 1)])),
+        FieldError,
+        "finite numbers of shape",
+    ),
+    "points that are text": (
+        on_grid(lambda grid, rank: halox.Points(grid, "here")),
+        FieldError,
+        "expected numbers",
+    ),
+    "a point outside the grid": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1), (8.5, 1)])),
+        FieldError,
+        "point 1 is at 8.5 along axis 0",
+    ),
+    "a point outside the grid on one rank": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1 - 3 * (rank == 0))])),
+        FieldError,
+        "point 0 is at -2",
+    ),
+    "unlike points >1": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(rank, 1)])),
+        MismatchError,
+        "indices differs",
+    ),
+    "a fractional point, and a field without halo": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1.5, 1)]).get(grid.ones(halo=0))),
+        FieldError,
+        "need a halo on its high side",
+    ),
+    "a fractional point, and a field of integers": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1.5, 1)]).get(grid.ones("i4"))),
+        FieldError,
+        "no values between cells",
+    ),
+    "points of a field of one parity": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).get(grid.ones(parity="odd"))),
+        FieldError,
+        "give a field of all cells",
+    ),
+    "values of unlike dtypes >1": (
+        on_grid(
+            lambda grid, rank: halox.Points(grid, [(1, 1)]).get(
+                np.zeros(grid.padded_shape, ("f8", "f4")[rank > 0])
+            )
+        ),
+        MismatchError,
+        "the field differs",
+    ),
+    "values for unlike roots >1": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).get(grid.ones(), root=rank)),
+        MismatchError,
+        "root differs",
+    ),
+    "values for a rank out of range": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).get(grid.ones(), root=-1)),
+        FieldError,
+        "root must be a rank",
+    ),
+    "sources of another number": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).add(grid.ones(), [1, 2])),
+        FieldError,
+        "one that broadcasts",
+    ),
+    "complex sources in a real field": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).add(grid.ones(), 1j)),
+        FieldError,
+        "cannot be added",
+    ),
+    "sources in a field of bools": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).add(grid.ones("?"), True)),
+        FieldError,
+        "a writable array of numbers",
+    ),
+    "coordinates that rise and fall": (
+        on_grid(lambda grid, rank: grid.locate([(1, 1)], coords={"y": [0, 1, 2, 1, 4, 5]})),
+        FieldError,
+        "that rise or fall",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_bad_input(name: str, comm: MPI.Intracomm) -> None:
+    check_error(TABLE, name, comm)
+
+
+def test_bad_input_is_documented() -> None:
+    assert not undocumented(TABLE)
+
+
+def test_points_of_a_closed_grid(comm: MPI.Intracomm) -> None:
+    grid = halox.Grid((8, 6), device="cpu", comm=comm)
+    points, u = halox.Points(grid, [(1, 1)]), grid.ones()
+    grid.close()
+    for call in (lambda: points.get(u), lambda: halox.Points(grid, [(1, 1)])):
+        with pytest.raises(HaloxError, match="closed"):
+            call()

@@ -1,0 +1,238 @@
+"""Means, deviations, extremes, sums over axes, histograms and random fields against NumPy on the whole field."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import FieldError, MismatchError
+from tests.mpi.bad_input import Table, check_error, undocumented
+from tests.mpi.conftest import agree
+
+pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:.*encountered")]
+
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"components": 2, "staggered": 0, "halo": 2},
+    {"components_after": (2, 3), "staggered": (1, 2)},
+]
+SHAPE = (7, 6, 9)
+
+
+def whole_field(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Return numbers with equal ones among them, the same on all ranks."""
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-9, 10, shape) + (1j * rng.integers(-9, 10, shape) if "c" in dtype else 0)
+    return whole.astype(dtype) / (8 if "f" in dtype or "c" in dtype else 1)  # exact sums
+
+
+def field_of(grid: halox.Grid, dtype: str, layout: dict[str, Any]) -> tuple[Any, np.ndarray]:
+    """Return a field whose halo has other numbers, and the whole field."""
+    u = grid.full(77, dtype, **layout)
+    found = grid.layout(u)
+    whole = whole_field(dtype, found.global_shape).astype(dtype)
+    before = (slice(None),) * len(found.spec.components_before)
+    grid.interior(u)[...] = whole[(*before, *found.owned)]
+    return u, whole
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_numbers_of_fields(periodic: bool, comm: MPI.Intracomm) -> None:
+    with halox.Grid(SHAPE, halo=1, periodic=periodic, device="cpu", comm=comm) as grid:
+        for dtype, layout in itertools.product(("f8", "f4", "i2", "u8", "c16", "?"), LAYOUTS):
+            wrong = wrong_numbers(grid, dtype, layout)
+            assert agree(not wrong, comm), (dtype, layout, wrong)
+
+
+def wrong_numbers(grid: halox.Grid, dtype: str, layout: dict[str, Any]) -> list[str]:
+    """Return the calls whose results differ from those of NumPy."""
+    u, whole = field_of(grid, dtype, layout)
+    wide = whole.astype(np.result_type(dtype, "c16" if "c" in dtype else "f8"))
+    results = [("mean", grid.mean(u), wide.mean()), ("std", grid.std(u), wide.std())]
+    first = len(grid.layout(u).spec.components_before)
+    for axis in (0, -1, (0, 2), (2, 1, 0)):
+        named = (axis,) if isinstance(axis, int) else axis
+        over = tuple(first + n % 3 for n in named)
+        total, mean = grid.sum(u, axis=axis), grid.mean(u, axis=axis)
+        assert total.dtype == grid.sum(u).dtype
+        results.append((f"sum over {axis}", total, whole.sum(axis=over, dtype=total.dtype)))
+        results.append((f"mean over {axis}", mean, wide.mean(axis=over)))
+    if "c" not in dtype:
+        for name in ("argmin", "argmax"):
+            index = np.unravel_index(getattr(np, name)(whole), whole.shape)
+            results.append((name, getattr(grid, name)(u), tuple(map(int, index))))
+    return [name for name, found, right in results if not same(found, right)]
+
+
+def same(found: Any, right: Any) -> bool:
+    return np.shape(found) == np.shape(right) and np.allclose(found, right, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e9])
+def test_a_large_mean_cancels_no_digits(shift: float, comm: MPI.Intracomm) -> None:
+    """Also when every block of a rank, and every rank, has another mean."""
+    with halox.Grid((50, 40, 30), device="cpu", comm=comm) as grid:
+        u = grid.zeros()
+        whole = np.random.default_rng(1).normal(size=grid.grid_shape) + shift
+        whole += np.linspace(0, 30, 50)[:, None, None]
+        grid.interior(u)[...] = whole[grid.owned]
+        exact = (whole - shift).std()
+        assert agree(abs(grid.std(u) / exact - 1) < 1e-13, comm)
+        u[...] = 1 / 3
+        assert agree(grid.std(u) < 1e-16, comm)
+
+
+def test_nan_is_the_first_extreme(comm: MPI.Intracomm) -> None:
+    with halox.Grid(SHAPE, device="cpu", comm=comm) as grid:
+        for places in ([(6, 5, 8)], [(3, 2, 1), (0, 5, 8), (6, 0, 0)]):
+            u, whole = field_of(grid, "f8", {})
+            for place in places:
+                whole[place] = np.nan
+            grid.interior(u)[...] = whole[grid.owned]
+            assert agree(grid.argmin(u) == grid.argmax(u) == min(places), comm)
+            assert agree(bool(np.isnan(grid.std(u))), comm)
+
+
+def test_histograms(comm: MPI.Intracomm) -> None:
+    cases = itertools.product(
+        ("f8", "f4", "i4"), (7, [-1.0, 0.0, 0.3, 2.0], (2, 1000)), (None, (-0.7, 0.9))
+    )
+    with halox.Grid((*SHAPE, 4), device="cpu", comm=comm) as grid:
+        for dtype, bins, limits in cases:
+            u, whole = field_of(grid, dtype, {"components": 2})
+            found, right = grid.histogram(u, bins, limits), np.histogram(whole, bins, limits)
+            for mine, of_numpy in zip(found, right, strict=True):
+                assert agree(np.array_equal(mine, of_numpy), comm), (dtype, bins, limits)
+                assert mine.dtype == of_numpy.dtype
+
+
+def test_random_fields_do_not_depend_on_the_ranks(comm: MPI.Intracomm) -> None:
+    """Each rank makes the whole field alone; the halo of the common field is as an exchange fills it."""
+    options: dict[str, Any] = {"periodic": True, "device": "cpu", "checkerboard": True}
+    alone = halox.Grid((8, 6, 8), comm=MPI.COMM_SELF, **options)
+    with halox.Grid((8, 6, 8), comm=comm, **options) as grid:
+        for dtype, dist, layout in itertools.product(
+            ("f4", "c16"), ("uniform", "normal"), [*LAYOUTS, {"parity": "odd"}]
+        ):
+            u = grid.random(2**63, dist, dtype, **layout)
+            whole = alone.interior(alone.random(2**63, dist, dtype, **layout))
+            before = (slice(None),) * len(grid.layout(u).spec.components_before)
+            expected = whole[(*before, *grid.layout(u).owned)]
+            assert agree(np.array_equal(grid.interior(u), expected), comm)
+            copy = u.copy()
+            grid.exchange(u)
+            assert agree(np.array_equal(u, copy), comm)
+    alone.close()
+
+
+def test_random_numbers_have_their_distribution(comm: MPI.Intracomm) -> None:
+    """Moments and correlations of neighbours within five standard errors; seeds differ."""
+    with halox.Grid((64, 64), device="cpu", comm=comm) as grid:
+        for dist, mean, std, fourth in (("uniform", 0.5, 12**-0.5, 1 / 80), ("normal", 0, 1, 3)):
+            fields = [grid.gather(grid.random(seed, dist)) for seed in (0, 1)]
+            if comm.rank == 0:
+                a, b = (field - mean for field in fields)
+                for product, expected in (
+                    (a, 0),
+                    (a**2, std**2),
+                    (a**4, fourth),
+                    (a[1:] * a[:-1], 0),
+                    (a[:, 1:] * a[:, :-1], 0),
+                    (a * b, 0),
+                ):
+                    error = product.std() / np.sqrt(product.size)
+                    assert abs(product.mean() - expected) < 5 * error
+                assert dist == "normal" or 0 <= fields[0].min() < fields[0].max() < 1
+
+
+TABLE: Table = {
+    "a sum over an axis that the grid lacks": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.sum(u, axis=2)),
+        FieldError,
+        "axis: expected different grid axes",
+    ),
+    "a sum over an axis of a field of one parity": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.sum(grid.ones(parity="even"), axis=0)),
+        FieldError,
+        "leave out axis",
+    ),
+    "sums over axes into an array": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.sum(u, np.zeros(8), axis=1)),
+        FieldError,
+        "leave out one of out and axis",
+    ),
+    "the smallest of complex numbers": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.argmin(u + 1j)),
+        FieldError,
+        "argmin has no meaning",
+    ),
+    "the deviation of an array of the wrong shape on one rank": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.std(u if comm.rank else u[1:])),
+        FieldError,
+        "does not fit the grid",
+    ),
+    "deviations of unlike dtypes >1": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.std(u.astype("f4") if comm.rank else u)),
+        MismatchError,
+        "the field reduced differs",
+    ),
+    "a histogram of NaN without a range": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.histogram(u * np.nan)),
+        FieldError,
+        "range of",
+    ),
+    "bins by name": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.histogram(u, "auto")),
+        FieldError,
+        "a number or edges",
+    ),
+    "falling edges of bins": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.histogram(u, [1, 0])),
+        FieldError,
+        "increase monotonically",
+    ),
+    "unlike bins >1": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.histogram(u, 3 + comm.rank)),
+        MismatchError,
+        "bins differs",
+    ),
+    "a seed that is not an int": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.random(0.5)),
+        FieldError,
+        "seed must be an int",
+    ),
+    "unlike seeds >1": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.random(comm.rank)),
+        MismatchError,
+        "seed differs",
+    ),
+    "an unknown distribution": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.random(0, "cauchy")),
+        FieldError,
+        "dist must be one of",
+    ),
+    "random integers": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.random(0, dtype="i4")),
+        FieldError,
+        "has no random numbers",
+    ),
+}
+
+
+def with_grid(comm: MPI.Intracomm, call: Any) -> None:
+    with halox.Grid((8, 6), device="cpu", comm=comm, checkerboard=True) as grid:
+        call(grid, grid.ones())
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_bad_input(name: str, comm: MPI.Intracomm) -> None:
+    check_error(TABLE, name, comm)
+
+
+def test_bad_input_is_documented() -> None:
+    assert not undocumented(TABLE)
