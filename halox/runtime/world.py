@@ -133,6 +133,10 @@ class World:
         self.closed = False
         self._closed_why = ""
         before_finalize(mpi, _close_all)
+        if self.size > 1:
+            from halox.runtime.uncaught import end_together
+
+            end_together(mpi)
         _living.add(self)
         if self.debug:
             self._log(making, None)
@@ -424,6 +428,16 @@ def raise_together(
         rest = sum(len(ranks) for ranks in list(texts.values())[_MOST_TEXTS:])
         lines.append(f"... and {len(texts) - _MOST_TEXTS} more errors, on {rest} rank(s)")
     raise kind("\n".join(lines)) from own
+
+
+def fail_all(error: Exception) -> None:
+    """Make all calls on this rank, and calls of other ranks that wait for it, raise an error; local."""
+    for world in list(_living):
+        if not (world.closed or world.failed):
+            # Its number says that this rank will not make the call in which other ranks wait.
+            world.ranks.watch.number += 1 << 20
+            world.ranks.watch.call(0)
+            world.guard.fail(error)
 
 
 def _close_all() -> None:

@@ -1,0 +1,37 @@
+"""End of all ranks after an uncaught exception on one rank, which would wait for the other ranks in MPI_Finalize."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from halox.runtime.world import FORKED
+
+_FORWARDING_S = 0.2  # launchers drop output that they have not read when they abort
+
+
+@cache
+def end_together(mpi: ModuleType) -> None:
+    """Make `sys.excepthook` end all ranks after the previous hook has printed the exception; ``mpi`` is ``mpi4py.MPI``.
+
+    An interactive session continues. Python does not call the hook for `SystemExit`.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        previous(kind, error, traceback)
+        if FORKED or hasattr(sys, "ps1") or sys.flags.interactive or mpi.Is_finalized():
+            return
+        comm = mpi.COMM_WORLD
+        text = f"halox: {kind.__name__} on rank {comm.rank} of {comm.size}; all ranks end"
+        try:
+            print(text, file=sys.stderr, flush=True)
+            sys.stdout.flush()  # fails if its reader has ended
+        finally:
+            time.sleep(_FORWARDING_S)
+            comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)  # as a shell has it
+
+    sys.excepthook = hook
