@@ -15,7 +15,7 @@ from importlib import import_module
 from math import prod
 from os import PathLike
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, cast, overload
 
 import numpy.typing as npt
 
@@ -40,11 +40,13 @@ if TYPE_CHECKING:
 
     from halox.checkpoint.arguments import Progress
     from halox.checkpoint.loading import Loaded
+    from halox.coarsening import CoarseGrid
     from halox.collectives.device.device_fields import DeviceReductions
     from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
     from halox.domain.options import Arguments
     from halox.exchange.loops import Check
+    from halox.linear_operators import FieldOperator
     from halox.runtime.array_types import FieldLike, GpuArray
 
     FieldArray = TypeVar("FieldArray", default=Any)
@@ -250,7 +252,7 @@ class Grid(Closing, Generic[FieldArray]):
         self._use(Domain(comm, grid_shape, options))
 
     @classmethod
-    def of_domain(cls, domain: Domain) -> Grid:
+    def of_domain(cls, domain: Domain) -> Self:
         """Return a grid on a domain, which is closed with the grid; local. For code that extends halox."""
         grid = cls.__new__(cls)
         grid._use(domain)
@@ -1070,6 +1072,97 @@ class Grid(Closing, Generic[FieldArray]):
             return self._reductions.field(name, fields, out)
         result = launch(arrays)
         return result if out is None else out
+
+    # Solvers
+
+    def linear_operator(self, apply: Callable[..., object], fields: Any) -> FieldOperator:
+        """Return a function of fields as a matrix, for the solvers of SciPy, CuPy and PETSc.
+
+        Parameters
+        ----------
+        apply : callable
+            Called as ``apply(u, out)``, to set the owned cells of ``out`` to a linear function of the owned cells of
+            ``u``. The halo of ``u`` is not filled: call `exchange`.
+        fields : array, or sequence of array
+            Fields with the layouts and the dtype of the arguments; their values are not used. For several fields
+            ``apply`` is called as ``apply(u, v, out_u, out_v)``.
+
+        Returns
+        -------
+        FieldOperator
+            A ``LinearOperator`` of SciPy, or on a GPU of CuPy; on several ranks only a context of petsc4py's matrices,
+            see `halox.linear_operators.FieldOperator`.
+
+        Raises
+        ------
+        FieldError
+            If ``apply`` is not callable, or the fields do not fit the grid or are not of one real or complex dtype.
+        MismatchError
+            If ranks give different numbers of fields.
+        MissingPackageError
+            If SciPy is not installed.
+
+        Notes
+        -----
+        Collective, and so are products.
+
+        Examples
+        --------
+        >>> import halox, numpy as np
+        >>> from scipy.sparse.linalg import cg
+        >>> grid = halox.Grid(64, boundary="antisymmetric", device="cpu")
+        >>> def apply(u, out):
+        ...     grid.exchange(u)
+        ...     out[1:-1] = 2 * u[1:-1] - u[:-2] - u[2:]
+        >>> cg(grid.linear_operator(apply, grid.zeros()), np.ones(64), rtol=1e-10)[0][:2].round(6)
+        array([16., 47.])
+        """
+        from halox.linear_operators import linear_operator
+
+        return cast("FieldOperator", linear_operator(self.domain, apply, fields))
+
+    def coarsen(
+        self, factor: int | Sequence[int] = 2, *, even: bool = True, whole: bool | None = None
+    ) -> CoarseGrid[FieldArray]:
+        """Make a grid of larger cells over this grid, with the same options, for multigrid methods.
+
+        Parameters
+        ----------
+        factor : int, or one per axis
+            Cells per coarse cell: coarse cell ``c`` lies over the cells from ``factor * c``.
+        even : bool
+            Whether the factor must divide all blocks. With False a coarse cell belongs to the rank of its first cell,
+            and may lie over cells of the next rank; the last one may lie over fewer cells.
+        whole : bool, optional
+            Whether every rank holds the whole coarse grid; by default if it has at most 4096 cells, or blocks narrower
+            than the halo or two cells.
+
+        Returns
+        -------
+        halox.coarsening.CoarseGrid
+            ``coarse.aligned(u)`` is the part of a field over this rank's block, and ``coarse.collector(u)`` returns a
+            function that completes a whole field from the parts of all ranks.
+
+        Raises
+        ------
+        DecompositionError
+            If the factor is invalid or does not divide the blocks, or the halo is wider than a periodic coarse axis.
+        MismatchError
+            If arguments differ between ranks.
+
+        Notes
+        -----
+        Collective. Close the coarse grid separately. Numbers in a ``boundary`` are not scaled. ``coords`` are not kept.
+
+        Examples
+        --------
+        >>> import halox
+        >>> halox.Grid((8, 12), periodic=True, device="cpu").coarsen(2).grid_shape
+        (4, 6)
+        """
+        from halox.coarsening import coarsen
+
+        return coarsen(self, factor, even, whole)
 
     # Whole arrays and checkpoints
 

@@ -18,58 +18,12 @@ A level with fewer points than ranks is always gathered, so it needs no special 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import halox
-from halox import datatypes
-
-
-class Gather:
-    """Allgather of the blocks of a level, into arrays that hold the whole level.
-
-    Parameters
-    ----------
-    grid : halox.Grid
-        The ranks.
-    whole : array
-        The whole level with one layer of ghosts; contains this rank's block.
-    block_shape : tuple of int
-        Points of every rank's block.
-
-    Attributes
-    ----------
-    bytes_sent : int
-        Bytes that this rank sends to other ranks in each call.
-
-    Notes
-    -----
-    Collective, as are a call and `close`.
-    """
-
-    def __init__(self, grid: halox.Grid, whole: Any, block_shape: tuple[int, ...]) -> None:
-        def block(coords: tuple[int, ...]) -> Any:
-            starts = [1 + place * n for place, n in zip(coords, block_shape, strict=True)]
-            return datatypes.subarray(whole.shape, block_shape, starts, "f8")
-
-        everyone = grid.comm.allgather(tuple(grid.coords))
-        others = [rank for rank in range(grid.size) if rank != grid.rank]
-        mine = block(everyone[grid.rank])
-        self._exchange = halox.Exchange(
-            [halox.Send(whole, mine, rank) for rank in others],
-            [halox.Recv(whole, block(everyone[rank]), rank) for rank in others],
-            comm=grid.comm,
-        )
-        self.bytes_sent = len(others) * math.prod(block_shape) * whole.itemsize
-
-    def __call__(self) -> None:
-        """Gather once."""
-        self._exchange()
-
-    def close(self) -> None:
-        """Close the exchange."""
-        self._exchange.close()
 
 
 @dataclass(frozen=True)
@@ -83,12 +37,12 @@ class Level:
     u, r : array
         Correction (on the finest level the solution) and residual.
     u_block, r_block : array
-        Arrays that the next finer level reads and writes: u and r themselves, or on the first
-        gathered level this rank's block of them, with ghosts.
+        Parts of u and r that the next finer level reads and writes: on the first gathered level this
+        rank's block with ghosts, otherwise the whole arrays.
     exchange_u, exchange_r : halox.Plan
         Fill the ghosts.
-    gather_r : Gather or None
-        Must follow every write to ``r_block``.
+    gather_r : callable or None
+        A `halox.Exchange` that must follow every write to ``r_block``.
     is_whole : bool
         Whether every rank holds all of the level.
     """
@@ -100,7 +54,7 @@ class Level:
     r_block: Any
     exchange_u: halox.Plan
     exchange_r: halox.Plan
-    gather_r: Gather | None
+    gather_r: Callable[[], None] | None
     is_whole: bool
 
 
@@ -130,33 +84,19 @@ class Hierarchy:
     def __init__(self, finest: halox.Grid, gather: int) -> None:
         self.finest = finest
         self._stack = ExitStack()
-        self.v = finest.zeros()
+        self.v, u, r = finest.zeros(), finest.zeros(), finest.zeros()
         number = finest.grid_shape[0].bit_length() - 1
-        levels = [_level(number, finest)]
+        plans = finest.plan(u), finest.plan(r)
+        levels = [Level(number, u, r, u, r, *plans, None, is_whole=False)]
+        grid: Any = finest
         for k in range(number - 1, 0, -1):
             whole = is_gathered(k, finest.proc_shape, gather)
-            grid = self._stack.enter_context(_grid(finest, 1 << k, whole=whole))
-            if whole and not levels[-1].is_whole:
-                found = self._first_gathered(k, grid)
-            else:
-                found = _level(k, grid, is_whole=whole)
-            levels.append(found)
+            grid = self._stack.enter_context(grid.coarsen(2, whole=whole))
+            u, r = grid.zeros(), grid.zeros()
+            blocks, plans = (grid.aligned(u), grid.aligned(r)), (grid.plan(u), grid.plan(r))
+            collect = grid.collector(r) if grid.is_whole else None
+            levels.append(Level(k, u, r, *blocks, *plans, collect, is_whole=whole))
         self.levels = levels[::-1]
-
-    def _first_gathered(self, number: int, grid: halox.Grid) -> Level:
-        """Create the largest level that every rank holds whole."""
-        finest = self.finest
-        shape = tuple(
-            n // parts for n, parts in zip(grid.grid_shape, finest.proc_shape, strict=True)
-        )
-        place = tuple(
-            slice(at * n, at * n + n + 2) for at, n in zip(finest.coords, shape, strict=True)
-        )
-        u, r = grid.zeros(), grid.zeros()
-        gather = Gather(finest, r, shape)
-        self._stack.callback(gather.close)
-        plans = grid.plan(u), grid.plan(r)
-        return Level(number, u, r, u[place], r[place], *plans, gather, is_whole=True)
 
     def close(self) -> None:
         """Close the grids of this hierarchy, except ``finest``, which belongs to the caller."""
@@ -207,17 +147,3 @@ def finest_grid(points: int, proc_shape: tuple[int, ...], comm: Any, device: Any
         device=device,
         placement=False,
     )
-
-
-def _grid(finest: halox.Grid, points: int, *, whole: bool) -> halox.Grid:
-    """Return the grid of a coarser level, divided like the finest level, or whole on every rank."""
-    if not whole:
-        return finest_grid(points, finest.proc_shape, finest.comm, finest.device)
-    from mpi4py import MPI
-
-    return finest_grid(points, (1, 1, 1), MPI.COMM_SELF, finest.device)
-
-
-def _level(number: int, grid: halox.Grid, *, is_whole: bool = False) -> Level:
-    u, r = grid.zeros(), grid.zeros()
-    return Level(number, u, r, u, r, grid.plan(u), grid.plan(r), None, is_whole)

@@ -37,6 +37,8 @@ class Domain:
 
     Attributes
     ----------
+    options : GridOptions
+        The options as given.
     world : World
         The ranks.
     context : Context
@@ -64,6 +66,7 @@ class Domain:
     def __init__(
         self, comm: MPI.Intracomm | None, grid_shape: int | Sequence[int], options: GridOptions
     ) -> None:
+        self.options = options
         self.world = World(comm, "making a grid", "grid")
         self.context = Context(self.world)
         try:

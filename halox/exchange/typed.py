@@ -156,6 +156,11 @@ class Exchange(Closing):
         """End an exchange; see `Plan.finish`."""
         self._plan.finish()
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank sends to other ranks in each exchange."""
+        return self._plan.bytes_sent
+
     def explain(self) -> Report:
         """Return, for each message, its path and the reason for it."""
         return self._plan.explain()

@@ -73,6 +73,8 @@ CALLS = (
     "random",
     "making Points",
     "get",
+    "coarsen",
+    "linear_operator",
 )
 """Names of the counted calls; the index of a name is its code."""
 

@@ -114,6 +114,28 @@ def with_call(method: str, **options: Any) -> Callable[[World], None]:
     return call
 
 
+def coarsened(factor: Any = 2, even: Any = True, **options: Any) -> Callable[[World], None]:
+    """Coarsen a grid; options of the grid may be functions of the number of ranks."""
+
+    def call(comm: World) -> None:
+        made = {k: value(comm.size) if callable(value) else value for k, value in options.items()}
+        with grid(comm, **made) as g:
+            g.coarsen(factor(comm) if callable(factor) else factor, even=even)
+
+    return call
+
+
+def operator(apply: Any, make: Callable[[halox.Grid], Any]) -> Callable[[World], None]:
+    """Make a linear operator, and form a product."""
+
+    def call(comm: World) -> None:
+        with grid(comm) as g:
+            made = g.linear_operator(apply, make(g))
+            made @ np.ones(made.shape[0])
+
+    return call
+
+
 def exchange(
     sends: Callable[[World], list[halox.Send]], receives: Callable[[World], list[halox.Recv]]
 ) -> Callable[[World], None]:
@@ -228,6 +250,55 @@ def _in_another_thread(call: Callable[[], object]) -> None:
 
 
 TABLE: Table = {
+    "a grid with an odd extent, coarsened": (
+        coarsened(shape=lambda size: (4 * size, 7), proc_shape=lambda size: (size, 1)),
+        DecompositionError,
+        r"coarse cells of 2 do not divide blocks of \(7,\) along axis 1; give even=False",
+    ),
+    "a grid with odd blocks, coarsened >1": (
+        coarsened(blocks=lambda size: [[3, *[4] * (size - 2), 5], None]),
+        DecompositionError,
+        r"blocks of \(3, .*5\) along axis 0; make the grid with blocks\[0\] = \(4, .*even=False",
+    ),
+    "a grid with too small blocks, coarsened >1": (
+        coarsened(
+            even=False,
+            shape=lambda size: (4 * size - 4, 6),
+            blocks=lambda size: [[3, 1, *[4] * (size - 2)], None],
+        ),
+        DecompositionError,
+        "and none begins in one of them; use fewer ranks",
+    ),
+    "a grid coarsened by a factor of zero": (
+        coarsened(0),
+        DecompositionError,
+        r"factor: expected an int > 0, or one per grid axis \(2\), got 0",
+    ),
+    "a grid coarsened by different factors on its ranks >1": (
+        coarsened(lambda comm: only_on(comm, 1, (2, 1), 2)),
+        MismatchError,
+        r"factor differs between ranks: rank 0 has \(2, 2\), rank 1 has \(2, 1\)",
+    ),
+    "a linear operator without a function": (
+        operator(None, lambda g: g.zeros()),
+        FieldError,
+        r"apply must be a function of fields, as in apply\(u, out\), got None",
+    ),
+    "a linear operator of integers": (
+        operator(print, lambda g: g.zeros("i4")),
+        FieldError,
+        r"fields must be arrays of one real or complex dtype, got \['int32'\]",
+    ),
+    "a linear operator of different numbers of fields >1": (
+        operator(print, lambda g: [g.zeros()] * only_on(g.comm, 1, 1, 2)),
+        MismatchError,
+        "number of fields differs between ranks: rank 0 has 2, rank 1 has 1",
+    ),
+    "a product of a linear operator on several ranks >1": (
+        operator(lambda u, out: None, lambda g: g.zeros()),
+        StateError,
+        'dot products .* the recipe "Conjugate gradients" .*PETSc.Mat',
+    ),
     "grid_shape of no axes": (lambda c: grid(c, shape=()), DecompositionError, "grid_shape"),
     "grid_shape of 5 axes": (lambda c: grid(c, shape=(4,) * 5), DecompositionError, "grid_shape"),
     "grid_shape with a zero": (lambda c: grid(c, shape=(4, 0)), DecompositionError, "grid_shape"),

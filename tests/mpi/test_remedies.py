@@ -404,6 +404,21 @@ CASES: dict[str, Case] = {
         "result.tolist() == [6] * 8",
         before="u, out = grid.ones(), np.zeros(8)",
     ),
+    "an odd extent to coarsen": Case(
+        "grid.coarsen(2)",
+        r"give (even=False)",
+        "grid.coarsen(2, {})",
+        "result.grid_shape == (3, 4)",
+        before="grid = halox.Grid((6, 7), proc_shape=(0, 1), comm=grid.comm, device='cpu')",
+    ),
+    "odd blocks to coarsen": Case(
+        "grid.coarsen(2)",
+        r"make the grid with blocks\[0\] = (\(.*?\)), or .*(even=False)",
+        "halox.Grid(12, blocks=[{}], comm=grid.comm, device='cpu').coarsen(2); grid.coarsen(2, {})",
+        "result.grid_shape == (6,)",
+        before="grid = halox.Grid(12, blocks=[(5, 7)], comm=grid.comm, device='cpu')",
+        ranks=2,
+    ),
     "several steps for one exchange without corners": Case(
         "grid.plan(grid.zeros(halo=2), every=2, corners=False)",
         r"use (corners=True) and .* or (every=1)",
@@ -480,6 +495,7 @@ ELSEWHERE = {
     "same comm=": "needs ranks that differ",
     "same device=": "needs a GPU",
     "made without a timer": "no public call makes such a plan",
+    "petsc4py": "an optional package; tests/mpi/test_solvers.py has what it calls",
     "give out=": "needs a machine without memory",
 }
 CODE = re.compile(r"\w\.\w+\(|\b(?:grid|fft|np|halox|cupy)\.[a-z]\w+|\b[a-z_]+=(?![=0])")

@@ -43,6 +43,8 @@ CALLS: dict[str, Callable[[halox.Grid, Path], Any]] = {
     "gather": lambda grid, _: grid.gather(3),
     "scatter": lambda grid, _: grid.scatter(np.zeros(3)),
     "save": lambda grid, path: grid.save(path / "a", u=3),
+    "coarsen": lambda grid, _: grid.coarsen(0),
+    "linear_operator": lambda grid, _: grid.linear_operator(print, 3),
     "load": lambda grid, path: grid.load(path / "none"),
     "Exchange": lambda grid, _: halox.Exchange([3], [], comm=grid.comm),
     "Allreduce": lambda grid, _: halox.Allreduce(grid.comm, 3, "f8", "median"),

@@ -25,13 +25,13 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.dimension_names"}],
     [{"halox.domain"}],
     [{"halox.exchange"}, {"halox.collectives"}],
-    [{"halox.gathering"}, {"halox.sampling"}],
+    [{"halox.gathering"}, {"halox.sampling"}, {"halox.linear_operators"}],
     [{"halox.checkpoint"}],
-    [{"halox.grid", "halox.xarray"}],
+    [{"halox.grid", "halox.xarray", "halox.coarsening"}],
     [{"halox.transpose"}, {"halox.points"}],
     [{"halox.fft"}],
     [{"halox"}],
-    [{"halox.cli"}],
+    [{"halox.cli"}, {"halox.testing"}],
     [{"halox.__main__"}],
 ]
 CUPY_ROOMS = ("halox.runtime", "halox.packing", "halox.paths", "halox.collectives.device")

