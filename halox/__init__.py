@@ -14,6 +14,7 @@ from halox.grid import Grid
 
 if TYPE_CHECKING:
     from halox.collectives.allreduce import Allreduce
+    from halox.decomposition.connections import Connection
     from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
     from halox.packing.pack import Choice, pack, packing_method, unpack
@@ -24,6 +25,7 @@ __all__ = [
     "FFT",
     "Allreduce",
     "Choice",
+    "Connection",
     "Exchange",
     "Grid",
     "HaloxError",
@@ -43,6 +45,7 @@ __all__ = [
 
 _MODULES = {
     "Allreduce": "halox.collectives.allreduce",
+    "Connection": "halox.decomposition.connections",
     "FFT": "halox.fft",
     "Points": "halox.points",
     "Transpose": "halox.transpose",

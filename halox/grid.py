@@ -92,6 +92,12 @@ class Grid(Closing, Generic[FieldArray]):
         called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
         "high", and ``indices`` has the global indices of its cells, one array per axis. It is also called once when a
         plan is made. One boundary for all axes applies to the axes that are not periodic.
+    connect : dict, optional
+        Sides that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins a side with
+        itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n`` longitudes,
+        ``{(0, "low"): Connection(shift=(1, n // 2)), (0, "high"): ...}``. A key ``axis`` joins both sides with each
+        other: a Moebius strip, ``{0: Connection(flip=1)}``. Only one axis can have joined sides. Exchanges fill the
+        halo there, corners included, from the owners of the points. Its width is less than the extent of the axis.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it. A
         Cartesian communicator (``MPI.Cartcomm``) determines ``proc_shape``, ``periodic`` and the coordinates of the
@@ -161,8 +167,8 @@ class Grid(Closing, Generic[FieldArray]):
     Raises
     ------
     DecompositionError
-        If the grid cannot be divided as asked, a halo is wider than a periodic axis, or a Cartesian communicator
-        contradicts another argument.
+        If the grid cannot be divided as asked, a halo is wider than a periodic axis, ``connect`` is invalid or does not
+        fit the grid, or a Cartesian communicator contradicts another argument.
     MismatchError
         If ranks give different arguments, or only some ranks find a GPU.
     FieldError
@@ -224,6 +230,7 @@ class Grid(Closing, Generic[FieldArray]):
         proc_shape: int | Sequence[int | None] | None = None,
         blocks: Sequence[Sequence[int] | None] | None = None,
         boundary: object = None,
+        connect: object = None,
         comm: MPI.Intracomm | None = None,
         corners: bool = True,
         device: Device = "auto",
@@ -240,6 +247,7 @@ class Grid(Closing, Generic[FieldArray]):
             proc_shape=proc_shape,
             blocks=blocks,
             boundary=boundary,
+            connect=connect,
             corners=corners,
             device=device,
             placement=placement,
@@ -322,6 +330,13 @@ class Grid(Closing, Generic[FieldArray]):
         boundary
             As for `Grid`, by default that of the grid. A dict gives boundaries by component: ``{0: "antisymmetric", ():
             "symmetric"}`` for component 0 and all others. With several component axes a key has one index for each.
+        sign : {1, -1} or dict, optional
+            Factor of values that come across a connection (``connect`` of `Grid`), -1 for the components of a velocity
+            along a folded axis. A dict gives signs by component, as for ``boundary``.
+        points : str or one per axis, optional
+            Where the field's points are in their cells: "center", or the "low" or "high" face. Only connections use it.
+            By default "low" along staggered axes, else "center". For the velocity along axis 1 on the high faces of the
+            cells, as NEMO stores u, give ``("center", "high")``.
 
         Returns
         -------

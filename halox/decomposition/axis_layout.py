@@ -36,7 +36,7 @@ class Interval(NamedTuple):
 class Box:
     """Box of an array: first index, extent and step along every axis.
 
-    ``steps`` is None if every step is 1. Only fields of one parity have other steps.
+    ``steps`` is None if every step is 1. Fields of one parity, and boxes sent across a connection, have other steps.
     """
 
     starts: tuple[int, ...]
@@ -48,7 +48,7 @@ class Box:
         """The box as an index into the array."""
         steps = self.steps or (1,) * len(self.starts)
         return tuple(
-            slice(start, start + (size - 1) * step + 1, step)
+            slice(start, None if (stop := start + size * step) < 0 else stop, step)
             for start, size, step in zip(self.starts, self.subsizes, steps, strict=True)
         )
 

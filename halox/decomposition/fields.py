@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, zip_longest
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from halox.decomposition.axis_layout import AxisLayout, Box, Interval
 from halox.decomposition.boundaries import SIDES, Boundaries, boundary_text
@@ -18,6 +18,9 @@ from halox.decomposition.walls import Walls
 from halox.errors import DecompositionError, FieldError
 from halox.tables import html_facts
 from halox.values import as_int, shown
+
+if TYPE_CHECKING:
+    from halox.decomposition.connections import Along, JoinedAxis
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class FieldSpec:
         distance, without corners. Empty for whole halos.
     boundary : tuple
         What an exchange writes into the halo at the walls of the grid, from `normalise_boundary`.
+    signs : tuple of (component, sign)
+        Signs of components across connections, () standing for all others; empty without a change.
+    points : tuple of int
+        Per grid axis the place of the points in their cells: 0 (low face), 1 (center) or 2 (high face). By default
+        0 along staggered axes, else 1.
 
     Raises
     ------
@@ -47,7 +55,8 @@ class FieldSpec:
         than one, ``staggered`` does not have one entry per grid axis, the field is staggered and has a parity,
         ``parity`` is not valid, or an offset is less than one or larger than a halo width that is not 0.
     FieldError
-        If the field has a parity and a boundary, or the boundary names a component that the field does not have.
+        If the field has a parity and a boundary, if the boundary or a sign names a component that the field does not
+        have, or ``points`` contradicts ``staggered``.
     """
 
     halo: Halo
@@ -57,6 +66,8 @@ class FieldSpec:
     parity: Parity | None = None
     offsets: tuple[int, ...] = ()
     boundary: Boundaries = ()
+    signs: tuple[tuple[tuple[int, ...], int], ...] = ()
+    points: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Fill in ``staggered`` and check all properties."""
@@ -95,14 +106,20 @@ class FieldSpec:
                 "boundary: a field of one parity has no mirror images of its cells; give boundary=None for this field"
             )
         extents = self.components_before + self.components_after
-        for component, _ in self.boundary:
+        named = [("boundary", component) for component, _ in self.boundary]
+        for name, component in [*named, *(("sign", component) for component, _ in self.signs)]:
             if component and (
                 len(component) != len(extents)
                 or any(one >= extent for one, extent in zip(component, extents, strict=True))
             ):
                 raise FieldError(
-                    f"boundary: the field has no component {component}; its component axes have the extents {extents}"
+                    f"{name}: the field has no component {component}; its component axes have the extents {extents}"
                 )
+        if any(place and is_so for place, is_so in zip(self.points, self.staggered, strict=False)):
+            raise FieldError(
+                f"points: a staggered field has its points at the low faces, got {self.points} (0 low, 1 center, 2 "
+                f"high) with staggered={self.staggered}"
+            )
 
     def _check_offsets(self) -> None:
         if min(self.offsets, default=1) < 1:
@@ -160,6 +177,8 @@ class FieldSpec:
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,
+            "sign": dict(self.signs),
+            "points": tuple(("low", "center", "high")[place] for place in self.points),
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
         if self.boundary:
@@ -178,6 +197,8 @@ class FieldSpec:
             text += f", parity={self.parity!r}"
         if self.offsets:
             text += f", offsets={self.offsets}"
+        if self.signs or self.points:
+            text += f", sign={dict(self.signs)}, points={self.points}"
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
 
 
@@ -195,6 +216,7 @@ class Region:
     peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
     send: Box | None  # owned points; None if no points are sent
     recv: Box | None  # halo points; None if no points are received
+    crosses: bool = False  # whether the points come across a connection
 
 
 _Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
@@ -282,10 +304,13 @@ class FieldLayout:
     @cached_property
     def _cells(self) -> tuple[AxisLayout, ...]:
         """Grid axes of the array, in cells even for a field of one parity."""
-        decomposition, spec = self.decomposition, self.spec
-        coords = decomposition.coords_of(self.rank)
-        per_axis = zip(decomposition.axes, coords, spec.halo, spec.staggered, strict=True)
-        return tuple(AxisLayout.of(*axis, spec.offsets) for axis in per_axis)
+        coords = self.decomposition.coords_of(self.rank)
+        return tuple(self.along(axis, part) for axis, part in enumerate(coords))
+
+    def along(self, axis: int, part: int) -> AxisLayout:
+        """Return a grid axis of the array of a part along it, in cells."""
+        spec, partition = self.spec, self.decomposition.axes[axis]
+        return AxisLayout.of(partition, part, spec.halo[axis], spec.staggered[axis], spec.offsets)
 
     @cached_property
     def _axes(self) -> tuple[AxisLayout, ...]:
@@ -394,6 +419,8 @@ class FieldLayout:
         Not collective; touches no device. Meaningful only if ``check_widths`` passes.
         """
         corners = corners and not self.spec.offsets
+        if self.decomposition.joined is not None:
+            return tuple(self._joined_regions(self.decomposition.joined, corners))
         sent: Sequence[_Intervals] = [axis.sent() for axis in self._cells]
         received: Sequence[_Intervals] = [axis.received() for axis in self._cells]
         neighbours = self.decomposition.neighbours(self.rank, corners)
@@ -410,6 +437,39 @@ class FieldLayout:
                 self._boxes(sent, at.direction), self._boxes(received, at.direction)
             )
         )
+
+    @cached_property
+    def joined_axes(self) -> tuple[Along, ...]:
+        """The grid axes, for connections."""
+        from halox.decomposition.connections import Along
+
+        spec = self.spec
+        places = spec.points or tuple(1 - staggered for staggered in spec.staggered)
+        return tuple(
+            Along(
+                axis,
+                [self.along(n, part) for part in range(axis.parts)],
+                spec.halo[n],
+                spec.staggered[n],
+                places[n],
+            )
+            for n, axis in enumerate(self.decomposition.axes)
+        )
+
+    def _joined_regions(self, joined: JoinedAxis, corners: bool) -> Iterator[Region]:
+        """Yield the regions on a grid with connections, each either sent or received."""
+        coords = self.decomposition.coords_of(self.rank)
+        for piece in joined.pieces(self.joined_axes, coords, corners):
+            peer = self.decomposition.rank_at(piece.parts)
+            assert peer is not None
+            starts = tuple(n - at for n, at in zip(piece.firsts, self.origin, strict=True))
+            steps = piece.steps if min(piece.steps) < 0 else None
+            box = self.spec.box(starts, piece.sizes, steps)
+            # Directions only order the regions of two ranks.
+            if piece.sends:
+                yield Region(piece.key, peer, box, None, piece.crosses)
+            else:
+                yield Region(tuple(-n for n in piece.key), peer, None, box, piece.crosses)
 
     def slabs(self) -> tuple[Region, ...]:
         """Boxes of an exchange with edges and corners: fewer boxes than `regions`, which must be moved in this order.
@@ -477,6 +537,17 @@ class FieldLayout:
         """Raise `DecompositionError`, on every rank or on none, for a halo wider than a periodic axis."""
         decomposition = self.decomposition
         check_periods(self.spec.halo, decomposition.grid_shape, decomposition.periodic)
+        if decomposition.joined is not None:
+            if self.spec.parity is not None:
+                raise FieldError(
+                    "parity: a grid with connect= has no fields of one parity; leave it out"
+                )
+            decomposition.joined.check(self.joined_axes)
+        elif self.spec.signs or self.spec.points:
+            raise FieldError(
+                "sign, points: only connections use them, and this grid has none; make the grid with connect=, or "
+                "leave them out"
+            )
         self._check_walls()
 
     def _check_walls(self) -> None:
@@ -487,9 +558,7 @@ class FieldLayout:
                 axis = decomposition.axes[index]
                 for side, boundary in enumerate(pair):
                     part = (0, axis.parts - 1)[side]
-                    along = AxisLayout.of(
-                        axis, part, spec.halo[index], spec.staggered[index], spec.offsets
-                    )
+                    along = self.along(index, part)
                     # Beyond its points it has those that the next blocks send.
                     beyond = (along.moved_high, along.moved_low)[side] if axis.parts > 1 else 0
                     most = min(along.points + beyond, axis.points(spec.staggered[index]))
@@ -529,7 +598,7 @@ class FieldLayout:
         )
 
     def is_at_wall(self, axis: int, side: str) -> bool:
-        """Whether the rank's block ends the grid on a side of an axis; always False along a periodic axis.
+        """Whether the rank's block ends the grid on a side of an axis that is not periodic or joined there.
 
         Raises `FieldError` if there is no such axis or side.
         """
@@ -538,8 +607,9 @@ class FieldLayout:
             raise FieldError(f"axis must be a grid axis, 0 to {ndim - 1}, got {shown(axis)}")
         if side not in SIDES:
             raise FieldError(f"side must be 'low' or 'high', got {shown(side)}")
-        periodic = self.decomposition.periodic[number]
-        return not periodic and self.at_wall[number][SIDES.index(side)]
+        wall = number % ndim, SIDES.index(side)
+        is_open = self.decomposition.periodic[number] or wall in self.decomposition.joined_sides
+        return not is_open and self.at_wall[wall[0]][wall[1]]
 
     def wall(self, axis: int, side: str, depth: int, *, halo: bool) -> tuple[slice, ...]:
         """Return the index of the cells next to a wall, as `halox.Grid.wall` describes them."""
@@ -566,8 +636,22 @@ class FieldLayout:
         corners : bool
             Whether to fill edges and corners. A field with ``offsets`` has faces only.
         """
-        spec = self.spec
+        spec, joined = self.spec, self.decomposition.joined_sides
         axes, at_wall = zip(*self._within_grid, strict=True)
+        corners = corners and not spec.offsets
+        negated: Sequence[tuple[slice, ...]] = ()
+        if joined:
+            from halox.decomposition.connections import negated_boxes
+
+            regions = self.regions(corners) if spec.signs else ()
+            boxes = [one.recv.slices for one in regions if one.recv is not None and one.crosses]
+            grid = (0,) * spec.ndim
+            extents = spec.components_before + grid + spec.components_after
+            negated = tuple(negated_boxes(boxes, extents, dict(spec.signs)))
+            at_wall = tuple(
+                tuple(is_at and (axis, side) not in joined for side, is_at in enumerate(pair))
+                for axis, pair in enumerate(at_wall)
+            )
         return Walls(
             spec.boundary,
             axes,
@@ -576,7 +660,8 @@ class FieldLayout:
             self.decomposition.periodic,
             spec.staggered,
             (spec.components_before, spec.components_after),
-            corners and not spec.offsets,
+            corners,
+            negated,
         )
 
     def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:

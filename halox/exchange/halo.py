@@ -44,6 +44,7 @@ def halo_draft(
         # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
         in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
+        in_turn = in_turn and layout.decomposition.joined is None
         for region in layout.slabs() if in_turn else layout.regions(corners):
             sent, received = region.send, region.recv
             if operation == "add":
@@ -88,7 +89,7 @@ def _walls(
     walls = []
     for number, (_, layout) in enumerate(read):
         of_field = layout.walls(corners)
-        if of_field.fills():
+        if of_field.negated or of_field.fills():
             walls.append(FieldWalls(number, layout.origin, of_field))
     return tuple(walls)
 
@@ -106,15 +107,17 @@ def _poisons_halos() -> bool:
 def _stepped(described: Described, box: Box, steps: Sequence[int]) -> Datatype:
     """Return the datatype of a box with steps between its cells, in C order.
 
-    An axis with step 2 is split in two: index ``i`` becomes ``(i // 2, i % 2)``.
+    An axis with another step than 1 is given twice: for the first cell, and for the steps from there.
     """
     axes = []
     for extent, stride, start, size, step in zip(
         described.shape, described.strides, box.starts, box.subsizes, steps, strict=True
     ):
-        axes.append((-(-extent // step), stride * step, start // step, size))
-        if step > 1:
-            axes.append((step, stride, start % step, 1))
+        axes += (
+            [(extent, stride, start, size)]
+            if step == 1
+            else [(extent, stride, start, 1), (size, stride * step, 0, size)]
+        )
     shape, strides, starts, subsizes = zip(*axes, strict=True)
     return slab(shape, strides, starts, subsizes, described.dtype)
 

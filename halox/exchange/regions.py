@@ -83,6 +83,17 @@ def overlap_regions(
             rim = rim if is_open and halo else 0
             rims.append((rim + 1) // 2 if in_pairs else rim)
         inner.append((first + rims[0], stop - rims[1]))
+    if (joined := layout.decomposition.joined) is not None:
+        # An exchange also fills points on the line of a fold, which the rank owns.
+        axis, origin = joined.axis, layout.origin[joined.axis]
+        reach = max(layout.spec.halo[axis]) if width is None else width
+        first, stop = inner[axis]
+        for side, layer in joined.received(layout.joined_axes).items():
+            if side:
+                stop = min(stop, layer - origin - reach)
+            else:
+                first = max(first, layer - origin + 1 + reach)
+        inner[axis] = first, stop
     if any(first >= stop for first, stop in inner):
         return (), (owned_cells(layout),)
     regions = []
@@ -136,6 +147,11 @@ def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) ->
                     f"every={steps} does not divide the halo {widths} (low, high) of field {number} along axis {axis}; "
                     f"for steps that read w cells on each side, use a halo of {steps} * w cells"
                 )
+        if layout.decomposition.joined is not None:
+            raise FieldError(
+                f"every={steps} computes halos across a connection, whose images may round differently; use every=1 on "
+                "a grid with connect="
+            )
         if spec.boundary:
             raise FieldError(
                 f"every={steps} leaves halos at walls unchanged between exchanges, and field {number} has a boundary "
@@ -173,8 +189,11 @@ def _filled_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
 def _open_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
     """Return, per grid axis, whether the low and the high side have a neighbour or a periodic image."""
     decomposition = layout.decomposition
-    coords = decomposition.coords_of(layout.rank)
+    coords, joined = decomposition.coords_of(layout.rank), decomposition.joined_sides
     return [
-        (axis.periodic or part > 0, axis.periodic or part < axis.parts - 1)
-        for axis, part in zip(decomposition.axes, coords, strict=True)
+        (
+            axis.periodic or part > 0 or (n, 0) in joined,
+            axis.periodic or part < axis.parts - 1 or (n, 1) in joined,
+        )
+        for n, (axis, part) in enumerate(zip(decomposition.axes, coords, strict=True))
     ]

@@ -50,6 +50,8 @@ class FieldWalls:
 
 def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
     """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries."""
+    if layout.spec.signs and dtype.kind not in _SIGNED:
+        raise FieldError(f"sign: -1 needs a field of signed numbers, got dtype {dtype}")
     for _, sides in layout.spec.boundary:
         for boundary in {side for pair in sides for side in pair if side is not None}:
             _check(boundary, dtype, operation)
@@ -133,6 +135,12 @@ class WallChannel(Channel):
                 )
             else:
                 xp, array = cupy(), _device_array(described, memory)
+            signs: list[_Step] = []
+            for box in walls.walls.negated:
+                view, minus = array[box], array.dtype.type(-1)
+                # NumPy 2.4 negates some strided arrays wrongly in place.
+                signs.append(partial(xp.multiply, view, minus, view))
+            steps += () if self._adds else signs
             fills = walls.walls.fills()
             for fill in fills[::-1] if self._adds else fills:
                 if array[fill.target].size:
@@ -141,6 +149,7 @@ class WallChannel(Channel):
                         if self._adds
                         else _steps(xp, array, fill, walls.origin)
                     )
+            steps += signs if self._adds else ()
         return steps
 
     def bind(self, views: list[_Step]) -> None:
