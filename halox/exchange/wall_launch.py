@@ -7,13 +7,13 @@ operation: functions, phases, numbers that the kernel lacks.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from halox.decomposition import AxisFill, WallRegion, Walls
+from halox.decomposition import AxisFill, Boundary, WallRegion, Walls
 from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.casting import cast
 from halox.runtime.gpu.compiler import kernel
@@ -74,7 +74,7 @@ def plan_fill(
 ) -> list[FillPlan] | None:
     """Return the launches that fill the walls of fields, given by number: one for up to 16 fields of a dtype.
 
-    None if the kernel cannot fill a wall.
+    Signs of connections take another launch before. None if the kernel cannot fill a wall.
     """
     by_type: dict[DType, list[tuple[int, Walls]]] = {}
     for number, walls in fields:
@@ -82,15 +82,28 @@ def plan_fill(
     plans = []
     for dtype, of_type in by_type.items():
         for first in range(0, len(of_type), MOST_ARRAYS):
-            plan = _plan(dtype, of_type[first : first + MOST_ARRAYS], described)
-            if plan is None:
-                return None
-            plans.append(plan)
+            some = of_type[first : first + MOST_ARRAYS]
+            for regions_of in (_negations, Walls.regions):
+                plan = _plan(dtype, some, described, regions_of)
+                if plan is None:
+                    return None
+                if plan.blocks:
+                    plans.append(plan)
     return plans
 
 
+def _negations(walls: Walls) -> tuple[WallRegion, ...]:
+    """Return regions whose points are replaced by their opposites."""
+    nowhere, first = slice(0, 0), slice(0, 1)
+    minus = AxisFill(Boundary("antisymmetric"), -1, -1, "low", nowhere, first, first, (0,))
+    return tuple(WallRegion(box, (minus,)) for box in walls.negated)
+
+
 def _plan(
-    dtype: DType, fields: Sequence[tuple[int, Walls]], described: Sequence[Described]
+    dtype: DType,
+    fields: Sequence[tuple[int, Walls]],
+    described: Sequence[Described],
+    regions_of: Callable[[Walls], tuple[WallRegion, ...]],
 ) -> FillPlan | None:
     types = _TYPES.get(dtype.str[1:]) if dtype.isnative else None
     if types is None or dtype.names is not None:
@@ -99,7 +112,7 @@ def _plan(
     rows, blocks = [], 0
     for place, (number, walls) in enumerate(fields):
         array = described[number]
-        regions = walls.regions()
+        regions = regions_of(walls)
         if len(array.shape) > MOST_AXES or not all(map(_is_known, regions)):
             return None
         if not _sources_are_inside(regions):
