@@ -14,6 +14,7 @@ from halox.grid import Grid
 
 if TYPE_CHECKING:
     from halox.collectives.allreduce import Allreduce
+    from halox.cubed_sphere import CubedSphere
     from halox.decomposition.connections import Connection
     from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
@@ -26,6 +27,7 @@ __all__ = [
     "Allreduce",
     "Choice",
     "Connection",
+    "CubedSphere",
     "Exchange",
     "Grid",
     "HaloxError",
@@ -46,6 +48,7 @@ __all__ = [
 _MODULES = {
     "Allreduce": "halox.collectives.allreduce",
     "Connection": "halox.decomposition.connections",
+    "CubedSphere": "halox.cubed_sphere",
     "FFT": "halox.fft",
     "Points": "halox.points",
     "Transpose": "halox.transpose",

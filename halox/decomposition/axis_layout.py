@@ -37,11 +37,13 @@ class Box:
     """Box of an array: first index, extent and step along every axis.
 
     ``steps`` is None if every step is 1. Fields of one parity, and boxes sent across a connection, have other steps.
+    ``order`` has the axes from the slowest to the fastest one if the box, with steps, is not walked in C order.
     """
 
     starts: tuple[int, ...]
     subsizes: tuple[int, ...]
     steps: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def slices(self) -> tuple[slice, ...]:

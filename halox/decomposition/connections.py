@@ -14,7 +14,7 @@ these maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -37,6 +37,10 @@ _Run: TypeAlias = tuple[int, int, int, int]
 """First index, first point, number of points, and step from point to point."""
 
 
+Turn: TypeAlias = tuple[tuple[int, int], ...]
+"""For each axis, the axis of the points of which the points along it are images, and the step from point to point."""
+
+
 class Piece(NamedTuple):
     """A box that a part sends to another part, or receives."""
 
@@ -46,7 +50,7 @@ class Piece(NamedTuple):
     firsts: tuple[int, ...]  # global indices
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
-    crosses: bool  # whether it comes across a connection
+    turn: Turn | None  # if it comes across a connection
 
 
 @dataclass(frozen=True)
@@ -125,17 +129,16 @@ class Along(NamedTuple):
             return index, index % self.points
         return index, np.where((index >= 0) & (index < self.points), index, -1)
 
-    def runs(self, map_: _Map, target: int, owner: int, zone: int) -> list[_Run]:
-        """Return the runs of a part's array whose points another part owns; `pieces` explains zones."""
-        layout = self.layouts[target]
+    def runs(self, map_: _Map, part: int, owned: tuple[int, int], zone: int) -> list[_Run]:
+        """Return the runs of a part's array with images of some points; `Joined.pieces` explains zones."""
+        layout = self.layouts[part]
         start, end = layout.start, layout.start + layout.points
         low, high = start - layout.moved_low, end + min(layout.high, layout.moved_high)
         first, past = ((low, high), (start, end), (low, start), (end, high))[zone]
-        begin, stop = self.partition.owned_points(owner, self.staggered)
         index, points = (values[first - map_[0][0] : past - map_[0][0]] for values in map_)
         runs: list[_Run] = []
         for i, point in zip(index.tolist(), points.tolist(), strict=True):
-            if not begin <= point < stop:
+            if not owned[0] <= point < owned[1]:
                 continue
             if runs:
                 at, first, size, step = runs[-1]
@@ -147,8 +150,85 @@ class Along(NamedTuple):
         return runs
 
 
+class Joined:
+    """The joined sides of a grid."""
+
+    axis: int  # of the sides that have lines
+
+    @property
+    def walls(self) -> tuple[tuple[int, int], ...]:
+        """The axis and the number of each joined side."""
+        raise NotImplementedError
+
+    def check(self, axes: Sequence[Along], is_vector: bool) -> None:
+        """Raise `DecompositionError` or `FieldError` if a field does not suit the connections."""
+        raise NotImplementedError
+
+    def received(self, axes: Sequence[Along]) -> dict[int, int]:
+        """Return by side the innermost layer along the axis with points that an exchange fills."""
+        return {}
+
+    def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
+        """Yield boxes of images, as maps of all axes, and the turn of those that cross a connection."""
+        raise NotImplementedError
+
+    def pieces(
+        self, axes: Sequence[Along], coords: tuple[int, ...], corners: bool
+    ) -> Iterator[Piece]:
+        """Yield the boxes that the part at some coordinates sends and receives in an exchange.
+
+        Without ``corners`` each box is in one zone of the array per axis: its own points, or the low or the high halo.
+        """
+        ndim, straight = len(axes), tuple((axis, 1) for axis in range(len(axes)))
+        zones = [(0,) * ndim]
+        if not corners:
+            zones = [z for z in product((1, 2, 3), repeat=ndim) if sum(z) - max(z) < ndim]
+        for number, (maps, turn) in enumerate(self.images(axes), 1):
+            sources = [source for source, _ in turn or straight]
+            for zone, sends in product(zones, (False, True)):
+                choices = []
+                for at, (source, map_) in enumerate(zip(sources, maps, strict=True)):
+                    owners = axes[source].partition
+                    pairs = (
+                        [
+                            (other, other, coords[source])
+                            for other in range(axes[at].partition.parts)
+                        ]
+                        if sends
+                        else [(other, coords[at], other) for other in range(owners.parts)]
+                    )
+                    choices.append(
+                        [
+                            (other, n, *run)
+                            for other, part, owner in pairs
+                            for n, run in enumerate(
+                                axes[at].runs(
+                                    map_,
+                                    part,
+                                    owners.owned_points(owner, axes[source].staggered),
+                                    zone[at],
+                                )
+                            )
+                        ]
+                    )
+                for chosen in product(*choices):
+                    parts, runs, firsts, points, sizes, steps = zip(*chosen, strict=True)
+                    if turn is None and firsts == points and parts == coords:
+                        continue
+                    key = (number, *zone, *runs)
+                    # Turns swap two axes at most, so that they are their own inverses.
+                    if sends:
+                        points, sizes, steps = (
+                            tuple(one[n] for n in sources) for one in (points, sizes, steps)
+                        )
+                        yield Piece(key, parts, sends, points, sizes, steps, turn)
+                    else:
+                        parts = tuple(parts[n] for n in sources)
+                        yield Piece(key, parts, sends, firsts, sizes, (1,) * ndim, turn)
+
+
 @dataclass(frozen=True)
-class JoinedAxis:
+class JoinedAxis(Joined):
     """The axis whose sides are joined: each with itself or, if ``wraps``, with each other."""
 
     axis: int
@@ -165,8 +245,10 @@ class JoinedAxis:
         """Return the argument ``connect``."""
         return self.text
 
-    def check(self, axes: Sequence[Along]) -> None:
-        """Raise `DecompositionError` or `FieldError` if a field does not suit the connections."""
+    def check(self, axes: Sequence[Along], is_vector: bool) -> None:
+        """Raise the errors of `Joined.check`."""
+        if is_vector:
+            raise FieldError("sign: only a halox.CubedSphere has vectors; give signs by component")
         # The image of a halo must not reach the line of another fold, or the copy of a first staggered point.
         cells, halo = axes[self.axis].partition.cells, axes[self.axis].halo
         most = cells - (1 if self.wraps else len(self.sides))
@@ -191,42 +273,9 @@ class JoinedAxis:
             return {0: -1, 1: along.partition.cells}
         return {one.side: (_mirror(one, along) + one.side) // 2 for one in self.sides}
 
-    def pieces(
-        self, axes: Sequence[Along], coords: tuple[int, ...], corners: bool
-    ) -> Iterator[Piece]:
-        """Yield the boxes that the part at some coordinates sends and receives in an exchange.
-
-        Without ``corners`` each box is in one zone of the array per axis: its own points, or the low or the high halo.
-        """
-        zones = [(0,) * len(axes)]
-        if not corners:
-            every = product((1, 2, 3), repeat=len(axes))
-            zones = [zone for zone in every if sum(zone) - max(zone) < len(axes)]
-        for number, (maps, crosses) in enumerate(self._images(axes), 1):
-            for zone, sends in product(zones, (False, True)):
-                choices = []
-                for along, map_, mine, z in zip(axes, maps, coords, zone, strict=True):
-                    choices.append(
-                        [
-                            (other, n, *run)
-                            for other in range(along.partition.parts)
-                            for n, run in enumerate(
-                                along.runs(map_, *((other, mine) if sends else (mine, other)), z)
-                            )
-                        ]
-                    )
-                for chosen in product(*choices):
-                    parts, runs, firsts, points, sizes, steps = zip(*chosen, strict=True)
-                    if firsts == points and parts == coords and min(steps) > 0:
-                        continue
-                    key = (number, *zone, *runs)
-                    if sends:
-                        yield Piece(key, parts, sends, points, sizes, steps, crosses)
-                    else:
-                        yield Piece(key, parts, sends, firsts, sizes, (1,) * len(axes), crosses)
-
-    def _images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], bool]]:
-        """Yield the maps of all axes for each kind of row, and whether they cross a connection."""
+    def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
+        """Yield the maps of all axes for each kind of row."""
+        straight = tuple((axis, 1) for axis in range(len(axes)))
         plain = [along.plain_map() for along in axes]
         index, rows = plain[self.axis]
         is_plain, joined_rows = rows >= 0, []
@@ -245,24 +294,20 @@ class JoinedAxis:
             if joined.step < 0:
                 periodic = other.partition.periodic
                 shift = joined.pivot[0] - other.place if periodic else other.points - 1
-            columns = plain[joined.other][1]
-            across = np.where(columns < 0, -1, (joined.step * columns + shift) % other.points)
-            first_half = np.where(across >= columns, columns, -1)
-            second_half = np.where(across < columns, across, -1)
-            joined_rows += [
-                (np.where(is_beyond, image, -1), joined.other, across, True),
-                (np.where(is_line, image, -1), joined.other, first_half, False),
-                (np.where(is_line, image, -1), joined.other, second_half, True),
-            ]
-        for image, number, columns, crosses in [
-            (np.where(is_plain, rows, -1), None, None, False),
-            *joined_rows,
-        ]:
-            maps = plain.copy()
-            maps[self.axis] = index, image
-            if number is not None:
-                maps[number] = maps[number][0], columns
-            yield maps, crosses
+            same = plain[joined.other][1]
+            across = np.where(same < 0, -1, (joined.step * same + shift) % other.points)
+            for where, columns, turn in (
+                (is_beyond, across, straight),
+                (is_line, np.where(across >= same, same, -1), None),
+                (is_line, np.where(across < same, across, -1), straight),
+            ):
+                maps = plain.copy()
+                maps[self.axis] = index, np.where(where, image, -1)
+                maps[joined.other] = plain[joined.other][0], columns
+                joined_rows.append((maps, turn))
+        plain[self.axis] = index, np.where(is_plain, rows, -1)
+        yield plain, None
+        yield from joined_rows
 
 
 def _mirror(joined: _Side, along: Along) -> int:
@@ -273,29 +318,30 @@ def _mirror(joined: _Side, along: Along) -> int:
 
 
 def negated_boxes(
-    boxes: Sequence[tuple[slice, ...]],
-    extents: Sequence[int],
-    signs: Mapping[tuple[int, ...], int],
+    box: tuple[slice, ...], extents: Sequence[int], is_negative: Callable[[tuple[int, ...]], bool]
 ) -> Iterator[tuple[slice, ...]]:
-    """Yield the parts of boxes with components whose sign is -1; ``extents`` has 0 for grid axes."""
-    for box in boxes:
-        if list(signs) == [()]:
-            yield box
-            continue
-        cuts = [
-            [slice(n, n + 1) for n in range(extent)] if extent else [cut]
-            for extent, cut in zip(extents, box, strict=True)
-        ]
-        for part in product(*cuts):
-            component = tuple(cut.start for cut, n in zip(part, extents, strict=True) if n)
-            if signs.get(component, signs.get((), 1)) < 0:
-                yield part
+    """Yield the parts of a box with components that change their sign; ``extents`` has 0 for grid axes."""
+    choices = [range(extent) if extent else [0] for extent in extents]
+    is_grid = [not extent for extent in extents]
+    indices = list(product(*choices))
+    components = [tuple(n for n, grid in zip(i, is_grid, strict=True) if not grid) for i in indices]
+    chosen = [i for i, c in zip(indices, components, strict=True) if is_negative(c)]
+    if len(chosen) == len(indices):
+        yield box
+        return
+    for index in chosen:
+        yield tuple(
+            cut if grid else slice(n, n + 1)
+            for cut, n, grid in zip(box, index, is_grid, strict=True)
+        )
 
 
 def normalise_connect(
     connect: object, grid_shape: Sequence[int], periodic: Sequence[bool]
-) -> JoinedAxis:
-    """Return the joined axis of a grid, from the argument ``connect`` of `halox.Grid`; raises `DecompositionError`."""
+) -> Joined:
+    """Return the joined sides of a grid, from the argument ``connect`` of `halox.Grid`; raises `DecompositionError`."""
+    if isinstance(connect, Joined):
+        return connect
     if not isinstance(connect, Mapping) or not connect:
         raise DecompositionError(
             f"connect: expected a dict such as {{(0, 'high'): halox.Connection(flip=1)}}, got {shown(connect)}"

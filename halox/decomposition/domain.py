@@ -25,7 +25,7 @@ from halox.decomposition.procgrid import choose_proc_shape, counted_halo
 from halox.errors import DecompositionError
 
 if TYPE_CHECKING:
-    from halox.decomposition.connections import JoinedAxis
+    from halox.decomposition.connections import Joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Decomposition:
 
     axes: tuple[AxisPartition, ...]  # cuts of each grid axis
     placement: Placement  # ranks of the blocks
-    joined: JoinedAxis | None = None  # the axis with joined sides
+    joined: Joined | None = None  # the joined sides
 
     def __post_init__(self) -> None:
         """Raise `DecompositionError` for a placement on another process grid."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,7 +20,7 @@ from halox.tables import html_facts
 from halox.values import as_int, shown
 
 if TYPE_CHECKING:
-    from halox.decomposition.connections import Along, JoinedAxis
+    from halox.decomposition.connections import Along, Joined, Turn
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class FieldSpec:
     points : tuple of int
         Per grid axis the place of the points in their cells: 0 (low face), 1 (center) or 2 (high face). By default
         0 along staggered axes, else 1.
+    is_vector : bool
+        Whether both components are those of a vector along two axes of a cubed sphere.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class FieldSpec:
     boundary: Boundaries = ()
     signs: tuple[tuple[tuple[int, ...], int], ...] = ()
     points: tuple[int, ...] = ()
+    is_vector: bool = False
 
     def __post_init__(self) -> None:
         """Fill in ``staggered`` and check all properties."""
@@ -115,6 +118,10 @@ class FieldSpec:
                 raise FieldError(
                     f"{name}: the field has no component {component}; its component axes have the extents {extents}"
                 )
+        if self.is_vector and self.components_before != (2,):
+            raise FieldError(
+                f"sign: a vector needs components=2, got {self.components_before} before the grid axes"
+            )
         if any(place and is_so for place, is_so in zip(self.points, self.staggered, strict=False)):
             raise FieldError(
                 f"points: a staggered field has its points at the low faces, got {self.points} (0 low, 1 center, 2 "
@@ -157,10 +164,21 @@ class FieldSpec:
         """The same properties without boundaries, which may hold functions that cannot be sent to another rank."""
         return replace(self, boundary=()) if self.boundary else self
 
+    def is_negative(self, turn: Turn, component: tuple[int, ...]) -> bool:
+        """Whether a component changes its sign across a connection."""
+        if self.is_vector:
+            return turn[1 + component[0]][1] < 0
+        signs = dict(self.signs)
+        return signs.get(component, signs.get((), 1)) < 0
+
     @cached_property
     def digest(self) -> str:
         """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
+
+    def _sign(self) -> object:
+        """Return the option ``sign``."""
+        return "vector" if self.is_vector else dict(self.signs)
 
     def declaration(self, halo: Halo) -> str:
         """Return the text of a call that declares an array with these properties; ``halo`` is the grid's halo.
@@ -177,7 +195,7 @@ class FieldSpec:
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,
-            "sign": dict(self.signs),
+            "sign": self._sign(),
             "points": tuple(("low", "center", "high")[place] for place in self.points),
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
@@ -197,8 +215,8 @@ class FieldSpec:
             text += f", parity={self.parity!r}"
         if self.offsets:
             text += f", offsets={self.offsets}"
-        if self.signs or self.points:
-            text += f", sign={dict(self.signs)}, points={self.points}"
+        if self.signs or self.points or self.is_vector:
+            text += f", sign={self._sign()}, points={self.points}"
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
 
 
@@ -216,7 +234,7 @@ class Region:
     peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
     send: Box | None  # owned points; None if no points are sent
     recv: Box | None  # halo points; None if no points are received
-    crosses: bool = False  # whether the points come across a connection
+    turn: Turn | None = None  # if the points come across a connection
 
 
 _Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
@@ -456,20 +474,32 @@ class FieldLayout:
             for n, axis in enumerate(self.decomposition.axes)
         )
 
-    def _joined_regions(self, joined: JoinedAxis, corners: bool) -> Iterator[Region]:
+    def _joined_regions(self, joined: Joined, corners: bool) -> Iterator[Region]:
         """Yield the regions on a grid with connections, each either sent or received."""
-        coords = self.decomposition.coords_of(self.rank)
+        spec, coords = self.spec, self.decomposition.coords_of(self.rank)
         for piece in joined.pieces(self.joined_axes, coords, corners):
             peer = self.decomposition.rank_at(piece.parts)
             assert peer is not None
             starts = tuple(n - at for n, at in zip(piece.firsts, self.origin, strict=True))
-            steps = piece.steps if min(piece.steps) < 0 else None
-            box = self.spec.box(starts, piece.sizes, steps)
             # Directions only order the regions of two ranks.
-            if piece.sends:
-                yield Region(piece.key, peer, box, None, piece.crosses)
+            if not piece.sends:
+                key = tuple(-n for n in piece.key)
+                yield Region(key, peer, None, spec.box(starts, piece.sizes), piece.turn)
+                continue
+            order = [source for source, _ in piece.turn or ()]
+            is_swapped = order != sorted(order)
+            if min(piece.steps) > 0 and not is_swapped:
+                box = spec.box(starts, piece.sizes)
             else:
-                yield Region(tuple(-n for n in piece.key), peer, None, box, piece.crosses)
+                box = spec.box(starts, piece.sizes, piece.steps)
+            if is_swapped:
+                first, axes = len(spec.components_before), range(len(box.starts))
+                order = [*axes[:first], *(first + n for n in order), *axes[first + spec.ndim :]]
+                box = replace(box, order=tuple(order))
+                if spec.is_vector:  # both components are swapped, too
+                    steps = box.steps or ()
+                    box = replace(box, starts=(1, *box.starts[1:]), steps=(-1, *steps[1:]))
+            yield Region(piece.key, peer, box, None, piece.turn)
 
     def slabs(self) -> tuple[Region, ...]:
         """Boxes of an exchange with edges and corners: fewer boxes than `regions`, which must be moved in this order.
@@ -542,8 +572,8 @@ class FieldLayout:
                 raise FieldError(
                     "parity: a grid with connect= has no fields of one parity; leave it out"
                 )
-            decomposition.joined.check(self.joined_axes)
-        elif self.spec.signs or self.spec.points:
+            decomposition.joined.check(self.joined_axes, self.spec.is_vector)
+        elif self.spec.signs or self.spec.points or self.spec.is_vector:
             raise FieldError(
                 "sign, points: only connections use them, and this grid has none; make the grid with connect=, or "
                 "leave them out"
@@ -639,15 +669,15 @@ class FieldLayout:
         spec, joined = self.spec, self.decomposition.joined_sides
         axes, at_wall = zip(*self._within_grid, strict=True)
         corners = corners and not spec.offsets
-        negated: Sequence[tuple[slice, ...]] = ()
+        negated: list[tuple[slice, ...]] = []
         if joined:
             from halox.decomposition.connections import negated_boxes
 
-            regions = self.regions(corners) if spec.signs else ()
-            boxes = [one.recv.slices for one in regions if one.recv is not None and one.crosses]
-            grid = (0,) * spec.ndim
-            extents = spec.components_before + grid + spec.components_after
-            negated = tuple(negated_boxes(boxes, extents, dict(spec.signs)))
+            extents = (*spec.components_before, *(0,) * spec.ndim, *spec.components_after)
+            for region in self.regions(corners) if spec.signs or spec.is_vector else ():
+                if region.recv is not None and region.turn is not None:
+                    is_negative = partial(spec.is_negative, region.turn)
+                    negated += negated_boxes(region.recv.slices, extents, is_negative)
             at_wall = tuple(
                 tuple(is_at and (axis, side) not in joined for side, is_at in enumerate(pair))
                 for axis, pair in enumerate(at_wall)

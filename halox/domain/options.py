@@ -94,7 +94,8 @@ def field_spec(
     """
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise FieldError(f"unknown argument(s) {unknown}; a field takes {', '.join(OPTIONS)}")
-    halo = options.get("halo")
+    halo, sign = options.get("halo"), options.get("sign", 1)
+    is_vector = isinstance(sign, str) and sign == "vector"
     return FieldSpec(
         grid.halo if halo is None else normalise_halo(halo, grid.ndim),
         _extents(options.get("components", ()), "components"),
@@ -105,8 +106,9 @@ def field_spec(
         normalise_boundary(options["boundary"], decomposition.periodic, decomposition.joined_sides)
         if "boundary" in options
         else grid.boundary,
-        _signs(options.get("sign", 1)),
+        () if is_vector else _signs(sign),
         _points(options.get("points"), grid.ndim),
+        is_vector,
     )
 
 

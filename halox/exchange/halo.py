@@ -105,14 +105,16 @@ def _poisons_halos() -> bool:
 
 
 def _stepped(described: Described, box: Box, steps: Sequence[int]) -> Datatype:
-    """Return the datatype of a box with steps between its cells, in C order.
+    """Return the datatype of a box with steps between its cells, in C order, or in the order of the box.
 
     An axis with another step than 1 is given twice: for the first cell, and for the steps from there.
     """
     axes = []
-    for extent, stride, start, size, step in zip(
-        described.shape, described.strides, box.starts, box.subsizes, steps, strict=True
-    ):
+    per_axis = list(
+        zip(described.shape, described.strides, box.starts, box.subsizes, steps, strict=True)
+    )
+    for axis in box.order or range(len(steps)):
+        extent, stride, start, size, step = per_axis[axis]
         axes += (
             [(extent, stride, start, size)]
             if step == 1

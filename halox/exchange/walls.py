@@ -50,7 +50,7 @@ class FieldWalls:
 
 def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
     """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries."""
-    if layout.spec.signs and dtype.kind not in _SIGNED:
+    if (layout.spec.signs or layout.spec.is_vector) and dtype.kind not in _SIGNED:
         raise FieldError(f"sign: -1 needs a field of signed numbers, got dtype {dtype}")
     for _, sides in layout.spec.boundary:
         for boundary in {side for pair in sides for side in pair if side is not None}:
