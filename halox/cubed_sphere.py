@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from halox.decomposition.connections import Along, Joined, Turn
+from halox.decomposition.connections import NONE, Along, Joined, Turn
 from halox.errors import DecompositionError, FieldError
 from halox.grid import Grid
 
@@ -53,13 +53,16 @@ class _Cube(Joined):
             for axis, side, ahead, swaps in edges:
                 other, maps, turn = 3 - axis, plain.copy(), [(0, 1), (1, 1), (2, 1)]
                 face = plain[0][0]
-                maps[0] = face, np.where((face >= 0) & (face % 2 == parity), (face + ahead) % 6, -1)
+                maps[0] = (
+                    face,
+                    np.where((face >= 0) & (face % 2 == parity), (face + ahead) % 6, NONE),
+                )
                 index, along = plain[axis][0], plain[other][1]
                 beyond = (index < 0, index >= n)[side]
-                maps[axis] = index, np.where(beyond, index - n if side else index + n, -1)
+                maps[axis] = index, np.where(beyond, index - n if side else index + n, NONE)
                 if swaps:
                     # The edge is walked backwards; cells across it are counted from the same side as before.
-                    maps[other] = plain[other][0], np.where(along < 0, -1, n - 1 - along)
+                    maps[other] = plain[other][0], np.where(along < 0, NONE, n - 1 - along)
                     turn[axis], turn[other] = (other, 1), (axis, -1)
                 yield maps, tuple(turn)
 

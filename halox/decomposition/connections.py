@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -30,8 +31,10 @@ from halox.values import as_int, as_list, shown
 PIVOTS = {"T": (1, 1), "U": (0, 1), "V": (1, 0), "F": (0, 0)}
 """Whether the pivot is at the center of a cell, along the flipped axis and along the joined axis."""
 
+NONE = -(1 << 40)
+
 _Map: TypeAlias = tuple[Any, Any]
-"""Indices along an axis, and for each the index of its point, or -1."""
+"""Indices along an axis, and for each the index of its point, or `NONE`."""
 
 _Run: TypeAlias = tuple[int, int, int, int]
 """First index, first point, number of points, and step from point to point."""
@@ -44,7 +47,7 @@ Turn: TypeAlias = tuple[tuple[int, int], ...]
 class Piece(NamedTuple):
     """A box that a part sends to another part, or receives."""
 
-    key: tuple[int, ...]  # orders the boxes of two parts
+    key: int  # orders the boxes of two parts
     parts: tuple[int, ...]  # the other part
     sends: bool
     firsts: tuple[int, ...]  # global indices
@@ -116,6 +119,7 @@ class Along(NamedTuple):
     halo: tuple[int, int]
     staggered: bool
     place: int  # twice the distance of the points from the low faces of their cells
+    is_filled: bool  # whether the halo of an undivided periodic axis is filled before, and then counts as owned
 
     @property
     def points(self) -> int:
@@ -126,8 +130,14 @@ class Along(NamedTuple):
         """Return the indices that the arrays of all parts have, and the points of an axis without connections."""
         index = np.arange(-self.halo[0], self.points + self.halo[1] + 1)
         if self.partition.periodic:
-            return index, index % self.points
-        return index, np.where((index >= 0) & (index < self.points), index, -1)
+            return index, index if self.is_filled else index % self.points
+        return index, np.where((index >= 0) & (index < self.points), index, NONE)
+
+    def owned(self, part: int) -> tuple[int, int]:
+        """Return the first index that a part owns, and the one past the last."""
+        if self.is_filled:
+            return -self.halo[0], self.points + self.halo[1] + self.staggered
+        return self.partition.owned_points(part, self.staggered)
 
     def runs(self, map_: _Map, part: int, owned: tuple[int, int], zone: int) -> list[_Run]:
         """Return the runs of a part's array with images of some points; `Joined.pieces` explains zones."""
@@ -202,12 +212,7 @@ class Joined:
                             (other, n, *run)
                             for other, part, owner in pairs
                             for n, run in enumerate(
-                                axes[at].runs(
-                                    map_,
-                                    part,
-                                    owners.owned_points(owner, axes[source].staggered),
-                                    zone[at],
-                                )
+                                axes[at].runs(map_, part, axes[source].owned(owner), zone[at])
                             )
                         ]
                     )
@@ -215,7 +220,7 @@ class Joined:
                     parts, runs, firsts, points, sizes, steps = zip(*chosen, strict=True)
                     if turn is None and firsts == points and parts == coords:
                         continue
-                    key = (number, *zone, *runs)
+                    key = reduce(lambda whole, n: whole << 10 | n, (*zone, *runs), number)
                     # Turns swap two axes at most, so that they are their own inverses.
                     if sends:
                         points, sizes, steps = (
@@ -289,25 +294,33 @@ class JoinedAxis(Joined):
                 is_beyond = image < index if joined.side else image > index
                 is_line = image == index
             is_plain &= ~(is_beyond | is_line)
-            other = axes[joined.other]
-            shift = joined.shift
-            if joined.step < 0:
-                periodic = other.partition.periodic
-                shift = joined.pivot[0] - other.place if periodic else other.points - 1
-            same = plain[joined.other][1]
-            across = np.where(same < 0, -1, (joined.step * same + shift) % other.points)
+            number, same = plain[joined.other]
+            across = _across(joined, axes[joined.other], number)
+            n = axes[joined.other].points
+            is_second = across % n < number % n
             for where, columns, turn in (
                 (is_beyond, across, straight),
-                (is_line, np.where(across >= same, same, -1), None),
-                (is_line, np.where(across < same, across, -1), straight),
+                (is_line, np.where(is_second, NONE, same), None),
+                (is_line, np.where(is_second, across, NONE), straight),
             ):
                 maps = plain.copy()
-                maps[self.axis] = index, np.where(where, image, -1)
-                maps[joined.other] = plain[joined.other][0], columns
+                maps[self.axis] = index, np.where(where, image, NONE)
+                maps[joined.other] = number, columns
                 joined_rows.append((maps, turn))
-        plain[self.axis] = index, np.where(is_plain, rows, -1)
+        plain[self.axis] = index, np.where(is_plain, rows, NONE)
         yield plain, None
         yield from joined_rows
+
+
+def _across(joined: _Side, along: Along, index: Any) -> Any:
+    """Return the images of indices along the flipped or shifted axis, or `NONE`."""
+    n = along.points
+    if not along.partition.periodic:
+        return np.where((index >= 0) & (index < n), n - 1 - index, NONE)
+    shift = joined.pivot[0] - along.place if joined.step < 0 else joined.shift
+    image = joined.step * index + shift % n
+    first, past = along.owned(0) if along.is_filled else (0, n)
+    return np.where((image >= first) & (image < past), image, image % n)
 
 
 def _mirror(joined: _Side, along: Along) -> int:

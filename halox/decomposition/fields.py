@@ -456,9 +456,8 @@ class FieldLayout:
             )
         )
 
-    @cached_property
-    def joined_axes(self) -> tuple[Along, ...]:
-        """The grid axes, for connections."""
+    def joined_axes(self, *, in_turn: bool = False) -> tuple[Along, ...]:
+        """Return the grid axes, for connections; ``in_turn`` is for `slabs`."""
         from halox.decomposition.connections import Along
 
         spec = self.spec
@@ -470,21 +469,23 @@ class FieldLayout:
                 spec.halo[n],
                 spec.staggered[n],
                 places[n],
+                in_turn and axis.periodic and axis.parts == 1,
             )
             for n, axis in enumerate(self.decomposition.axes)
         )
 
-    def _joined_regions(self, joined: Joined, corners: bool) -> Iterator[Region]:
-        """Yield the regions on a grid with connections, each either sent or received."""
+    def _joined_regions(
+        self, joined: Joined, corners: bool, *, in_turn: bool = False
+    ) -> Iterator[Region]:
+        """Yield the regions on a grid with connections, each either sent or received; ``in_turn`` is for `slabs`."""
         spec, coords = self.spec, self.decomposition.coords_of(self.rank)
-        for piece in joined.pieces(self.joined_axes, coords, corners):
+        for piece in joined.pieces(self.joined_axes(in_turn=in_turn), coords, corners):
             peer = self.decomposition.rank_at(piece.parts)
             assert peer is not None
             starts = tuple(n - at for n, at in zip(piece.firsts, self.origin, strict=True))
             # Directions only order the regions of two ranks.
             if not piece.sends:
-                key = tuple(-n for n in piece.key)
-                yield Region(key, peer, None, spec.box(starts, piece.sizes), piece.turn)
+                yield Region((-piece.key,), peer, None, spec.box(starts, piece.sizes), piece.turn)
                 continue
             order = [source for source, _ in piece.turn or ()]
             is_swapped = order != sorted(order)
@@ -499,7 +500,7 @@ class FieldLayout:
                 if spec.is_vector:  # both components are swapped, too
                     steps = box.steps or ()
                     box = replace(box, starts=(1, *box.starts[1:]), steps=(-1, *steps[1:]))
-            yield Region(piece.key, peer, box, None, piece.turn)
+            yield Region((piece.key,), peer, box, None, piece.turn)
 
     def slabs(self) -> tuple[Region, ...]:
         """Boxes of an exchange with edges and corners: fewer boxes than `regions`, which must be moved in this order.
@@ -536,8 +537,13 @@ class FieldLayout:
         alone = [axis.parts == 1 and axis.periodic for axis in self.decomposition.axes]
         faces = {at.direction for at in neighbours if sum(map(abs, at.direction)) == 1}
         # If an axis has neighbours on both sides, a slab may cover its whole halo.
+        joined = self.decomposition.joined
         inner = [
-            all(tuple(side * (n == axis) for n in range(len(alone))) in faces for side in (-1, 1))
+            all(
+                tuple(side * (n == axis) for n in range(len(alone))) in faces
+                or (axis, side > 0) in self.decomposition.joined_sides
+                for side in (-1, 1)
+            )
             and (alone[axis] or self.spec.parity is None)
             for axis in range(len(alone))
         ]
@@ -561,6 +567,8 @@ class FieldLayout:
             boxes = zip_longest(*(self._boxes(end, at.direction) for end in ends))
             into = first[across[0]] if own else others
             into += [Region(at.direction, at.rank, send, receive) for send, receive in boxes]
+        if joined is not None:
+            others = [*self._joined_regions(joined, True, in_turn=True)]
         return tuple(chain(*first, others))
 
     def check_widths(self) -> None:
@@ -572,7 +580,7 @@ class FieldLayout:
                 raise FieldError(
                     "parity: a grid with connect= has no fields of one parity; leave it out"
                 )
-            decomposition.joined.check(self.joined_axes, self.spec.is_vector)
+            decomposition.joined.check(self.joined_axes(), self.spec.is_vector)
         elif self.spec.signs or self.spec.points or self.spec.is_vector:
             raise FieldError(
                 "sign, points: only connections use them, and this grid has none; make the grid with connect=, or "
@@ -670,11 +678,12 @@ class FieldLayout:
         axes, at_wall = zip(*self._within_grid, strict=True)
         corners = corners and not spec.offsets
         negated: list[tuple[slice, ...]] = []
-        if joined:
+        if self.decomposition.joined is not None:
             from halox.decomposition.connections import negated_boxes
 
             extents = (*spec.components_before, *(0,) * spec.ndim, *spec.components_after)
-            for region in self.regions(corners) if spec.signs or spec.is_vector else ():
+            regions = self._joined_regions(self.decomposition.joined, corners, in_turn=corners)
+            for region in regions if spec.signs or spec.is_vector else ():
                 if region.recv is not None and region.turn is not None:
                     is_negative = partial(spec.is_negative, region.turn)
                     negated += negated_boxes(region.recv.slices, extents, is_negative)

@@ -44,7 +44,6 @@ def halo_draft(
         # regions at once, nor sums, which would add these cells several times.
         in_turn = corners and operation == "copy" and described.device is None
         in_turn = in_turn and not (layout.spec.offsets or layout.is_wide)
-        in_turn = in_turn and layout.decomposition.joined is None
         for region in layout.slabs() if in_turn else layout.regions(corners):
             sent, received = region.send, region.recv
             if operation == "add":

@@ -88,7 +88,7 @@ def overlap_regions(
         axis, origin = joined.axis, layout.origin[joined.axis]
         reach = max(layout.spec.halo[axis]) if width is None else width
         first, stop = inner[axis]
-        for side, layer in joined.received(layout.joined_axes).items():
+        for side, layer in joined.received(layout.joined_axes()).items():
             if side:
                 stop = min(stop, layer - origin - reach)
             else:
