@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from halox.errors import DecompositionError, FieldError, MismatchError
 from tests.folds import Case, process_grids, random_case
 from tests.mpi.conftest import agree
 from tests.support import trials
 
 pytestmark = pytest.mark.geometry
 
+ERRORS = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 SEED = int(os.environ.get("HALOX_SEED", "20261126"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(24)))
 
@@ -78,3 +81,228 @@ def test_accumulate_is_the_adjoint(number: int, comm: MPI.Intracomm) -> None:
         grid.accumulate(y)
         right = comm.allreduce(complex(np.vdot(before, grid.interior(y))))
         assert left == right, (SEED, case)
+
+
+FOLD = {(0, "high"): halox.Connection(flip=1)}
+BAD_INPUT: dict[str, tuple[dict[str, Any], dict[str, Any], type[halox.HaloxError], str]] = {
+    "connect that is no dict": ({"connect": "fold"}, {}, DecompositionError, "expected a dict"),
+    "a side that does not exist": (
+        {"connect": {(0, "north"): halox.Connection(flip=1)}},
+        {},
+        DecompositionError,
+        "the keys are grid axes",
+    ),
+    "an axis that does not exist": (
+        {"connect": {2: halox.Connection(flip=1)}},
+        {},
+        DecompositionError,
+        "the keys are grid axes",
+    ),
+    "a word in place of a connection": (
+        {"connect": {(0, "high"): "fold"}},
+        {},
+        DecompositionError,
+        "expected a halox.Connection",
+    ),
+    "joined sides of two axes": (
+        {"connect": {0: halox.Connection(flip=1), (1, "low"): halox.Connection(flip=0)}},
+        {},
+        DecompositionError,
+        "expected one axis",
+    ),
+    "a side joined with itself and with the other one": (
+        {"connect": {0: halox.Connection(flip=1), (0, "low"): halox.Connection(flip=1)}},
+        {},
+        DecompositionError,
+        "expected one axis",
+    ),
+    "a connection of a periodic axis": (
+        {"connect": FOLD, "periodic": True},
+        {},
+        DecompositionError,
+        "this axis is periodic",
+    ),
+    "neither flip nor shift": (
+        {"connect": {(0, "high"): halox.Connection()}},
+        {},
+        DecompositionError,
+        "give either flip",
+    ),
+    "an axis flipped along itself": (
+        {"connect": {(0, "high"): halox.Connection(flip=0)}},
+        {},
+        DecompositionError,
+        "name another grid axis",
+    ),
+    "an unknown pivot": (
+        {"connect": {(0, "high"): halox.Connection(flip=1, pivot="Q")}},  # type: ignore[arg-type]
+        {},
+        DecompositionError,
+        "pivot must be",
+    ),
+    "a pivot of sides joined with each other": (
+        {"connect": {0: halox.Connection(flip=1, pivot="T")}},
+        {},
+        DecompositionError,
+        "have no pivot",
+    ),
+    "a shift along an axis that is not periodic": (
+        {"connect": {0: halox.Connection(shift=(1, 2))}},
+        {},
+        DecompositionError,
+        "only a periodic axis",
+    ),
+    "half a shift of an odd extent": (
+        {
+            "shape": (8, 7),
+            "periodic": (False, True),
+            "connect": {(0, "high"): halox.Connection(shift=(1, 3))},
+        },
+        {},
+        DecompositionError,
+        "is shifted by half",
+    ),
+    "a pivot at a center of an axis that is not periodic": (
+        {"connect": {(0, "high"): halox.Connection(flip=1, pivot="T")}},
+        {},
+        DecompositionError,
+        "flipped about its middle",
+    ),
+    "a halo as wide as a folded axis": (
+        {"connect": FOLD, "halo": ((0, 8), (1, 1))},
+        {},
+        DecompositionError,
+        "expected at most 7",
+    ),
+    "a boundary on a joined side": (
+        {"connect": FOLD, "boundary": ("edge", None)},
+        {},
+        FieldError,
+        "has a side joined by connect",
+    ),
+    "a sign on a grid without connections": ({}, {"sign": -1}, FieldError, "only connections use"),
+    "a sign that is none": ({"connect": FOLD}, {"sign": 2}, FieldError, "sign must be 1 or -1"),
+    "a sign of a component that the field lacks": (
+        {"connect": FOLD},
+        {"sign": {3: -1}, "components": 2},
+        FieldError,
+        "sign: the field has no component",
+    ),
+    "a sign of unsigned integers": (
+        {"connect": FOLD},
+        {"sign": -1, "dtype": "u4"},
+        FieldError,
+        "sign: -1 needs a field of signed numbers",
+    ),
+    "a vector on a grid that is no cubed sphere": (
+        {"connect": FOLD},
+        {"sign": "vector", "components": 2},
+        FieldError,
+        "only a halox.CubedSphere",
+    ),
+    "points that do not exist": (
+        {"connect": FOLD},
+        {"points": "corner"},
+        FieldError,
+        "points must be 'low'",
+    ),
+    "points of a staggered field at centers": (
+        {"connect": FOLD},
+        {"points": "center", "staggered": 1},
+        FieldError,
+        "has its points at the low faces",
+    ),
+    "points at faces of an axis that is flipped and not periodic": (
+        {"connect": FOLD},
+        {"points": ("center", "high")},
+        FieldError,
+        "is flipped and not periodic",
+    ),
+    "a field of one parity, and connections": (
+        {"connect": FOLD},
+        {"parity": "even"},
+        FieldError,
+        "no fields of one parity",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input(name: str, comm: MPI.Intracomm) -> None:
+    """The same error on all ranks, at the latest by the first exchange."""
+    options, field, error, text = BAD_INPUT[name]
+    options, field = {"shape": (8, 6), **options}, {"dtype": "f8", **field}
+    shape = options.pop("shape")
+    with (
+        pytest.raises(error, match=text) as caught,
+        halox.Grid(shape, comm=comm, device="cpu", **options) as grid,
+    ):
+        u = grid.zeros(field.pop("dtype"), **field)
+        grid.exchange(u)
+    assert set(comm.allgather(str(caught.value))) == {str(caught.value)}
+    said = str(caught.value).partition("\n")[0].removeprefix("[rank 0] ")
+    assert f"| {name} | `{error.__name__}` | {said} |" in ERRORS.read_text()
+
+
+def test_unlike_connections_of_ranks_are_one_error(comm: MPI.Intracomm) -> None:
+    if comm.size == 1:
+        return
+    pivot: Any = "T" if comm.rank else "F"
+    connect = {(0, "high"): halox.Connection(flip=1, pivot=pivot)}
+    with pytest.raises(MismatchError, match="connect differs between ranks"):
+        halox.Grid((8, 6), periodic=(False, True), connect=connect, comm=comm, device="cpu")
+    with halox.Grid((8, 6), connect=FOLD, comm=comm, device="cpu") as grid:
+        u = grid.zeros()
+        grid.declare(u, sign=-1 if comm.rank else 1)
+        with pytest.raises(MismatchError, match="sign"):
+            grid.exchange(u)
+
+
+def test_walls_beside_a_fold(comm: MPI.Intracomm) -> None:
+    """A boundary for all axes is that of the walls; it fills corners from the halo of the fold, after its signs."""
+    with halox.Grid(
+        (8, 6, 5),
+        halo=2,
+        periodic=(False, True, False),
+        connect=FOLD,
+        boundary="symmetric",
+        comm=comm,
+        device="cpu",
+    ) as grid:
+        whole = np.random.default_rng(3).random((8, 6, 5))
+        u = grid.zeros(sign=-1)
+        grid.interior(u)[...] = whole[grid.owned]
+        grid.exchange(u)
+        padded = np.concatenate([whole, -whole[:-3:-1, ::-1]])
+        padded = np.pad(padded, ((2, 0), (0, 0), (2, 2)), mode="symmetric")
+        padded = np.pad(padded, ((0, 0), (2, 2), (0, 0)), mode="wrap")
+        cut = tuple(slice(at.start + 2, at.stop + 2) for at in grid.layout(u).stored)
+        assert agree(np.array_equal(u, padded[cut]), comm)
+        assert not grid.at_wall(0, "high")
+
+
+@pytest.mark.parametrize("pivot", ["F", "T"])
+def test_overlap(pivot: Any, comm: MPI.Intracomm) -> None:
+    """Overlapped loops compute what follows whole exchanges, also next to a line that the exchange fills."""
+    connect = {(0, "high"): halox.Connection(flip=1, pivot=pivot)}
+    with halox.Grid(
+        (9, 12), periodic=(False, True), connect=connect, comm=comm, device="cpu"
+    ) as grid:
+        results = []
+        for overlaps in (True, False):
+            u, v = grid.zeros(), grid.zeros()
+            grid.interior(u)[...] = np.random.default_rng(4).random((9, 12))[grid.owned]
+            plan = grid.plan(u, overlap=overlaps)
+            for _ in range(4):
+                for cells in plan.overlap(u, width=1):
+                    v[cells] = (
+                        u[cells.shifted(1, 0)]
+                        + 2 * u[cells.shifted(0, 1)]
+                        - u[cells.shifted(-1, 0)]
+                    )
+                u, v = v, u
+            results.append(grid.interior(u).copy())
+        assert agree(np.array_equal(*results), comm)
+        with pytest.raises(FieldError, match="every=2"):
+            grid.plan(grid.zeros(halo=2), every=2)
+        assert "Connection(flip=1" in str(grid.explain())
