@@ -22,6 +22,7 @@ SHORT = {
     "acoustic --bang": ["--cells", "40", "36", "--steps", "50"],
     "maxwell": ["--cells", "9", "8", "13", "--steps", "30"],
     "shallow_water": ["--cells", "100", "4"],
+    "tripolar": ["--cells", "24", "72"],
     "gray_scott": ["--cells", "34", "27", "--steps", "60"],
 }
 

@@ -374,6 +374,25 @@ CASES: dict[str, Case] = {
         r"give (boundary=None)",
         "grid.zeros(parity='even', {})",
     ),
+    "a sign on a grid without connections": Case(
+        "grid.zeros(sign=-1)",
+        r"make the grid with (connect=)",
+        "halox.Grid((6, 8), {}fold, comm=grid.comm, device='cpu').zeros(sign=-1)",
+        before="fold = {(0, 'high'): halox.Connection(flip=1)}",
+    ),
+    "several steps for one exchange, and connections": Case(
+        "folded.plan(folded.zeros(halo=2), every=2)",
+        r"use (every=1)",
+        "folded.plan(folded.zeros(halo=2), {})",
+        before="folded = halox.Grid((6, 8), connect={(0, 'high'): halox.Connection(flip=1)},"
+        "comm=grid.comm, device='cpu')",
+    ),
+    "a halo along the faces of a cubed sphere": Case(
+        "sphere.zeros(halo=2)",
+        r"give (halo=\(0, width, width\))",
+        "sphere.zeros({})",
+        before="width = 2; sphere = halox.CubedSphere(4, comm=grid.comm, device='cpu')",
+    ),
     "boundaries of components, of a grid": Case(
         "halox.Grid((6, 8), boundary={0: 'edge'}, comm=grid.comm, device='cpu')",
         r"\((grid.zeros), grid.declare\)",
