@@ -1,13 +1,13 @@
 """A tracer on a tripolar grid: it turns with the water of a basin and crosses the fold between two poles.
 
-The lines of this grid are confocal ellipses and hyperbolas, like those of a tripolar ocean grid in the far north. Its two
-poles are the foci. The fold is the segment between them, and both shores of the segment are the upper side of the grid::
+The lines of this grid are confocal ellipses and hyperbolas, like those of a tripolar ocean grid in the far north. Two
+poles are the foci. The fold is the segment between them, and both of its shores are the upper side of the grid::
 
     x = cosh(m) cos(n), y = sinh(m) sin(n)      m from the wall of the basin to 0 at the fold, n around
 
-The water turns like a rigid ellipse, without flow through the wall: after one turn the exact tracer is that of the start.
-The stream function is a field on the corners of the cells, and transports are its differences. On the fold both shores
-need the same transport, and the exchange copies one half of the line to the other. The sum of the tracer is then
+The water turns like a rigid ellipse, without flow through the wall: after one turn the exact tracer is that of the
+start. The stream function is a field on the corners of the cells, and transports are its differences. On the fold both
+shores need the same transport, and the exchange copies one half of the line to the other. The sum of the tracer is then
 conserved to rounding.
 
 Alone: ``python examples/tripolar.py``; on four ranks, with a picture:
