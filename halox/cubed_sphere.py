@@ -18,8 +18,13 @@ _EDGES = [  # of even and odd faces: axis and side of the edge, faces up to the 
     [(1, 1, 1, False), (2, 1, 2, True), (1, 0, -2, True), (2, 0, -1, False)],
     [(1, 1, 2, True), (2, 1, 1, False), (1, 0, -1, False), (2, 0, -2, True)],
 ]
-_NORMALS = ["+x", "+y", "+z", "-x", "-y", "-z"]
-_ALONG = [("+y", "+z"), ("-x", "+z"), ("-x", "-y"), ("-z", "-y"), ("-z", "+x"), ("+y", "+x")]
+_X, _Y, _Z = np.eye(3)
+_FACES = np.array(  # directions of the normal, of i and of j
+    [
+        *[(_X, _Y, _Z), (_Y, -_X, _Z), (_Z, -_X, -_Y)],
+        *[(-_X, -_Z, -_Y), (-_Y, -_Z, _X), (-_Z, _Y, _X)],
+    ]
+)
 
 
 class _Cube(Joined):
@@ -67,7 +72,7 @@ class _Cube(Joined):
                 yield maps, tuple(turn)
 
 
-class CubedSphere(Grid):
+class CubedSphere(Grid[Any]):
     """A grid of six faces of n x n cells that cover a sphere.
 
     The axes are (face, i, j), and edges are joined as in this net, where i points to the right and j up::
@@ -127,18 +132,8 @@ class CubedSphere(Grid):
         5 are at +x, +y, +z, -x, -y and -z.
         """
         n, xp = self.grid_shape[1], self.xp
-        axes = np.array(
-            [
-                [_unit(normal), *map(_unit, pair)]
-                for normal, pair in zip(_NORMALS, _ALONG, strict=True)
-            ]
-        )
         _, i, j = self.indices()
-        a, b = (xp.tan((2 * k + 1 - n) * (np.pi / 4 / n)) for k in (i, j))
-        e = xp.asarray(axes)[self.owned[0]][..., None, None]
-        xyz = e[:, 0] + e[:, 1] * a[:, None] + e[:, 2] * b[:, None]
+        a, b = (xp.tan((2 * k + 1 - n) * (np.pi / 4 / n))[:, None] for k in (i, j))
+        normal, along_i, along_j = xp.asarray(_FACES[self.owned[0]])[..., None, None].swapaxes(0, 1)
+        xyz = normal + along_i * a + along_j * b
         return xp.moveaxis(xyz / xp.sqrt((xyz**2).sum(axis=1, keepdims=True)), 1, 0)
-
-
-def _unit(name: str) -> Any:
-    return np.eye(3)["xyz".index(name[1])] * (1 if name[0] == "+" else -1)

@@ -14,6 +14,7 @@ these maps.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -73,12 +74,12 @@ class Connection:
 
     Notes
     -----
-    Cell ``i`` of an axis reaches from ``i`` to ``i + 1``. At the high side of an axis with M cells, a fold maps the
-    position ``y`` to ``2 * M - y``, or to ``2 * M - 1 - y`` with the pivot "T" or "U". Along the flipped axis of N
-    cells ``x`` becomes ``-x``, or ``1 - x`` with the pivot "T" or "V", modulo N; if this axis is not periodic,
-    ``N - x``. The indices follow from the places of a field's points: centers of cells by default, low faces along a
-    staggered axis, or the option ``points`` of `Grid.zeros`. For a field on cells, row ``M + k`` is row ``M - 1 - k``
-    with ``N - 1 - i`` for ``i`` if the pivot is "F", and row ``M - 2 - k`` with ``(N - i) % N`` if it is "T".
+    Cell ``i`` of an axis reaches from ``i`` to ``i + 1``. At the high side of M cells, a fold maps the position ``y`` to
+    ``2 * M - y``, or to ``2 * M - 1 - y`` with the pivot "T" or "U". Along the flipped axis of N cells ``x`` becomes
+    ``-x``, or ``1 - x`` with the pivot "T" or "V", modulo N; if this axis is not periodic, ``N - x``. Indices follow
+    from the places of a field's points: low faces along a staggered axis, else centers, or the option ``points`` of
+    `Grid.zeros`. On cells, row ``M + k`` is row ``M - 1 - k`` with ``N - 1 - i`` for ``i`` if the pivot is "F", and row
+    ``M - 2 - k`` with ``(N - i) % N`` if it is "T".
 
     Two indices stand for each point on the line of a fold. An exchange copies the point with the lower index along the
     flipped or shifted axis to the other one, with the sign of the field. Reductions count both.
@@ -160,27 +161,27 @@ class Along(NamedTuple):
         return runs
 
 
-class Joined:
+class Joined(ABC):
     """The joined sides of a grid."""
 
-    axis: int  # of the sides that have lines
+    axis: int  # of the sides that may have lines
 
     @property
+    @abstractmethod
     def walls(self) -> tuple[tuple[int, int], ...]:
         """The axis and the number of each joined side."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, axes: Sequence[Along], is_vector: bool) -> None:
         """Raise `DecompositionError` or `FieldError` if a field does not suit the connections."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
+        """Yield boxes of images, as maps of all axes, and the turn of those that cross a connection."""
 
     def received(self, axes: Sequence[Along]) -> dict[int, int]:
         """Return by side the innermost layer along the axis with points that an exchange fills."""
         return {}
-
-    def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
-        """Yield boxes of images, as maps of all axes, and the turn of those that cross a connection."""
-        raise NotImplementedError
 
     def pieces(
         self, axes: Sequence[Along], coords: tuple[int, ...], corners: bool
@@ -198,21 +199,17 @@ class Joined:
             for zone, sends in product(zones, (False, True)):
                 choices = []
                 for at, (source, map_) in enumerate(zip(sources, maps, strict=True)):
-                    owners = axes[source].partition
-                    pairs = (
-                        [
-                            (other, other, coords[source])
-                            for other in range(axes[at].partition.parts)
-                        ]
-                        if sends
-                        else [(other, coords[at], other) for other in range(owners.parts)]
-                    )
                     choices.append(
                         [
                             (other, n, *run)
-                            for other, part, owner in pairs
+                            for other in range(axes[at if sends else source].partition.parts)
                             for n, run in enumerate(
-                                axes[at].runs(map_, part, axes[source].owned(owner), zone[at])
+                                axes[at].runs(
+                                    map_,
+                                    other if sends else coords[at],
+                                    axes[source].owned(coords[source] if sends else other),
+                                    zone[at],
+                                )
                             )
                         ]
                     )
@@ -334,19 +331,14 @@ def negated_boxes(
     box: tuple[slice, ...], extents: Sequence[int], is_negative: Callable[[tuple[int, ...]], bool]
 ) -> Iterator[tuple[slice, ...]]:
     """Yield the parts of a box with components that change their sign; ``extents`` has 0 for grid axes."""
-    choices = [range(extent) if extent else [0] for extent in extents]
-    is_grid = [not extent for extent in extents]
-    indices = list(product(*choices))
-    components = [tuple(n for n, grid in zip(i, is_grid, strict=True) if not grid) for i in indices]
-    chosen = [i for i, c in zip(indices, components, strict=True) if is_negative(c)]
-    if len(chosen) == len(indices):
+    components = [*np.ndindex(*filter(None, extents))]
+    negative = [component for component in components if is_negative(component)]
+    if len(negative) == len(components):
         yield box
         return
-    for index in chosen:
-        yield tuple(
-            cut if grid else slice(n, n + 1)
-            for cut, n, grid in zip(box, index, is_grid, strict=True)
-        )
+    for component in negative:
+        cuts = iter([slice(n, n + 1) for n in component])
+        yield tuple(next(cuts) if n else cut for cut, n in zip(box, extents, strict=True))
 
 
 def normalise_connect(
@@ -405,7 +397,7 @@ def _side(
         problem = "give either flip=axis or shift=(axis, cells)"
     elif other is None or cells is None or other == axis or not 0 <= other < len(periodic):
         problem = f"flip and shift name another grid axis, 0 to {len(periodic) - 1}"
-    elif connection.pivot not in PIVOTS:
+    elif connection.pivot not in [*PIVOTS]:
         problem = "pivot must be 'F', 'T', 'U' or 'V'"
     elif side is None and connection.pivot != "F":
         problem = "sides that are joined with each other have no pivot; leave it out"

@@ -58,6 +58,7 @@ class Arguments(TypedDict, total=False):
     proc_shape: int | Sequence[int | None] | None
     blocks: Sequence[Sequence[int] | None] | None
     boundary: object
+    connect: object
     comm: MPI.Intracomm | None
     corners: bool
     placement: bool
