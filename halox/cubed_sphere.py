@@ -30,7 +30,6 @@ _FACES = np.array(  # directions of the normal, of i and of j
 class _Cube(Joined):
     """The edges of a cube; the grid's axes are the face, and two axes along it."""
 
-    axis = 1
     walls = ((1, 0), (1, 1), (2, 0), (2, 1))
 
     def __str__(self) -> str:

@@ -91,7 +91,7 @@ class Grid(Closing, Generic[FieldArray]):
         multiplies cells from beyond the high end by ``z``, and from beyond the low end by ``1 / z``. A function is
         called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
         "high", and ``indices`` has the global indices of its cells, one array per axis. It is also called once when a
-        plan is made. One boundary for all axes applies to the axes that are not periodic.
+        plan is made. One boundary for all axes applies to sides without neighbours.
     connect : dict, optional
         Sides that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins a side with
         itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n`` longitudes,
@@ -647,13 +647,13 @@ class Grid(Closing, Generic[FieldArray]):
 
     @property
     def walls(self) -> tuple[tuple[int, Side], ...]:
-        """The ``(axis, side)`` at which this rank's block ends the grid; none along periodic axes."""
+        """The ``(axis, side)`` at which this rank's block ends the grid; none on periodic and joined axes."""
         sides: tuple[Side, ...] = ("low", "high")
         every = ((axis, side) for axis in range(len(self.grid_shape)) for side in sides)
         return tuple(wall for wall in every if self.at_wall(*wall))
 
     def at_wall(self, axis: int, side: Side) -> bool:
-        """Whether this rank's block ends the grid on a side of an axis; always False along a periodic axis. Local.
+        """Whether this rank's block ends the grid on a side of an axis; always False where the axis is periodic or joined. Local.
 
         Parameters
         ----------

@@ -74,7 +74,7 @@ class Connection:
 
     Notes
     -----
-    Cell ``i`` of an axis reaches from ``i`` to ``i + 1``. At the high side of M cells, a fold maps the position ``y`` to
+    Cell ``i`` of an axis reaches from ``i`` to ``i + 1``. At the high side of M cells a fold maps a position ``y`` to
     ``2 * M - y``, or to ``2 * M - 1 - y`` with the pivot "T" or "U". Along the flipped axis of N cells ``x`` becomes
     ``-x``, or ``1 - x`` with the pivot "T" or "V", modulo N; if this axis is not periodic, ``N - x``. Indices follow
     from the places of a field's points: low faces along a staggered axis, else centers, or the option ``points`` of
@@ -164,8 +164,6 @@ class Along(NamedTuple):
 class Joined(ABC):
     """The joined sides of a grid."""
 
-    axis: int  # of the sides that may have lines
-
     @property
     @abstractmethod
     def walls(self) -> tuple[tuple[int, int], ...]:
@@ -178,10 +176,6 @@ class Joined(ABC):
     @abstractmethod
     def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
         """Yield boxes of images, as maps of all axes, and the turn of those that cross a connection."""
-
-    def received(self, axes: Sequence[Along]) -> dict[int, int]:
-        """Return by side the innermost layer along the axis with points that an exchange fills."""
-        return {}
 
     def pieces(
         self, axes: Sequence[Along], coords: tuple[int, ...], corners: bool
@@ -267,13 +261,6 @@ class JoinedAxis(Joined):
                     f"points: axis {joined.other} is flipped and not periodic; points along it must be 'center', or "
                     "the field staggered"
                 )
-
-    def received(self, axes: Sequence[Along]) -> dict[int, int]:
-        """Return by side the innermost layer along the axis with points that an exchange fills."""
-        along = axes[self.axis]
-        if self.wraps:
-            return {0: -1, 1: along.partition.cells}
-        return {one.side: (_mirror(one, along) + one.side) // 2 for one in self.sides}
 
     def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
         """Yield the maps of all axes for each kind of row."""

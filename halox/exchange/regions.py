@@ -83,17 +83,17 @@ def overlap_regions(
             rim = rim if is_open and halo else 0
             rims.append((rim + 1) // 2 if in_pairs else rim)
         inner.append((first + rims[0], stop - rims[1]))
-    if (joined := layout.decomposition.joined) is not None:
-        # An exchange also fills points on the line of a fold, which the rank owns.
-        axis, origin = joined.axis, layout.origin[joined.axis]
-        reach = max(layout.spec.halo[axis]) if width is None else width
+    for axis, side in layout.decomposition.joined_sides:
+        # An exchange also fills owned points on the line of a fold, at most in the outermost layer of the grid.
         first, stop = inner[axis]
-        for side, layer in joined.received(layout.joined_axes()).items():
-            if side:
-                stop = min(stop, layer - origin - reach)
-            else:
-                first = max(first, layer - origin + 1 + reach)
-        inner[axis] = first, stop
+        reach = max(spec.halo[axis]) if width is None else width
+        outermost = (0, layout.global_shape[len(spec.components_before) + axis] - 1)[side]
+        outermost -= layout.origin[axis]
+        inner[axis] = (
+            (first, min(stop, outermost - reach))
+            if side
+            else (max(first, outermost + 1 + reach), stop)
+        )
     if any(first >= stop for first, stop in inner):
         return (), (owned_cells(layout),)
     regions = []
