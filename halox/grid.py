@@ -653,7 +653,7 @@ class Grid(Closing, Generic[FieldArray]):
         return tuple(wall for wall in every if self.at_wall(*wall))
 
     def at_wall(self, axis: int, side: Side) -> bool:
-        """Whether this rank's block ends the grid on a side of an axis; always False where the axis is periodic or joined. Local.
+        """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local.
 
         Parameters
         ----------

@@ -12,6 +12,7 @@ from halox.decomposition import FieldLayout, decompose
 from halox.decomposition.connections import Connection, normalise_connect
 from halox.decomposition.fields import FieldSpec
 from halox.domain.options import field_spec
+from halox.exchange.regions import overlap_regions
 from tests.folds import UNTOUCHED, Case, process_grids, random_case
 from tests.support import trials
 
@@ -158,3 +159,33 @@ def test_folds_of_nemo(pivot: Any, point: str, sign: int) -> None:
                 slice(max(1 - at.start, 0), len(range(at.start, min(at.stop, 9)))) for at in cut[:1]
             )
             assert np.array_equal(field[inside], expected[cut][inside])
+
+
+@pytest.mark.parametrize("number", range(trials(40)))
+@pytest.mark.parametrize("width", [1, 2])
+def test_no_cell_computed_during_an_exchange_reads_what_it_fills(number: int, width: int) -> None:
+    case = random_case(np.random.default_rng([20261127, number]))
+    case.before = case.after = ()
+    case.halo = tuple((max(low, 1), max(high, 1)) for low, high in case.halo)
+    case.sign = 1
+    insides = 0
+    for proc_shape in [(1,) * len(case.shape), (2, 1, 1)[: len(case.shape)]]:
+        for layout in layouts_of(case, proc_shape):
+            filled = np.zeros(layout.padded_shape, bool)
+            for region in layout.regions():
+                if region.recv is not None:
+                    filled[region.recv.slices] = True
+            during, after = overlap_regions(layout, width)
+            count = np.zeros(layout.padded_shape, int)
+            for cells in during:
+                for axis, cut in enumerate(cells):
+                    near = list(cells)
+                    near[axis] = slice(max(cut.start - width, 0), cut.stop + width)
+                    assert not filled[tuple(near)].any(), (case, layout.rank)
+            for cells in (*during, *after):
+                count[cells] += 1
+            insides += len(during)
+            assert (count[layout.interior] == 1).all() and count.sum() == count[
+                layout.interior
+            ].sum()
+    assert insides
