@@ -32,10 +32,6 @@ class _Cube(Joined):
 
     walls = ((1, 0), (1, 1), (2, 0), (2, 1))
 
-    def __str__(self) -> str:
-        """Return a name."""
-        return "cubed sphere"
-
     def check(self, axes: Sequence[Along], is_vector: bool) -> None:
         """Raise `FieldError` for a staggered field, and `DecompositionError` if the halo is too wide."""
         if any(along.staggered or along.place != 1 for along in axes):
@@ -121,7 +117,12 @@ class CubedSphere(Grid[Any]):
         path: str | None = None,
     ) -> None:
         super().__init__(
-            (6, n, n), halo=(0, halo, halo), connect=_Cube(), comm=comm, device=device, path=path
+            (6, n, n),
+            halo=(0, halo, halo),
+            connect=_Cube(1, (), False, "cubed sphere"),
+            comm=comm,
+            device=device,
+            path=path,
         )
 
     def points(self) -> Any:

@@ -14,7 +14,6 @@ these maps.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -161,21 +160,77 @@ class Along(NamedTuple):
         return runs
 
 
-class Joined(ABC):
-    """The joined sides of a grid."""
+@dataclass(frozen=True)
+class Joined:
+    """The joined sides of a grid: those of an axis, each with itself or, if ``wraps``, with each other."""
+
+    axis: int
+    sides: tuple[_Side, ...]
+    wraps: bool
+    text: str
 
     @property
-    @abstractmethod
     def walls(self) -> tuple[tuple[int, int], ...]:
         """The axis and the number of each joined side."""
+        return tuple((self.axis, joined.side) for joined in self.sides)
 
-    @abstractmethod
+    def __str__(self) -> str:
+        """Return the argument ``connect``."""
+        return self.text
+
     def check(self, axes: Sequence[Along], is_vector: bool) -> None:
         """Raise `DecompositionError` or `FieldError` if a field does not suit the connections."""
+        if is_vector:
+            raise FieldError("sign: only a halox.CubedSphere has vectors; give signs by component")
+        # The image of a halo must not reach the line of another fold, or the copy of a first staggered point.
+        cells, halo = axes[self.axis].partition.cells, axes[self.axis].halo
+        most = cells - (1 if self.wraps else len(self.sides))
+        for joined in self.sides:
+            if halo[joined.side] > most:
+                raise DecompositionError(
+                    f"halo: expected at most {most} at the joined {SIDES[joined.side]} side of axis {self.axis} of "
+                    f"{cells} cells, got {halo[joined.side]}"
+                )
+            other = axes[joined.other]
+            mirrors_ends = joined.step < 0 and not other.partition.periodic
+            if mirrors_ends and other.place + other.staggered != 1:
+                raise FieldError(
+                    f"points: axis {joined.other} is flipped and not periodic; points along it must be 'center', or "
+                    "the field staggered"
+                )
 
-    @abstractmethod
     def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
-        """Yield boxes of images, as maps of all axes, and the turn of those that cross a connection."""
+        """Yield for each kind of row the maps of all axes, and the turn if it crosses a connection."""
+        straight = tuple((axis, 1) for axis in range(len(axes)))
+        plain = [along.plain_map() for along in axes]
+        index, rows = plain[self.axis]
+        is_plain, joined_rows = rows >= 0, []
+        for joined in self.sides:
+            if self.wraps:
+                cells = axes[self.axis].partition.cells
+                image = (index + cells, index - cells)[joined.side]
+                is_beyond, is_line = (index < 0, index >= cells)[joined.side], index < -cells
+            else:
+                image = _mirror(joined, axes[self.axis]) - index
+                is_beyond = image < index if joined.side else image > index
+                is_line = image == index
+            is_plain &= ~(is_beyond | is_line)
+            number, same = plain[joined.other]
+            across = _across(joined, axes[joined.other], number)
+            n = axes[joined.other].points
+            is_second = across % n < number % n
+            for where, columns, turn in (
+                (is_beyond, across, straight),
+                (is_line, np.where(is_second, NONE, same), None),
+                (is_line, np.where(is_second, across, NONE), straight),
+            ):
+                maps = plain.copy()
+                maps[self.axis] = index, np.where(where, image, NONE)
+                maps[joined.other] = number, columns
+                joined_rows.append((maps, turn))
+        plain[self.axis] = index, np.where(is_plain, rows, NONE)
+        yield plain, None
+        yield from joined_rows
 
     def pieces(
         self, axes: Sequence[Along], coords: tuple[int, ...], corners: bool
@@ -221,79 +276,6 @@ class Joined(ABC):
                     else:
                         parts = tuple(parts[n] for n in sources)
                         yield Piece(key, parts, sends, firsts, sizes, (1,) * ndim, turn)
-
-
-@dataclass(frozen=True)
-class JoinedAxis(Joined):
-    """The axis whose sides are joined: each with itself or, if ``wraps``, with each other."""
-
-    axis: int
-    sides: tuple[_Side, ...]
-    wraps: bool
-    text: str
-
-    @property
-    def walls(self) -> tuple[tuple[int, int], ...]:
-        """The axis and the number of each joined side."""
-        return tuple((self.axis, joined.side) for joined in self.sides)
-
-    def __str__(self) -> str:
-        """Return the argument ``connect``."""
-        return self.text
-
-    def check(self, axes: Sequence[Along], is_vector: bool) -> None:
-        """Raise the errors of `Joined.check`."""
-        if is_vector:
-            raise FieldError("sign: only a halox.CubedSphere has vectors; give signs by component")
-        # The image of a halo must not reach the line of another fold, or the copy of a first staggered point.
-        cells, halo = axes[self.axis].partition.cells, axes[self.axis].halo
-        most = cells - (1 if self.wraps else len(self.sides))
-        for joined in self.sides:
-            if halo[joined.side] > most:
-                raise DecompositionError(
-                    f"halo: expected at most {most} at the joined {SIDES[joined.side]} side of axis {self.axis} of "
-                    f"{cells} cells, got {halo[joined.side]}"
-                )
-            other = axes[joined.other]
-            mirrors_ends = joined.step < 0 and not other.partition.periodic
-            if mirrors_ends and other.place + other.staggered != 1:
-                raise FieldError(
-                    f"points: axis {joined.other} is flipped and not periodic; points along it must be 'center', or "
-                    "the field staggered"
-                )
-
-    def images(self, axes: Sequence[Along]) -> Iterator[tuple[list[_Map], Turn | None]]:
-        """Yield the maps of all axes for each kind of row."""
-        straight = tuple((axis, 1) for axis in range(len(axes)))
-        plain = [along.plain_map() for along in axes]
-        index, rows = plain[self.axis]
-        is_plain, joined_rows = rows >= 0, []
-        for joined in self.sides:
-            if self.wraps:
-                cells = axes[self.axis].partition.cells
-                image = (index + cells, index - cells)[joined.side]
-                is_beyond, is_line = (index < 0, index >= cells)[joined.side], index < -cells
-            else:
-                image = _mirror(joined, axes[self.axis]) - index
-                is_beyond = image < index if joined.side else image > index
-                is_line = image == index
-            is_plain &= ~(is_beyond | is_line)
-            number, same = plain[joined.other]
-            across = _across(joined, axes[joined.other], number)
-            n = axes[joined.other].points
-            is_second = across % n < number % n
-            for where, columns, turn in (
-                (is_beyond, across, straight),
-                (is_line, np.where(is_second, NONE, same), None),
-                (is_line, np.where(is_second, across, NONE), straight),
-            ):
-                maps = plain.copy()
-                maps[self.axis] = index, np.where(where, image, NONE)
-                maps[joined.other] = number, columns
-                joined_rows.append((maps, turn))
-        plain[self.axis] = index, np.where(is_plain, rows, NONE)
-        yield plain, None
-        yield from joined_rows
 
 
 def _across(joined: _Side, along: Along, index: Any) -> Any:
@@ -364,7 +346,7 @@ def normalise_connect(
     # Beyond the low side, the other axis is shifted back.
     both = (replace(whole, shift=-whole.shift), replace(whole, side=1)) if whole else None
     text = ", ".join(f"{key!r}: {connection}" for key, connection in connect.items())
-    return JoinedAxis(axes.pop(), both or tuple(sides.values()), bool(whole), f"{{{text}}}")
+    return Joined(axes.pop(), both or tuple(sides.values()), bool(whole), f"{{{text}}}")
 
 
 def _side(

@@ -487,19 +487,15 @@ class FieldLayout:
             if not piece.sends:
                 yield Region((-piece.key,), peer, None, spec.box(starts, piece.sizes), piece.turn)
                 continue
+            box = spec.box(starts, piece.sizes, piece.steps)
             order = [source for source, _ in piece.turn or ()]
-            is_swapped = order != sorted(order)
-            if min(piece.steps) > 0 and not is_swapped:
-                box = spec.box(starts, piece.sizes)
-            else:
-                box = spec.box(starts, piece.sizes, piece.steps)
-            if is_swapped:
+            if order != sorted(order):
                 first, axes = len(spec.components_before), range(len(box.starts))
                 order = [*axes[:first], *(first + n for n in order), *axes[first + spec.ndim :]]
                 box = replace(box, order=tuple(order))
                 if spec.is_vector:  # both components are swapped, too
-                    steps = box.steps or ()
-                    box = replace(box, starts=(1, *box.starts[1:]), steps=(-1, *steps[1:]))
+                    steps = (-1, *(box.steps or ())[1:])
+                    box = replace(box, starts=(1, *box.starts[1:]), steps=steps)
             yield Region((piece.key,), peer, box, None, piece.turn)
 
     def slabs(self) -> tuple[Region, ...]:
