@@ -488,8 +488,8 @@ class Grid(Closing, Generic[FieldArray]):
         ----------
         array : numpy.ndarray or array on this rank's GPU
         **layout
-            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets`` and
-            ``boundary`` of `zeros`.
+            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets``,
+            ``boundary``, ``sign`` and ``points`` of `zeros`.
 
         Returns
         -------
