@@ -315,6 +315,17 @@ class TestCopy:
             assert moved.tobytes() == expected.tobytes()
             assert copies or not any(map(any, grid.halo))
 
+    @pytest.mark.parametrize("dtype", ["f8", "u1"])
+    @pytest.mark.parametrize("steps", [(1, -1), (-1, 1), (-1, -1)])
+    def test_large_boxes_backwards_and_with_swapped_axes(self, steps, dtype):
+        """Boxes that the kernel moves in tiles, as between the faces of a large cube."""
+        array = coded(field((20, 130, 140), dtype))
+        axes = [(20, array.strides[0], 0, 20)]
+        for n, stride, step in zip((140, 130), array.strides[:0:-1], steps, strict=True):
+            axes += [(n, stride, n - 1, 1), (n, -stride, 0, n)] if step < 0 else [(n, stride, 0, n)]
+        expected = array.transpose(0, 2, 1)[:, :: steps[0], :: steps[1]]
+        assert pack(array, dt.slab(*zip(*axes, strict=True), dtype)).tobytes() == expected.tobytes()
+
     def test_agrees_with_mpi_pack(self):
         require("mpi")
         from mpi4py import MPI
