@@ -221,7 +221,7 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], dict[str, Any], type[halox.HaloxError
         "is flipped and not periodic",
     ),
     "a field of one parity, and connections": (
-        {"connect": FOLD},
+        {"connect": FOLD, "checkerboard": True},
         {"parity": "even"},
         FieldError,
         "no fields of one parity",
