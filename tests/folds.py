@@ -49,16 +49,18 @@ class Case:
             device=device,
         )
 
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "components": self.before,
+            "components_after": self.after,
+            "staggered": [axis for axis, is_so in enumerate(self.staggered) if is_so],
+            "sign": self.sign,
+            "points": self.points,
+        }
+
     def field(self, grid: halox.Grid) -> Any:
-        return grid.full(
-            UNTOUCHED,
-            self.dtype,
-            components=self.before,
-            components_after=self.after,
-            staggered=[axis for axis, is_so in enumerate(self.staggered) if is_so],
-            sign=self.sign,
-            points=self.points,
-        )
+        return grid.full(UNTOUCHED, self.dtype, **self.options)
 
     def expected(self, layout: FieldLayout, whole: Any) -> Any:
         """Return a rank's array after an exchange, from the values of all owned points."""

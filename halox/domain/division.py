@@ -59,7 +59,7 @@ class Division:
             "halo": layout.spec.halo,
             "periodic": decomposition.periodic,
             "boundary": boundary_text(layout.spec.boundary),
-            **({"connect": decomposition.joined} if decomposition.joined else {}),
+            **({"connect": str(decomposition.joined)} if decomposition.joined else {}),
             "corners": self.corners,
             "device": self.device if self.device_id is None else f"GPU {self.device_id}",
             "path": self.path,

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError, FieldError, MismatchError
-from tests.folds import Case, process_grids, random_case
+from tests.folds import UNTOUCHED, Case, process_grids, random_case
 from tests.mpi.conftest import agree
 from tests.support import trials
 
@@ -59,6 +59,39 @@ def test_halos_equal_the_serial_reference(
                 for field, whole in zip((u, v), wholes, strict=True):
                     expected = case.expected(grid.layout(u), whole)
                     assert agree(np.array_equal(field, expected), comm), (SEED, case, proc_shape)
+
+
+def test_arrays_of_the_user(comm: MPI.Intracomm) -> None:
+    """Declared arrays at new addresses use the plan of the first one, with their sign."""
+    case = random_case(np.random.default_rng(0))
+    case.sign, case.dtype, case.before, case.after = -1, "f8", (), ()
+    with case.grid(comm, (comm.size, *(1,) * (len(case.shape) - 1))) as grid:
+        shape, made = grid.layout(case.field(grid)).padded_shape, []
+        for seed in range(4):
+            u = grid.declare(np.full(shape, float(UNTOUCHED)), halo=case.halo, **case.options)
+            whole = whole_field(case, grid, u, np.random.default_rng(seed))
+            grid.exchange(u)
+            assert agree(np.array_equal(u, case.expected(grid.layout(u), whole)), comm)
+            made.append((grid.plans_made, u))
+        assert made[0][0] == made[-1][0]
+
+
+def test_offsets(comm: MPI.Intracomm) -> None:
+    """A field with offsets gets the halo that its stencil reads, without corners."""
+    with halox.Grid(
+        (9, 12), halo=3, periodic=(False, True), connect=FOLD, comm=comm, device="cpu"
+    ) as grid:
+        fields = [grid.full(UNTOUCHED, sign=-1, offsets=2), grid.full(UNTOUCHED, sign=-1)]
+        for u in fields:
+            grid.interior(u)[...] = np.random.default_rng(5).random((9, 12))[grid.owned]
+        grid.exchange(*fields)
+        inside = [np.zeros(n, int) for n in fields[0].shape]
+        for along, cut in zip(inside, grid.layout(fields[0]).interior, strict=True):
+            along[cut.start - 2 : cut.stop + 2] = 1
+            along[cut] = 2
+        moved = np.add.outer(*inside) >= 3
+        some, every = fields
+        assert agree(np.array_equal(some, np.where(moved, every, UNTOUCHED)), comm)
 
 
 @pytest.mark.parametrize("number", range(CASES // 2))

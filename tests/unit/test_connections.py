@@ -23,14 +23,7 @@ def layouts_of(case: Case, proc_shape: tuple[int, ...]) -> list[FieldLayout]:
     divided = decompose(case.shape, ranks, periodic=case.periodic, proc_shape=proc_shape)
     joined = normalise_connect(case.connect, case.shape, case.periodic)
     divided = replace(divided, joined=joined)
-    options: dict[str, Any] = {
-        "components": case.before,
-        "components_after": case.after,
-        "staggered": [axis for axis, is_so in enumerate(case.staggered) if is_so],
-        "sign": case.sign,
-        "points": case.points,
-    }
-    spec = field_spec(options, FieldSpec(case.halo), divided)
+    spec = field_spec(case.options, FieldSpec(case.halo), divided)
     layouts = [FieldLayout(divided, rank, spec) for rank in range(ranks)]
     for layout in layouts:
         layout.check_widths()
