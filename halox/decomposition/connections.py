@@ -1,12 +1,12 @@
 """Sides of a grid that are joined with a flip or a shift: folds of tripolar grids, poles, Moebius strips.
 
 All points beyond a joined side are images of points of the grid, and so are some points of the grid itself, on the line
-of a fold. An exchange fills every image from the rank that owns the point, corners included: no step waits for another
-one. For 6 x 4 cells that are periodic along x and folded at the high side of y, with the pivot at a T point::
+of a fold. An exchange fills every image from the rank that owns the point, corners included, so that no step waits for
+an earlier one. For 6 x 4 cells, periodic along x and folded at the high side of y, with the pivot at a T point::
 
-    y = 4   f e d c b a    beyond the side: y' = 6 - y, x' = -x modulo 6
+    y = 4   a f e d c b    beyond the side: y' = 6 - y, x' = -x modulo 6
     y = 3   0 1 2 3 2 1    the line: its second half is the image of its first half
-    y = 2   a f e d c b    points that are no images
+    y = 2   a b c d e f    points that are not images
 
 Each of these three kinds of rows has one map of indices per axis. The boxes of an exchange are products of the runs of
 these maps.
@@ -39,9 +39,8 @@ _Map: TypeAlias = tuple[Any, Any]
 _Run: TypeAlias = tuple[int, int, int, int]
 """First index, first point, number of points, and step from point to point."""
 
-
 Turn: TypeAlias = tuple[tuple[int, int], ...]
-"""For each axis, the axis of the points of which the points along it are images, and the step from point to point."""
+"""For each axis of the images, the axis of their points, and the step from point to point."""
 
 
 class Piece(NamedTuple):
@@ -58,7 +57,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Connection:
-    """The way in which a side of a grid is joined; see ``connect`` of `halox.Grid`. Give ``flip`` or ``shift``.
+    """A flip or a shift that joins sides of a grid; see ``connect`` of `halox.Grid`.
 
     Parameters
     ----------
@@ -80,8 +79,8 @@ class Connection:
     `Grid.zeros`. On cells, row ``M + k`` is row ``M - 1 - k`` with ``N - 1 - i`` for ``i`` if the pivot is "F", and row
     ``M - 2 - k`` with ``(N - i) % N`` if it is "T".
 
-    Two indices stand for each point on the line of a fold. An exchange copies the point with the lower index along the
-    flipped or shifted axis to the other one, with the sign of the field. Reductions count both.
+    Two indices stand for each point on the line of a fold. An exchange copies the first half of the line, in the order
+    of the flipped or shifted axis, to the second half, with the sign of the field. Reductions count both halves.
 
     Examples
     --------
@@ -102,7 +101,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class _Side:
-    """A joined side: the map of the other axis, and the place of the pivot."""
+    """A joined side: ``step`` and ``shift`` map the indices of the axis ``other``; the pivot is that of `PIVOTS`."""
 
     side: int
     other: int
@@ -119,7 +118,7 @@ class Along(NamedTuple):
     halo: tuple[int, int]
     staggered: bool
     place: int  # twice the distance of the points from the low faces of their cells
-    is_filled: bool  # whether the halo of an undivided periodic axis is filled before, and then counts as owned
+    is_filled: bool  # whether the halo of an undivided periodic axis is filled earlier, and then counts as owned
 
     @property
     def points(self) -> int:
@@ -134,7 +133,7 @@ class Along(NamedTuple):
         return index, np.where((index >= 0) & (index < self.points), index, NONE)
 
     def owned(self, part: int) -> tuple[int, int]:
-        """Return the first index that a part owns, and the one past the last."""
+        """Return the half-open range of indices that a part owns."""
         if self.is_filled:
             return -self.halo[0], self.points + self.halo[1] + self.staggered
         return self.partition.owned_points(part, self.staggered)
@@ -162,7 +161,7 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Joined:
-    """The joined sides of a grid: those of an axis, each with itself or, if ``wraps``, with each other."""
+    """The joined sides of an axis. Each is joined with itself or, if ``wraps``, with the other side."""
 
     axis: int
     sides: tuple[_Side, ...]
@@ -343,7 +342,7 @@ def normalise_connect(
             "connect: expected one axis, or its 'low' and 'high' sides with themselves, got "
             f"{', '.join(map(repr, connect))}"
         )
-    # Beyond the low side, the other axis is shifted back.
+    # Beyond the low side the shift is backwards.
     both = (replace(whole, shift=-whole.shift), replace(whole, side=1)) if whole else None
     text = ", ".join(f"{key!r}: {connection}" for key, connection in connect.items())
     return Joined(axes.pop(), both or tuple(sides.values()), bool(whole), f"{{{text}}}")
