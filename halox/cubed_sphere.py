@@ -34,9 +34,9 @@ class _Cube(Joined):
 
     def check(self, axes: Sequence[Along], is_vector: bool) -> None:
         """Raise `FieldError` for a staggered field, and `DecompositionError` if the halo is too wide."""
-        if any(along.staggered or along.place != 1 for along in axes):
+        if any(along.staggered or along.position != 1 for along in axes):
             raise FieldError(
-                "staggered, points: fields on a cubed sphere have their points at centers"
+                "staggered, position: fields on a cubed sphere have their points at centers"
             )
         faces, *along = axes
         if max(faces.halo) or any(max(one.halo) > one.partition.cells for one in along):
@@ -125,7 +125,7 @@ class CubedSphere(Grid[Any]):
             path=path,
         )
 
-    def points(self) -> Any:
+    def xyz(self) -> Any:
         """Return the centers of this rank's cells on the unit sphere, shape (3, faces, ni, nj) without halo; local.
 
         The angles between the lines of a face are equal (an equiangular gnomonic projection). The centers of faces 0 to

@@ -333,7 +333,7 @@ class Grid(Closing, Generic[FieldArray]):
         sign : {1, -1} or dict, optional
             Factor of values that come across a connection (``connect`` of `Grid`), -1 for the components of a velocity
             along a folded axis. A dict gives signs by component, as for ``boundary``.
-        points : str or one per axis, optional
+        position : str or one per axis, optional
             Where the field's points are in their cells: "center", or the "low" or "high" face. Only connections use it.
             By default "low" along staggered axes, else "center". For the velocity along axis 1 on the high faces of the
             cells, as NEMO stores u, give ``("center", "high")``.
@@ -489,7 +489,7 @@ class Grid(Closing, Generic[FieldArray]):
         array : numpy.ndarray or array on this rank's GPU
         **layout
             The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets``,
-            ``boundary``, ``sign`` and ``points`` of `zeros`.
+            ``boundary``, ``sign`` and ``position`` of `zeros`.
 
         Returns
         -------

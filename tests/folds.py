@@ -25,7 +25,7 @@ class Case:
     periodic: tuple[bool, ...]
     connect: dict[Any, halox.Connection]
     staggered: tuple[bool, ...]
-    points: tuple[str, ...] | None
+    position: tuple[str, ...] | None
     sign: Any
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -56,7 +56,7 @@ class Case:
             "components_after": self.after,
             "staggered": [axis for axis, is_so in enumerate(self.staggered) if is_so],
             "sign": self.sign,
-            "points": self.points,
+            "position": self.position,
         }
 
     def field(self, grid: halox.Grid) -> Any:
@@ -92,7 +92,7 @@ class Case:
     def source(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], bool] | None:
         """Return the point of which a point is an image, and whether it is beyond a connection."""
         places = [
-            0 if is_so else 1 if self.points is None else PLACES.index(self.points[axis])
+            0 if is_so else 1 if self.position is None else PLACES.index(self.position[axis])
             for axis, is_so in enumerate(self.staggered)
         ]
         at = [2 * i + place for i, place in zip(index, places, strict=True)]  # in half cells

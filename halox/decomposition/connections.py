@@ -75,7 +75,7 @@ class Connection:
     Cell ``i`` of an axis reaches from ``i`` to ``i + 1``. At the high side of M cells a fold maps a position ``y`` to
     ``2 * M - y``, or to ``2 * M - 1 - y`` with the pivot "T" or "U". Along the flipped axis of N cells ``x`` becomes
     ``-x``, or ``1 - x`` with the pivot "T" or "V", modulo N; if this axis is not periodic, ``N - x``. Indices follow
-    from the places of a field's points: low faces along a staggered axis, else centers, or the option ``points`` of
+    from the places of a field's points: low faces along a staggered axis, else centers, or the option ``position`` of
     `Grid.zeros`. On cells, row ``M + k`` is row ``M - 1 - k`` with ``N - 1 - i`` for ``i`` if the pivot is "F", and row
     ``M - 2 - k`` with ``(N - i) % N`` if it is "T".
 
@@ -117,7 +117,7 @@ class Along(NamedTuple):
     layouts: Sequence[AxisLayout]  # of each part's array
     halo: tuple[int, int]
     staggered: bool
-    place: int  # twice the distance of the points from the low faces of their cells
+    position: int  # twice the distance of the points from the low faces of their cells
     is_filled: bool  # whether the halo of an undivided periodic axis is filled earlier, and then counts as owned
 
     @property
@@ -192,9 +192,9 @@ class Joined:
                 )
             other = axes[joined.other]
             mirrors_ends = joined.step < 0 and not other.partition.periodic
-            if mirrors_ends and other.place + other.staggered != 1:
+            if mirrors_ends and other.position + other.staggered != 1:
                 raise FieldError(
-                    f"points: axis {joined.other} is flipped and not periodic; points along it must be 'center', or "
+                    f"position: axis {joined.other} is flipped and not periodic; points along it must be 'center', or "
                     "the field staggered"
                 )
 
@@ -282,7 +282,7 @@ def _across(joined: _Side, along: Along, index: Any) -> Any:
     n = along.points
     if not along.partition.periodic:
         return np.where((index >= 0) & (index < n), n - 1 - index, NONE)
-    shift = joined.pivot[0] - along.place if joined.step < 0 else joined.shift
+    shift = joined.pivot[0] - along.position if joined.step < 0 else joined.shift
     image = joined.step * index + shift % n
     first, past = along.owned(0) if along.is_filled else (0, n)
     return np.where((image >= first) & (image < past), image, image % n)
@@ -292,7 +292,7 @@ def _mirror(joined: _Side, along: Along) -> int:
     """Return the sum of the indices of a point and its image along a folded axis."""
     at_center = joined.pivot[1]
     line = 2 * along.partition.cells - at_center if joined.side else at_center
-    return line - along.place
+    return line - along.position
 
 
 def negated_boxes(

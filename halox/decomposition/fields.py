@@ -44,7 +44,7 @@ class FieldSpec:
         What an exchange writes into the halo at the walls of the grid, from `normalise_boundary`.
     signs : tuple of (component, sign)
         Signs of components across connections, () standing for all others; empty without a change.
-    points : tuple of int
+    positions : tuple of int
         Per grid axis the place of the points in their cells: 0 (low face), 1 (center) or 2 (high face). By default
         0 along staggered axes, else 1.
     is_vector : bool
@@ -58,7 +58,7 @@ class FieldSpec:
         ``parity`` is not valid, or an offset is less than one or larger than a halo width that is not 0.
     FieldError
         If the field has a parity and a boundary, if the boundary or a sign names a component that the field does not
-        have, or ``points`` contradicts ``staggered``.
+        have, or ``positions`` contradicts ``staggered``.
     """
 
     halo: Halo
@@ -69,7 +69,7 @@ class FieldSpec:
     offsets: tuple[int, ...] = ()
     boundary: Boundaries = ()
     signs: tuple[tuple[tuple[int, ...], int], ...] = ()
-    points: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     is_vector: bool = False
 
     def __post_init__(self) -> None:
@@ -122,10 +122,12 @@ class FieldSpec:
             raise FieldError(
                 f"sign: a vector needs components=2, got {self.components_before} before the grid axes"
             )
-        if any(place and is_so for place, is_so in zip(self.points, self.staggered, strict=False)):
+        if any(
+            place and is_so for place, is_so in zip(self.positions, self.staggered, strict=False)
+        ):
             raise FieldError(
-                f"points: a staggered field has its points at the low faces, got {self.points} (0 low, 1 center, 2 "
-                f"high) with staggered={self.staggered}"
+                f"position: a staggered field has its points at the low faces, got {self.positions} (0 low, 1 center, "
+                f"2 high) with staggered={self.staggered}"
             )
 
     def _check_offsets(self) -> None:
@@ -196,7 +198,7 @@ class FieldSpec:
             "parity": self.parity,
             "offsets": self.offsets,
             "sign": self._sign(),
-            "points": tuple(("low", "center", "high")[place] for place in self.points),
+            "position": tuple(("low", "center", "high")[place] for place in self.positions),
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
         if self.boundary:
@@ -215,8 +217,8 @@ class FieldSpec:
             text += f", parity={self.parity!r}"
         if self.offsets:
             text += f", offsets={self.offsets}"
-        if self.signs or self.points or self.is_vector:
-            text += f", sign={self._sign()}, points={self.points}"
+        if self.signs or self.positions or self.is_vector:
+            text += f", sign={self._sign()}, position={self.positions}"
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
 
 
@@ -461,7 +463,7 @@ class FieldLayout:
         from halox.decomposition.connections import Along
 
         spec = self.spec
-        places = spec.points or tuple(1 - staggered for staggered in spec.staggered)
+        places = spec.positions or tuple(1 - staggered for staggered in spec.staggered)
         return tuple(
             Along(
                 axis,
@@ -577,9 +579,9 @@ class FieldLayout:
                     "parity: a grid with connect= has no fields of one parity; leave it out"
                 )
             decomposition.joined.check(self.joined_axes(), self.spec.is_vector)
-        elif self.spec.signs or self.spec.points or self.spec.is_vector:
+        elif self.spec.signs or self.spec.positions or self.spec.is_vector:
             raise FieldError(
-                "sign, points: only connections use them, and this grid has none; make the grid with connect=, or "
+                "sign, position: only connections use them, and this grid has none; make the grid with connect=, or "
                 "leave them out"
             )
         self._check_walls()

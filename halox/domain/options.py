@@ -80,7 +80,7 @@ class FieldOptions(TypedDict, total=False):
     offsets: int | Sequence[int] | None
     boundary: object
     sign: object
-    points: object
+    position: object
 
 
 OPTIONS = tuple(FieldOptions.__annotations__)
@@ -108,7 +108,7 @@ def field_spec(
         if "boundary" in options
         else grid.boundary,
         () if is_vector else _signs(sign),
-        _points(options.get("points"), grid.ndim),
+        _positions(options.get("position"), grid.ndim),
         is_vector,
     )
 
@@ -170,14 +170,15 @@ def _signs(value: object) -> tuple[tuple[tuple[int, ...], int], ...]:
     return tuple(sorted(signs.items())) if -1 in signs.values() else ()
 
 
-def _points(value: object, ndim: int) -> tuple[int, ...]:
+def _positions(value: object, ndim: int) -> tuple[int, ...]:
     words = ("low", "center", "high")
     places = [value] * ndim if isinstance(value, str) or value is None else as_list(value) or []
     if value is None:
         return ()
     if len(places) != ndim or any(place not in words for place in places):
         raise FieldError(
-            f"points must be 'low', 'center' or 'high', or one of them for each of {ndim} grid axes, got {shown(value)}"
+            f"position must be 'low', 'center' or 'high', or one of them for each of {ndim} grid axes, got "
+            f"{shown(value)}"
         )
     return tuple(words.index(place) for place in places)
 

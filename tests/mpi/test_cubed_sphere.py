@@ -146,7 +146,7 @@ def test_points_and_sums(comm: MPI.Intracomm) -> None:
     with halox.CubedSphere(4, comm=comm, device="cpu") as sphere:
         index = np.arange(4)
         mine = points(4, index[:, None], index)[(slice(None), *sphere.owned)]
-        assert agree(np.allclose(sphere.points(), mine, rtol=0, atol=1e-14), comm)
+        assert agree(np.allclose(sphere.xyz(), mine, rtol=0, atol=1e-14), comm)
         assert sphere.sum(sphere.ones()) == 96
         whole = sphere.gather(sphere.ones())
         assert (whole is None) == (comm.rank > 0)

@@ -237,19 +237,19 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], dict[str, Any], type[halox.HaloxError
     ),
     "points that do not exist": (
         {"connect": FOLD},
-        {"points": "corner"},
+        {"position": "corner"},
         FieldError,
-        "points must be 'low'",
+        "position must be 'low'",
     ),
     "points of a staggered field at centers": (
         {"connect": FOLD},
-        {"points": "center", "staggered": 1},
+        {"position": "center", "staggered": 1},
         FieldError,
         "has its points at the low faces",
     ),
     "points at faces of an axis that is flipped and not periodic": (
         {"connect": FOLD},
-        {"points": ("center", "high")},
+        {"position": ("center", "high")},
         FieldError,
         "is flipped and not periodic",
     ),
