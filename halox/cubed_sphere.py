@@ -39,6 +39,10 @@ class _Cube(Joined):
                 "staggered, position: fields on a cubed sphere have their points at centers"
             )
         faces, *along = axes
+        if faces.partition.cells != 6:
+            raise DecompositionError(
+                f"grid_shape: a cubed sphere has 6 faces, got {faces.partition.cells}; coarsen it by factor=(1, 2, 2)"
+            )
         if max(faces.halo) or any(max(one.halo) > one.partition.cells for one in along):
             raise DecompositionError(
                 f"halo: expected 0 along the faces and at most {along[0].partition.cells} along axes 1 and 2, got "

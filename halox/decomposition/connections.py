@@ -348,6 +348,22 @@ def normalise_connect(
     return Joined(axes.pop(), both or tuple(sides.values()), bool(whole), f"{{{text}}}")
 
 
+def coarsened(connect: object, factors: Sequence[int]) -> object:
+    """Return the argument ``connect`` for cells larger by some factors; raises `DecompositionError` if it has none."""
+    if not isinstance(connect, Mapping):
+        return connect
+    result = {}
+    for key, connection in connect.items():
+        axis, cells = connection.shift or (0, 0)
+        if connection.pivot != "F" or cells % factors[axis]:
+            raise DecompositionError(
+                f"factor: {connection} has its pivot or its shift between cells that are larger by {factors}"
+            )
+        shift = (axis, cells // factors[axis])
+        result[key] = replace(connection, shift=connection.shift and shift)
+    return result
+
+
 def _side(
     connection: Connection,
     axis: int,

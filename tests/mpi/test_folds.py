@@ -356,3 +356,32 @@ def test_a_tracer_over_the_fold_has_the_same_bits(comm: MPI.Intracomm) -> None:
             wholes.append(grid.gather(tracer))
     if comm.rank == 0:
         assert np.array_equal(*wholes)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_coarse_grids(whole: bool, comm: MPI.Intracomm) -> None:
+    """Coarse cells have the fold of the fine cells, and shifts of coarse cells; not all connections allow it."""
+    shape, procs = (4 * comm.size, 12), (comm.size, 1)
+    options: Any = {"periodic": (False, True), "comm": comm, "device": "cpu", "proc_shape": procs}
+    for connection, back in (({"flip": 1}, 1), ({"shift": (1, 6)}, 0)):
+        connect = {(0, "high"): halox.Connection(**connection)}  # type: ignore[arg-type]
+        with (
+            halox.Grid(shape, connect=connect, **options) as fine,
+            fine.coarsen(2, whole=whole) as grid,
+        ):
+            u = grid.zeros()
+            j, i = grid.indices()
+            grid.interior(u)[...] = 100 * j + i
+            grid.exchange(u)
+            if grid.owned[0].stop == grid.grid_shape[0]:
+                x = np.arange(6)
+                row = (5 - x) if back else (x + 3) % 6
+                assert np.array_equal(u[-1, 1:-1], 100 * (grid.grid_shape[0] - 1) + row)
+    for connection in ({"flip": 1, "pivot": "T"}, {"shift": (1, 6)}):
+        factor = 4 if "shift" in connection else 2
+        connect = {(0, "high"): halox.Connection(**connection)}  # type: ignore[arg-type]
+        with (
+            halox.Grid(shape, connect=connect, **options) as fine,
+            pytest.raises(DecompositionError, match="factor: Connection"),
+        ):
+            fine.coarsen(factor)

@@ -387,6 +387,12 @@ CASES: dict[str, Case] = {
         before="folded = halox.Grid((6, 8), connect={(0, 'high'): halox.Connection(flip=1)},"
         "comm=grid.comm, device='cpu')",
     ),
+    "a cubed sphere of fewer faces": Case(
+        "sphere.coarsen(3)",
+        r"coarsen it by (factor=.*)$",
+        "sphere.coarsen({}).zeros()",
+        before="sphere = halox.CubedSphere(6, comm=grid.comm, device='cpu')",
+    ),
     "a halo along the faces of a cubed sphere": Case(
         "sphere.zeros(halo=2)",
         r"give (halo=\(0, width, width\))",
