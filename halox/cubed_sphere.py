@@ -93,13 +93,19 @@ class CubedSphere(Grid[Any]):
     comm, device, path
         The same as for `Grid`.
 
+    Raises
+    ------
+    DecompositionError
+        If ``n`` or ``halo`` is invalid, or the halo is wider than ``n``. All other errors are those of `Grid`.
+
     Notes
     -----
-    All methods of `Grid` work, with ``(6, n, n)`` as ``grid_shape``. Fields have the shape ``components + (faces, ni,
-    nj)``, with the halo, and are not staggered. Any number of ranks is possible; blocks are equal on 1, 2 or 3 ranks,
-    and on multiples of 6 that divide the faces evenly. Exchanges do not change the halo at the 8 corners of the cube,
-    where three faces meet: it stands for no cell. A field with ``components=2, sign="vector"`` has the components of a
-    vector along i and j: where the axes are swapped, the components are swapped, too, with their signs.
+    Collective. All methods of `Grid` work, with ``(6, n, n)`` as ``grid_shape``; `coarsen` takes the factor (1, 2, 2).
+    Fields have the shape ``components + (faces, ni, nj)``, with the halo, and are not staggered. Any number of ranks is
+    possible; blocks are equal on 1, 2 or 3 ranks, and on multiples of 6 that divide the faces evenly. Exchanges do not
+    change the halo at the 8 corners of the cube, where three faces meet: it stands for no cell. A field with
+    ``components=2, sign="vector"`` has the components of a vector along i and j: where the axes are swapped, the
+    components are swapped, too, with their signs.
 
     Examples
     --------
