@@ -1283,6 +1283,7 @@ class Grid(Closing, Generic[FieldArray]):
         coords: Mapping[str, object] | None = None,
         compressors: object = None,
         progress: Progress | None = None,
+        keep: int = 1,
         **named: object,
     ) -> None:
         """Write fields to a checkpoint, all ranks together: a Zarr v3 group, or a ``.npy`` file of one field.
@@ -1297,9 +1298,11 @@ class Grid(Closing, Generic[FieldArray]):
         fields : mapping of str to array, optional
             Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
-            Attributes such as time and step, with values that JSON supports. The attributes of rank 0 are stored.
+            Attributes such as time and step: numbers, also NaN, text, lists and dicts. Dates are stored as their ISO
+            text. The attributes of rank 0 are stored.
         dims : sequence of str, optional
-            Names of the grid axes; by default ``dims`` of the grid.
+            Names of the grid axes; by default ``dims`` of the grid, with "x_axis" in place of "x" if a field is called
+            "x".
         coords : mapping of str to array, optional
             Coordinates of the whole grid by dimension, in addition to ``coords`` of the grid or in place of them. The
             coordinates of rank 0 are stored; labelled arrays keep their attributes.
@@ -1308,6 +1311,9 @@ class Grid(Closing, Generic[FieldArray]):
             3}}``, or codecs of `zarr.codecs`. By default chunks are not compressed.
         progress : callable, optional
             Called on each rank as ``progress(done_bytes, total_bytes)`` after each shard, with the bytes of this rank.
+        keep : int
+            Number of checkpoints to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
+            one before to ``run.2.zarr``; `load` reads them under these names.
         **named
             Further fields.
 
@@ -1341,7 +1347,7 @@ class Grid(Closing, Generic[FieldArray]):
         """
         from halox.checkpoint.calls import SaveOptions, save
 
-        options = SaveOptions(attrs, dims, coords, compressors, progress)
+        options = SaveOptions(attrs, dims, coords, compressors, progress, keep)
         save(self.domain, path, fields, named, options)
 
     def load(
