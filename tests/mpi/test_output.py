@@ -18,6 +18,7 @@ from halox.checkpoint import moving, output, store
 from halox.errors import CheckpointError, ClosedError, FieldError, HaloxError, MismatchError
 from tests.limits import cut_shards
 from tests.mpi.bad_input import undocumented
+from tests.mpi.test_checkpoints import small_disk
 from tests.mpi.test_scatter import whole_array
 
 pytestmark = pytest.mark.usually(1, 3)
@@ -328,6 +329,25 @@ def test_a_write_that_fails(
                 out.close()
             comm.Barrier()
             assert not os.path.exists(path.with_name(".run.zarr.lock"))
+    comm.Barrier()
+    check(path, range(4))
+
+
+def test_files_that_cannot_grow(path: Path, comm: MPI.Intracomm) -> None:
+    """TensorStore's own error, on all ranks, and a new output continues after the last complete record."""
+    with grid(comm) as g:
+        h = g.zeros()
+        out = halox.Output(g, path, h=h)
+        run(out, g, {"h": h}, range(3))
+        out.wait()
+        with small_disk():
+            out.append(time=3)
+            with pytest.raises(CheckpointError, match=r"File too large|File size limit"):
+                out.wait()
+        out.close()
+        with halox.Output(g, path, h=h, mode="a") as out:
+            assert out.records == 3
+            run(out, g, {"h": h}, [3])
     comm.Barrier()
     check(path, range(4))
 
