@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from halox.checkpoint.store import METADATA, OUTPUT
 from halox.dimension_names import AXES
 from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.arrays import Array
@@ -109,7 +110,10 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
         dims = [*AXES, *(f"axis_{n}" for n in range(len(AXES), values.ndim))][: values.ndim]
         return xarray.DataArray(values, dims=dims, name=path.stem), [path.stem]
     # Decoding would make times of numbers with a unit such as seconds.
-    group = xarray.open_zarr(path, decode_cf=False)
+    # Outputs have their number of records in the consolidated metadata; those of old checkpoints lack configurations.
+    about = path / METADATA
+    is_output = about.is_file() and OUTPUT in about.read_text(encoding="utf-8")
+    group = xarray.open_zarr(path, consolidated=is_output, decode_cf=False)
     fields = sorted(map(str, group.data_vars))
     field = group[name or fields[0]]
     field.attrs = group.attrs
