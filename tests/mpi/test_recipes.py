@@ -10,7 +10,10 @@ from tests.unit.test_docs import snippets
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [*sorted((DOCS / "recipes").glob("*.md"))]
-PAGES += [DOCS / f"{name}.md" for name in ("checkpoints", "from-mpi4py", "output", "quickstart", "solvers")]
+PAGES += [
+    DOCS / f"{name}.md"
+    for name in ("checkpoints", "from-mpi4py", "output", "quickstart", "solvers")
+]
 
 pytestmark = [pytest.mark.geometry, pytest.mark.ranks(2, 4)]
 
