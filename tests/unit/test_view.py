@@ -159,7 +159,7 @@ def test_axes_have_the_coordinates(tmp_path: Path, drawn: list[Any]) -> None:
 
 
 def test_a_checkpoint_with_a_compressor_by_name_only(tmp_path: Path, drawn: list[Any]) -> None:
-    """As earlier versions wrote the group's metadata."""
+    """Earlier versions wrote such metadata of the group."""
     support.require("mpi")
     path = tmp_path / "a.zarr"
     with halox.Grid((4, 5), device="cpu") as grid:
