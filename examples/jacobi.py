@@ -11,6 +11,7 @@ on the GPU; the host reads it once in ``--read-every`` steps, to decide whether 
 Alone: ``python examples/jacobi.py``; on four ranks, with a picture:
 ``halox run examples/jacobi.py -n 4 --cells 36 24 30 --png jacobi.png``. On two ranks, with the time of a step:
 ``mpiexec -n 2 python -m mpi4py examples/jacobi.py --cells 256 256 256 --steps 200``, with ``--no-graph`` to compare.
+With ``--reproducible`` the residual has the same bits on any number of ranks.
 """
 
 from __future__ import annotations
@@ -102,7 +103,11 @@ def main(arguments: Sequence[str] = ()) -> float:
     """Run, and return the largest error."""
     options = parse(arguments)
     with ExitStack() as stack:
-        grid = stack.enter_context(halox.Grid(options.cells, halo=1, device=options.device))
+        grid = stack.enter_context(
+            halox.Grid(
+                options.cells, halo=1, device=options.device, reproducible=options.reproducible
+            )
+        )
         on_gpu = grid.device == "gpu"
         if on_gpu:  # CUDA cannot capture the default stream
             stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
@@ -198,6 +203,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="on GPUs, capture the steps",
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture")
+    parser.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="residuals with the same bits on any number of ranks",
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     options = parser.parse_args(arguments)
     if min(options.cells) <= max(map(max, WAVES)):

@@ -125,6 +125,9 @@ class Grid(Closing, Generic[FieldArray]):
         Coordinates in labelled arrays and checkpoints: by dimension, one number for each point of the whole grid, the
         same on all ranks. Labelled arrays keep their attributes. If only cells have coordinates, the coordinates of
         faces lie halfway between them, and vice versa.
+    reproducible : bool
+        Whether `sum`, `norm`, `dot` and `allreduce` give the same bits on any number of ranks, in any division, on CPUs
+        and GPUs, by default (docs/reproducible.md). Each call can decide otherwise.
 
     Attributes
     ----------
@@ -161,6 +164,8 @@ class Grid(Closing, Generic[FieldArray]):
     plans_made : int
         Plans that this grid has made for its exchanges and for callers of `plan`. The number stays the same in a loop
         whose exchanges reuse their plans.
+    reproducible : bool
+        Whether reductions are reproducible by default.
     domain : Domain
         The division, layouts and memory below this grid, for code that extends halox. Its interface may change.
 
@@ -240,6 +245,7 @@ class Grid(Closing, Generic[FieldArray]):
         leave_sms: bool = False,
         dims: Sequence[str] | None = None,
         coords: Mapping[str, object] | None = None,
+        reproducible: bool = False,
     ) -> None:
         options = GridOptions(
             halo=halo,
@@ -256,6 +262,7 @@ class Grid(Closing, Generic[FieldArray]):
             leave_sms=leave_sms,
             dims=dims,
             coords=coords,
+            reproducible=reproducible,
         )
         self._use(Domain(comm, grid_shape, options))
 
@@ -278,6 +285,7 @@ class Grid(Closing, Generic[FieldArray]):
         self.periodic: tuple[bool, ...] = decomposition.periodic
         self.coords: tuple[int, ...] = decomposition.coords_of(self.rank)
         self.corners: bool = division.corners
+        self.reproducible: bool = division.reproducible
         self.halo: tuple[tuple[int, int], ...] = domain.plain.spec.halo
         self.padded_shape: tuple[int, ...] = domain.plain.padded_shape
         self.rank_shape: tuple[int, ...] = domain.rank_shape
@@ -861,7 +869,12 @@ class Grid(Closing, Generic[FieldArray]):
     # Reductions
 
     def sum(
-        self, field: FieldLike, out: Any = None, *, axis: int | Sequence[int] | None = None
+        self,
+        field: FieldLike,
+        out: Any = None,
+        *,
+        axis: int | Sequence[int] | None = None,
+        reproducible: bool | None = None,
     ) -> Any:
         """Return the sum over the whole field, components included, or over some grid axes; halo left out.
 
@@ -874,6 +887,9 @@ class Grid(Closing, Generic[FieldArray]):
         axis : int or sequence of int, optional
             Grid axes to sum over. Component axes are kept: all grid axes give one sum per component. The hosts of the
             ranks then synchronize in every call.
+        reproducible : bool, optional
+            Whether the sum of floats is exact and rounded once (docs/reproducible.md): the same bits on any number of
+            ranks, in any division, on CPUs and GPUs. By default the grid's setting. Not with ``axis``.
 
         Returns
         -------
@@ -885,7 +901,8 @@ class Grid(Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError
-            If the dtype does not support the operation, or the array does not fit the grid, or ``out`` the result.
+            If the dtype does not support the operation, or the array does not fit the grid, or ``out`` the result, or
+            ``reproducible`` is not a bool.
         DeviceError
             If the array is not on the device of the grid's fields.
         ClosedError
@@ -913,12 +930,26 @@ class Grid(Closing, Generic[FieldArray]):
         raises `ExchangeTimeoutError`.
         """
         if axis is None:
-            return self._reduce("sum", out, field)
+            return self._reduce("sum", out, field, reproducible=reproducible)
         from halox.collectives.statistics import sum_over
 
-        return sum_over(self.domain, self.allreduce, field, axis, out)
+        if self.reproducible if reproducible is None else reproducible is not False:
+            self._reductions.refuse(
+                "sum",
+                FieldError(
+                    "reproducible: sums over some axes depend on the division of the grid; leave out axis, or give "
+                    "reproducible=False"
+                ),
+            )
+        return sum_over(self.domain, partial(self.allreduce, reproducible=False), field, axis, out)
 
-    def mean(self, field: FieldLike, *, axis: int | Sequence[int] | None = None) -> Any:
+    def mean(
+        self,
+        field: FieldLike,
+        *,
+        axis: int | Sequence[int] | None = None,
+        reproducible: bool | None = None,
+    ) -> Any:
         """Return the `sum`, over the whole field or some grid axes, divided by the number of points.
 
         It has the errors of `sum`. Integers are added in 64 bits, and wrap around.
@@ -934,7 +965,8 @@ class Grid(Closing, Generic[FieldArray]):
         """
         from halox.collectives.statistics import array_axes
 
-        total, layout = self.sum(field, axis=axis), self.layout(field)
+        total = self.sum(field, axis=axis, reproducible=reproducible)
+        layout = self.layout(field)
         return total / prod(layout.global_shape[n] for n in array_axes(layout, axis))
 
     def std(self, field: FieldLike) -> float:
@@ -1027,18 +1059,27 @@ class Grid(Closing, Generic[FieldArray]):
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
         return self._reduce("max", out, field)
 
-    def norm(self, field: FieldLike, out: Any = None) -> Any:
+    def norm(self, field: FieldLike, out: Any = None, *, reproducible: bool | None = None) -> Any:
         """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
-        return self._reduce("norm", out, field)
+        return self._reduce("norm", out, field, reproducible=reproducible)
 
-    def dot(self, field: FieldLike, other: FieldLike, out: Any = None) -> Any:
+    def dot(
+        self,
+        field: FieldLike,
+        other: FieldLike,
+        out: Any = None,
+        *,
+        reproducible: bool | None = None,
+    ) -> Any:
         """Return the sum of ``conj(field) * other``, computed in float64, complex128 or 64-bit integers.
 
         Both fields must have the same layout. Otherwise the same as `sum`.
         """
-        return self._reduce("dot", out, field, other)
+        return self._reduce("dot", out, field, other, reproducible=reproducible)
 
-    def allreduce(self, array: Any, op: str = "sum", out: Any = None) -> Any:
+    def allreduce(
+        self, array: Any, op: str = "sum", out: Any = None, *, reproducible: bool | None = None
+    ) -> Any:
         """Combine arrays that are not fields, element by element, over all ranks.
 
         Parameters
@@ -1049,6 +1090,8 @@ class Grid(Closing, Generic[FieldArray]):
             Operation, as for `halox.Allreduce`, which can repeat a reduction without comparing shapes each time.
         out : array, optional
             Array of the same shape and dtype, for the result; may be ``array`` itself.
+        reproducible : bool, optional
+            The same as for `halox.Allreduce`; by default the grid's setting.
 
         Returns
         -------
@@ -1058,7 +1101,7 @@ class Grid(Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError
-            If the operation has no meaning for the dtype, or ``out`` does not fit.
+            If the operation has no meaning for the dtype or cannot be reproducible, or ``out`` does not fit.
         MismatchError
             If ranks give different shapes, dtypes or operations; on a GPU compared in the first call with them.
         StateError, ExchangeTimeoutError
@@ -1071,6 +1114,10 @@ class Grid(Closing, Generic[FieldArray]):
         operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
         make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
         """
+        if reproducible is None:
+            reproducible = self.reproducible
+        if reproducible is not False:
+            op = self._requested("allreduce", op, reproducible)
         if self.device_id is not None:  # on the host no call is prepared
             arrays = (array,) if out is None else (array, out)
             launch = self._of_arrays.find(op, arrays)
@@ -1079,8 +1126,21 @@ class Grid(Closing, Generic[FieldArray]):
                 return result if out is None else out
         return self._reductions.array(op, array, out)
 
-    def _reduce(self, name: str, out: Any, *fields: Any) -> Any:
+    def _requested(self, call: str, name: Any, reproducible: object) -> Any:
+        """Return the internal name of an operation or a reduction in a call."""
+        from halox.collectives.operations import requested_name
+
+        try:
+            return requested_name(name, reproducible)
+        except FieldError as error:
+            self._reductions.refuse(call, error)
+
+    def _reduce(self, name: str, out: Any, *fields: Any, reproducible: object = False) -> Any:
         """Reduce one or two fields to one value."""
+        if reproducible is None:
+            reproducible = self.reproducible
+        if reproducible is not False:
+            name = self._requested(name, name, reproducible)
         arrays = fields if out is None else (*fields, out)
         launch = self._of_fields.find(name, arrays)
         if launch is None:

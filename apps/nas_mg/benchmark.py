@@ -59,6 +59,7 @@ class Solver:
         self._grid = grid = hierarchy.finest
         self._stream = stream
         self._scale = math.sqrt(settings.problem.points**3)
+        self._reproducible = settings.reproducible
         kernels: Any = HostKernels() if grid.device == "cpu" else DeviceKernels(grid.xp)
         self._residual = cycle.residual(hierarchy, kernels)
         self._iteration = cycle.iteration(hierarchy, kernels, settings.problem.smoother)
@@ -92,7 +93,8 @@ class Solver:
 
     def norm(self) -> float:
         """Return the root mean square of the residual."""
-        return float(self._grid.norm(self._hierarchy.levels[-1].r)) / self._scale
+        r = self._hierarchy.levels[-1].r
+        return float(self._grid.norm(r, reproducible=self._reproducible)) / self._scale
 
     def largest(self) -> float:
         """Return the residual's largest absolute value."""

@@ -31,6 +31,7 @@ class Settings:
     device: Literal["auto", "cpu", "gpu"]
     check: str
     picture: bool
+    reproducible: bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"computes them as a whole (default {GATHER}); those too small for the ranks always are",
     )
     add_run_options(parser)
+    parser.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="compute norms that have the same bits on any number of ranks",
+    )
     parser.add_argument(
         "--check",
         choices=CHECKS,
@@ -81,6 +87,7 @@ def settings(args: argparse.Namespace, ranks: int) -> Settings:
         device=args.device,
         check=args.check,
         picture=getattr(args, "png", None) is not None,
+        reproducible=args.reproducible,
     )
 
 

@@ -16,7 +16,7 @@ from halox.collectives.algorithms import check_name, choose_algorithm
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_allreduce import DeviceAllreduce
 from halox.collectives.host.host_allreduce import HostAllreduce
-from halox.collectives.operations import find_operation
+from halox.collectives.operations import ReproducibleSum, find_operation, requested_name
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError
 from halox.runtime.arrays import DType, check_extents
@@ -53,6 +53,10 @@ class Allreduce(Closing):
         algorithm, by prediction.
     device : {"auto", "cpu", "gpu"}
         Device that combines the arrays; see `halox.Grid`.
+    reproducible : bool
+        Whether a sum of floats is exact and rounded once, so that its bits do not depend on the order of the ranks'
+        values (docs/reproducible.md). The algorithm is then "host". The operation is "sum", or one that is always
+        reproducible.
 
     Attributes
     ----------
@@ -62,6 +66,8 @@ class Allreduce(Closing):
         Dtype of their elements.
     op : str
         Operation.
+    reproducible : bool
+        Whether sums of floats are exact and rounded once.
     algorithm : str
         Algorithm, requested or chosen.
     device : {"cpu", "gpu"}
@@ -76,8 +82,8 @@ class Allreduce(Closing):
     Raises
     ------
     FieldError
-        If the shape or dtype is invalid, the operation has no meaning for the dtype, or the algorithm does not exist or
-        is not available between these ranks; the text gives the reason.
+        If the shape or dtype is invalid, the operation has no meaning for the dtype or cannot be reproducible, or the
+        algorithm does not exist or is not available between these ranks; the text gives the reason.
     MismatchError
         If ranks give different arguments; names the argument, and the values of two ranks.
     DeviceError
@@ -118,13 +124,14 @@ class Allreduce(Closing):
         algorithm: str | None = None,
         *,
         device: Literal["auto", "cpu", "gpu"] = "auto",
+        reproducible: bool = False,
     ) -> None:
         self._world = world = World(comm, "making an Allreduce", "Allreduce")
         self._context = Context(world)
 
         def check() -> tuple[tuple[int, ...], DType, str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
-            find_operation(op, found_dtype)
+            operation = find_operation(requested_name(op, reproducible), found_dtype)
             check_extents(
                 found_shape, found_dtype.itemsize, "shape", "reduce fewer elements at a time"
             )
@@ -132,23 +139,32 @@ class Allreduce(Closing):
             if gpu is not None:
                 check_name(algorithm, on_gpu=True)
                 return found_shape, found_dtype, algorithm, gpu
+            if isinstance(operation, ReproducibleSum):
+                check_name(algorithm, on_gpu=False)
+                if algorithm == "hierarchical":
+                    raise FieldError(
+                        "algorithm 'hierarchical' rounds the sum of each node and cannot be reproducible; give 'host', "
+                        "or None"
+                    )
+                return found_shape, found_dtype, "host", None
             nbytes = prod(found_shape) * found_dtype.itemsize
             chosen = choose_algorithm(algorithm, nbytes, world.size, len(set(world.nodes)))
             return found_shape, found_dtype, chosen, None
 
         try:
             self.shape, self.dtype, requested, self.device_id = world.guarded(check, _MAKING)
-            self.op = op
+            self.op, self.reproducible = op, bool(reproducible)
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
             mine = {
                 "shape": self.shape,
                 "dtype": str(self.dtype),
                 "op": op,
+                "reproducible": self.reproducible,
                 "algorithm": requested,
                 "device": self.device,
             }
             world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
-            what = self.shape, self.dtype, op
+            what = self.shape, self.dtype, requested_name(op, self.reproducible)
             self._reduction: ArrayReduction
             # On the host a call with a plain array costs no more than a prepared call.
             self._bind: Callable[..., Launch | None] | None = None
@@ -254,6 +270,7 @@ class Allreduce(Closing):
             "operation": self.op,
             "array": f"shape {self.shape} of {self.dtype}",
             "ranks": self._world.size,
+            "reproducible": self.reproducible or None,
             "algorithm": f"{self.algorithm} on {self.device}",
             "may be captured": self.captures if self.device == "gpu" else None,
             **{f"not {name}": reason for name, reason in self.reasons.items()},

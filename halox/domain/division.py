@@ -44,6 +44,7 @@ class Division:
     path: str | None
     leave_sms: bool
     labels: Labels | None
+    reproducible: bool
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -146,7 +147,10 @@ def divide(
             from halox.dimension_names import AXES, Labels
 
             labels = Labels(decomposition, AXES[:ndim]).updated(options.dims, options.coords)
-        division = Division(decomposition, layout, gpu, corners, options.path, leave_sms, labels)
+        reproducible = check_bool("reproducible", options.reproducible, DecompositionError)
+        division = Division(
+            *(decomposition, layout, gpu, corners, options.path, leave_sms), labels, reproducible
+        )
         return division, {
             "grid_shape": decomposition.grid_shape,
             "halo": layout.spec.halo,
@@ -162,6 +166,7 @@ def divide(
             "leave_sms": leave_sms,
             "dims": labels and labels.dims,
             "coords": labels and labels.text(),
+            "reproducible": reproducible,
         }
 
     division, arguments = world.prepare(build, _MAKING)

@@ -48,6 +48,7 @@ class GridOptions:
     leave_sms: bool = False
     dims: Sequence[str] | None = None
     coords: Mapping[str, object] | None = None
+    reproducible: bool = False
 
 
 class Arguments(TypedDict, total=False):
@@ -67,6 +68,7 @@ class Arguments(TypedDict, total=False):
     leave_sms: bool
     dims: Sequence[str] | None
     coords: Mapping[str, object] | None
+    reproducible: bool
 
 
 class FieldOptions(TypedDict, total=False):

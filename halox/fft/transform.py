@@ -345,8 +345,13 @@ class FFT(Closing):
     def _new_grid(self, shape: Sequence[int], **options: Any) -> Grid:
         base = self._base
         with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
-            leave_sms = base.domain.division.leave_sms
-            grid_options = GridOptions(device=base.device, leave_sms=leave_sms, **options)
+            division = base.domain.division
+            grid_options = GridOptions(
+                device=base.device,
+                leave_sms=division.leave_sms,
+                reproducible=division.reproducible,
+                **options,
+            )
             grid = Grid.of_domain(Domain(base.comm, shape, grid_options))
         self._grids.append(grid)
         return grid

@@ -528,6 +528,28 @@ TABLE: Table = {
         MismatchError,
         r"rank 0 has float64, .*halo=.* rank 1 has float64, .*halo=",
     ),
+    "a reproducible sum on one rank only >1": (
+        lambda c: with_call("sum", reproducible=only_on(c, 0, True, False))(c),
+        MismatchError,
+        r"rank 0 has float64, .*reproducible=True, rank 1 has float64, ",
+    ),
+    "reproducible that is not a bool": (
+        lambda c: with_call("norm", reproducible="yes")(c),
+        FieldError,
+        "reproducible: expected True or False, got 'yes'",
+    ),
+    "a reproducible product": (
+        using("allreduce", 1.0, "prod", reproducible=True),
+        FieldError,
+        "reproducible: op 'prod' of float64 depends on the order",
+    ),
+    "a reproducible sum of each node": (
+        lambda c: halox.Allreduce(
+            c, 3, "f8", algorithm="hierarchical", device="cpu", reproducible=True
+        ),
+        FieldError,
+        "algorithm 'hierarchical' rounds the sum of each node",
+    ),
     "a whole array that can be read in two ways": (
         lambda c: using("scatter", np.ones(2 * (4 * c.size, 6)))(c),
         FieldError,

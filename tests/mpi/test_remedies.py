@@ -349,6 +349,23 @@ CASES: dict[str, Case] = {
         "grid.allreduce({}, 'min')",
         before="array = np.ones(3, 'c16')",
     ),
+    "a reproducible product": Case(
+        "grid.allreduce(2.0, 'prod', reproducible=True)",
+        r"give (reproducible=False)$",
+        "grid.allreduce(2.0, 'prod', {})",
+        "result == 2.0**grid.size",
+    ),
+    "a reproducible sum over an axis": Case(
+        "grid.sum(grid.ones(), axis=0, reproducible=True)",
+        r"give (reproducible=False)$",
+        "grid.sum(grid.ones(), axis=0, {})",
+        "result.tolist() == [6.0] * 8",
+    ),
+    "a reproducible sum of each node": Case(
+        "halox.Allreduce(None, 3, 'f8', 'sum', 'hierarchical', device='cpu', reproducible=True)",
+        r"give ('host'), or (None)$",
+        "[halox.Allreduce(None, 3, 'f8', 'sum', a, device='cpu', reproducible=True) for a in ({}, {})]",
+    ),
     "a reduction of another byte order": Case(
         "grid.allreduce(array)",
         r"convert with (array.astype)$",

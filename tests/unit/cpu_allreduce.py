@@ -35,9 +35,10 @@ from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
 from tests.unit.reduction_oracle import same
 
-_ARGUMENTS = {
-    "allreduce_field": "*(const Region*)arguments[0], *(const Partials*)arguments[1], *(const Allreduce*)arguments[2]"
-}
+_ARGUMENTS = dict.fromkeys(
+    ("allreduce_field", "exact_field"),
+    "*(const Region*)arguments[0], *(const Partials*)arguments[1], *(const Allreduce*)arguments[2]",
+)
 _RUN = """
 extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, void** arguments)
 {{

@@ -79,6 +79,9 @@ static State load_state(u64 at);
 static void add_count(u64 at, u64 value) { __atomic_fetch_add(checked<u64>(at), value, __ATOMIC_RELAXED); }
 [[maybe_unused]] static u64 take_count(u64 at, u64 value) { return __atomic_fetch_add(checked<u64>(at), value, __ATOMIC_ACQ_REL); }
 static u32 atomicExch(u32* at, u32 value) { return __atomic_exchange_n(checked<u32>((u64)at), value, __ATOMIC_SEQ_CST); }
+// Of shared memory, which the threads of a block access one after another.
+[[maybe_unused]] static void atomicAdd(u64* at, u64 value) { *at += value; }
+[[maybe_unused]] static void atomicMax(u32* at, u32 value) { *at = value > *at ? value : *at; }
 
 // A waiting block calls this function, which lets other CPU threads run.
 static u64 nanoseconds()

@@ -36,6 +36,24 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
     return (unsigned long long)(((unsigned __int128)a * b) >> 64);
 }
 
+static inline long long __double_as_longlong(double x)
+{
+    long long bits;
+    std::memcpy(&bits, &x, 8);
+    return bits;
+}
+
+static inline double __longlong_as_double(long long bits)
+{
+    double x;
+    std::memcpy(&x, &bits, 8);
+    return x;
+}
+
+static inline double __dmul_rn(double a, double b) { return a * b; }
+
+static inline int __clzll(long long bits) { return bits ? __builtin_clzll((unsigned long long)bits) : 64; }
+
 static inline unsigned short add_half_on_host(unsigned short a, unsigned short b)
 {
     _Float16 x, y;

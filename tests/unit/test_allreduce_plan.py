@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from halox.collectives.device.field_plans import PARTIALS, field_row, plan_field
+from halox.collectives.device.field_plans import EXACT_WORDS, PARTIALS, field_row, plan_field
 from halox.collectives.device.kernel_plans import (
     ALLREDUCE,
     EPOCH_SHIFT,
@@ -53,6 +53,18 @@ def test_structs_are_the_kernels():
     library = ctypes.CDLL(str(built("allreduce_field", defines, extra)))
     found = (ctypes.c_ulong * len(expected)).in_dll(library, "layout")
     assert dict(zip(texts, found, strict=True)) == dict(zip(texts, expected, strict=True))
+
+
+def test_words_are_the_kernels():
+    require("cxx")
+    defines = (("MAX_LEVELS", "3"), ("MAX_THREADS", "256"), ("PARTS", "2"))
+    texts = "sizeof(Partials), WORDS, SIZE, unit_bytes<double>"
+    extra = f'extern "C" {{ unsigned long layout[] = {{{texts}}}; }}'
+    library = ctypes.CDLL(str(built("exact_field", defines, extra)))
+    found = (ctypes.c_ulong * 4).in_dll(library, "layout")
+    plan = plan_field("reproducible sum", np.dtype("c16"), field_row(0, (9,), (16,), 16), 3, sms=2)
+    assert list(found) == [PARTIALS.itemsize, EXACT_WORDS, plan.rank_bytes // 16, 16]
+    assert plan.partial_bytes == 16 * EXACT_WORDS
 
 
 def test_the_parameters_travel_with_the_launch():

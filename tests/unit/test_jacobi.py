@@ -72,6 +72,17 @@ def test_equals_a_serial_run(ranks: int) -> None:
     assert residual == pytest.approx(known, rel=1e-11)
 
 
+@pytest.mark.parametrize("ranks", [4, *support.full(2, 8)])
+def test_reproducible_residuals_have_the_bits_of_one_rank(ranks: int) -> None:
+    options = "--cells 40 37 33 --tolerance 1e-9 --steps 30 --read-every 10 --device cpu"
+    found = set()
+    for n in (1, ranks):
+        ended = support.on_ranks(n, str(EXAMPLE), *options.split(), "--reproducible")
+        assert ended.returncode == 0, ended.stderr
+        found.add(printed(ended.stdout)[2])
+    assert len(found) == 1
+
+
 def test_a_missing_exchange_is_noticed() -> None:
     program = (
         "import runpy, sys, halox\n"

@@ -203,6 +203,7 @@ class TestKindsOfSegments:
     [
         "peer",
         *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field")),
+        "exact_field",
     ],
 )
 class TestDependentLaunches:
@@ -233,7 +234,7 @@ REDUCTIONS = [
         )
     ),
     *(
-        ("allreduce_field", plan_field(name, np.dtype(dtype), row, 2, sms=132).defines)
+        (plan.function, plan.defines)
         for name, dtype, row in (
             ("norm", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
             ("sum", "c16", field_row(0, (4, 4, 4), (1024, 128, 16), 16)),
@@ -241,7 +242,11 @@ REDUCTIONS = [
             ("dot", "f4", field_row(0, (2,) * 5, (6561, 729, 81, 27, 4), 4, (0, (1,) * 5))),
             ("max", "f4", field_row(0, (9,), (4,), 4)),
             ("moments", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (0, 0, 0)))),
+            ("reproducible norm", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
+            ("reproducible sum", "c8", field_row(0, (9,), (8,), 8)),
+            ("reproducible dot", "c16", field_row(0, (9,), (16,), 16, (0, (16,)))),
         )
+        for plan in (plan_field(name, np.dtype(dtype), row, 2, sms=132),)
     ),
 ]
 
@@ -269,6 +274,17 @@ class TestReductions:
         for access in expected:
             assert access in ptx
         assert "atom.acq_rel.gpu.global.add.u64" in ptx
+
+
+def test_exact_sums_round_each_product():
+    """No fused multiply-add, and no copy of the slices in local memory."""
+    row = field_row(0, (9,), (16,), 16, (0, (16,)))
+    plan = plan_field("reproducible dot", np.dtype("c16"), row, 1, sms=132)
+    for finish in ("Plain", "Words"):
+        defines = tuple((dict(plan.defines) | {"FINISH": finish}).items())
+        ptx = compiled(plan.function, defines, "compute_90").ptx
+        assert "mul.rn.f64" in ptx and "fma" not in ptx
+    assert "fma" in compiled("allreduce_field", (("LOCAL", "Square"),), "compute_90").ptx
 
 
 @pytest.mark.parametrize("architecture", OTHERS)

@@ -25,7 +25,7 @@ from halox.collectives.device.nccl_reduction import Combiner, NcclHierarchicalRe
 from halox.collectives.device.tree_reduction import ArrayKernels, Shape, make_tree_reduction
 from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
-from halox.collectives.operations import Operation, find_operation
+from halox.collectives.operations import Operation, ReproducibleSum, find_operation
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
 from halox.runtime.arrays import Array, DType
 from halox.runtime.context import Context
@@ -228,6 +228,9 @@ def why_not(
     world: World, topology: Topology, op: str, dtype: DType, elements: int
 ) -> dict[str, str]:
     """Return the reasons why algorithms are not available, by name; the same on all ranks."""
+    if isinstance(find_operation(op, dtype), ReproducibleSum):
+        others = (name for name in DEVICE_ALGORITHMS if name != "host")
+        return dict.fromkeys(others, "the host adds the values of all ranks in a reproducible sum")
     reasons: dict[str, str] = {}
     no_kernels = why_no_kernels(world, topology)
     for name, planner in _KERNELS.items():

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from halox.collectives.device.device_algorithms import (
     why_no_kernels,
 )
 from halox.collectives.device.device_allreduce import DeviceAllreduce, check_lasts
+from halox.collectives.device.exact_fields import ExactReduction
 from halox.collectives.device.field_plans import FIELD_REDUCTIONS, check_aligned
 from halox.collectives.device.kernel_plans import MOST_RANKS
 from halox.collectives.device.kernel_reductions import (
@@ -34,8 +35,10 @@ from halox.collectives.device.kernel_reductions import (
 )
 from halox.collectives.host.host_fields import HostArrays
 from halox.collectives.operations import (
+    REPRODUCIBLE,
     check_out,
     element,
+    field_reduction_name,
     find_operation,
     result_dtype,
     wide_dtype,
@@ -58,33 +61,35 @@ _DOING = "a reduction"
 class DeviceReductions(HostArrays):
     """A grid's reductions on GPUs; arrays on the host are reduced on the host."""
 
-    fields: PreparedReductions[OneLaunchReduction | TwoStepReduction]
+    fields: PreparedReductions[DeviceFieldReduction]
     _device: int
 
     def field(self, name: str, fields: tuple[object, ...], out: object) -> object:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
         with self._world.guard:
             self._world.check_open()
-            reduction: OneLaunchReduction | TwoStepReduction | None = None
+            reduction: DeviceFieldReduction | None = None
+            plain = found_name = name.removeprefix(REPRODUCIBLE)
             try:
-                cells = cells_of(name, fields, self._find_layout)
+                cells = cells_of(plain, fields, self._find_layout)
                 dtypes = [field.dtype for field in cells]
+                found_name = field_reduction_name(name, dtypes)
                 parity = cells[0].layout.spec.parity
-                signature = (name, parity, *(dtype.str for dtype in dtypes))
+                signature = (found_name, parity, *(dtype.str for dtype in dtypes))
                 reduction = self.fields.reductions.get(signature)
                 dtype = result_dtype(name, dtypes)
                 if reduction is None:
-                    _check_dtypes(name, dtypes)
+                    _check_dtypes(plain, dtypes)
                 new = partial(cupy().empty, (), dtype)
                 target = new() if out is None else self._target(out, dtype)
             except HaloxError as error:
                 if reduction is not None:
                     reduction.refuse(error)
-                elif not self.fields.refuse(error, name):
-                    self._refuse_making(name, error)
+                elif not self.fields.refuse(error, found_name):
+                    self._refuse_making(plain, error)
                 raise
             if reduction is None:
-                reduction = self.fields.add(signature, self._make(name, dtypes, parity))
+                reduction = self.fields.add(signature, self._make(found_name, dtypes, parity))
             self._world.guard.begin()
             reduction(cells, target)
             bind, address = reduction.bind, new if out is None else target.data.ptr
@@ -133,14 +138,15 @@ class DeviceReductions(HostArrays):
 
     def _make(
         self, name: str, dtypes: Sequence[DType], parity: Parity | None
-    ) -> OneLaunchReduction | TwoStepReduction:
+    ) -> DeviceFieldReduction:
         world, context = self._world, self._context
-        world.begin(name)
+        plain = name.removeprefix(REPRODUCIBLE)
+        world.begin(plain)
         topology = begin_making(
             context,
             self._device,
             _DOING,
-            f"and this is the first {name} of a field of {dtypes[0]}; take it once before the capture",
+            f"and this is the first {plain} of a field of {dtypes[0]}; take it once before the capture",
         )
         mine = {
             "reduction": name,
@@ -151,12 +157,21 @@ class DeviceReductions(HostArrays):
         reason = why_no_kernels(world, topology)
         if world.size > MOST_RANKS:
             reason = f"{world.size} ranks are more than a kernel serves"
+        if plain != name:
+            in_one_launch = reason is None
+            return ExactReduction(context, self._device, name, dtypes, in_one_launch=in_one_launch)
         has_kernel = bool(element(dtypes[0])) and len(set(dtypes)) == 1
         if has_kernel and reason is None:
             arena, dtype = context.use_device(self._device), dtypes[0]
             draft = partial(FieldReduction, world, arena, name, dtype, world.size)
             return OneLaunchReduction(name, make_kernel_reduction(world, draft))
         return TwoStepReduction(context, self._device, name, dtypes, has_kernel)
+
+    def refuse(self, name: str, error: HaloxError) -> NoReturn:
+        """Raise the error of a call's argument; see `HostArrays.refuse`."""
+        if not self.fields.refuse(error, name):
+            super().refuse(name, error)
+        raise error
 
     def array(self, op: str, array: object, out: object) -> object:
         """Combine an array of each rank, element by element; collective."""
@@ -302,6 +317,9 @@ class TwoStepReduction:
         if self._cells is not None:
             self._cells.close()
         self._allreduce.close()
+
+
+DeviceFieldReduction: TypeAlias = OneLaunchReduction | TwoStepReduction | ExactReduction
 
 
 def _check_dtypes(name: str, dtypes: Sequence[DType]) -> None:

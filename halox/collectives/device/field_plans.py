@@ -7,7 +7,7 @@ This module touches no GPU. All ranks make equal plans of the memory in which th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,7 +19,7 @@ from halox.collectives.device.kernel_plans import (
     block_threads,
     check_operation,
 )
-from halox.collectives.operations import element, find_operation, wide_dtype
+from halox.collectives.operations import REPRODUCIBLE, element, find_operation, wide_dtype
 from halox.errors import FieldError
 from halox.packing.refine import Level
 from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedRow
@@ -31,8 +31,17 @@ CELLS_IN_FLIGHT = 4
 BLOCKS_PER_SM = 4
 """Most blocks per multiprocessor that read a field: they all run at once, and each reads its share of the field."""
 
+WORDS_OF = "words of "
+"""Prefix of the name of a reproducible reduction: the words of this rank's sum, without the other ranks."""
+
+EXACT_WORDS = 57
+"""Words of a real sum, as in ``exact_field.cu``; a complex sum has twice as many."""
+
+EXACT_CELLS = 1 << 21
+"""Most cells per block of an exact sum, on average: the words of a block then cannot overflow."""
+
 PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
-"""Parameter of ``allreduce_field`` for the results of its blocks."""
+"""Parameter of ``allreduce_field`` and ``exact_field`` for the results of their blocks."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ class FieldOperation:
     op: str  # operation that combines the cells, and the ranks
     local: str = "Value"  # function of a cell
     finish: str = "Plain"  # last function, applied to the result
+    is_exact: bool = False  # sums are exact, and rounded once (exact_field.cu)
 
     def accumulator(self, dtype: DType) -> DType:
         """Return the dtype of the accumulator: 64 bits for sums, the field's dtype for min and max."""
@@ -78,6 +88,11 @@ FIELD_REDUCTIONS: dict[str, FieldOperation] = {
 "moments" adds the differences from one cell and their squares; the cell is the second field, with strides of 0.
 """
 
+for _name in ("sum", "norm", "dot"):
+    _exact = replace(FIELD_REDUCTIONS[_name], is_exact=True)
+    FIELD_REDUCTIONS[REPRODUCIBLE + _name] = _exact
+    FIELD_REDUCTIONS[WORDS_OF + REPRODUCIBLE + _name] = replace(_exact, finish="Words")
+
 
 def plan_memory(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
     """Plan the memory in which launches of :func:`plan_field` synchronize, for any field of a dtype.
@@ -94,7 +109,7 @@ def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPla
     launches of :func:`plan_field`.
     """
     operation = FIELD_REDUCTIONS[name]
-    of_values = FieldOperation(operation.op, "Value", operation.finish)
+    of_values = replace(operation, local="Words" if operation.is_exact else "Value")
     return _planned_field(name, of_values, operation.accumulator(dtype), 1, 0, ranks, sms)
 
 
@@ -120,25 +135,35 @@ def _planned_field(
     wanted = -(-words // (threads * CELLS_IN_FLIGHT))
     most = BLOCKS_PER_SM * sms
     blocks = max(1, min(wanted, most))
-    unit_bytes = 32 if accumulator.itemsize == 16 else 16
     kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few values, because each is compiled
+    defines: list[tuple[str, str]] = [
+        ("ELEMENT", element(dtype)),
+        ("LOCAL", reduction.local),
+        ("FINISH", reduction.finish),
+        ("MAX_LEVELS", str(kept_levels)),
+        ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
+        ("MAX_THREADS", str(THREADS)),
+    ]
+    if reduction.is_exact:
+        has_products = dtype.kind == "c" and reduction.local in ("Square", "Product")
+        defines += [
+            ("PARTS", str(accumulator.itemsize // 8)),
+            ("ADDENDS", "2" if has_products else "1"),
+        ]
+        function, threads, blocks = "exact_field", THREADS, max(blocks, -(-words // EXACT_CELLS))
+        partial_bytes = EXACT_WORDS * accumulator.itemsize
+        unit_bytes = 2 * partial_bytes
+    else:
+        operation = find_operation(reduction.op, accumulator)
+        defines += [("ACCUMULATOR", element(accumulator)), ("OP", operation.kernel_name)]
+        function, partial_bytes = "allreduce_field", most * accumulator.itemsize
+        unit_bytes = 32 if accumulator.itemsize == 16 else 16
     return ReductionPlan(
-        name,
-        "allreduce_field",
-        (
-            ("ELEMENT", element(dtype)),
-            ("ACCUMULATOR", element(accumulator)),
-            ("LOCAL", reduction.local),
-            ("OP", find_operation(reduction.op, accumulator).kernel_name),
-            ("FINISH", reduction.finish),
-            ("MAX_LEVELS", str(kept_levels)),
-            ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
-            ("MAX_THREADS", str(THREADS)),
-        ),
+        *(name, function, tuple(defines)),
         *(ranks, 1, 1, 1),
         *(threads, blocks),
         *(unit_bytes, ranks * unit_bytes),
-        partial_bytes=most * accumulator.itemsize,
+        partial_bytes=partial_bytes,
     )
 
 

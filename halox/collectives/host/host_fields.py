@@ -6,15 +6,21 @@ Every call compares dtypes and layouts of the ranks, along with their errors, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from halox.collectives.cells import Cells, cells_of
 from halox.collectives.host.cell_sums import dot, moments, sum_of_squares, total
+from halox.collectives.host.exact_sums import RECORD_BYTES, ExactSum, exact_sums
 from halox.collectives.host.grid_allreduce import DOING as _COMBINING
 from halox.collectives.host.grid_allreduce import GridAllreduce
-from halox.collectives.operations import check_out, result_dtype
+from halox.collectives.operations import (
+    REPRODUCIBLE,
+    check_out,
+    field_reduction_name,
+    result_dtype,
+)
 from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions
 from halox.decomposition import FieldLayout
 from halox.domain import Domain
@@ -46,28 +52,40 @@ class HostFieldReduction:
     ) -> None:
         self._world, self._name, self._layout = context.world, name, layout
         self.dtype, spec = result_dtype(name, dtypes), layout.spec
-        self._of_cells, self._of_ranks = _OF_CELLS[name], _OF_RANKS.get(name, np.add)
         self._shown = f"{', '.join(map(str, dtypes))}, {spec}"
         meaning = name, [dtype.str for dtype in dtypes], spec.digest
-        self._values = GatheredValues(context.world, meaning, self.dtype, 1)
+        self._values = GatheredValues(context.world, meaning, *self._record())
 
-    def __call__(self, cells: Sequence[object], out: object) -> object:
+    def _record(self) -> tuple[DType, int]:
+        """Return the dtype and the number of the values that each rank sends."""
+        return self.dtype, 1
+
+    def _of_cells(self, cells: Sequence[Array]) -> bytes:
+        """Return this rank's values."""
+        return np.asarray(_OF_CELLS[self._name](*cells), self.dtype).tobytes()
+
+    @np.errstate(all="ignore")
+    def _of_ranks(self, values: Sequence[Array]) -> Any:
+        """Combine the values of all ranks."""
+        combine = _OF_RANKS.get(self._name, np.add)
+        result = combine.reduce(np.concatenate(values) if len(values) > 1 else values[0])
+        return np.sqrt(result) if self._name == "norm" else result
+
+    def __call__(self, cells: Sequence[Array], out: object) -> object:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
 
         Combining the ranks' values raises no floating-point errors, for any `numpy.errstate`: the result is then
         infinite or NaN, on all ranks.
         """
         try:
-            mine = np.asarray(self._of_cells(*cells), self.dtype).tobytes()
+            mine = self._of_cells(cells)
         except Exception as caught:
             self.refuse(as_halox_error(caught, _REDUCING))
         values = self._values.gather(mine, _REDUCING)
         if values is None:
             self._world.compare({"the field reduced": self._shown}, _REDUCING)
             raise AssertionError("ranks have met with fields of two kinds, and then of one")
-        result = _combined(self._of_ranks, values)
-        if self._name == "norm":
-            result = np.sqrt(result)
+        result = self._of_ranks(values)
         if out is None:
             return result
         as_ndarray(out)[...] = result
@@ -78,7 +96,8 @@ class HostFieldReduction:
         fields = [each.field for each in cells]
         if not all(type(array) is np.ndarray for array in fields):
             return None
-        world, name, run, count = self._world, self._name, self.__call__, len(cells)
+        world, run, count = self._world, self.__call__, len(cells)
+        name = self._name.removeprefix(REPRODUCIBLE)
         interior = self._layout.interior
 
         def launch(arrays: Sequence[Any]) -> object:
@@ -97,6 +116,25 @@ class HostFieldReduction:
 
     def close(self) -> None:
         """Do nothing: this object holds no memory."""
+
+
+class ExactFieldReduction(HostFieldReduction):
+    """A reproducible sum, norm or dot product."""
+
+    def _record(self) -> tuple[DType, int]:
+        self._plain = self._name.removeprefix(REPRODUCIBLE)
+        self._shown += ", reproducible=True"
+        return np.dtype("u1"), RECORD_BYTES * (self.dtype.itemsize // 8)
+
+    def _of_cells(self, cells: Sequence[Array]) -> bytes:
+        return b"".join(each.record() for each in exact_sums(self._plain, *cells))
+
+    def _of_ranks(self, values: Sequence[Array]) -> Any:
+        records = [each.tobytes() for each in values]
+        starts = range(0, len(records[0]), RECORD_BYTES)
+        parts = [ExactSum([r[i : i + RECORD_BYTES] for r in records]).rounded() for i in starts]
+        result = np.array(parts).view(self.dtype)[0]
+        return np.sqrt(result) if self._plain == "norm" else result
 
 
 class HostArrays:
@@ -133,6 +171,13 @@ class HostArrays:
             return result
         return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
 
+    def refuse(self, name: str, error: HaloxError) -> NoReturn:
+        """Raise the error of a call's argument, on all ranks if the host takes part; collective."""
+        with self._world.guard:
+            self._world.begin(name)
+            self._world.agree(error, _REDUCING)
+        raise error
+
     def close(self) -> None:
         """Free the reductions' memory and communicators; collective."""
         self.fields.close()
@@ -148,16 +193,19 @@ class HostReductions(HostArrays):
     def field(self, name: str, fields: tuple[object, ...], out: object) -> object:
         """Reduce fields to one value; collective, blocks."""
         with self._world.guard:
-            self._world.begin(name)
+            self._world.begin(name.removeprefix(REPRODUCIBLE))
             try:
-                cells = cells_of(name, fields, self._find_layout)
+                cells = cells_of(name.removeprefix(REPRODUCIBLE), fields, self._find_layout)
                 # Equal layouts are one object, which lives as long as its reduction.
                 layout = cells[0].layout
                 dtypes = [each.dtype for each in cells]
-                signature = (name, *dtypes, id(layout))
+                found_name = field_reduction_name(name, dtypes)
+                signature = (found_name, *dtypes, id(layout))
                 reduction = self.fields.reductions.get(signature)
                 if reduction is None:
-                    reduction = HostFieldReduction(self._context, name, dtypes, layout)
+                    is_exact = found_name.startswith(REPRODUCIBLE)
+                    make = ExactFieldReduction if is_exact else HostFieldReduction
+                    reduction = make(self._context, found_name, dtypes, layout)
                     self.fields.add(signature, reduction)
                 if out is not None:
                     check_out(describe(out, "out"), None, reduction.dtype)
@@ -168,11 +216,6 @@ class HostReductions(HostArrays):
             result = reduction(views, out)
         self.fields.prepare(name, fields, out, lambda: reduction.bind(cells))
         return result
-
-
-@np.errstate(all="ignore")
-def _combined(of_ranks: np.ufunc, values: Sequence[Array]) -> Any:
-    return of_ranks.reduce(np.concatenate(values) if len(values) > 1 else values[0])
 
 
 def _values(array: object) -> Array:
