@@ -37,6 +37,7 @@ class FieldWalls:
     number: int
     origin: tuple[int, ...]  # global index of the array's first point, per grid axis
     walls: Walls
+    is_whole: bool = True  # not only the cells of one parity
 
     def notes(self) -> list[str]:
         """Return a sentence for each wall and boundary, for a report."""
@@ -86,7 +87,11 @@ class _Call(partial):  # type: ignore[type-arg]
 
 
 class WallChannel(Channel):
-    """Fills or adjoint fills of all fields of a plan, with operations on array slices; sends nothing."""
+    """Fills or adjoint fills of all fields of a plan, with operations on array slices; sends nothing.
+
+    ``is_alone`` means that all messages of the plan are of this rank to itself. `has_copies` says whether the launch
+    that fills the walls on a GPU also copies these messages.
+    """
 
     is_movable = True
 
@@ -96,11 +101,24 @@ class WallChannel(Channel):
         described: Sequence[Described],
         arrays: Sequence[HostArray] | Sequence[Described],
         operation: Operation,
+        *,
+        is_alone: bool = False,
     ) -> None:
         self._walls, self._described, self._adds = walls, described, operation == "add"
         self.needs_host = described[0].device is None
         self._origins = [one.origin if isinstance(one, HostArray) else 0 for one in arrays]
-        self._launches = None if self._adds else _launches(walls, described)
+        self._launches: FillLaunches | None = None
+        self.has_copies = False
+        if described[0].device is not None and not self._adds:
+            from halox.exchange.wall_launch import launches_of
+
+            fields = [(one.number, one.walls) for one in walls]
+            self._launches, self.has_copies = launches_of(
+                fields,
+                described,
+                described[0].device,
+                wraps=is_alone and all(one.is_whole for one in walls),
+            )
         self._steps: list[_Step] = []
         self.bind(
             self.views(
@@ -162,17 +180,6 @@ class WallChannel(Channel):
     def close(self) -> None:
         """Drop the arrays."""
         self._steps = []
-
-
-def _launches(walls: Sequence[FieldWalls], described: Sequence[Described]) -> FillLaunches | None:
-    """Return the launches of a kernel that fills all walls; None for arrays on the host and for other boundaries."""
-    device = described[0].device
-    if device is None:
-        return None
-    from halox.exchange.wall_launch import FillLaunches, plan_fill
-
-    plans = plan_fill([(one.number, one.walls) for one in walls], described)
-    return None if plans is None else FillLaunches(plans, device)
 
 
 def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:

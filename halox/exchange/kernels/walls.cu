@@ -1,12 +1,16 @@
-// walls: fills the halo beyond the walls of a grid, of up to MOST_ARRAYS fields of one type in one launch.
+// walls: fills the halo beyond the walls of a grid, of up to MOST_ARRAYS fields of one type in one launch; also the halo
+// on periodic axes whose cells this rank owns.
 //
 // Each region is a box of one array; the boxes are disjoint. A box at an edge or a corner has several rules, one for each
-// wall: a rule's value comes from the values of the rules before it. The values that the last of them read are points
-// inside the walls, which no thread writes. So threads run in any order. Each region has its own blocks, from its
-// first_block on; a block's threads take the points of the region in turn, the last axis first.
+// side: a rule's value comes from the values of the rules before it. The values that the first of them reads are points
+// inside the walls, which no thread writes. So threads run in any order.
 //
-// TYPE is the C type of a number; with COMPLEX a number consists of two. SIGNED is 0 for unsigned integers and bytes,
-// which are only copied or set.
+// strided_body.cu describes the table of regions, the index order, the launch shape and the bytes moved; a word is a
+// number. The source of a region's points has the offsets of all rules. Instead of word_bytes and run_bytes a region has
+// the codes of its rules in 16 bits each, lowest bits first, 0 for no rule: the number of the rule, from 1, and in the
+// lowest 3 bits the level of its layers, NO_LEVEL for one layer.
+//
+// TYPE is the C type of a number; with COMPLEX a number consists of two. RULES is the largest number of rules of a region.
 
 #ifndef TYPE
 #define TYPE double
@@ -14,16 +18,17 @@
 #ifndef COMPLEX
 #define COMPLEX 0
 #endif
-#ifndef SIGNED
-#define SIGNED 1
+#ifndef RULES
+#define RULES 3
 #endif
 
+#define BLOCKS (COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 5)  // that a multiprocessor holds, without spilled registers
 #define MOST_ARRAYS 16
-#define MOST_AXES 8
-#define MOST_RULES 4
+#define INLINE_RULES 12
+#define NO_LEVEL 7
 
-typedef long long i64;
-typedef unsigned long long u64;
+#include "strided_body.cu"
+#include "early.cu"
 
 #if COMPLEX
 struct Number {
@@ -40,7 +45,7 @@ static __device__ __forceinline__ Number operator-(Number a, Number b)
     return Number{a.re - b.re, a.im - b.im};
 }
 
-static __device__ __forceinline__ Number times(Number a, i64 factor)
+static __device__ __forceinline__ Number times(Number a, int factor)
 {
     return Number{a.re * TYPE(factor), a.im * TYPE(factor)};
 }
@@ -52,8 +57,7 @@ static __device__ __forceinline__ Number negative(Number a)
 #else
 typedef TYPE Number;
 
-#if SIGNED
-static __device__ __forceinline__ Number times(Number a, i64 factor)
+static __device__ __forceinline__ Number times(Number a, int factor)
 {
     return Number(a * Number(factor));
 }
@@ -63,100 +67,137 @@ static __device__ __forceinline__ Number negative(Number a)
     return Number(-a);
 }
 #endif
-#endif
 
 enum Kind { CONSTANT, COPY, NEGATE, GRADIENT, EXTRAPOLATE, AROUND };
 
-// The fill of a wall along its axis, for the layer with index n of the box: offsets are bytes from the layer with
-// index 0, to source + step * n and to inner; depth + n is the layer's distance from the layer at the wall. The axis is -1
-// if the box has one layer.
+// The fill across one side. A layer's distance from the layer at the wall is `depth` plus its number in the region.
 struct Rule {
-    i64 axis, kind, source, step, inner, depth;
+    i64 inner;  // bytes from the layer at the wall to the layer after it
     double number[2];  // the bytes of a Number
+    unsigned short kind, array;
+    int depth;
 };
 
-struct Region {
-    i64 array, first_block, base, count, axes, rules;
-    i64 extents[MOST_AXES], strides[MOST_AXES];  // strides in bytes
-    Rule rule[MOST_RULES];
-};
-
-struct Arrays {
+struct Fills {
     u64 pointers[MOST_ARRAYS];
-};
-
-// The value of a point by the first `rules` rules, from the address `at` of the point whose coordinates across their walls
-// are 0, and the coordinates `across` the walls.
-template <int rules>
-struct Value {
-    static __device__ __forceinline__ Number of(const Region& region, const unsigned* across,
-                                                const char* at)
-    {
-        if (rules > region.rules)
-            return Value<rules - 1>::of(region, across, at);
-        const Rule& rule = region.rule[rules - 1];
-        if (rule.kind == CONSTANT)
-            return *(const Number*)rule.number;
-        const i64 n = across[rules - 1];
-        const Number value = Value<rules - 1>::of(region, across, at + rule.source + rule.step * n);
-#if SIGNED
-        const i64 depth = rule.depth + n;
-        if (rule.kind == NEGATE)
-            return negative(value);
-        if (rule.kind == AROUND)
-            return *(const Number*)rule.number - value;
-        if (rule.kind == GRADIENT)
-            return value + times(*(const Number*)rule.number, depth);
-        if (rule.kind == EXTRAPOLATE) {
-            const Number inner = Value<rules - 1>::of(region, across, at + rule.inner);
-            return value + times(value - inner, depth < 0 ? -depth : depth);
-        }
+#if TABLE_REGIONS
+    Rule rule[INLINE_RULES];
+#else
+    const Rule* rule;
 #endif
-        return value;
-    }
 };
 
-template <>
-struct Value<0> {
-    static __device__ __forceinline__ Number of(const Region&, const unsigned*, const char* at)
-    {
-        return *(const Number*)at;
-    }
-};
-
-extern "C" __global__ void fill_walls(const __grid_constant__ Arrays arrays, const Region* table,
-                                      unsigned regions)
+// Digit of a word at a level, 0 at NO_LEVEL.
+static __device__ __forceinline__ int digit_at(const Region& region, u32 level, u32 word)
 {
-    unsigned mine = 0;
-    while (mine + 1 < regions && table[mine + 1].first_block <= blockIdx.x)
-        ++mine;
-    const Region& region = table[mine];
-    const unsigned first = unsigned(region.first_block);
-    const unsigned end = mine + 1 < regions ? unsigned(table[mine + 1].first_block) : gridDim.x;
-    char* const base = (char*)arrays.pointers[region.array] + region.base;
-    for (u64 k = u64(blockIdx.x - first) * blockDim.x + threadIdx.x; k < u64(region.count);
-         k += u64(end - first) * blockDim.x) {
-        unsigned across[MOST_RULES] = {};
-        unsigned rest = unsigned(k);
-        i64 target = 0, inside = 0;
+    u32 found = 0;
 #pragma unroll
-        for (int axis = MOST_AXES - 1; axis >= 0; --axis) {
-            if (axis >= region.axes)
-                continue;
-            const unsigned extent = unsigned(region.extents[axis]), index = rest % extent;
-            rest /= extent;
-            const i64 offset = index * region.strides[axis];
-            bool is_across = false;
-#pragma unroll
-            for (int n = 0; n < MOST_RULES; ++n)
-                if (n < region.rules && region.rule[n].axis == axis) {
-                    across[n] = index;
-                    is_across = true;
-                }
-            target += offset;
-            if (!is_across)
-                inside += offset;
-        }
-        *(Number*)(base + target) = Value<MOST_RULES>::of(region, across, base + inside);
+    for (u32 k = 0; k < MAX_LEVELS; ++k) {
+        const u32 above = __umulhi(word, region.level[k].magic) >> region.level[k].shift;
+        if (k == level)
+            found = word - above * region.level[k].count;
+        word = above;
     }
+    return int(found);
+}
+
+// IN_FLIGHT points of a region: the words `word`, `word + blockDim.x`, ... below `last`.
+struct Points {
+    const Fills& fills;
+    const Region& region;
+    u32 word, last;
+
+    __device__ __forceinline__ u32 code(int rule) const
+    {
+        return ((rule < 2 ? region.word_bytes : region.run_bytes) >> 16 * (rule & 1)) & 0xffff;
+    }
+
+    __device__ __forceinline__ const Rule& rule(u32 code) const { return fills.rule[(code >> 3) - 1]; }
+
+    // The values of the points by the first `rules` rules, from their sources.
+    template <int rules>
+    __device__ __forceinline__ void find(const u64 (&source)[IN_FLIGHT], Number (&value)[IN_FLIGHT]) const
+    {
+        if constexpr (rules == 0) {
+#pragma unroll
+            for (u32 i = 0; i < IN_FLIGHT; ++i)
+                if (word + i * blockDim.x < last)
+                    value[i] = *at_address<const Number>(source[i]);
+        } else {
+            const u32 code = this->code(rules - 1);
+            if (rules > 1 && !code) {
+                find<rules - 1>(source, value);
+                return;
+            }
+            const Rule& rule = this->rule(code);
+            const Number number = *(const Number*)rule.number;
+            if (rule.kind == CONSTANT) {
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = number;
+                return;
+            }
+            find<rules - 1>(source, value);
+            if (rule.kind == NEGATE) {
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = negative(value[i]);
+            }
+            if (rule.kind == AROUND) {
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = number - value[i];
+            }
+            if (rule.kind == GRADIENT) {
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = value[i] + times(number, depth(rule, code, i));
+            }
+            if (rule.kind == EXTRAPOLATE) {
+                u64 place[IN_FLIGHT];
+                Number inner[IN_FLIGHT] = {};
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    place[i] = source[i] + rule.inner;
+                find<rules - 1>(place, inner);
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i) {
+                    const int distance = depth(rule, code, i);
+                    value[i] = value[i] + times(value[i] - inner[i], distance < 0 ? -distance : distance);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ int depth(const Rule& rule, u32 code, u32 i) const
+    {
+        return rule.depth + digit_at(region, code & 7, word + i * blockDim.x);
+    }
+};
+
+struct FillWork {
+    const Fills& fills;
+
+    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
+    {
+        for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
+            const Points points{fills, region, start, last};
+            const u64 base = fills.pointers[points.rule(points.code(0)).array];
+            u64 source[IN_FLIGHT], target[IN_FLIGHT];
+            Number value[IN_FLIGHT] = {};
+            places<IN_FLIGHT>(region, base, base, start, blockDim.x, source, target);
+            points.find<RULES>(source, value);
+#pragma unroll
+            for (u32 i = 0; i < IN_FLIGHT; ++i)
+                if (start + i * blockDim.x < last)
+                    *at_address<Number>(target[i]) = value[i];
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS) fill_walls(
+    const __grid_constant__ Fills fills, const __grid_constant__ Table table, u32 regions, u32 chunks, u32 chunk_words)
+{
+    wait_for_earlier();
+    for_each_chunk(table, regions, chunks, chunk_words, FillWork{fills});
 }
