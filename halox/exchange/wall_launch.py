@@ -22,7 +22,7 @@ from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.launch import Parameter, PreparedLaunch
 from halox.runtime.gpu.memory import uploaded
 
-MOST_ARRAYS, MOST_RULES, INLINE_RULES, NO_LEVEL = 16, 4, 12, 7
+MOST_ARRAYS, MOST_RULES, INLINE_RULES, NO_LEVEL = 16, 4, 8, 7
 
 _INLINE_BYTES = (
     3488  # of regions: the parameters of a launch have 4 KiB, also for the addresses and the rules
@@ -44,9 +44,7 @@ _TYPES = {
     **{"u8": ("unsigned long long", 0), "b1": ("unsigned char", 0)},
 }
 
-RULE = np.dtype(
-    [("inner", "i8"), ("number", "u1", 16), ("kind", "u2"), ("array", "u2"), ("depth", "i4")]
-)
+RULE = np.dtype([("inner", "i8"), ("number", "u1", 16), ("depth", "i8")])
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,16 @@ class FillPlan:
 
     def fills(self, pointers: Sequence[int], rules: int = 0) -> bytes:
         """Return the kernel's first parameter: addresses of the arrays, and the rules or their address."""
-        addresses = np.zeros(MOST_ARRAYS, np.uint64)
+        inline, regions = self.planned.inline, self.planned.regions
+        first_chunks = np.full((inline + 1) // 2 * 2, -1, "i4")
+        addresses = np.zeros(1 if len(self.numbers) == 1 else MOST_ARRAYS, np.uint64)
         addresses[: len(self.numbers)] = [pointers[number] for number in self.numbers]
         behind = np.array([rules], np.uint64)
-        if self.planned.inline:
+        if inline:
+            first_chunks[: len(regions)] = regions["first_chunk"]
             behind = np.zeros(INLINE_RULES, RULE)
             behind[: len(self.rules)] = self.rules
-        return addresses.tobytes() + behind.tobytes()
+        return first_chunks.tobytes() + addresses.tobytes() + behind.tobytes()
 
 
 def plan_fill(
@@ -118,22 +119,32 @@ def _plan(
                 continue
             for fill in region.along:
                 if id(fill) not in numbers:  # regions of the same components share them
-                    rules.append(_rule(fill, array, place))
-                    numbers[id(fill)] = len(rules)
-            places = [numbers[id(fill)] << 3 for fill in region.along]
-            codes.append([at | level for at, level in zip(places, levels, strict=True)])
+                    rule, kind = _rule(fill, array)
+                    rules.append(rule)
+                    numbers[id(fill)] = len(rules) << 6 | kind << 3
+            pairs = zip(region.along, levels, strict=True)
+            codes.append((place, *(numbers[id(fill)] | level for fill, level in pairs)))
             rows.append(row)
-    table = np.array(rules, RULE)
-    if len(table) >= 1 << 13 or (dtype.kind in "bu" and np.any(table["kind"] > KINDS["edge"])):
+    is_signed = dtype.kind not in "bu"
+    if len(rules) >= 1 << 10 or not all(
+        is_signed or code >> 3 & 7 <= KINDS["edge"] for _, *of_region in codes for code in of_region
+    ):
         return None
+    table = np.array(rules, RULE)
     inline = _INLINE_BYTES if len(table) <= INLINE_RULES else 0
     planned = plan_rows(rows, sms=sms, table_bytes=inline)
-    for region, of_region in zip(planned.regions, codes, strict=True):
+    for region, (place, *of_region) in zip(planned.regions, codes, strict=True):
         first, second, third, fourth = (*of_region, 0, 0, 0)[:MOST_RULES]
+        region["level"][0]["extent"] = place
         region["word_bytes"], region["run_bytes"] = first | second << 16, third | fourth << 16
-    most = max(map(len, codes), default=1)
-    defines = (("TYPE", types[0]), ("COMPLEX", str(types[1])), ("RULES", "3" if most < 4 else "4"))
+    most = max(len(region.along) for _, regions in fields for region in regions)
     numbers_of = tuple(number for number, _ in fields)
+    defines = (
+        ("TYPE", types[0]),
+        ("COMPLEX", str(types[1])),
+        ("RULES", "3" if most < 4 else "4"),
+        ("ARRAYS", "1" if len(fields) == 1 else str(MOST_ARRAYS)),
+    )
     return FillPlan(planned, table, numbers_of, (*planned.defines, *defines))
 
 
@@ -190,8 +201,8 @@ def _row(region: WallRegion, array: Described) -> tuple[StridedRow, list[int]]:
     return row, [by_axis.get(fill.array_axis, NO_LEVEL) for fill in region.along]
 
 
-def _rule(fill: AxisFill, array: Described, place: int) -> tuple[int, Array, int, int, int]:
-    """Return a rule of the table, of the array at this place."""
+def _rule(fill: AxisFill, array: Described) -> tuple[tuple[int, Array, int], int]:
+    """Return a rule of the table, and its kind."""
     boundary, kind = fill.boundary, KINDS[fill.boundary.kind]
     value = np.zeros(16, "u1")
     if boundary.number is not None:
@@ -200,7 +211,7 @@ def _rule(fill: AxisFill, array: Described, place: int) -> tuple[int, Array, int
             kind, number = _AROUND, (2 * number).astype(array.dtype)
         value[: number.nbytes] = number.view("u1")
     inner = (fill.inner.start - fill.source.start) * array.strides[fill.array_axis]
-    return inner, value, kind, place, fill.depths[0]
+    return (inner, value, fill.depths[0]), kind
 
 
 class FillLaunches:
@@ -225,10 +236,9 @@ class FillLaunches:
                 pointer, rules = memory[0].pointer, memory[1].pointer
                 table = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
             structs = (plan.fills(pointers, rules), table.tobytes())
-            numbers = (len(planned.regions), planned.chunks, planned.chunk_words)
             args: list[Parameter] = [
                 *((ctypes.c_char * len(one)).from_buffer_copy(one) for one in structs),
-                *map(ctypes.c_uint32, numbers),
+                ctypes.c_uint32(planned.chunk_words),
             ]
             launches.append(
                 PreparedLaunch(

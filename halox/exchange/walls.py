@@ -17,17 +17,19 @@ import numpy as np
 from halox.decomposition import AxisFill, Boundary, FieldLayout, WallFill, Walls
 from halox.errors import FieldError
 from halox.paths.base import Channel, Operation
-from halox.runtime.arrays import Described, DType, HostArray
+from halox.runtime.arrays import Array, Described, DType, HostArray
 from halox.runtime.casting import cast
 from halox.runtime.gpu.cuda import cupy
 
 if TYPE_CHECKING:
+    from halox.exchange.host_walls import HostFills
     from halox.exchange.wall_launch import FillLaunches
     from halox.runtime.gpu.launch import PreparedLaunch
 
 _Step = Callable[[], object]
 
 _SIGNED, _NUMERIC = "ifc", "iufc"
+_IN_PLACE = ("function", "phase")  # kinds without a source
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class WallChannel(Channel):
                 described[0].device,
                 wraps=is_alone and all(one.is_whole for one in walls),
             )
+        self._rooms: dict[int, Array] = {}  # by field, for copies of layers on the host
         self._steps: list[_Step] = []
         self.bind(
             self.views(
@@ -140,26 +143,38 @@ class WallChannel(Channel):
             return steps
         for walls in self._walls:
             described, memory = self._described[walls.number], memories[walls.number]
+            fills, on_host = walls.walls.fills(), None
             if described.device is None:
                 xp: ModuleType = np
+                start = self._origins[walls.number]
                 array = np.ndarray(
-                    described.shape,
-                    described.dtype,
-                    memory,
-                    self._origins[walls.number],
-                    described.strides,
+                    described.shape, described.dtype, memory, start, described.strides
                 )
+                if fills and not self._adds:
+                    on_host = self._on_host(array, memory, walls.number, fills)
             else:
                 xp, array = cupy(), _device_array(described, memory)
-            fills = walls.walls.fills()
             for fill in fills[::-1] if self._adds else fills:
-                if array[fill.target].size:
-                    steps += (
-                        _adjoint_steps(xp, array, fill)
-                        if self._adds
-                        else _steps(xp, array, fill, walls.origin)
-                    )
+                if not array[fill.target].size:
+                    continue
+                if self._adds:
+                    steps += _adjoint_steps(xp, array, fill)
+                elif on_host is not None and fill.along.boundary.kind not in _IN_PLACE:
+                    steps += on_host.steps(fill)
+                else:
+                    steps += _steps(xp, array, fill, walls.origin)
         return steps
+
+    def _on_host(
+        self, array: Array, memory: Any, number: int, fills: Sequence[WallFill]
+    ) -> HostFills:
+        from halox.exchange.host_walls import HostFills
+
+        room = self._rooms.get(number)
+        if room is None:
+            thinnest = min(array.shape[fill.along.array_axis] for fill in fills)
+            room = self._rooms[number] = np.empty((3, array.size // thinnest), array.dtype)
+        return HostFills(array, memory, self._origins[number], room)
 
     def bind(self, views: list[_Step]) -> None:
         """Use the arrays of these steps."""
@@ -219,7 +234,7 @@ def _ramp(xp: ModuleType, array: Any, along: AxisFill, factor: complex | None) -
 
 
 def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) -> list[_Step]:
-    """Return the operations of one fill."""
+    """Return the operations of one fill with whole slabs."""
     along, boundary = fill.along, fill.along.boundary
     target, source = array[fill.target], array[fill.source]
     kind = boundary.kind
@@ -245,10 +260,6 @@ def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) 
             return [partial(xp.negative, source, target)]
         twice = (2 * cast(boundary.number, array.dtype)).astype(array.dtype)[()]
         return [partial(xp.subtract, twice, source, target)]
-    innermost = min(range(array.ndim), key=lambda axis: abs(array.strides[axis]))
-    if array.dtype.kind in _NUMERIC and along.array_axis == innermost:
-        # NumPy's assignment takes up to twice as long on slabs of short runs.
-        return [partial(xp.positive, source, target)]
     return [partial(target.__setitem__, ..., source)]
 
 

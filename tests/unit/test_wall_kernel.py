@@ -12,7 +12,8 @@ import pytest
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_boundary
 from halox.exchange import wall_launch
-from halox.exchange.wall_launch import FillPlan, plan_fill
+from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
+from halox.packing.strided_plan import region_dtype
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from tests.boundaries import UNTOUCHED, block, random_case
@@ -31,14 +32,12 @@ def library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
 #include "{SHIM}"
 {source("walls")}
 extern "C" void run(unsigned grid, unsigned block, int backwards, const void* fills, const void* table,
-                    unsigned regions, unsigned chunks, unsigned chunk_words)
+                    unsigned chunk_words)
 {{
-    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Fills*)fills, *(const Table*)table, regions,
-                  chunks, chunk_words);
+    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Fills*)fills, *(const Table*)table, chunk_words);
 }}
-extern "C" {{ unsigned long sizes[] = {{sizeof(Rule), MOST_ARRAYS, INLINE_RULES, NO_LEVEL,
-    __builtin_offsetof(Rule, number), __builtin_offsetof(Rule, kind), __builtin_offsetof(Rule, array),
-    __builtin_offsetof(Rule, depth), sizeof(Fills)}}; }}
+extern "C" {{ unsigned long sizes[] = {{sizeof(Rule), INLINE_RULES, NO_LEVEL, __builtin_offsetof(Rule, number),
+    __builtin_offsetof(Rule, depth), sizeof(Fills) + sizeof(Table) + sizeof(u32)}}; }}
 """
     )
 
@@ -61,26 +60,27 @@ def run(plan: FillPlan, arrays: Sequence[Any], *, backwards: bool = False) -> No
         ctypes.c_int(backwards),
         ctypes.c_void_p(fills.ctypes.data),
         ctypes.c_void_p(pointer),
-        ctypes.c_uint(len(planned.regions)),
-        ctypes.c_uint(planned.chunks),
         ctypes.c_uint(planned.chunk_words),
     )
 
 
 def test_the_table_is_that_of_the_kernel() -> None:
-    numbers = (ctypes.c_ulong * 9).in_dll(library(()), "sizes")
+    """The parameters of a launch have 4 KiB on every GPU."""
     rule = wall_launch.RULE
     assert rule.fields is not None
-    offsets = [rule.fields[name][1] for name in ("number", "kind", "array", "depth")]
-    assert list(numbers)[:8] == [
-        rule.itemsize,
-        wall_launch.MOST_ARRAYS,
-        wall_launch.INLINE_RULES,
-        wall_launch.NO_LEVEL,
-        *offsets,
-    ]
-    # The parameters of a launch have 4 KiB on every GPU.
-    assert numbers[8] + wall_launch._INLINE_BYTES + 3 * 4 <= 4096
+    for levels in (1, 2, 3):
+        inline = wall_launch._INLINE_BYTES // region_dtype(levels).itemsize
+        defines = (("TABLE_REGIONS", inline), ("MAX_LEVELS", levels), ("ARRAYS", MOST_ARRAYS))
+        sizes = library(tuple((name, str(value)) for name, value in defines))
+        *numbers, parameters = (ctypes.c_ulong * 6).in_dll(sizes, "sizes")
+        assert numbers == [
+            rule.itemsize,
+            wall_launch.INLINE_RULES,
+            wall_launch.NO_LEVEL,
+            rule.fields["number"][1],
+            rule.fields["depth"][1],
+        ]
+        assert parameters <= 4096
 
 
 @pytest.mark.parametrize("number", range(trials(120)))
@@ -129,6 +129,7 @@ def test_periodic_axes_in_the_same_launch(number: int) -> None:
     """One launch fills the whole halo of a rank that is its own neighbour, from its owned points."""
     rng = np.random.default_rng([20261126, number])
     case = random_case(rng, 1)
+    case.dtype = np.dtype("f8")  # few kernels, because each is compiled
     case.sides = {
         component: tuple(
             (None, None) if wraps else pair

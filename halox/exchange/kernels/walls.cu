@@ -1,4 +1,4 @@
-// walls: fills the halo beyond the walls of a grid, of up to MOST_ARRAYS fields of one type in one launch; also the halo
+// walls: fills the halo beyond the walls of a grid, of up to ARRAYS fields of one type in one launch; also the halo
 // on periodic axes whose cells this rank owns.
 //
 // Each region is a box of one array; the boxes are disjoint. A box at an edge or a corner has several rules, one for each
@@ -6,11 +6,14 @@
 // inside the walls, which no thread writes. So threads run in any order.
 //
 // strided_body.cu describes the table of regions, the index order, the launch shape and the bytes moved; a word is a
-// number. The source of a region's points has the offsets of all rules. Instead of word_bytes and run_bytes a region has
-// the codes of its rules in 16 bits each, lowest bits first, 0 for no rule: the number of the rule, from 1, and in the
-// lowest 3 bits the level of its layers, NO_LEVEL for one layer.
+// number, and each block has one chunk. The source of a region's points has the offsets of all rules. The extent of level
+// 0 is the number of the array. Instead of word_bytes and run_bytes a region has the codes of its rules in 16 bits each,
+// lowest bits first, 0 for no rule: the number of the rule, from 1, in 3 bits its kind, and in the lowest 3 bits the level
+// of its layers, NO_LEVEL for one layer. Blocks wait for each line of parameters that they read, so that the first chunks
+// are also beside each other, and most rules are not read.
 //
-// TYPE is the C type of a number; with COMPLEX a number consists of two. RULES is the largest number of rules of a region.
+// TYPE is the C type of a number; with COMPLEX a number consists of two. RULES is the largest number of rules of a region,
+// and ARRAYS the largest number of arrays.
 
 #ifndef TYPE
 #define TYPE double
@@ -22,9 +25,11 @@
 #define RULES 3
 #endif
 
-#define BLOCKS (COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 5)  // that a multiprocessor holds, without spilled registers
-#define MOST_ARRAYS 16
-#define INLINE_RULES 12
+#define BLOCKS (IN_FLIGHT > 2 && RULES > 3 ? 2 : COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 5)  // that a multiprocessor holds, without spilled registers
+#ifndef ARRAYS
+#define ARRAYS 1
+#endif
+#define INLINE_RULES 8
 #define NO_LEVEL 7
 
 #include "strided_body.cu"
@@ -74,12 +79,14 @@ enum Kind { CONSTANT, COPY, NEGATE, GRADIENT, EXTRAPOLATE, AROUND };
 struct Rule {
     i64 inner;  // bytes from the layer at the wall to the layer after it
     double number[2];  // the bytes of a Number
-    unsigned short kind, array;
-    int depth;
+    i64 depth;
 };
 
 struct Fills {
-    u64 pointers[MOST_ARRAYS];
+#if TABLE_REGIONS
+    u32 first_chunk[(TABLE_REGIONS + 1) / 2 * 2];  // of each region; the greatest number if there is none
+#endif
+    u64 pointers[ARRAYS];
 #if TABLE_REGIONS
     Rule rule[INLINE_RULES];
 #else
@@ -112,7 +119,15 @@ struct Points {
         return ((rule < 2 ? region.word_bytes : region.run_bytes) >> 16 * (rule & 1)) & 0xffff;
     }
 
-    __device__ __forceinline__ const Rule& rule(u32 code) const { return fills.rule[(code >> 3) - 1]; }
+    __device__ __forceinline__ const Rule& rule(u32 code) const { return fills.rule[(code >> 6) - 1]; }
+
+    __device__ __forceinline__ Number number(u32 code) const { return *(const Number*)rule(code).number; }
+
+    // Distance of a point from the layer at the wall.
+    __device__ __forceinline__ int depth(u32 code, u32 i) const
+    {
+        return int(rule(code).depth) + digit_at(region, code & 7, word + i * blockDim.x);
+    }
 
     // The values of the points by the first `rules` rules, from their sources.
     template <int rules>
@@ -124,80 +139,81 @@ struct Points {
                 if (word + i * blockDim.x < last)
                     value[i] = *at_address<const Number>(source[i]);
         } else {
-            const u32 code = this->code(rules - 1);
+            const u32 code = this->code(rules - 1), kind = code >> 3 & 7;
             if (rules > 1 && !code) {
                 find<rules - 1>(source, value);
                 return;
             }
-            const Rule& rule = this->rule(code);
-            const Number number = *(const Number*)rule.number;
-            if (rule.kind == CONSTANT) {
+            if (kind == CONSTANT) {
+                const Number number = this->number(code);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     value[i] = number;
                 return;
             }
             find<rules - 1>(source, value);
-            if (rule.kind == NEGATE) {
+            if (kind == NEGATE) {
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     value[i] = negative(value[i]);
-            }
-            if (rule.kind == AROUND) {
+            } else if (kind == AROUND) {
+                const Number number = this->number(code);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     value[i] = number - value[i];
-            }
-            if (rule.kind == GRADIENT) {
+            } else if (kind == GRADIENT) {
+                const Number number = this->number(code);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
-                    value[i] = value[i] + times(number, depth(rule, code, i));
-            }
-            if (rule.kind == EXTRAPOLATE) {
+                    value[i] = value[i] + times(number, depth(code, i));
+            } else if (kind == EXTRAPOLATE) {
                 u64 place[IN_FLIGHT];
                 Number inner[IN_FLIGHT] = {};
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
-                    place[i] = source[i] + rule.inner;
+                    place[i] = source[i] + rule(code).inner;
                 find<rules - 1>(place, inner);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i) {
-                    const int distance = depth(rule, code, i);
+                    const int distance = depth(code, i);
                     value[i] = value[i] + times(value[i] - inner[i], distance < 0 ? -distance : distance);
                 }
             }
         }
     }
-
-    __device__ __forceinline__ int depth(const Rule& rule, u32 code, u32 i) const
-    {
-        return rule.depth + digit_at(region, code & 7, word + i * blockDim.x);
-    }
 };
 
-struct FillWork {
-    const Fills& fills;
-
-    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
-    {
-        for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
-            const Points points{fills, region, start, last};
-            const u64 base = fills.pointers[points.rule(points.code(0)).array];
-            u64 source[IN_FLIGHT], target[IN_FLIGHT];
-            Number value[IN_FLIGHT] = {};
-            places<IN_FLIGHT>(region, base, base, start, blockDim.x, source, target);
-            points.find<RULES>(source, value);
+static __device__ __forceinline__ u32 region_at(const Fills& fills, const Table& table, u32 chunk)
+{
+#if TABLE_REGIONS
+    (void)table;
+    u32 found = 0;
 #pragma unroll
-            for (u32 i = 0; i < IN_FLIGHT; ++i)
-                if (start + i * blockDim.x < last)
-                    *at_address<Number>(target[i]) = value[i];
-        }
-    }
-};
+    for (u32 k = 1; k < TABLE_REGIONS; ++k)
+        found += fills.first_chunk[k] <= chunk;
+    return found;
+#else
+    (void)fills;
+    return table.chunk_region[chunk];
+#endif
+}
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS) fill_walls(
-    const __grid_constant__ Fills fills, const __grid_constant__ Table table, u32 regions, u32 chunks, u32 chunk_words)
+    const __grid_constant__ Fills fills, const __grid_constant__ Table table, u32 chunk_words)
 {
     wait_for_earlier();
-    for_each_chunk(table, regions, chunks, chunk_words, FillWork{fills});
+    const Region& region = table.region[region_at(fills, table, blockIdx.x)];
+    const u32 first = (blockIdx.x - region.first_chunk) * chunk_words, left = region.words - first;
+    const u32 last = first + (left < chunk_words ? left : chunk_words);
+    const u64 base = fills.pointers[ARRAYS > 1 ? region.level[0].extent : 0];
+    for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
+        u64 source[IN_FLIGHT], target[IN_FLIGHT];
+        Number value[IN_FLIGHT] = {};
+        places<IN_FLIGHT>(region, base, base, start, blockDim.x, source, target);
+        Points{fills, region, start, last}.find<RULES>(source, value);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (start + i * blockDim.x < last)
+                *at_address<Number>(target[i]) = value[i];
+    }
 }
