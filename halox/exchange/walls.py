@@ -153,7 +153,12 @@ class WallChannel(Channel):
                 if fills and not self._adds:
                     on_host = self._on_host(array, memory, walls.number, fills)
             else:
-                xp, array = cupy(), _device_array(described, memory)
+                from halox.runtime.gpu.memory import device_view
+
+                xp = cupy()
+                array = device_view(
+                    memory, described.shape, described.dtype, described.strides, described.device
+                )
             for fill in fills[::-1] if self._adds else fills:
                 if not array[fill.target].size:
                     continue
@@ -199,29 +204,6 @@ class WallChannel(Channel):
 
 def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:
     launch.launch(current_stream().ptr)
-
-
-def _device_array(described: Described, pointer: int) -> Any:
-    """Return a CuPy array at an address; the caller keeps the memory alive."""
-    cp = cupy()
-    nbytes = sum(
-        (extent - 1) * abs(stride)
-        for extent, stride in zip(described.shape, described.strides, strict=True)
-    )
-    below = sum(
-        (extent - 1) * stride
-        for extent, stride in zip(described.shape, described.strides, strict=True)
-        if stride < 0
-    )
-    memory = cp.cuda.UnownedMemory(
-        pointer + below, nbytes + described.dtype.itemsize, None, described.device
-    )
-    return cp.ndarray(
-        described.shape,
-        described.dtype,
-        cp.cuda.MemoryPointer(memory, -below),
-        described.strides,
-    )
 
 
 def _ramp(xp: ModuleType, array: Any, along: AxisFill, factor: complex | None) -> Any:

@@ -93,6 +93,67 @@ def test_corners(corners: bool, comm: MPI.Intracomm) -> None:
         assert agree(np.array_equal(u, expected), comm)
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f8", "c16", "?", "S16", "i4,f8", "S24"])
+def test_copies_keep_all_bytes(dtype: str, comm: MPI.Intracomm) -> None:
+    """Signs of zeros, payloads of NaNs, bytes behind zeros, in periodic halos and beyond walls."""
+    shape = (4 * comm.size, 5, 6)
+    sides = (("symmetric", "edge"), None, "reflect")
+    with halox.Grid(
+        shape, halo=2, periodic=(0, 1, 0), boundary=sides, comm=comm, device="cpu"
+    ) as grid:
+        u = grid.zeros(dtype)
+        raw = np.random.default_rng(SEED).integers(0, 256, (*shape, u.itemsize), np.uint8)
+        raw[raw % 3 == 0] = 0
+        whole = (raw & 1 if dtype == "?" else raw).view(u.dtype)[..., 0]
+        grid.interior(u)[...] = whole[grid.owned]
+        grid.exchange(u)
+        number = np.arange(whole.size).reshape(shape)
+        number = np.pad(number, ((0, 0), (2, 2), (0, 0)), mode="wrap")
+        number = np.pad(number, ((2, 0), (0, 0), (0, 0)), mode="symmetric")
+        number = np.pad(number, ((0, 2), (0, 0), (0, 0)), mode="edge")
+        number = np.pad(number, ((0, 0), (0, 0), (2, 2)), mode="reflect")
+        cut = tuple(slice(at.start, at.stop + 4) for at in grid.owned)
+        assert agree(u.tobytes() == whole.ravel()[number[cut]].tobytes(), comm)
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric", "antisymmetric"])
+@pytest.mark.parametrize("offsets", [(1, 3), (2,)])
+def test_offsets_in_halos_wider_than_blocks(
+    offsets: tuple[int, ...], mode: Any, comm: MPI.Intracomm
+) -> None:
+    """The cells at the offsets from owned cells, along each axis, are those of `numpy.pad` of the whole field."""
+    shape, width = (max(4, comm.size), 5, 4), max(offsets)
+    periodic = (False, False, True)
+    with halox.Grid(
+        shape, halo=width, periodic=periodic, comm=comm, device="cpu", proc_shape=(comm.size, 1, 1)
+    ) as grid:
+        u = grid.full(UNTOUCHED, "i8", offsets=offsets, boundary=(mode, mode, None))
+        rng = np.random.default_rng([SEED, *offsets])
+        for _ in range(2):
+            whole = rng.integers(-99, 100, shape)
+            grid.interior(u)[...] = whole[grid.owned]
+            grid.exchange(u)
+            padded = np.pad(whole, ((0, 0), (0, 0), (width, width)), mode="wrap")
+            for axis in (0, 1):
+                widths = [(0, 0)] * 3
+                widths[axis] = (width, width)
+                padded = np.pad(padded, widths, mode=mode.removeprefix("anti"))
+                if mode == "antisymmetric":
+                    beyond = [slice(None)] * 3
+                    for beyond[axis] in (slice(0, width), slice(-width, None)):
+                        padded[tuple(beyond)] *= -1
+            for axis in range(3):
+                for offset in (sign * offset for offset in offsets for sign in (1, -1)):
+                    by = [width + offset * (axis == other) for other in range(3)]
+                    mine = [slice(n, n + k) for n, k in zip(by, grid.rank_shape, strict=True)]
+                    there = [
+                        slice(n + at.start, n + at.stop)
+                        for n, at in zip(by, grid.owned, strict=True)
+                    ]
+                    is_equal = np.array_equal(u[tuple(mine)], padded[tuple(there)])
+                    assert agree(is_equal, comm), (axis, offset)
+
+
 def stored(grid: halox.Grid) -> list[slice]:
     """Return this rank's part of a field padded by 2 on each side."""
     return [slice(at.start, at.stop + 4) for at in grid.owned]
