@@ -119,6 +119,22 @@ def deep_regions(layout: FieldLayout, every: int) -> tuple[Cells, ...]:
     return tuple(regions)
 
 
+def extra_work(layout: FieldLayout, every: int, parts: int = 1) -> float:
+    """Return the work in halos during ``every`` steps after an exchange, as a number of steps.
+
+    A step reads one of ``parts`` parts of the field's halo on each side.
+    """
+    total = 0.0
+    for step in range(every):
+        size = 1.0
+        per_axis = zip(_owned(layout), _open_sides(layout), layout.spec.halo, strict=True)
+        for (first, stop), sides, halo in per_axis:
+            rims = [n // parts for is_open, n in zip(sides, halo, strict=True) if is_open]
+            size *= 1 + step * sum(rims) / (stop - first)
+        total += size - 1
+    return total
+
+
 def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) -> int:
     """Return the number of steps between exchanges; raise `FieldError` if the fields' halos do not allow it."""
     steps = as_int(every)
@@ -136,11 +152,6 @@ def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) ->
                     f"every={steps} does not divide the halo {widths} (low, high) of field {number} along axis {axis}; "
                     f"for steps that read w cells on each side, use a halo of {steps} * w cells"
                 )
-        if spec.boundary:
-            raise FieldError(
-                f"every={steps} leaves halos at walls unchanged between exchanges, and field {number} has a boundary "
-                "there; give it boundary=None and set its walls in each step, or every=1"
-            )
         if spec.parity is not None or spec.offsets or not (corners or spec.ndim == 1):
             raise FieldError(
                 f"every={steps} needs whole halos, and field {number} has corners={corners}, parity={spec.parity!r}, "

@@ -96,6 +96,7 @@ class WallChannel(Channel):
     """
 
     is_movable = True
+    fills_walls = True
 
     def __init__(
         self,

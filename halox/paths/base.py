@@ -105,6 +105,7 @@ class Channel(ABC):
 
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
+    fills_walls = False  # `finish` fills halos from cells of this rank alone
     is_measured = True  # `Plan.measure` runs it without the plan's other channels
     # Of a closed channel:
     has_ended = True  # this rank has no work under way

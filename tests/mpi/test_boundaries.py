@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, HaloxError, MismatchError, StateError
 from tests.boundaries import UNTOUCHED, block, random_case
 from tests.mpi.conftest import agree
 from tests.support import trials
@@ -325,7 +325,7 @@ def test_a_function_has_no_adjoint(comm: MPI.Intracomm) -> None:
 
 
 def test_overlap_computes_cells_at_walls_after_the_exchange(comm: MPI.Intracomm) -> None:
-    """Steps in an overlapped loop are those after whole exchanges; several steps for one exchange are refused."""
+    """Steps in an overlapped loop are those after whole exchanges."""
     shape = (7 * comm.size, 9)
     sides = (("reflect", "antisymmetric"), ("extrapolate", ("constant", 2.0)))
     with halox.Grid(shape, boundary=sides, comm=comm, device="cpu") as grid:
@@ -345,5 +345,44 @@ def test_overlap_computes_cells_at_walls_after_the_exchange(comm: MPI.Intracomm)
                 old, new = new, old
             results.append(grid.interior(old).copy())
         assert agree(np.isfinite(results[0]).all() and np.array_equal(*results), comm)
-        with pytest.raises(FieldError, match="walls unchanged"):
-            grid.plan(grid.zeros(halo=2), every=2)
+
+
+@pytest.mark.parametrize("sides", ["reflect", "extrapolate", ("antisymmetric", 2.0), None])
+def test_several_steps_for_one_exchange(sides: Any, comm: MPI.Intracomm) -> None:
+    """With the walls filled after each step, owned cells have the bits of exchanges before each step."""
+    shape = (9 * comm.size, 11, 8)
+    boundary = (sides, ("edge", ("gradient", 0.5)), None)
+    results = []
+    for every in (1, 2, 3):
+        with halox.Grid(
+            shape, halo=every, boundary=boundary, periodic=(0, 0, 1), comm=comm, device="cpu"
+        ) as grid:
+            u, v = grid.full(0.5), grid.full(0.5)  # the value beyond walls without a boundary
+            i, j, k = grid.indices()
+            grid.interior(u)[...] = np.sin(i) + np.cos(2 * j) * k
+            plan = grid.plan(u, every=every)
+            for _ in range(6 // every):
+                for cells in plan.steps(u):
+                    v[cells] = u[cells] / 2
+                    for axis in range(3):
+                        by = np.eye(3, dtype=int)[axis]
+                        v[cells] += (u[cells.shifted(*by)] + u[cells.shifted(*-by)]) / 12
+                    u, v = v, u
+                    plan.fill_walls(u)
+            results.append(grid.interior(u).copy())
+    assert np.isfinite(results[0]).all()
+    assert agree(all(np.array_equal(results[0], other) for other in results[1:]), comm)
+
+
+def test_walls_are_not_filled_during_an_exchange(comm: MPI.Intracomm) -> None:
+    with halox.Grid((4 * comm.size, 6), boundary="edge", comm=comm, device="cpu") as grid:
+        u = grid.ones()
+        plan = grid.plan(u)
+        plan.start()
+        with pytest.raises(StateError, match="between start"):
+            plan.fill_walls()
+        plan.finish()
+        u[grid.layout(u).interior] = 2
+        plan.fill_walls()
+        beyond = [u[0, 1:-1] if grid.at_wall(0, "low") else u[1:-1, 0], u[1:-1, -1]]
+        assert agree(all((part == 2).all() for part in beyond), comm)
