@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _Step = Callable[[], object]
 
 _SIGNED, _NUMERIC = "ifc", "iufc"
-_IN_PLACE = ("function", "phase")  # kinds without a source
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,10 @@ class WallChannel(Channel):
                 described[0].device,
                 wraps=is_alone and all(one.is_whole for one in walls),
             )
-        self._rooms: dict[int, Array] = {}  # by field, for copies of layers on the host
+        self._layers: dict[int, HostFills] = {}  # by field
+        self._fills = {one.number: one.walls.fills() for one in walls}
+        if self._adds:
+            self._fills = {number: fills[::-1] for number, fills in self._fills.items()}
         self._steps: list[_Step] = []
         self.bind(
             self.views(
@@ -144,7 +146,8 @@ class WallChannel(Channel):
             return steps
         for walls in self._walls:
             described, memory = self._described[walls.number], memories[walls.number]
-            fills, on_host = walls.walls.fills(), None
+            fills = self._fills[walls.number]
+            layers: HostFills | None = None
             if described.device is None:
                 xp: ModuleType = np
                 start = self._origins[walls.number]
@@ -152,7 +155,7 @@ class WallChannel(Channel):
                     described.shape, described.dtype, memory, start, described.strides
                 )
                 if fills and not self._adds:
-                    on_host = self._on_host(array, memory, walls.number, fills)
+                    layers = self._layers_of(walls.number, array)
             else:
                 from halox.runtime.gpu.memory import device_view
 
@@ -160,27 +163,23 @@ class WallChannel(Channel):
                 array = device_view(
                     memory, described.shape, described.dtype, described.strides, described.device
                 )
-            for fill in fills[::-1] if self._adds else fills:
+            for number, fill in enumerate(fills):
                 if not array[fill.target].size:
                     continue
                 if self._adds:
                     steps += _adjoint_steps(xp, array, fill)
-                elif on_host is not None and fill.along.boundary.kind not in _IN_PLACE:
-                    steps += on_host.steps(fill)
+                elif layers is not None and layers.calls[number]:
+                    steps += layers.steps(number, memory, start)
                 else:
                     steps += _steps(xp, array, fill, walls.origin)
         return steps
 
-    def _on_host(
-        self, array: Array, memory: Any, number: int, fills: Sequence[WallFill]
-    ) -> HostFills:
+    def _layers_of(self, number: int, array: Array) -> HostFills:
         from halox.exchange.host_walls import HostFills
 
-        room = self._rooms.get(number)
-        if room is None:
-            thinnest = min(array.shape[fill.along.array_axis] for fill in fills)
-            room = self._rooms[number] = np.empty((3, array.size // thinnest), array.dtype)
-        return HostFills(array, memory, self._origins[number], room)
+        if number not in self._layers:
+            self._layers[number] = HostFills(array, self._fills[number])
+        return self._layers[number]
 
     def bind(self, views: list[_Step]) -> None:
         """Use the arrays of these steps."""
