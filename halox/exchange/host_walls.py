@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,6 @@ from halox.runtime.casting import cast
 IN_PLACE = ("function", "phase")
 """Kinds of boundaries without a source, whose operations are not here."""
 
-_PART = 8192  # cells of a sum that are computed at once
-
 _Call = tuple[Callable[..., object] | None, tuple[Any, ...]]
 
 
@@ -34,9 +31,7 @@ class HostFills:
     """
 
     def __init__(self, array: Array, fills: Sequence[WallFill]) -> None:
-        thinnest = min([array.shape[fill.along.array_axis] for fill in fills])
         self._start = array.__array_interface__["data"][0]
-        self._room = np.empty((2, array.size // thinnest), array.dtype)  # for sums of a layer
         self.calls = [self._calls_of(array, fill) for fill in fills]
 
     def steps(self, number: int, memory: Any, origin: int) -> Iterator[Callable[[], object]]:
@@ -67,12 +62,10 @@ class HostFills:
             elif kind == "constant":
                 calls.append((np.copyto, (result, cast(number, dtype)[()])))
             elif kind == "extrapolate":
-                slope, rise = (room[: into.size].reshape(result.shape) for room in self._room)
-                if not layer:
-                    calls.append((np.subtract, (cells, self._flat(array[fill.inner]), slope)))
+                calls.append((np.subtract, (cells, self._flat(array[fill.inner]), result)))
                 if abs(depth) > 1:
-                    calls.append((np.multiply, (slope, dtype.type(abs(depth)), rise)))
-                calls.append((np.add, (cells, rise if abs(depth) > 1 else slope, result)))
+                    calls.append((np.multiply, (result, dtype.type(abs(depth)), result)))
+                calls.append((np.add, (result, cells, result)))
             elif kind == "gradient":
                 change = (depth * cast(number, dtype)).astype(dtype)[()]
                 calls.append((np.add, (cells, change, result)))
@@ -81,7 +74,7 @@ class HostFills:
             else:
                 twice = (2 * cast(number, dtype)).astype(dtype)[()]
                 calls.append((np.subtract, (twice, cells, result)))
-        return list(_in_parts(calls)) if kind == "extrapolate" else calls
+        return calls
 
     def _flat(self, view: Array, words: bool = False) -> View:
         """View the cells of a view, or with ``words`` their runs, with the fewest axes, in the order of the strides."""
@@ -92,21 +85,3 @@ class HostFills:
         if len(form.shape) > 1 and form.shape[-1] == 1:
             return View(form.shape[:-1], form.dtype, offset, form.strides[:-1])
         return form
-
-
-def _in_parts(calls: Sequence[_Call]) -> Iterator[_Call]:
-    """Cut operations on layers along their first axis, so that all operations find a part in the cache."""
-    shape = calls[0][1][-1].shape
-    rows = max(1, _PART * shape[0] // max(prod(shape), 1))
-    for start in range(0, shape[0], rows):
-        for function, operands in calls:
-            yield function, tuple(_part(x, slice(start, start + rows)) for x in operands)
-
-
-def _part(operand: Any, part: slice) -> Any:
-    """Return a part of an operand along its first axis; numbers are whole."""
-    if not isinstance(operand, View):
-        return operand[part] if np.ndim(operand) else operand
-    shape = (len(range(operand.shape[0])[part]), *operand.shape[1:])
-    offset = operand.offset + part.start * operand.strides[0]
-    return View(shape, operand.dtype, offset, operand.strides)

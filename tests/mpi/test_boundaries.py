@@ -30,8 +30,6 @@ def test_halos_are_those_of_numpy_pad(
 ) -> None:
     if number % 2:  # read in place, as on large grids
         monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
-    if number % 4 > 1:  # sums in parts, as on large grids
-        monkeypatch.setattr("halox.exchange.host_walls._PART", 5)
     rng = np.random.default_rng([SEED, comm.size, number])
     case = random_case(rng, comm.size, wide=number % 3 == 2)
     with case.grid(comm) as grid:

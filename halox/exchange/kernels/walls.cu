@@ -25,7 +25,7 @@
 #define RULES 3
 #endif
 
-#define BLOCKS (IN_FLIGHT > 2 && RULES > 3 ? 2 : COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 5)  // that a multiprocessor holds, without spilled registers
+#define BLOCKS (IN_FLIGHT > 2 && RULES > 3 ? 2 : COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 4)  // that a multiprocessor holds, without spilled registers
 #ifndef ARRAYS
 #define ARRAYS 1
 #endif
