@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from tests.boundaries import has_the_bits_of_single_steps
 from tests.support import require
 
 require("gpu")
@@ -47,6 +48,11 @@ def test_one_launch_fills_walls_and_periodic_halos() -> None:
         assert np.array_equal(u.get(), np.concatenate((-low, wrapped, beyond), axis=1))
         expected = np.pad(others, ((0, 0), (2, 2), (0, 0), (2, 2)), mode="wrap")
         assert np.array_equal(v.get()[:, :, 2:-2], expected)
+
+
+@pytest.mark.parametrize("sides", ["reflect", ("antisymmetric", 2.0), None])
+def test_several_steps_for_one_exchange(sides: Any) -> None:
+    assert has_the_bits_of_single_steps(sides, MPI.COMM_SELF, "gpu")
 
 
 def test_in_a_graph() -> None:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError, HaloxError, MismatchError, StateError
-from tests.boundaries import UNTOUCHED, block, random_case
+from tests.boundaries import UNTOUCHED, block, has_the_bits_of_single_steps, random_case
 from tests.mpi.conftest import agree
 from tests.support import trials
 
@@ -349,29 +349,7 @@ def test_overlap_computes_cells_at_walls_after_the_exchange(comm: MPI.Intracomm)
 
 @pytest.mark.parametrize("sides", ["reflect", "extrapolate", ("antisymmetric", 2.0), None])
 def test_several_steps_for_one_exchange(sides: Any, comm: MPI.Intracomm) -> None:
-    """With the walls filled after each step, owned cells have the bits of exchanges before each step."""
-    shape = (9 * comm.size, 11, 8)
-    boundary = (sides, ("edge", ("gradient", 0.5)), None)
-    results = []
-    for every in (1, 2, 3):
-        with halox.Grid(
-            shape, halo=every, boundary=boundary, periodic=(0, 0, 1), comm=comm, device="cpu"
-        ) as grid:
-            u, v = grid.full(0.5), grid.full(0.5)  # the value beyond walls without a boundary
-            i, j, k = grid.indices()
-            grid.interior(u)[...] = np.sin(i) + np.cos(2 * j) * k
-            plan = grid.plan(u, every=every)
-            for _ in range(6 // every):
-                for cells in plan.steps(u):
-                    v[cells] = u[cells] / 2
-                    for axis in range(3):
-                        by = np.eye(3, dtype=int)[axis]
-                        v[cells] += (u[cells.shifted(*by)] + u[cells.shifted(*-by)]) / 12
-                    u, v = v, u
-                    plan.fill_walls(u)
-            results.append(grid.interior(u).copy())
-    assert np.isfinite(results[0]).all()
-    assert agree(all(np.array_equal(results[0], other) for other in results[1:]), comm)
+    assert agree(has_the_bits_of_single_steps(sides, comm, "cpu"), comm)
 
 
 def test_walls_are_not_filled_during_an_exchange(comm: MPI.Intracomm) -> None:
