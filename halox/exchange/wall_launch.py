@@ -85,6 +85,8 @@ def plan_fill(
     by_type: dict[DType, list[tuple[int, Sequence[WallRegion]]]] = {}
     for number, walls in fields:
         regions = walls.regions(wraps=wraps)
+        if not all(map(_is_known, regions)) or not _sources_are_inside(walls, regions):
+            return None
         if regions:
             by_type.setdefault(described[number].dtype, []).append((number, regions))
     plans = []
@@ -109,8 +111,6 @@ def _plan(
     rows, codes, rules = [], [], []
     for place, (number, regions) in enumerate(fields):
         array, numbers = described[number], dict[int, int]()
-        if not all(map(_is_known, regions)) or not _sources_are_inside(regions):
-            return None
         for region in regions:
             row, levels = _row(region, array)
             if row.words > MAX_WORDS or len(row.levels) > MAX_LEVELS:
@@ -161,15 +161,20 @@ def _layers(fill: AxisFill) -> set[int]:
     return read | ({fill.inner.start} if kind == KINDS["extrapolate"] else set())
 
 
-def _sources_are_inside(regions: Sequence[WallRegion]) -> bool:
+def _sources_are_inside(walls: Walls, regions: Sequence[WallRegion]) -> bool:
     """Whether no fill reads a layer that another one writes, as the wall of a staggered field in a thin block."""
-    fills = {(one.array_axis, one.side): one for region in regions for one in region.along}
-    for (axis, _), fill in fills.items():
-        for (other_axis, _), other in fills.items():
-            written = range(other.target.start, other.target.stop)
-            if axis == other_axis and not _layers(fill).isdisjoint(written):
-                return False
-    return True
+    first, stop = len(walls.components[0]), len(walls.components[0]) + len(walls.axes)
+    by_component: dict[str, dict[int, AxisFill]] = {}
+    for region in regions:
+        fills = by_component.setdefault(str((region.box[:first], region.box[stop:])), {})
+        fills.update({id(one): one for one in region.along})
+    return all(
+        fill.array_axis != other.array_axis
+        or _layers(fill).isdisjoint(range(other.target.start, other.target.stop))
+        for fills in by_component.values()
+        for fill in fills.values()
+        for other in fills.values()
+    )
 
 
 def _row(region: WallRegion, array: Described) -> tuple[StridedRow, list[int]]:

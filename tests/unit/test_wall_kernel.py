@@ -190,6 +190,19 @@ def test_layers_of_the_halo_as_sources_are_declined() -> None:
     assert plan_fill([(0, layout.walls())], [describe(u)], SMS) is not None
 
 
+def test_each_component_is_checked() -> None:
+    """In a thin block the mirror image of a component reads the point that its lower wall sets."""
+    grid = decompose((2, 6), 1, halo=((2, 2), (0, 0)))
+    edges, sets = ("edge", None), ((("constant", 3.0), "reflect"), None)
+    for sides in ((edges, edges), (sets, edges), (edges, sets)):
+        boundary = normalise_boundary(dict(enumerate(sides)), (False, False))
+        spec = FieldSpec(((2, 2), (0, 0)), (2,), (), (True, False), boundary=boundary)
+        layout = FieldLayout(grid, 0, spec)
+        u = np.zeros(layout.padded_shape)
+        plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+        assert (plans is None) == (sets in sides)
+
+
 def test_most_random_fields_are_filled_by_the_kernel() -> None:
     """Regions of a plain field with all kinds of boundaries: edges and corners included, each cell in one region."""
     grid = decompose((8, 9, 10), 1, halo=2)
