@@ -25,10 +25,11 @@
 #define RULES 3
 #endif
 
-#define BLOCKS (IN_FLIGHT > 2 && RULES > 3 ? 2 : COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 4)  // that a multiprocessor holds, without spilled registers
 #ifndef ARRAYS
 #define ARRAYS 1
 #endif
+// Blocks that a multiprocessor holds: as many as need no registers in memory.
+#define BLOCKS (IN_FLIGHT > 2 && RULES > 3 ? 2 : COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 4)
 #define INLINE_RULES 8
 #define NO_LEVEL 7
 
