@@ -1,7 +1,8 @@
-"""Heat equation, stopped half-way and restarted from a checkpoint, on any number of ranks.
+"""Heat equation with records in time, stopped half-way and restarted from a checkpoint, on any number of ranks.
 
 Alone: ``python examples/restart.py``; up to step 300, and then up to 500 on another number of ranks, with the command
-``mpiexec -n 4 python -m mpi4py examples/restart.py run.zarr 300``
+``mpiexec -n 4 python -m mpi4py examples/restart.py run.zarr 300``. Every 50 steps, run-records.zarr gets a record of
+every second point. A run that is told to stop (SIGTERM, or near HALOX_WALL_TIME) saves first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ RATE = 0.2  # diffusivity * time step / cell size squared; stable up to 0.25
 
 def run(path: Path, steps: int) -> float:
     """Run up to step ``steps``, from the checkpoint if there is one, and save; return the largest error."""
+    records = path.with_name(f"{path.stem}-records.zarr")
     with halox.Grid(CELLS, halo=1, periodic=True) as grid:
         i, j = grid.indices()
         kx, ky = 4 * math.pi / CELLS[0], 6 * math.pi / CELLS[1]
@@ -35,11 +37,18 @@ def run(path: Path, steps: int) -> float:
                 raise SystemExit(
                     f"{path} is at step {first}; give as many steps or more, or another path"
                 )
-        for _ in range(first, steps):
-            grid.exchange(u)
-            around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
-            new[1:-1, 1:-1] = u[1:-1, 1:-1] + RATE * (around - 4 * u[1:-1, 1:-1])
-            u, new = new, u
+        coarse = (slice(None, None, 2),) * 2
+        with halox.Output(grid, records, u=u, mode="a", time=first, region=coarse) as out:
+            for step in range(first, steps):
+                if halox.stopping(grid):
+                    steps = step
+                    break
+                grid.exchange(u)
+                around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+                new[1:-1, 1:-1] = u[1:-1, 1:-1] + RATE * (around - 4 * u[1:-1, 1:-1])
+                u, new = new, u
+                if (step + 1) % 50 == 0:
+                    out.append(time=step + 1, u=u)
         grid.save(path, u=u, attrs={"step": steps})
         damping = 1 - 4 * RATE * (math.sin(kx / 2) ** 2 + math.sin(ky / 2) ** 2)
         grid.interior(new)[...] = abs(grid.interior(u) - damping**steps * wave)

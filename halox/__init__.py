@@ -13,7 +13,11 @@ from halox.exchange.report import Report
 from halox.grid import Grid
 
 if TYPE_CHECKING:
+    from halox.checkpoint.output import Output
     from halox.collectives.allreduce import Allreduce
+    from halox.cubed_sphere import CubedSphere
+    from halox.decomposition.connections import Connection
+    from halox.domain.stopping import stopping
     from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
     from halox.packing.pack import Choice, pack, packing_method, unpack
@@ -24,9 +28,12 @@ __all__ = [
     "FFT",
     "Allreduce",
     "Choice",
+    "Connection",
+    "CubedSphere",
     "Exchange",
     "Grid",
     "HaloxError",
+    "Output",
     "Plan",
     "Points",
     "Recv",
@@ -38,14 +45,19 @@ __all__ = [
     "errors",
     "pack",
     "packing_method",
+    "stopping",
     "unpack",
 ]
 
 _MODULES = {
     "Allreduce": "halox.collectives.allreduce",
+    "Connection": "halox.decomposition.connections",
+    "CubedSphere": "halox.cubed_sphere",
     "FFT": "halox.fft",
+    "Output": "halox.checkpoint.output",
     "Points": "halox.points",
     "Transpose": "halox.transpose",
+    "stopping": "halox.domain.stopping",
     **dict.fromkeys(("Exchange", "Recv", "Send"), "halox.exchange.typed"),
     **dict.fromkeys(("Choice", "pack", "packing_method", "unpack"), "halox.packing.pack"),
 }

@@ -97,7 +97,10 @@ def coarsen(
     """Implement `halox.Grid.coarsen`."""
     domain, world, ndim = finer.domain, finer.domain.world, len(finer.grid_shape)
 
+    connect = domain.options.connect
+
     def build() -> tuple[tuple[AxisPartition, ...], dict[str, Any]]:
+        nonlocal connect
         is_even = check_bool("even", even, DecompositionError)
         entries = [as_int(entry) for entry in as_entries(factor)]
         factors = [n for n in entries if n is not None and n > 0] * (
@@ -111,6 +114,10 @@ def coarsen(
             _coarse_axis(index, axis, factors[index], is_even)
             for index, axis in enumerate(domain.decomposition.axes)
         )
+        if connect is not None:
+            from halox.decomposition.connections import coarsened
+
+            connect = coarsened(connect, factors)
         is_whole = math.prod(axis.cells for axis in axes) <= _FEW_CELLS or any(
             axis.parts > 1 and min(axis.sizes) < max(2, *widths)
             for axis, widths in zip(axes, finer.halo, strict=True)
@@ -126,6 +133,7 @@ def coarsen(
         is_whole = arguments[0]["whole"] and world.size > 1
         over = Decomposition(axes, domain.decomposition.placement)
         options = replace(domain.options, periodic=over.periodic, device=finer.device, coords=None)
+        options = replace(options, connect=connect)
         if is_whole:
             options = replace(options, proc_shape=None, blocks=None, placement=True)
         else:

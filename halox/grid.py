@@ -91,7 +91,13 @@ class Grid(Closing, Generic[FieldArray]):
         multiplies cells from beyond the high end by ``z``, and from beyond the low end by ``1 / z``. A function is
         called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
         "high", and ``indices`` has the global indices of its cells, one array per axis. It is also called once when a
-        plan is made. One boundary for all axes applies to the axes that are not periodic.
+        plan is made. One boundary for all axes applies to sides without neighbours.
+    connect : dict, optional
+        Sides that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins a side with
+        itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n`` longitudes,
+        ``{(0, "low"): Connection(shift=(1, n // 2)), (0, "high"): ...}``. A key ``axis`` joins both sides with each
+        other: a Moebius strip, ``{0: Connection(flip=1)}``. Only one axis can have joined sides. Exchanges fill the
+        halo there, corners included, from the owners of the points. Its width is less than the extent of the axis.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks; ``MPI.COMM_WORLD`` by default. All grids on it use one private duplicate of it. A
         Cartesian communicator (``MPI.Cartcomm``) determines ``proc_shape``, ``periodic`` and the coordinates of the
@@ -161,8 +167,8 @@ class Grid(Closing, Generic[FieldArray]):
     Raises
     ------
     DecompositionError
-        If the grid cannot be divided as asked, a halo is wider than a periodic axis, or a Cartesian communicator
-        contradicts another argument.
+        If the grid cannot be divided as asked, a halo is wider than a periodic axis, ``connect`` is invalid or does not
+        fit the grid, or a Cartesian communicator contradicts another argument.
     MismatchError
         If ranks give different arguments, or only some ranks find a GPU.
     FieldError
@@ -224,6 +230,7 @@ class Grid(Closing, Generic[FieldArray]):
         proc_shape: int | Sequence[int | None] | None = None,
         blocks: Sequence[Sequence[int] | None] | None = None,
         boundary: object = None,
+        connect: object = None,
         comm: MPI.Intracomm | None = None,
         corners: bool = True,
         device: Device = "auto",
@@ -240,6 +247,7 @@ class Grid(Closing, Generic[FieldArray]):
             proc_shape=proc_shape,
             blocks=blocks,
             boundary=boundary,
+            connect=connect,
             corners=corners,
             device=device,
             placement=placement,
@@ -322,6 +330,13 @@ class Grid(Closing, Generic[FieldArray]):
         boundary
             As for `Grid`, by default that of the grid. A dict gives boundaries by component: ``{0: "antisymmetric", ():
             "symmetric"}`` for component 0 and all others. With several component axes a key has one index for each.
+        sign : {1, -1} or dict, optional
+            Factor of values that come across a connection (``connect`` of `Grid`), -1 for the components of a velocity
+            along a folded axis. A dict gives signs by component, as for ``boundary``.
+        position : str or one per axis, optional
+            Where the field's points are in their cells: "center", or the "low" or "high" face. Only connections use it.
+            By default "low" along staggered axes, else "center". For the velocity along axis 1 on the high faces of the
+            cells, as NEMO stores u, give ``("center", "high")``.
 
         Returns
         -------
@@ -473,8 +488,8 @@ class Grid(Closing, Generic[FieldArray]):
         ----------
         array : numpy.ndarray or array on this rank's GPU
         **layout
-            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets`` and
-            ``boundary`` of `zeros`.
+            The options ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets``,
+            ``boundary``, ``sign`` and ``position`` of `zeros`.
 
         Returns
         -------
@@ -632,13 +647,13 @@ class Grid(Closing, Generic[FieldArray]):
 
     @property
     def walls(self) -> tuple[tuple[int, Side], ...]:
-        """The ``(axis, side)`` at which this rank's block ends the grid; none along periodic axes."""
+        """The ``(axis, side)`` at which this rank's block ends the grid; none on periodic and joined axes."""
         sides: tuple[Side, ...] = ("low", "high")
         every = ((axis, side) for axis in range(len(self.grid_shape)) for side in sides)
         return tuple(wall for wall in every if self.at_wall(*wall))
 
     def at_wall(self, axis: int, side: Side) -> bool:
-        """Whether this rank's block ends the grid on a side of an axis; always False along a periodic axis. Local.
+        """Whether this rank's block ends the grid on a side of an axis; False on a periodic or joined side. Local.
 
         Parameters
         ----------
@@ -1268,6 +1283,7 @@ class Grid(Closing, Generic[FieldArray]):
         coords: Mapping[str, object] | None = None,
         compressors: object = None,
         progress: Progress | None = None,
+        keep: int = 1,
         **named: object,
     ) -> None:
         """Write fields to a checkpoint, all ranks together: a Zarr v3 group, or a ``.npy`` file of one field.
@@ -1282,9 +1298,11 @@ class Grid(Closing, Generic[FieldArray]):
         fields : mapping of str to array, optional
             Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
-            Attributes such as time and step, with values that JSON supports. The attributes of rank 0 are stored.
+            Attributes such as time and step: numbers, also NaN, text, lists and dicts. Dates are stored as their ISO
+            text. The attributes of rank 0 are stored.
         dims : sequence of str, optional
-            Names of the grid axes; by default ``dims`` of the grid.
+            Names of the grid axes; by default ``dims`` of the grid, with "x_axis" in place of "x" if a field is called
+            "x".
         coords : mapping of str to array, optional
             Coordinates of the whole grid by dimension, in addition to ``coords`` of the grid or in place of them. The
             coordinates of rank 0 are stored; labelled arrays keep their attributes.
@@ -1293,6 +1311,9 @@ class Grid(Closing, Generic[FieldArray]):
             3}}``, or codecs of `zarr.codecs`. By default chunks are not compressed.
         progress : callable, optional
             Called on each rank as ``progress(done_bytes, total_bytes)`` after each shard, with the bytes of this rank.
+        keep : int
+            Number of checkpoints to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
+            one before to ``run.2.zarr``; `load` reads them under these names.
         **named
             Further fields.
 
@@ -1326,7 +1347,7 @@ class Grid(Closing, Generic[FieldArray]):
         """
         from halox.checkpoint.calls import SaveOptions, save
 
-        options = SaveOptions(attrs, dims, coords, compressors, progress)
+        options = SaveOptions(attrs, dims, coords, compressors, progress, keep)
         save(self.domain, path, fields, named, options)
 
     def load(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from halox.checkpoint.bucket import SCHEME, BucketPath
+from halox.checkpoint.chunks import Cut
 from halox.checkpoint.fields import is_number
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout
@@ -21,7 +23,7 @@ from halox.domain.options import OPTIONS
 from halox.errors import CheckpointError, FieldError
 from halox.runtime.arrays import Described, check_elements_apart
 from halox.runtime.gpu.devices import to_host
-from halox.values import as_list, shown
+from halox.values import as_int, as_list, shown
 
 _NAME = re.compile(r"\w[\w.-]*")
 _OTHER_FORMATS = (".nc", ".nc4", ".cdf", ".h5", ".hdf5")
@@ -49,7 +51,9 @@ def path_of(path: object, *, written: bool) -> Path | BucketPath:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise CheckpointError(f"path: expected a str or a path, got {shown(path)}")
-    resolved = _bucket_path(text) if "://" in text else Path(os.path.realpath(text))
+    resolved = (
+        _bucket_path(text) if "://" in text else Path(os.path.realpath(os.path.expanduser(text)))
+    )
     if not resolved.name:
         raise CheckpointError(f"path: {text} names no file or folder; add a name")
     if resolved.suffix.lower() in _OTHER_FORMATS and (written or not os.path.isdir(resolved)):
@@ -116,6 +120,20 @@ def fields_of(
     return by_name
 
 
+def labels_of(
+    labels: Labels, dims: object, coords: object, fields: Mapping[str, CallerField]
+) -> Labels:
+    """Return the labels of a grid with the arguments of a call; raises `FieldError`.
+
+    xarray accepts no field with the name of its dimension: without ``dims``, the axis "x" is called "x_axis" if a field
+    is called "x".
+    """
+    taken = {name.removesuffix(FACE) for name in fields}
+    if dims is None and taken & {*labels.dims}:
+        dims = [f"{name}_axis" if name in taken else name for name in labels.dims]
+    return labels.updated(dims, coords)
+
+
 def coords_of(labels: Labels, fields: Mapping[str, CallerField]) -> dict[str, Coordinates]:
     """Return the coordinates to store, by dimension; raises `FieldError` if Zarr cannot store a name or a dtype."""
     for name in labels.dims:
@@ -150,10 +168,10 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
     plain = {}
     for name, value in attrs.items():
         try:
-            plain[name] = json.loads(json.dumps(value, default=_json_value, allow_nan=False))
+            plain[name] = json.loads(json.dumps(value, default=_json_value))
         except (TypeError, ValueError, RecursionError) as error:
             raise FieldError(
-                f"{what}: {name} has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
+                f"{what}: {name} has no place in JSON ({error}); give numbers, text, dates, lists and dicts"
             ) from error
     return plain
 
@@ -176,6 +194,85 @@ def names_of(names: object) -> tuple[str, ...] | None:
     return tuple(sorted(set(given)))
 
 
+def regions_of(region: object, fields: Mapping[str, CallerField]) -> tuple[dict[str, Cut], bool]:
+    """Return the region of each field, with all numbers given, and whether one was given for all fields.
+
+    Raises `FieldError`.
+    """
+    by_name = region if isinstance(region, Mapping) else dict.fromkeys(fields, region)
+    _check_names("region", by_name, fields)
+    regions = {}
+    for name, field in fields.items():
+        spec, given = field.layout.spec, by_name.get(name)
+        lengths = field.layout.global_shape[len(spec.components_before) :][: spec.ndim]
+        cuts = [slice(None)] * spec.ndim if given is None else as_list(given)
+        if cuts is None or len(cuts) != spec.ndim or not all(isinstance(c, slice) for c in cuts):
+            raise FieldError(
+                f"region: {name} needs {spec.ndim} slices of global indices, one per grid axis, got {shown(given)}"
+            )
+        if given is not None and spec.parity is not None:
+            raise FieldError(f"region: {name} has {spec.parity} cells only; leave its region out")
+        try:
+            found = [slice(*cut.indices(n)) for cut, n in zip(cuts, lengths, strict=True)]
+        except (TypeError, ValueError) as error:
+            raise FieldError(f"region: {name}: {error}; give slices of integers") from error
+        if any(cut.step < 1 or cut.stop <= cut.start for cut in found):
+            raise FieldError(
+                f"region: {name} needs slices with a positive step and at least one point of {lengths}, got "
+                f"{shown(given)}"
+            )
+        regions[name] = tuple(found)
+    return regions, not isinstance(region, Mapping)
+
+
+def every_of(every: object, fields: Iterable[str]) -> dict[str, int]:
+    """Return the stride in time of each field that has one; raises `FieldError`."""
+    if every is not None and not isinstance(every, Mapping):
+        raise FieldError(
+            f"every: expected a mapping of fields to numbers of records, got {shown(every)}; of all fields, append a "
+            "record less often"
+        )
+    _check_names("every", every or {}, fields)
+    return {name: count_of(f"every: {name}", n, "records") for name, n in (every or {}).items()}
+
+
+def count_of(name: str, value: object, what: str) -> int:
+    """Return an argument that is a number of things, 1 or more; raises `FieldError`."""
+    number = as_int(value)
+    if number is None or number < 1:
+        raise FieldError(f"{name}: expected a number of {what}, 1 or more, got {shown(value)}")
+    return number
+
+
+def _check_names(what: str, given: Mapping[Any, object], fields: Iterable[str]) -> None:
+    for name in given:
+        if name not in fields:
+            raise FieldError(
+                f"{what}: {shown(name)} is no field; the fields are {', '.join(fields)}"
+            )
+
+
+def time_of(time: object) -> float:
+    """Return a time as a number; raises `FieldError`."""
+    try:
+        value = float("nan") if isinstance(time, (bool, str)) else float(time)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not math.isfinite(value):
+        raise FieldError(f"time: expected a finite number, got {shown(time)}")
+    return value
+
+
+def keep_of(keep: object, path: Path | BucketPath) -> int:
+    """Return how many checkpoints to keep; raises `FieldError`."""
+    number = count_of("keep", keep, "checkpoints")
+    if number > 1 and isinstance(path, BucketPath):
+        raise FieldError(
+            f"keep: {path}: earlier checkpoints are kept in file systems only; give each save another name"
+        )
+    return number
+
+
 def progress_of(progress: object) -> Progress | None:
     """Return the progress callback; raises `FieldError`."""
     if progress is not None and not callable(progress):
@@ -186,6 +283,10 @@ def progress_of(progress: object) -> Progress | None:
 
 
 def _json_value(value: object) -> Any:
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind == "M":
+        return np.asarray(value).astype(str).tolist()
     if isinstance(value, np.generic) and not isinstance(value, np.void):
         return value.item()
     if isinstance(value, np.ndarray):

@@ -28,6 +28,7 @@ class SaveOptions:
     coords: object = None
     compressors: object = None
     progress: object = None
+    keep: object = 1
     array_attrs: Mapping[str, object] | None = None
 
 
@@ -55,7 +56,7 @@ def save(
         given = arguments.fields_of(domain.layouts, fields, named, written=False)
         if not given:
             raise FieldError("no field given; write grid.save(path, u=u)")
-        labels = domain.labels.updated(options.dims, options.coords)
+        labels = arguments.labels_of(domain.labels, options.dims, options.coords, given)
         coords = arguments.coords_of(labels, given)
         codecs = codecs_of(options.compressors)
         if not _is_npy(where):
@@ -75,17 +76,20 @@ def save(
             arguments.array_attrs_of(coords, options.array_attrs or {}),
             codecs,
             arguments.progress_of(options.progress),
+            arguments.keep_of(options.keep, where),
         )
-        return request, _compared(where, given, dims=labels.dims, compressors=codecs)
+        return request, compared(
+            where, given, dims=labels.dims, compressors=codecs, keep=request.keep
+        )
 
     world = domain.world
     with world.guard:
         world.begin("save")
         request, of_all = world.prepare(check, SAVING)
-        _check_equal(of_all, "save")
+        check_equal(of_all, "save")
         if isinstance(request.path, Path) and _is_npy(request.path):
             (given,) = request.fields.values()
-            npy.save(world, request.path, given, request.progress)
+            npy.save(world, request.path, given, request.progress, request.keep)
         else:
             save_group(world, request)
 
@@ -105,13 +109,13 @@ def load(domain: Domain, path: object, options: LoadOptions) -> Loaded:
         elif len(given) + len(names or ()) > 1:
             raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
         progress = arguments.progress_of(options.progress)
-        return (where, given, names, progress), _compared(where, given, names=names)
+        return (where, given, names, progress), compared(where, given, names=names)
 
     world = domain.world
     with world.guard:
         world.begin("load")
         (where, given, names, progress), of_all = world.prepare(check, LOADING)
-        _check_equal(of_all, "load")
+        check_equal(of_all, "load")
         if isinstance(where, Path) and _is_npy(where):
             return npy.load(domain, where, names, given, progress)
         return load_group(domain, where, names, given, progress)
@@ -121,7 +125,7 @@ def _is_npy(path: Path | BucketPath) -> bool:
     return path.suffix == npy.SUFFIX
 
 
-def _compared(
+def compared(
     path: Path | BucketPath, fields: dict[str, CallerField], **more: object
 ) -> dict[str, object]:
     """Return the arguments that must be the same on all ranks."""
@@ -129,7 +133,7 @@ def _compared(
     return {"path": str(path), "fields": sorted(fields), **kinds, **more}
 
 
-def _check_equal(of_all: Sequence[Mapping[str, Any]], call: str) -> None:
+def check_equal(of_all: Sequence[Mapping[str, Any]], call: str) -> None:
     """Raise `MismatchError` if the arguments of the ranks differ; local, with the same result on all ranks."""
     first = of_all[0]
     for rank, other in enumerate(of_all):

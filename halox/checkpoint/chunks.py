@@ -46,8 +46,29 @@ class Shard(NamedTuple):
     pieces: tuple[OwnedPiece, ...]
 
 
-def shard_shapes(layout: FieldLayout, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of the shards and of their chunks for writing a field.
+def region_shape(layout: FieldLayout, region: Cut = ()) -> tuple[int, ...]:
+    """Return the shape of a region of a field: a slice of global indices per grid axis; empty for the whole field."""
+    shape = list(layout.global_shape)
+    for axis, cut in enumerate(region, len(layout.spec.components_before)):
+        shape[axis] = _points_before(cut, shape[axis])
+    return tuple(shape)
+
+
+def _points_before(cut: slice, bound: int) -> int:
+    """Return how many of the points of a slice are below a global index.
+
+    Examples
+    --------
+    >>> _points_before(slice(1, 8, 3), 4), _points_before(slice(1, 8, 3), 5)
+    (1, 2)
+    """
+    return len(range(cut.start, min(bound, cut.stop), cut.step))
+
+
+def shard_shapes(
+    layout: FieldLayout, itemsize: int, region: Cut = ()
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the shards and of their chunks for writing a field, or a region of it.
 
     Shards are cut along the first axes, so that their files are read in long runs; chunks are nearly cubes, so that
     any division reads few of them in part.
@@ -60,7 +81,7 @@ def shard_shapes(layout: FieldLayout, itemsize: int) -> tuple[tuple[int, ...], t
     ((32, 256, 512), (32, 64, 64))
     """
     first = len(layout.spec.components_before)
-    shard = list(layout.global_shape)
+    shard = list(region_shape(layout, region))
     for axis, parts in enumerate(layout.decomposition.proc_shape, first):
         shard[axis] = -(-shard[axis] // parts)
     for axis, extent in enumerate(shard):
@@ -82,18 +103,42 @@ def _divided(extent: int, parts: int) -> int:
 
 @dataclass(frozen=True)
 class ShardGrid:
-    """The shards of a field, written by this or another grid, and their owners and writers in this grid."""
+    """The shards of a field, written by this or another grid, and their owners and writers in this grid.
+
+    With a ``region``, the shards contain only its points, and all boxes count these points.
+    """
 
     layout: FieldLayout  # of the field on this rank
     shape: tuple[int, ...]  # extents of a shard
+    region: Cut = ()  # a slice per grid axis, as of `region_shape`
 
     @cached_property
     def own(self) -> Cut:
-        """The cells that this rank owns."""
+        """The cells that this rank owns; empty if the region has none of them."""
+        place = self._place
+        return self._box(
+            [slice(place(n, c.start), place(n, c.stop)) for n, c in enumerate(self.layout.owned)]
+        )
+
+    @property
+    def own_cells(self) -> Cut:
+        """The index of this rank's cells of the region, in the array of all cells that this rank owns."""
+        cuts = []
+        for axis, (cut, owned) in enumerate(zip(self.region, self.layout.owned, strict=True)):
+            first = cut.start + cut.step * self._place(axis, owned.start)
+            last = max(first, min(owned.stop, cut.stop))
+            cuts.append(slice(first - owned.start, last - owned.start, cut.step))
+        return self._box(cuts)
+
+    def _place(self, axis: int, index: int) -> int:
+        """Return the place of a global index among the points of the region."""
+        return _points_before(self.region[axis], index) if self.region else index
+
+    def _box(self, cuts: list[slice]) -> Cut:
+        """Return cuts of the grid axes, with all components."""
         spec = self.layout.spec
         before, after = spec.components_before, spec.components_after
-        full = [slice(0, n) for n in (*before, *after)]
-        return (*full[: len(before)], *self.layout.owned, *full[len(before) :])
+        return (*(slice(0, n) for n in before), *cuts, *(slice(0, n) for n in after))
 
     @cached_property
     def _bounds(self) -> tuple[tuple[int, ...], ...]:
@@ -105,7 +150,7 @@ class ShardGrid:
             bounds = (*starts, axis.points(spec.staggered[number]))
             if spec.parity is not None and number == len(axes) - 1:
                 bounds = tuple(bound // 2 for bound in bounds)
-            all_bounds.append(bounds)
+            all_bounds.append(tuple(self._place(number, bound) for bound in bounds))
         return tuple(all_bounds)
 
     def __iter__(self) -> Iterator[Shard]:
@@ -124,13 +169,13 @@ class ShardGrid:
     def _numbers(self) -> Iterator[tuple[int, ...]]:
         return product(
             *(
-                range(cut.start // n, -(-cut.stop // n))
+                range(cut.start // n, -(-cut.stop // n) if cut.stop > cut.start else 0)
                 for cut, n in zip(self.own, self.shape, strict=True)
             )
         )
 
     def _shard(self, number: tuple[int, ...]) -> Shard:
-        whole = self.layout.global_shape
+        whole = region_shape(self.layout, self.region)
         cut = tuple(
             slice(k * n, min((k + 1) * n, extent))
             for k, n, extent in zip(number, self.shape, whole, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.chunks import shard_shapes
+from halox.checkpoint.chunks import Cut, region_shape, shard_shapes
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.dimension_names import with_faces
 from halox.domain.options import FieldOptions
@@ -43,17 +43,23 @@ class StoredField:
 
     @classmethod
     def of(
-        cls, name: str, layout: FieldLayout, dtype: DType, codecs: Sequence[Any] = ()
+        cls,
+        name: str,
+        layout: FieldLayout,
+        dtype: DType,
+        codecs: Sequence[Any] = (),
+        region: Cut = (),
     ) -> StoredField:
-        """Describe a field of a grid for writing, with compression by ``codecs``."""
-        spec, shape = layout.spec, layout.global_shape
-        shard, chunk = shard_shapes(layout, dtype.itemsize)
+        """Describe a field of a grid, or a region of it, for writing, with compression by ``codecs``."""
+        spec, shape = layout.spec, region_shape(layout, region)
+        shard, chunk = shard_shapes(layout, dtype.itemsize, region)
         last = () if is_number(dtype) else (dtype.itemsize,)
         checked = [{"name": "crc32c"}]
         sharding = {
             "chunk_shape": [*chunk, *last],
             "codecs": [bytes_codec(dtype), *codecs, *checked],
             "index_codecs": [bytes_codec(np.dtype("<u8")), *checked],
+            "index_location": "end",
         }
         return cls(
             name,

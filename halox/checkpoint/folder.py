@@ -35,6 +35,17 @@ def beside(path: Path, what: str) -> Path:
     return path.with_name(f".{path.name}.{what}")
 
 
+def earlier(path: Path, n: int) -> Path:
+    """Return the name of an earlier checkpoint of a path; 1 is the latest of them.
+
+    Examples
+    --------
+    >>> earlier(Path("run.zarr"), 1).name
+    'run.1.zarr'
+    """
+    return path.with_name(f"{path.stem}.{n}{path.suffix}")
+
+
 def remains(path: Path) -> list[Path]:
     """Return the new contents of a path that other runs are writing, or were writing when they died."""
     name = re.compile(rf"\.{re.escape(path.name)}(\.[0-9a-f]{{32}})?\.partial")
@@ -102,6 +113,8 @@ class Replacement:
         Returns whether an existing path is a checkpoint, which may be replaced.
     is_folder : bool
         Whether to make ``partial`` as an empty folder.
+    keep : int
+        Number of contents to keep, the new ones included: the earlier ones take the names of `earlier`.
 
     Attributes
     ----------
@@ -117,14 +130,18 @@ class Replacement:
         If the folder or the lock cannot be made.
     """
 
-    def __init__(self, path: Path, may_replace: Callable[[Path], bool], is_folder: bool) -> None:
+    def __init__(
+        self, path: Path, may_replace: Callable[[Path], bool], is_folder: bool, keep: int = 1
+    ) -> None:
         self._path, self.partial = path, beside(path, f"{uuid4().hex}.partial")
+        self._kept = [earlier(path, n) for n in range(1, keep)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(path) and not may_replace(path):
-            raise CheckpointError(
-                f"{path} exists and is not a checkpoint of this kind; give another path, or remove it"
-            )
-        self._lock: int | None = self._locked()
+        for name in (path, *self._kept):
+            if os.path.lexists(name) and not may_replace(name):
+                raise CheckpointError(
+                    f"{name} exists and is not a checkpoint of this kind; give another path, or remove it"
+                )
+        self._lock = Lock(path)
         try:
             previous = beside(path, "previous")
             if os.path.lexists(previous) and not os.path.lexists(path):
@@ -133,42 +150,66 @@ class Replacement:
                     "that; rename it to go on from it, or remove it"
                 )
             for partial in remains(path):
-                _remove(partial)
+                remove(partial)
             if is_folder:
                 self.partial.mkdir()
         except BaseException:
-            self._unlock()
+            self._lock.release()
             raise
 
     def commit(self) -> None:
-        """Replace the old contents by the new contents, durably, and remove the old contents."""
+        """Replace the old contents by the new contents, durably, and remove or keep the old contents."""
         _sync_tree(self.partial)
-        if not os.path.lexists(self._path) or self._path.is_file():
+        old = self.partial
+        if not os.path.lexists(self._path) or (self._path.is_file() and not self._kept):
             os.replace(self.partial, self._path)
         elif not _swap_names(self.partial, self._path):
             self._rename_both()
+            old = beside(self._path, "previous")
+        if self._kept and os.path.lexists(old):
+            self._shift(old)
         _sync(self._path.parent)
         with suppress(OSError):  # remains of the old contents do no harm
-            _remove(self.partial)
-            _remove(beside(self._path, "previous"))
-        self._unlock()
+            remove(self.partial)
+            remove(beside(self._path, "previous"))
 
     def discard(self) -> None:
-        """Remove the new contents; has no effect when repeated, or after `commit`."""
-        if self._lock is not None:
-            with suppress(OSError):
-                _remove(self.partial)
-            self._unlock()
+        """Remove the new contents, unless `commit` has named them, and release the lock; may be repeated."""
+        with suppress(OSError):
+            remove(self.partial)
+        self._lock.release()
+
+    def _shift(self, old: Path) -> None:
+        """Name the old contents as the latest of the kept ones, and remove the oldest."""
+        free = (n for n, name in enumerate(self._kept) if not os.path.lexists(name))
+        last = next(free, len(self._kept) - 1)
+        oldest = beside(
+            self._path, f"{uuid4().hex}.partial"
+        )  # the next run removes it, if this one dies
+        with suppress(FileNotFoundError):
+            os.rename(self._kept[last], oldest)
+        for n in range(last, 0, -1):
+            os.rename(self._kept[n - 1], self._kept[n])
+        os.rename(old, self._kept[0])
+        remove(oldest)
 
     def _rename_both(self) -> None:
         previous = beside(self._path, "previous")
-        _remove(previous)
+        remove(previous)
         os.rename(self._path, previous)
         try:
             os.rename(self.partial, self._path)
         except OSError:
             os.rename(previous, self._path)
             raise
+
+
+class Lock:
+    """Lock of a path, which one run holds; local. Raises `CheckpointError` if another run holds it, and OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = self._locked()
 
     def _locked(self) -> int:
         """Return the open lock file."""
@@ -199,15 +240,16 @@ class Replacement:
                     return handle
             os.close(handle)
 
-    def _unlock(self) -> None:
-        handle, self._lock = self._lock, None
+    def release(self) -> None:
+        """Release the lock; has no effect when repeated."""
+        handle, self._handle = self._handle, None
         if handle is not None:
             with suppress(OSError):
                 os.unlink(beside(self._path, "lock"))
             os.close(handle)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file, or a folder with its contents; a missing path is not an error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

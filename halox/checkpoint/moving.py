@@ -35,6 +35,9 @@ DEVICE_PART_BYTES = 8 << 20
 _IN_FLIGHT = 2
 """Messages, and transfers of shards, at the same time."""
 
+New = Callable[[tuple[int, ...], Any], Array]
+"""Function that allocates a host array of a shape and a dtype."""
+
 Advance = Callable[[int], None]
 """Function that reports progress; its argument is the number of bytes moved since its last call."""
 
@@ -45,20 +48,45 @@ def save(
     """Write this rank's shards of a field, on the host or a GPU; return this rank's error. Collective."""
     failure = Failure()
     array = failure.attempt(partial(store.below(field.name).array, field.metadata, mode="write"))
+    with _Transfers(store, failure) as writes:
+
+        def write(cut: Cut, values: Array) -> None:
+            writes.start(partial(start_write, array, cut, values))
+
+        collect(world, shards, cells, field, "a save", write, partial(_advance, failure, advance))
+    return failure.error
+
+
+def _advance(failure: Failure, advance: Advance, nbytes: int) -> None:
+    failure.attempt(partial(advance, nbytes))
+
+
+def collect(
+    world: World,
+    shards: ShardGrid,
+    cells: Any,
+    field: StoredField,
+    step: str,
+    write: Callable[[Cut, Array], None],
+    advance: Advance = lambda nbytes: None,
+    new: New = np.empty,
+) -> None:
+    """Call ``write`` with the box and the values of each shard that this rank writes. Collective.
+
+    ``write`` and ``advance`` must not raise. The values are a view of the cells, or an array of ``new(shape, dtype)``.
+    ``step`` names the call in errors.
+    """
     with (
-        _Transfers(store, failure) as writes,
-        MessageQueue(world, _IN_FLIGHT, "a save") as queue,
-        closing(_on_host(shards, cells, field)) as parts,
+        MessageQueue(world, _IN_FLIGHT, step) as queue,
+        closing(_on_host(shards, cells, field, new)) as parts,
     ):
         for shard, values in zip(shards, parts, strict=True):
             if shard.writer == world.rank:
-                whole = _assembled(shard, values, queue, world.rank)
-                writes.start(partial(_write, array, shard.cut, whole))
+                write(shard.cut, _assembled(shard, values, queue, world.rank, new))
             else:
                 queue.make_room()
                 queue.send(np.ascontiguousarray(values), shard.writer)
-            failure.attempt(partial(advance, prod(values.shape) * field.dtype.itemsize))
-    return failure.error
+            advance(prod(values.shape) * field.dtype.itemsize)
 
 
 def load(
@@ -150,7 +178,8 @@ class _Transfers:
             self._end_oldest()
 
 
-def _write(array: Any, cut: Cut, values: Array) -> Any:
+def start_write(array: Any, cut: Cut, values: Array) -> Any:
+    """Start writing a box of an array; return the future of TensorStore."""
     return array[cut].write(_stored(values))
 
 
@@ -187,13 +216,15 @@ def _part_cells(field: StoredField) -> int:
     return max(1, DEVICE_PART_BYTES // field.dtype.itemsize)
 
 
-def _on_host(shards: ShardGrid, cells: Any, field: StoredField) -> Generator[Array, None, None]:
+def _on_host(
+    shards: ShardGrid, cells: Any, field: StoredField, new: New
+) -> Generator[Array, None, None]:
     """Yield this rank's cells of each of its shards as host arrays.
 
     Cells on the host are not copied. Cells on a GPU are copied part by part.
     """
     cuts = [shards.local(cut) for cut in shards.own_cuts()]
-    if not is_device_array(cells):
+    if not cuts or not is_device_array(cells):
         yield from (as_void(cells)[cut] for cut in cuts)
         return
     most = _part_cells(field)
@@ -201,17 +232,23 @@ def _on_host(shards: ShardGrid, cells: Any, field: StoredField) -> Generator[Arr
     with staging(cells, most * field.dtype.itemsize) as staged:
         parts = staged.read(_within(cut, place) for cut, place in places)
         for cut in cuts:
-            values = np.empty(extents(cut), _host_dtype(field))
+            values = new(extents(cut), _host_dtype(field))
             for place in blocks(values.shape, most):
                 values[place] = as_void(next(parts))
             yield values
 
 
-def _assembled(shard: Shard, values: Array, queue: MessageQueue, rank: int) -> Array:
+def _assembled(
+    shard: Shard,
+    values: Array,
+    queue: MessageQueue,
+    rank: int,
+    new: New,
+) -> Array:
     """Return the cells of a shard: this rank's cells, and the cells that other ranks send."""
     if len(shard.pieces) == 1:
         return values
-    whole = np.empty(extents(shard.cut), values.dtype)
+    whole = new(extents(shard.cut), values.dtype)
     for piece in shard.pieces:
         place = whole[relative(piece.cut, shard.cut)]
         if piece.rank == rank:

@@ -40,13 +40,15 @@ PART_BYTES = 16 << 20
 """Maximum bytes of a part; a single element may be larger."""
 
 
-def save(world: World, path: Path, given: CallerField, progress: Progress | None) -> None:
+def save(
+    world: World, path: Path, given: CallerField, progress: Progress | None, keep: int
+) -> None:
     """Write a field. Collective; blocks."""
     layout, dtype, step = given.layout, given.described.dtype, f"writing {path}"
     header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), step, SAVING)
 
     def begin() -> Replacement:
-        return Replacement(path, Path.is_file, is_folder=False)
+        return Replacement(path, Path.is_file, is_folder=False, keep=keep)
 
     def make(partial: str) -> None:
         Path(partial).write_bytes(header)
@@ -90,7 +92,7 @@ def load(
         def options() -> dict[str, Any]:
             if not into:
                 call = f"grid.load({str(path)!r}, u=grid.zeros({dtype_text(header.dtype)}, {{}}))"
-                return dict(components_of(header.shape, domain.grid_shape, str(path), call))
+                return dict(components_of(header.shape, domain, str(path), call))
             if into[name].described.dtype != header.dtype:
                 raise FieldError(
                     f"{name}: dtype {header.dtype} in {path}, {into[name].described.dtype} in the field; give a field "

@@ -15,7 +15,7 @@ from halox.checkpoint.bucket import BucketPath, BucketReplacement
 from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import Replacement
-from halox.checkpoint.store import Contents, Store, create, is_checkpoint
+from halox.checkpoint.store import Contents, Store, create, is_checkpoint, is_output
 from halox.errors import CheckpointError, HaloxError
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
@@ -36,7 +36,8 @@ class Request:
     attrs: dict[str, Any]
     array_attrs: dict[str, dict[str, Any]]
     codecs: list[Any]
-    progress: Progress | None
+    progress: Progress | None = None
+    keep: int = 1
 
 
 def save_group(world: World, request: Request) -> None:
@@ -58,7 +59,7 @@ def save_group(world: World, request: Request) -> None:
     def begin() -> Replacement | BucketReplacement:
         if isinstance(path, BucketPath):
             return BucketReplacement(path, world.limit_s)
-        return Replacement(path, _may_replace, is_folder=True)
+        return Replacement(path, may_replace, is_folder=True, keep=request.keep)
 
     def make(partial: str) -> None:
         create(store_of(partial), contents, request.dims, request.coords, request.array_attrs)
@@ -75,10 +76,12 @@ def save_group(world: World, request: Request) -> None:
             world.agree(as_checkpoint_error(error, f"writing {path}"), SAVING)
 
 
-def _may_replace(path: Path) -> bool:
-    """Whether a folder contains a checkpoint or is empty; does not raise."""
+def may_replace(path: Path, *, outputs: bool = False) -> bool:
+    """Whether a folder contains a checkpoint (or an output), or is empty; does not raise."""
     try:
-        return not any(path.iterdir()) or is_checkpoint(Store.of_folder(path, path, 0).read_json())
+        metadata = Store.of_folder(path, path, 0).read_json()
+        is_known = is_checkpoint(metadata) or (outputs and is_output(metadata))
+        return is_known or not any(path.iterdir())
     except (OSError, ValueError):
         return False
 

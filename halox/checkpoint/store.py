@@ -30,8 +30,11 @@ FORMAT = 2
 PREFIX = "halox_"
 """Prefix of the names of halox's attributes."""
 
-FORMAT_KEY, _GRID_SHAPE, _ID = f"{PREFIX}format", f"{PREFIX}grid_shape", f"{PREFIX}id"
+FORMAT_KEY, GRID_SHAPE, _ID = f"{PREFIX}format", f"{PREFIX}grid_shape", f"{PREFIX}id"
 _PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
+
+OUTPUT = f"{PREFIX}output"
+"""Attribute of the outputs of `halox.Output`."""
 
 METADATA = "zarr.json"
 
@@ -145,7 +148,11 @@ class Store:
 
     def write_json(self, value: object, key: str = METADATA) -> None:
         """Write a JSON value, through to the disk."""
-        self.wait(self._keys().write(key, json.dumps(value, indent=2).encode()))
+        self.wait(self.start_json(value, key))
+
+    def start_json(self, value: object, key: str = METADATA) -> Any:
+        """Start to replace a JSON value atomically; return the future of TensorStore."""
+        return self._keys().write(key, json.dumps(value, indent=2).encode())
 
     def remove(self) -> None:
         """Remove all keys."""
@@ -193,42 +200,64 @@ def create(
         }
         for name, field in contents.fields.items()
     }
-    for name, values in coords.items():
-        codecs = [bytes_codec(values.dtype), {"name": "crc32c"}]
-        arrays[name] = {
-            **array_metadata(values.shape, values.shape, values.dtype, codecs),
-            "attributes": dict(attrs.get(name, {})),
-            "dimension_names": [name],
-        }
+    arrays |= {name: coordinate(name, values, attrs) for name, values in coords.items()}
     own = {
         FORMAT_KEY: FORMAT,
         _ID: uuid4().hex,
-        _GRID_SHAPE: list(contents.grid_shape),
+        GRID_SHAPE: list(contents.grid_shape),
         # netCDF has no nested lists: store the blocks of all axes in one list, axis after axis.
         _PROC_SHAPE: [len(sizes) for sizes in contents.blocks],
         _BLOCKS: [size for sizes in contents.blocks for size in sizes],
     }
-    store.write_json(
-        group({**contents.attrs, **own})
-        | {
-            # Not in Zarr's specification yet; zarr-python and xarray read it.
-            "consolidated_metadata": {
-                "kind": "inline",
-                "must_understand": False,
-                "metadata": arrays,
-            }
-        }
-    )
+    make(store, group({**contents.attrs, **own}, arrays), coords)
+
+
+def coordinate(name: str, values: Array, attrs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metadata of the array of a dimension's coordinates."""
+    codecs = [bytes_codec(values.dtype), {"name": "crc32c"}]
+    return {
+        **array_metadata(values.shape, values.shape, values.dtype, codecs),
+        "attributes": dict(attrs.get(name, {})),
+        "dimension_names": [name],
+    }
+
+
+def make(
+    store: Store, metadata: Mapping[str, Any], values: Mapping[str, Array]
+) -> Mapping[str, Any]:
+    """Write a group with its arrays, and the values of some of them; return the group's metadata."""
+    store.write_json(metadata)
     # After the group: TensorStore never ends the creation of an array in a missing bucket.
-    for name, metadata in arrays.items():
-        array = store.below(name).array(metadata, mode="create")
-        if name in coords:
-            store.wait(array.write(as_native(coords[name])))
+    arrays = {}
+    for name, array_json in arrays_of(metadata).items():
+        # TensorStore has no NaN in attributes: here, though not in the group, they are text, as Zarr's fill values are.
+        strict = json.loads(json.dumps(array_json), parse_constant=str)
+        array = store.below(name).array(strict, mode="create")
+        if name in values:
+            store.wait(array.write(as_native(values[name])))
+        # zarr-python needs the configurations of compressors that were given by name; TensorStore has filled them in.
+        codecs = array.spec().to_json()["metadata"]["codecs"]
+        arrays[name] = {**array_json, "codecs": codecs}
+    complete = group(metadata["attributes"], arrays)
+    if complete != metadata:
+        store.write_json(complete)
+    return complete
 
 
-def group(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a Zarr group."""
-    return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+def group(attributes: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the metadata of a Zarr group, with the consolidated metadata of its arrays."""
+    metadata = {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+    if arrays is not None:
+        # Not in Zarr's specification yet; zarr-python and xarray read it.
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
+        metadata["consolidated_metadata"] = consolidated
+    return metadata
+
+
+def arrays_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of the arrays of a group; raises KeyError or TypeError."""
+    arrays: dict[str, Any] = metadata["consolidated_metadata"]["metadata"]
+    return arrays
 
 
 def as_native(values: Array) -> Array:
@@ -239,6 +268,11 @@ def as_native(values: Array) -> Array:
 def is_checkpoint(metadata: object) -> bool:
     """Whether the metadata of a group describe a checkpoint."""
     return isinstance(metadata, dict) and FORMAT_KEY in metadata.get("attributes", ())
+
+
+def is_output(metadata: object) -> bool:
+    """Whether the metadata of a group describe an output of `halox.Output`."""
+    return isinstance(metadata, dict) and OUTPUT in metadata.get("attributes", ())
 
 
 def read(store: Store) -> Contents:
@@ -260,15 +294,19 @@ def read(store: Store) -> Contents:
             "grid.save has written"
         )
     attributes = metadata.get("attributes", {})
+    if is_output(metadata):
+        raise CheckpointError(
+            f"{name} is an output of halox.Output; open it with xarray.open_zarr, and load a checkpoint of grid.save"
+        )
     check_version(attributes.get(FORMAT_KEY), name)
     try:
-        arrays = metadata["consolidated_metadata"]["metadata"]
+        arrays = arrays_of(metadata)
         fields = {
             key: StoredField.read(key, array)
             for key, array in sorted(arrays.items())
             if any(attribute.startswith(PREFIX) for attribute in array.get("attributes", {}))
         }
-        grid_shape = tuple(map(int, attributes[_GRID_SHAPE]))
+        grid_shape = tuple(map(int, attributes[GRID_SHAPE]))
         sizes = iter(attributes.get(_BLOCKS, ()))
         blocks = tuple(
             tuple(int(next(sizes)) for _ in range(parts))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from halox.checkpoint.store import METADATA, OUTPUT
 from halox.dimension_names import AXES
 from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.arrays import Array
@@ -32,6 +33,7 @@ class Frame:
     extents: Sequence[int]  # points of the field along each axis
     blocks: Sequence[Sequence[int]] = ()  # sizes of the blocks to outline along each axis
     labels: Sequence[tuple[int, int, str]] = ()  # texts beside points of an image
+    steps: Sequence[tuple[float, float]] = ()  # first coordinate and spacing along each axis
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -71,7 +73,7 @@ def view(args: argparse.Namespace) -> int:
     frames, name = [], args.field
     for path in args.checkpoints:
         try:
-            field, fields = _open(path, name)
+            field, fields = _open(path, args.field if path.suffix == ".npy" else name)
             frames.append(_frame(field, path.name, args))
         except (OSError, LookupError, ValueError) as error:
             raise HaloxError(f"{path}: {error.args[-1] if error.args else error}") from error
@@ -102,11 +104,16 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
     import xarray
 
     if path.suffix == ".npy":
+        if name not in (None, path.stem):
+            raise HaloxError(f"{path} has no field {name}: a .npy file has one field, {path.stem}")
         values = np.lib.format.open_memmap(path, mode="r")
         dims = [*AXES, *(f"axis_{n}" for n in range(len(AXES), values.ndim))][: values.ndim]
         return xarray.DataArray(values, dims=dims, name=path.stem), [path.stem]
     # Decoding would make times of numbers with a unit such as seconds.
-    group = xarray.open_zarr(path, consolidated=False, decode_cf=False)
+    # Outputs have their number of records in the consolidated metadata; those of old checkpoints lack configurations.
+    about = path / METADATA
+    is_output = about.is_file() and OUTPUT in about.read_text(encoding="utf-8")
+    group = xarray.open_zarr(path, consolidated=is_output, decode_cf=False)
     fields = sorted(map(str, group.data_vars))
     field = group[name or fields[0]]
     field.attrs = group.attrs
@@ -116,15 +123,16 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
 def _frame(field: Any, where: str, args: argparse.Namespace) -> Frame:
     """Read the part of a field that the options select."""
     components = [dim for dim in field.dims if "_component_" in dim]
-    picks: dict[Any, Any] = dict.fromkeys(components, 0) | dict(args.picks)
+    latest = {dim: -1 for dim in field.dims[:1] if str(dim).startswith("time")}  # of an output
+    picks: dict[Any, Any] = dict.fromkeys(components, 0) | latest | dict(args.picks)
     free = [dim for dim in field.dims if dim not in picks]
     if not free:
         raise HaloxError(f"no axis of {field.name} is left to draw; leave out --slice or --project")
     shown = free[:2]
     picks |= {dim: field.sizes[dim] // 2 for dim in free[2:]}
     index = {dim: pick for dim, pick in picks.items() if isinstance(pick, int)}
-    steps = {dim: slice(None, None, -(-field.sizes[dim] // _MOST_POINTS)) for dim in shown}
-    part, title = field.isel(index | (steps if len(shown) == 2 else {})), field.name
+    thin = {dim: slice(None, None, -(-field.sizes[dim] // _MOST_POINTS)) for dim in shown}
+    part, title = field.isel(index | (thin if len(shown) == 2 else {})), field.name
     if part.dtype.kind == "c":
         part, title = abs(part), f"|{title}|"
     for dim, kind in [(dim, pick) for dim, pick in picks.items() if isinstance(pick, str)]:
@@ -144,7 +152,18 @@ def _frame(field: Any, where: str, args: argparse.Namespace) -> Frame:
         # A field of one parity has one point for two cells along the last axis.
         blocks = [sizes[d] // (2 if d.endswith(("_even", "_odd")) else 1) for d in shown]
     extents = [field.sizes[dim] for dim in shown]
-    return Frame(part.values.astype(float), title, shown, extents, blocks)
+    steps = [_step(field, dim) for dim in shown]
+    return Frame(part.values.astype(float), title, shown, extents, blocks, (), steps)
+
+
+def _step(field: Any, dim: Any) -> tuple[float, float]:
+    """Return the first coordinate along a dimension and the spacing, or those of indices if it has no even spacing."""
+    values = field[dim].values
+    if values.dtype.kind in "iuf" and len(values) > 1:
+        spacing = np.diff(values.astype(float))
+        if spacing[0] and np.allclose(spacing, spacing[0], rtol=1e-4, atol=0):
+            return float(values[0]), float(np.mean(spacing))
+    return 0.0, 1.0
 
 
 def draw(
@@ -180,22 +199,29 @@ def _show(figure: Any, frame: Frame, cmap: str, norm: Any) -> None:
 
     figure.clear()
     axes = figure.add_subplot(title=frame.title, xlabel=frame.dims[0])
+    firsts, steps = zip(*(frame.steps or [(0.0, 1.0)] * len(frame.dims)), strict=True)
     if len(frame.dims) == 1:
-        axes.plot(frame.values, ".-")
+        axes.plot(firsts[0] + steps[0] * np.arange(len(frame.values)), frame.values, ".-")
         axes.set_yscale("log" if isinstance(norm, LogNorm) else "linear")
         axes.set_ylim(*((norm.vmin, norm.vmax) if norm.vmin < norm.vmax else ()))
     else:
         # Cell n extends from n - 1/2 to n + 1/2, so that its tick is at its centre.
-        x, y = (extent - 0.5 for extent in frame.extents)
-        aspect = "auto" if max(x, y) > 4 * min(x, y) else "equal"
-        place: dict[str, Any] = {"origin": "lower", "extent": (-0.5, x, -0.5, y), "aspect": aspect}
+        x, y = (
+            [first + step * (n - 0.5) for n in (0, extent)]
+            for first, step, extent in zip(firsts, steps, frame.extents, strict=True)
+        )
+        long, short = sorted((abs(x[1] - x[0]), abs(y[1] - y[0])), reverse=True)
+        aspect = "auto" if long > 4 * short else "equal"
+        place: dict[str, Any] = {"origin": "lower", "extent": (*x, *y), "aspect": aspect}
         image = axes.imshow(frame.values.T, cmap, norm, interpolation="nearest", **place)
         axes.set_ylabel(frame.dims[1])
         figure.colorbar(image)
     style = {"color": "white", "path_effects": [withStroke(linewidth=2.4, foreground="black")]}
-    for draw_line, sizes in zip((axes.axvline, axes.axhline), frame.blocks, strict=False):
+    lines = zip((axes.axvline, axes.axhline), frame.blocks, firsts, steps, strict=False)
+    for draw_line, sizes, first, step in lines:
         for start in np.cumsum(sizes)[:-1]:
-            draw_line(start - 0.5, linewidth=1.2, **style)
-    for x, y, text in frame.labels:
+            draw_line(first + step * (start - 0.5), linewidth=1.2, **style)
+    for column, row, text in frame.labels:
         place = {"xytext": (6, 6), "textcoords": "offset points", "fontweight": "bold"}
-        axes.annotate(text, (x - 0.5, y - 0.5), **place, **style)
+        corner = [f + s * (n - 0.5) for f, s, n in zip(firsts, steps, (column, row), strict=True)]
+        axes.annotate(text, corner, **place, **style)

@@ -19,7 +19,7 @@ than the requested halo, and its first point is the first point of the next part
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from halox.decomposition.partition import AxisPartition
@@ -36,21 +36,24 @@ class Interval(NamedTuple):
 class Box:
     """Box of an array: first index, extent and step along every axis.
 
-    ``steps`` is None if every step is 1. Only fields of one parity have other steps.
+    ``steps`` is None if every step is 1. Fields of one parity, and boxes sent across a connection, have other steps.
+    ``order`` has the axes from the slowest to the fastest one if the box, with steps, is not walked in C order.
     """
 
     starts: tuple[int, ...]
     subsizes: tuple[int, ...]
     steps: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = field(default=None, repr=False)
 
     @property
     def slices(self) -> tuple[slice, ...]:
         """The box as an index into the array."""
+        cuts = []
         steps = self.steps or (1,) * len(self.starts)
-        return tuple(
-            slice(start, start + (size - 1) * step + 1, step)
-            for start, size, step in zip(self.starts, self.subsizes, steps, strict=True)
-        )
+        for start, size, step in zip(self.starts, self.subsizes, steps, strict=True):
+            past = start + (size - 1) * step + (1 if step > 0 else -1)
+            cuts.append(slice(start, past if past >= 0 else None, step))
+        return tuple(cuts)
 
 
 class AxisLayout(NamedTuple):

@@ -7,7 +7,7 @@ rank fills its part of a wall without any message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
 from typing import Any, TypeAlias
@@ -72,11 +72,13 @@ Boundaries: TypeAlias = tuple[tuple[tuple[int, ...], Sides], ...]
 """Boundaries by component; () stands for all components that are not named. Empty if there is no boundary."""
 
 
-def normalise_boundary(boundary: object, periodic: Sequence[bool]) -> Boundaries:
+def normalise_boundary(
+    boundary: object, periodic: Sequence[bool], joined: Collection[tuple[int, int]] = ()
+) -> Boundaries:
     """Return the boundaries of a field on a grid that is periodic along some axes.
 
-    ``boundary`` has the forms that `halox.Grid` documents; a mapping gives forms by component. Raises `FieldError` if
-    it has another form, or does not suit an axis.
+    ``boundary`` has the forms that `halox.Grid` documents; a mapping gives forms by component. ``joined`` has the axis
+    and the number of each joined side. Raises `FieldError` if it has another form, or does not suit an axis.
 
     Examples
     --------
@@ -96,7 +98,7 @@ def normalise_boundary(boundary: object, periodic: Sequence[bool]) -> Boundaries
                 f"boundary: the keys of a mapping are components (an int >= 0, or one for each component axis), got "
                 f"{shown(key)}"
             )
-        sides = _on_walls(_sides(form, len(periodic)), _is_one(form), periodic)
+        sides = _on_walls(_sides(form, len(periodic)), _is_one(form), periodic, joined)
         by_component[tuple(one for one in component if one is not None)] = sides
     if not any(side for sides in by_component.values() for pair in sides for side in pair):
         return ()
@@ -136,10 +138,21 @@ def with_periodic_boundary(boundary: object, periodic: tuple[bool, ...]) -> tupl
     return tuple(result)
 
 
-def _on_walls(sides: Sides, is_for_all: bool, periodic: Sequence[bool]) -> Sides:
+def _on_walls(
+    sides: Sides,
+    is_for_all: bool,
+    periodic: Sequence[bool],
+    joined: Collection[tuple[int, int]],
+) -> Sides:
     """Return the boundaries without the periodic sides; raises `FieldError` if one does not suit its axis."""
     result = []
     for axis, (pair, wraps) in enumerate(zip(sides, periodic, strict=True)):
+        kept = [None if (axis, side) in joined else one for side, one in enumerate(pair)]
+        if not is_for_all and tuple(kept) != pair:
+            raise FieldError(
+                f"boundary: axis {axis} has a side joined by connect, got {_text(pair)}; give None for this side"
+            )
+        pair = kept[0], kept[1]
         kinds = {side.kind for side in pair if side is not None}
         if wraps and kinds - {"periodic", "phase"}:
             # One boundary for the whole grid is meant for its walls.

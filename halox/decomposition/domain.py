@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import TYPE_CHECKING
 
 from halox.decomposition.normalise import (
     check_periods,
@@ -22,6 +23,9 @@ from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
 from halox.decomposition.procgrid import choose_proc_shape, counted_halo
 from halox.errors import DecompositionError
+
+if TYPE_CHECKING:
+    from halox.decomposition.connections import Joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Decomposition:
 
     axes: tuple[AxisPartition, ...]  # cuts of each grid axis
     placement: Placement  # ranks of the blocks
+    joined: Joined | None = None  # the joined sides
 
     def __post_init__(self) -> None:
         """Raise `DecompositionError` for a placement on another process grid."""
@@ -77,6 +82,11 @@ class Decomposition:
     def periodic(self) -> tuple[bool, ...]:
         """Whether each axis is periodic."""
         return tuple(axis.periodic for axis in self.axes)
+
+    @property
+    def joined_sides(self) -> tuple[tuple[int, int], ...]:
+        """The axis and the number of each side that is joined by a connection."""
+        return self.joined.walls if self.joined is not None else ()
 
     @property
     def ranks(self) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, zip_longest
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from halox.decomposition.axis_layout import AxisLayout, Box, Interval
 from halox.decomposition.boundaries import SIDES, Boundaries, boundary_text
@@ -18,6 +18,9 @@ from halox.decomposition.walls import Walls
 from halox.errors import DecompositionError, FieldError
 from halox.tables import html_facts
 from halox.values import as_int, shown
+
+if TYPE_CHECKING:
+    from halox.decomposition.connections import Along, Joined, Turn
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,13 @@ class FieldSpec:
         distance, without corners. Empty for whole halos.
     boundary : tuple
         What an exchange writes into the halo at the walls of the grid, from `normalise_boundary`.
+    signs : tuple of (component, sign)
+        Signs of components across connections, () standing for all others; empty without a change.
+    positions : tuple of int
+        Per grid axis the place of the points in their cells: 0 (low face), 1 (center) or 2 (high face). By default
+        0 along staggered axes, else 1.
+    is_vector : bool
+        Whether both components are those of a vector along two axes of a cubed sphere.
 
     Raises
     ------
@@ -47,7 +57,8 @@ class FieldSpec:
         than one, ``staggered`` does not have one entry per grid axis, the field is staggered and has a parity,
         ``parity`` is not valid, or an offset is less than one or larger than a halo width that is not 0.
     FieldError
-        If the field has a parity and a boundary, or the boundary names a component that the field does not have.
+        If the field has a parity and a boundary, if the boundary or a sign names a component that the field does not
+        have, or ``positions`` contradicts ``staggered``.
     """
 
     halo: Halo
@@ -57,6 +68,9 @@ class FieldSpec:
     parity: Parity | None = None
     offsets: tuple[int, ...] = ()
     boundary: Boundaries = ()
+    signs: tuple[tuple[tuple[int, ...], int], ...] = ()
+    positions: tuple[int, ...] = ()
+    is_vector: bool = False
 
     def __post_init__(self) -> None:
         """Fill in ``staggered`` and check all properties."""
@@ -95,14 +109,26 @@ class FieldSpec:
                 "boundary: a field of one parity has no mirror images of its cells; give boundary=None for this field"
             )
         extents = self.components_before + self.components_after
-        for component, _ in self.boundary:
+        named = [("boundary", component) for component, _ in self.boundary]
+        for name, component in [*named, *(("sign", component) for component, _ in self.signs)]:
             if component and (
                 len(component) != len(extents)
                 or any(one >= extent for one, extent in zip(component, extents, strict=True))
             ):
                 raise FieldError(
-                    f"boundary: the field has no component {component}; its component axes have the extents {extents}"
+                    f"{name}: the field has no component {component}; its component axes have the extents {extents}"
                 )
+        if self.is_vector and self.components_before != (2,):
+            raise FieldError(
+                f"sign: a vector needs components=2, got {self.components_before} before the grid axes"
+            )
+        if any(
+            place and is_so for place, is_so in zip(self.positions, self.staggered, strict=False)
+        ):
+            raise FieldError(
+                f"position: a staggered field has its points at the low faces, got {self.positions} (0 low, 1 center, "
+                f"2 high) with staggered={self.staggered}"
+            )
 
     def _check_offsets(self) -> None:
         if min(self.offsets, default=1) < 1:
@@ -140,10 +166,21 @@ class FieldSpec:
         """The same properties without boundaries, which may hold functions that cannot be sent to another rank."""
         return replace(self, boundary=()) if self.boundary else self
 
+    def is_negative(self, turn: Turn, component: tuple[int, ...]) -> bool:
+        """Whether a component changes its sign across a connection."""
+        if self.is_vector:
+            return turn[1 + component[0]][1] < 0
+        signs = dict(self.signs)
+        return signs.get(component, signs.get((), 1)) < 0
+
     @cached_property
     def digest(self) -> str:
         """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
+
+    def _sign(self) -> object:
+        """Return the option ``sign``."""
+        return "vector" if self.is_vector else dict(self.signs)
 
     def declaration(self, halo: Halo) -> str:
         """Return the text of a call that declares an array with these properties; ``halo`` is the grid's halo.
@@ -160,6 +197,8 @@ class FieldSpec:
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,
+            "sign": self._sign(),
+            "position": tuple(("low", "center", "high")[place] for place in self.positions),
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
         if self.boundary:
@@ -178,6 +217,8 @@ class FieldSpec:
             text += f", parity={self.parity!r}"
         if self.offsets:
             text += f", offsets={self.offsets}"
+        if self.signs or self.positions or self.is_vector:
+            text += f", sign={self._sign()}, position={self.positions}"
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
 
 
@@ -195,6 +236,7 @@ class Region:
     peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
     send: Box | None  # owned points; None if no points are sent
     recv: Box | None  # halo points; None if no points are received
+    turn: Turn | None = None  # if the points come across a connection
 
 
 _Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
@@ -282,10 +324,13 @@ class FieldLayout:
     @cached_property
     def _cells(self) -> tuple[AxisLayout, ...]:
         """Grid axes of the array, in cells even for a field of one parity."""
-        decomposition, spec = self.decomposition, self.spec
-        coords = decomposition.coords_of(self.rank)
-        per_axis = zip(decomposition.axes, coords, spec.halo, spec.staggered, strict=True)
-        return tuple(AxisLayout.of(*axis, spec.offsets) for axis in per_axis)
+        coords = self.decomposition.coords_of(self.rank)
+        return tuple(self.along(axis, part) for axis, part in enumerate(coords))
+
+    def along(self, axis: int, part: int) -> AxisLayout:
+        """Return a grid axis of the array of a part along it, in cells."""
+        spec, partition = self.spec, self.decomposition.axes[axis]
+        return AxisLayout.of(partition, part, spec.halo[axis], spec.staggered[axis], spec.offsets)
 
     @cached_property
     def _axes(self) -> tuple[AxisLayout, ...]:
@@ -394,6 +439,8 @@ class FieldLayout:
         Not collective; touches no device. Meaningful only if ``check_widths`` passes.
         """
         corners = corners and not self.spec.offsets
+        if self.decomposition.joined is not None:
+            return tuple(self._joined_regions(self.decomposition.joined, corners))
         sent: Sequence[_Intervals] = [axis.sent() for axis in self._cells]
         received: Sequence[_Intervals] = [axis.received() for axis in self._cells]
         neighbours = self.decomposition.neighbours(self.rank, corners)
@@ -410,6 +457,48 @@ class FieldLayout:
                 self._boxes(sent, at.direction), self._boxes(received, at.direction)
             )
         )
+
+    def joined_axes(self, *, in_turn: bool = False) -> tuple[Along, ...]:
+        """Return the grid axes, for connections; ``in_turn`` is for `slabs`."""
+        from halox.decomposition.connections import Along
+
+        spec = self.spec
+        places = spec.positions or tuple(1 - staggered for staggered in spec.staggered)
+        return tuple(
+            Along(
+                axis,
+                [self.along(n, part) for part in range(axis.parts)],
+                spec.halo[n],
+                spec.staggered[n],
+                places[n],
+                in_turn and axis.periodic and axis.parts == 1,
+            )
+            for n, axis in enumerate(self.decomposition.axes)
+        )
+
+    def _joined_regions(
+        self, joined: Joined, corners: bool, *, in_turn: bool = False
+    ) -> Iterator[Region]:
+        """Yield the regions on a grid with connections, each either sent or received; ``in_turn`` is for `slabs`."""
+        spec, coords = self.spec, self.decomposition.coords_of(self.rank)
+        for piece in joined.pieces(self.joined_axes(in_turn=in_turn), coords, corners):
+            peer = self.decomposition.rank_at(piece.parts)
+            assert peer is not None
+            starts = tuple(n - at for n, at in zip(piece.firsts, self.origin, strict=True))
+            # Directions only order the regions of two ranks.
+            if not piece.sends:
+                yield Region((-piece.key,), peer, None, spec.box(starts, piece.sizes), piece.turn)
+                continue
+            box = spec.box(starts, piece.sizes, piece.steps)
+            order = [source for source, _ in piece.turn or ()]
+            if order != sorted(order):
+                first, axes = len(spec.components_before), range(len(box.starts))
+                order = [*axes[:first], *(first + n for n in order), *axes[first + spec.ndim :]]
+                box = replace(box, order=tuple(order))
+                if spec.is_vector:  # both components are swapped, too
+                    steps = (-1, *(box.steps or ())[1:])
+                    box = replace(box, starts=(1, *box.starts[1:]), steps=steps)
+            yield Region((piece.key,), peer, box, None, piece.turn)
 
     def slabs(self) -> tuple[Region, ...]:
         """Boxes of an exchange with edges and corners: fewer boxes than `regions`, which must be moved in this order.
@@ -446,8 +535,13 @@ class FieldLayout:
         alone = [axis.parts == 1 and axis.periodic for axis in self.decomposition.axes]
         faces = {at.direction for at in neighbours if sum(map(abs, at.direction)) == 1}
         # If an axis has neighbours on both sides, a slab may cover its whole halo.
+        joined = self.decomposition.joined
         inner = [
-            all(tuple(side * (n == axis) for n in range(len(alone))) in faces for side in (-1, 1))
+            all(
+                tuple(side * (n == axis) for n in range(len(alone))) in faces
+                or (axis, side > 0) in self.decomposition.joined_sides
+                for side in (-1, 1)
+            )
             and (alone[axis] or self.spec.parity is None)
             for axis in range(len(alone))
         ]
@@ -471,12 +565,25 @@ class FieldLayout:
             boxes = zip_longest(*(self._boxes(end, at.direction) for end in ends))
             into = first[across[0]] if own else others
             into += [Region(at.direction, at.rank, send, receive) for send, receive in boxes]
+        if joined is not None:
+            others = [*self._joined_regions(joined, True, in_turn=True)]
         return tuple(chain(*first, others))
 
     def check_widths(self) -> None:
         """Raise `DecompositionError`, on every rank or on none, for a halo wider than a periodic axis."""
         decomposition = self.decomposition
         check_periods(self.spec.halo, decomposition.grid_shape, decomposition.periodic)
+        if decomposition.joined is not None:
+            if self.spec.parity is not None:
+                raise FieldError(
+                    "parity: a grid with connect= has no fields of one parity; leave it out"
+                )
+            decomposition.joined.check(self.joined_axes(), self.spec.is_vector)
+        elif self.spec.signs or self.spec.positions or self.spec.is_vector:
+            raise FieldError(
+                "sign, position: only connections use them, and this grid has none; make the grid with connect=, or "
+                "leave them out"
+            )
         self._check_walls()
 
     def _check_walls(self) -> None:
@@ -487,9 +594,7 @@ class FieldLayout:
                 axis = decomposition.axes[index]
                 for side, boundary in enumerate(pair):
                     part = (0, axis.parts - 1)[side]
-                    along = AxisLayout.of(
-                        axis, part, spec.halo[index], spec.staggered[index], spec.offsets
-                    )
+                    along = self.along(index, part)
                     # Beyond its points it has those that the next blocks send.
                     beyond = (along.moved_high, along.moved_low)[side] if axis.parts > 1 else 0
                     most = min(along.points + beyond, axis.points(spec.staggered[index]))
@@ -529,7 +634,7 @@ class FieldLayout:
         )
 
     def is_at_wall(self, axis: int, side: str) -> bool:
-        """Whether the rank's block ends the grid on a side of an axis; always False along a periodic axis.
+        """Whether the rank's block ends the grid on a side of an axis that is not periodic or joined there.
 
         Raises `FieldError` if there is no such axis or side.
         """
@@ -538,8 +643,9 @@ class FieldLayout:
             raise FieldError(f"axis must be a grid axis, 0 to {ndim - 1}, got {shown(axis)}")
         if side not in SIDES:
             raise FieldError(f"side must be 'low' or 'high', got {shown(side)}")
-        periodic = self.decomposition.periodic[number]
-        return not periodic and self.at_wall[number][SIDES.index(side)]
+        wall = number % ndim, SIDES.index(side)
+        is_open = self.decomposition.periodic[number] or wall in self.decomposition.joined_sides
+        return not is_open and self.at_wall[wall[0]][wall[1]]
 
     def wall(self, axis: int, side: str, depth: int, *, halo: bool) -> tuple[slice, ...]:
         """Return the index of the cells next to a wall, as `halox.Grid.wall` describes them."""
@@ -566,8 +672,23 @@ class FieldLayout:
         corners : bool
             Whether to fill edges and corners. A field with ``offsets`` has faces only.
         """
-        spec = self.spec
+        spec, joined = self.spec, self.decomposition.joined_sides
         axes, at_wall = zip(*self._within_grid, strict=True)
+        corners = corners and not spec.offsets
+        negated: list[tuple[slice, ...]] = []
+        if self.decomposition.joined is not None:
+            from halox.decomposition.connections import negated_boxes
+
+            extents = (*spec.components_before, *(0,) * spec.ndim, *spec.components_after)
+            regions = self._joined_regions(self.decomposition.joined, corners, in_turn=corners)
+            for region in regions if spec.signs or spec.is_vector else ():
+                if region.recv is not None and region.turn is not None:
+                    is_negative = partial(spec.is_negative, region.turn)
+                    negated += negated_boxes(region.recv.slices, extents, is_negative)
+            at_wall = tuple(
+                tuple(is_at and (axis, side) not in joined for side, is_at in enumerate(pair))
+                for axis, pair in enumerate(at_wall)
+            )
         return Walls(
             spec.boundary,
             axes,
@@ -576,7 +697,8 @@ class FieldLayout:
             self.decomposition.periodic,
             spec.staggered,
             (spec.components_before, spec.components_after),
-            corners and not spec.offsets,
+            corners,
+            negated,
         )
 
     def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:

@@ -96,6 +96,8 @@ class Walls:
         Extents of the component axes before and after the grid axes.
     corners : bool
         Whether edges and corners are filled: beyond several walls, and beyond a wall in the halo of a neighbour.
+    negated : sequence of tuple of slice
+        Boxes whose sign changes before the fills: received across a connection.
     """
 
     boundaries: Boundaries
@@ -106,6 +108,7 @@ class Walls:
     staggered: Sequence[bool]
     components: tuple[tuple[int, ...], tuple[int, ...]]
     corners: bool
+    negated: Sequence[Slices] = ()
 
     def fills(self) -> tuple[WallFill, ...]:
         """Return the steps that fill the halo, in their order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from halox.decomposition import (
@@ -59,6 +59,7 @@ class Division:
             "halo": layout.spec.halo,
             "periodic": decomposition.periodic,
             "boundary": boundary_text(layout.spec.boundary),
+            **({"connect": str(decomposition.joined)} if decomposition.joined else {}),
             "corners": self.corners,
             "device": self.device if self.device_id is None else f"GPU {self.device_id}",
             "path": self.path,
@@ -75,6 +76,8 @@ class Division:
         blocks = " x ".join("/".join(map(str, s)) for s in sizes)
         boundaries = layout.spec.boundary
         boundary = f"boundary {boundary_text(boundaries)}, " if boundaries else ""
+        if decomposition.joined is not None:
+            boundary += f"connect {decomposition.joined}, "
         return "\n".join(
             [
                 f"grid {decomposition.grid_shape}, halo {layout.spec.halo}, periodic {decomposition.periodic}, "
@@ -124,9 +127,14 @@ def divide(
             placement=placed,
             checkerboard=check_bool("checkerboard", options.checkerboard, DecompositionError),
         )
+        if options.connect is not None:
+            from halox.decomposition.connections import normalise_connect
+
+            joined = normalise_connect(options.connect, decomposition.grid_shape, periodic)
+            decomposition = replace(decomposition, joined=joined)
         spec = FieldSpec(
             normalise_halo(options.halo, ndim),
-            boundary=normalise_boundary(options.boundary, periodic),
+            boundary=normalise_boundary(options.boundary, periodic, decomposition.joined_sides),
         )
         layout = FieldLayout(decomposition, world.rank, spec)
         layout.check_widths()
@@ -144,6 +152,7 @@ def divide(
             "halo": layout.spec.halo,
             "periodic": decomposition.periodic,
             "boundary": boundary_text(spec.boundary),
+            "connect": str(decomposition.joined),
             "proc_shape": decomposition.proc_shape,
             "blocks": tuple(axis.bounds for axis in decomposition.axes),
             "corners": corners,

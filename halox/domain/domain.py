@@ -13,9 +13,11 @@ from halox.domain.allocation import Allocation
 from halox.domain.division import Division, divide
 from halox.domain.layouts import FieldLayouts
 from halox.domain.options import GridOptions
+from halox.errors import HaloxError
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module
 from halox.runtime.world import World
+from halox.values import shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,6 +30,22 @@ class Dependent(Protocol):
 
     def close(self) -> None:
         """Stop using the memory; local."""
+
+
+class HasDomain(Protocol):
+    """A grid, seen from modules below it."""
+
+    @property
+    def domain(self) -> Domain:
+        """The division of the grid, and its ranks."""
+
+
+def domain_of(grid: object, remedy: str = "") -> Domain:
+    """Return the domain of a grid; raises `HaloxError` for anything else."""
+    domain = getattr(grid, "domain", None)
+    if not isinstance(domain, Domain):
+        raise HaloxError(f"grid must be a halox.Grid, got {shown(grid)}{remedy}")
+    return domain
 
 
 class Domain:
@@ -61,6 +79,8 @@ class Domain:
         ``numpy`` or ``cupy``.
     dependents : WeakSet
         Objects that are closed before the memory of the domain is freed.
+    outputs : list
+        Open outputs, which are closed before: collectively, and in this order.
     """
 
     def __init__(
@@ -94,6 +114,7 @@ class Domain:
         )
         self.allocation = Allocation(self.world, self.context, self.layouts, self.device_id)
         self.dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()
+        self.outputs: list[Dependent] = []
 
     @cached_property
     def labels(self) -> Labels:
@@ -103,7 +124,9 @@ class Domain:
         return self.division.labels or Labels(self.decomposition, AXES[: len(self.grid_shape)])
 
     def close_dependents(self) -> None:
-        """Close the objects that use the domain's memory; local."""
+        """Close the objects that use the domain's memory; local, unless there are open outputs."""
+        for output in list(self.outputs):
+            output.close()
         for dependent in list(self.dependents):
             dependent.close()
 

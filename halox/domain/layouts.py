@@ -79,7 +79,7 @@ class FieldLayouts:
     def of_options(self, options: FieldOptions) -> FieldLayout:
         """Return the layout that a field's options describe; raises the errors of `halox.Grid.zeros`."""
         plain = FieldSpec(self._halo, boundary=self._boundary)
-        layout = self.of(field_spec(options, plain, self._decomposition.periodic))
+        layout = self.of(field_spec(options, plain, self._decomposition))
         layout.check_widths()
         return layout
 

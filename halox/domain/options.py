@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from halox.decomposition import (
     PARITIES,
+    Decomposition,
     FieldSpec,
     Parity,
     Placement,
@@ -20,7 +21,7 @@ from halox.decomposition import (
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
-from halox.values import LARGEST, as_entries, as_int, shown
+from halox.values import LARGEST, as_entries, as_int, as_list, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,6 +39,7 @@ class GridOptions:
     proc_shape: int | Sequence[int | None] | None = None
     blocks: Sequence[Sequence[int] | None] | None = None
     boundary: object = None
+    connect: object = None
     corners: bool = True
     device: Literal["auto", "cpu", "gpu"] = "auto"
     placement: bool | Placement = True
@@ -56,6 +58,7 @@ class Arguments(TypedDict, total=False):
     proc_shape: int | Sequence[int | None] | None
     blocks: Sequence[Sequence[int] | None] | None
     boundary: object
+    connect: object
     comm: MPI.Intracomm | None
     corners: bool
     placement: bool
@@ -76,23 +79,24 @@ class FieldOptions(TypedDict, total=False):
     parity: Parity | None
     offsets: int | Sequence[int] | None
     boundary: object
+    sign: object
+    position: object
 
 
 OPTIONS = tuple(FieldOptions.__annotations__)
 
 
 def field_spec(
-    options: Mapping[str, object], grid: FieldSpec, periodic: Sequence[bool]
+    options: Mapping[str, object], grid: FieldSpec, decomposition: Decomposition
 ) -> FieldSpec:
     """Return the layout that options describe; the defaults are the options of a plain field of the grid.
-
-    ``periodic`` says which axes of the grid are periodic.
 
     Raises `FieldError` if an option is unknown or invalid, and `DecompositionError` if the halo is invalid.
     """
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise FieldError(f"unknown argument(s) {unknown}; a field takes {', '.join(OPTIONS)}")
-    halo = options.get("halo")
+    halo, sign = options.get("halo"), options.get("sign", 1)
+    is_vector = isinstance(sign, str) and sign == "vector"
     return FieldSpec(
         grid.halo if halo is None else normalise_halo(halo, grid.ndim),
         _extents(options.get("components", ()), "components"),
@@ -100,9 +104,12 @@ def field_spec(
         _staggering(options.get("staggered", ()), grid.ndim),
         _parity(options.get("parity")),
         _offsets(options.get("offsets")),
-        normalise_boundary(options["boundary"], periodic)
+        normalise_boundary(options["boundary"], decomposition.periodic, decomposition.joined_sides)
         if "boundary" in options
         else grid.boundary,
+        () if is_vector else _signs(sign),
+        _positions(options.get("position"), grid.ndim),
+        is_vector,
     )
 
 
@@ -146,6 +153,34 @@ def _offsets(value: object) -> tuple[int, ...]:
             f"{shown(value)}; leave it out for whole halos"
         )
     return distances
+
+
+def _signs(value: object) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Return the signs by component; empty if no component changes its sign."""
+    signs: dict[tuple[int, ...], int] = {}
+    for key, sign in (value if isinstance(value, Mapping) else {(): value}).items():
+        entries = _ints(key)
+        component = tuple(n for n in entries if n is not None and n >= 0)
+        if sign not in (1, -1) or len(component) < len(entries):
+            raise FieldError(
+                f"sign must be 1 or -1, or a dict of them by component (an int, or one for each component axis), got "
+                f"{shown(value)}"
+            )
+        signs[component] = int(sign)
+    return tuple(sorted(signs.items())) if -1 in signs.values() else ()
+
+
+def _positions(value: object, ndim: int) -> tuple[int, ...]:
+    words = ("low", "center", "high")
+    places = [value] * ndim if isinstance(value, str) or value is None else as_list(value) or []
+    if value is None:
+        return ()
+    if len(places) != ndim or any(place not in words for place in places):
+        raise FieldError(
+            f"position must be 'low', 'center' or 'high', or one of them for each of {ndim} grid axes, got "
+            f"{shown(value)}"
+        )
+    return tuple(words.index(place) for place in places)
 
 
 def fixed_dtype(dtype: npt.DTypeLike) -> DType:

@@ -86,10 +86,15 @@ def _walls(
 ) -> tuple[FieldWalls, ...]:
     """Return the walls of all fields; empty if none is filled on this rank."""
     walls = tuple(
-        FieldWalls(number, layout.origin, layout.walls(corners), layout.spec.parity is None)
+        FieldWalls(
+            number,
+            layout.origin,
+            layout.walls(corners),
+            layout.spec.parity is None and layout.decomposition.joined is None,
+        )
         for number, (_, layout) in enumerate(read)
     )
-    return walls if any(one.walls.fills() for one in walls) else ()
+    return walls if any(one.walls.negated or one.walls.fills() for one in walls) else ()
 
 
 def _poisons_halos() -> bool:
@@ -103,17 +108,21 @@ def _poisons_halos() -> bool:
 
 
 def _stepped(described: Described, box: Box, steps: Sequence[int]) -> Datatype:
-    """Return the datatype of a box with steps between its cells, in C order.
+    """Return the datatype of a box with steps between its cells, in C order, or in the order of the box.
 
-    An axis with step 2 is split in two: index ``i`` becomes ``(i // 2, i % 2)``.
+    An axis with another step than 1 is given twice: for the first cell, and for the steps from there.
     """
     axes = []
-    for extent, stride, start, size, step in zip(
-        described.shape, described.strides, box.starts, box.subsizes, steps, strict=True
-    ):
-        axes.append((-(-extent // step), stride * step, start // step, size))
-        if step > 1:
-            axes.append((step, stride, start % step, 1))
+    per_axis = list(
+        zip(described.shape, described.strides, box.starts, box.subsizes, steps, strict=True)
+    )
+    for axis in box.order or range(len(steps)):
+        extent, stride, start, size, step = per_axis[axis]
+        axes += (
+            [(extent, stride, start, size)]
+            if step == 1
+            else [(extent, stride, start, 1), (size, stride * step, 0, size)]
+        )
     shape, strides, starts, subsizes = zip(*axes, strict=True)
     return slab(shape, strides, starts, subsizes, described.dtype)
 

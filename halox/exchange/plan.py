@@ -361,7 +361,7 @@ class Plan(Unique):
 
     def _fill_walls(self, bound: Bound | None) -> None:
         move = () if bound is self.bound else (partial(self._move, bound),)
-        fills = [channel.finish for channel in self._channels if channel.fills_walls]
+        fills = [channel.fill for channel in self._channels]
         misuse = "called between start() and finish(); call finish() first"
         self._advance((_READY, _READY), (*move, *fills), misuse, is_exchange=False)
 

@@ -83,6 +83,17 @@ def overlap_regions(
             rim = rim if is_open and halo else 0
             rims.append((rim + 1) // 2 if in_pairs else rim)
         inner.append((first + rims[0], stop - rims[1]))
+    for axis, side in layout.decomposition.joined_sides:
+        # An exchange also fills owned points on the line of a fold, at most in the outermost layer of the grid.
+        first, stop = inner[axis]
+        reach = max(spec.halo[axis]) if width is None else width
+        outermost = (0, layout.global_shape[len(spec.components_before) + axis] - 1)[side]
+        outermost -= layout.origin[axis]
+        inner[axis] = (
+            (first, min(stop, outermost - reach))
+            if side
+            else (max(first, outermost + 1 + reach), stop)
+        )
     if any(first >= stop for first, stop in inner):
         return (), (owned_cells(layout),)
     regions = []
@@ -152,6 +163,11 @@ def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) ->
                     f"every={steps} does not divide the halo {widths} (low, high) of field {number} along axis {axis}; "
                     f"for steps that read w cells on each side, use a halo of {steps} * w cells"
                 )
+        if layout.decomposition.joined is not None:
+            raise FieldError(
+                f"every={steps} computes halos across a connection, whose images may round differently; use every=1 on "
+                "a grid with connect="
+            )
         if spec.parity is not None or spec.offsets or not (corners or spec.ndim == 1):
             raise FieldError(
                 f"every={steps} needs whole halos, and field {number} has corners={corners}, parity={spec.parity!r}, "
@@ -184,8 +200,11 @@ def _filled_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
 def _open_sides(layout: FieldLayout) -> list[tuple[bool, bool]]:
     """Return, per grid axis, whether the low and the high side have a neighbour or a periodic image."""
     decomposition = layout.decomposition
-    coords = decomposition.coords_of(layout.rank)
+    coords, joined = decomposition.coords_of(layout.rank), decomposition.joined_sides
     return [
-        (axis.periodic or part > 0, axis.periodic or part < axis.parts - 1)
-        for axis, part in zip(decomposition.axes, coords, strict=True)
+        (
+            axis.periodic or part > 0 or (n, 0) in joined,
+            axis.periodic or part < axis.parts - 1 or (n, 1) in joined,
+        )
+        for n, (axis, part) in enumerate(zip(decomposition.axes, coords, strict=True))
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halox.decomposition import AxisFill, WallRegion, Walls
+from halox.decomposition import AxisFill, Boundary, WallRegion, Walls
 from halox.packing.refine import Level
 from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedPlan, StridedRow, plan_rows
 from halox.runtime.arrays import Array, Described, DType
@@ -49,14 +49,18 @@ RULE = np.dtype([("inner", "i8"), ("number", "u1", 16), ("depth", "i8")])
 
 @dataclass(frozen=True)
 class FillPlan:
-    """A launch: its regions and rules, and the numbers of the arrays to which rules refer."""
+    """A launch: its regions and rules, and the numbers of the arrays to which rules refer.
+
+    A launch that does not fill halos changes the signs of halos in place.
+    """
 
     planned: StridedPlan
     rules: Array
     numbers: tuple[int, ...]
     defines: tuple[tuple[str, str], ...]
+    fills: bool
 
-    def fills(self, pointers: Sequence[int], rules: int = 0) -> bytes:
+    def parameter(self, pointers: Sequence[int], rules: int = 0) -> bytes:
         """Return the kernel's first parameter: addresses of the arrays, and the rules or their address."""
         inline, regions = self.planned.inline, self.planned.regions
         first_chunks = np.full((inline + 1) // 2 * 2, -1, "i4")
@@ -79,24 +83,34 @@ def plan_fill(
 ) -> list[FillPlan] | None:
     """Return the launches that fill the walls of fields, given by number: one for up to 16 fields of a dtype.
 
-    With ``wraps`` the launches also fill the halo on periodic axes whose cells this rank owns. None if the kernel
-    cannot fill a halo.
+    Signs of connections take another launch before. With ``wraps`` the launches also fill the halo on periodic axes if
+    this rank owns all cells along them. None if the kernel cannot fill a halo.
     """
-    by_type: dict[DType, list[tuple[int, Sequence[WallRegion]]]] = {}
+    # Launches by whether they fill, and the dtype.
+    by_type: dict[tuple[bool, DType], list[tuple[int, Sequence[WallRegion]]]] = {}
     for number, walls in fields:
         regions = walls.regions(wraps=wraps)
         if not all(map(_is_known, regions)) or not _sources_are_inside(walls, regions):
             return None
-        if regions:
-            by_type.setdefault(described[number].dtype, []).append((number, regions))
+        for fills, some in ((False, _negations(walls)), (True, regions)):
+            if some:
+                key = fills, described[number].dtype
+                by_type.setdefault(key, []).append((number, some))
     plans = []
-    for dtype, of_type in by_type.items():
+    for (fills, dtype), of_type in sorted(by_type.items(), key=lambda item: item[0][0]):
         for first in range(0, len(of_type), MOST_ARRAYS):
-            plan = _plan(dtype, of_type[first : first + MOST_ARRAYS], described, sms)
+            plan = _plan(dtype, of_type[first : first + MOST_ARRAYS], described, sms, fills)
             if plan is None:
                 return None
             plans.append(plan)
     return [plan for plan in plans if plan.planned.chunks]
+
+
+def _negations(walls: Walls) -> tuple[WallRegion, ...]:
+    """Return regions whose points are replaced by their opposites."""
+    nowhere, first = slice(0, 0), slice(0, 1)
+    minus = AxisFill(Boundary("antisymmetric"), -1, -1, "low", nowhere, first, first, (0,))
+    return tuple(WallRegion(box, (minus,)) for box in walls.negated)
 
 
 def _plan(
@@ -104,6 +118,7 @@ def _plan(
     fields: Sequence[tuple[int, Sequence[WallRegion]]],
     described: Sequence[Described],
     sms: int,
+    fills: bool,
 ) -> FillPlan | None:
     types = _TYPES.get(dtype.str[1:]) if dtype.isnative else None
     if types is None or dtype.names is not None:
@@ -145,7 +160,7 @@ def _plan(
         ("RULES", "3" if most < 4 else "4"),
         ("ARRAYS", "1" if len(fields) == 1 else str(MOST_ARRAYS)),
     )
-    return FillPlan(planned, table, numbers_of, (*planned.defines, *defines))
+    return FillPlan(planned, table, numbers_of, (*planned.defines, *defines), fills)
 
 
 def _is_known(region: WallRegion) -> bool:
@@ -232,29 +247,28 @@ class FillLaunches:
             for plan in plans
         ]
 
-    def on(self, pointers: Sequence[int]) -> list[PreparedLaunch]:
-        """Return the launches on arrays at these addresses, by their number in the plan."""
+    def on(self, pointers: Sequence[int]) -> list[tuple[PreparedLaunch, bool]]:
+        """Return the launches on arrays at these addresses, by number in the plan, and whether they fill halos."""
         launches = []
         for plan, function, memory in zip(self._plans, self._kernels, self._tables, strict=True):
             planned, table, rules = plan.planned, plan.planned.table, 0
             if memory is not None:
                 pointer, rules = memory[0].pointer, memory[1].pointer
                 table = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
-            structs = (plan.fills(pointers, rules), table.tobytes())
+            structs = (plan.parameter(pointers, rules), table.tobytes())
             args: list[Parameter] = [
                 *((ctypes.c_char * len(one)).from_buffer_copy(one) for one in structs),
                 ctypes.c_uint32(planned.chunk_words),
             ]
-            launches.append(
-                PreparedLaunch(
-                    function,
-                    planned.blocks,
-                    planned.threads,
-                    args,
-                    device=self._device,
-                    dependent=True,
-                )
+            launch = PreparedLaunch(
+                function,
+                planned.blocks,
+                planned.threads,
+                args,
+                device=self._device,
+                dependent=True,
             )
+            launches.append((launch, plan.fills))
         return launches
 
 

@@ -52,6 +52,8 @@ class FieldWalls:
 
 def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
     """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries."""
+    if (layout.spec.signs or layout.spec.is_vector) and dtype.kind not in _SIGNED:
+        raise FieldError(f"sign: -1 needs a field of signed numbers, got dtype {dtype}")
     for _, sides in layout.spec.boundary:
         for boundary in {side for pair in sides for side in pair if side is not None}:
             _check(boundary, dtype, operation)
@@ -87,6 +89,10 @@ class _Call(partial):  # type: ignore[type-arg]
     """A call of a user's function."""
 
 
+class _InPlace(partial):  # type: ignore[type-arg]
+    """A call that multiplies a halo that neighbours have sent, and so must run once in an exchange."""
+
+
 class WallChannel(Channel):
     """Fills or adjoint fills of all fields of a plan, with operations on array slices; sends nothing.
 
@@ -95,7 +101,6 @@ class WallChannel(Channel):
     """
 
     is_movable = True
-    fills_walls = True
 
     def __init__(
         self,
@@ -141,8 +146,9 @@ class WallChannel(Channel):
         steps: list[_Step] = []
         if self._launches is not None:
             current_stream = cupy().cuda.get_current_stream
-            for launch in self._launches.on(memories):
-                steps.append(partial(_launch, launch, current_stream))
+            for launch, fills_halos in self._launches.on(memories):
+                call = partial if fills_halos else _InPlace
+                steps.append(call(_launch, launch, current_stream))
             return steps
         for walls in self._walls:
             described, memory = self._described[walls.number], memories[walls.number]
@@ -163,6 +169,12 @@ class WallChannel(Channel):
                 array = device_view(
                     memory, described.shape, described.dtype, described.strides, described.device
                 )
+            signs: list[_Step] = []
+            for box in walls.walls.negated:
+                view, minus = array[box], array.dtype.type(-1)
+                # NumPy 2.4 negates some strided arrays wrongly in place.
+                signs.append(_InPlace(xp.multiply, view, minus, view))
+            steps += () if self._adds else signs
             for number, fill in enumerate(fills):
                 if not array[fill.target].size:
                     continue
@@ -172,6 +184,7 @@ class WallChannel(Channel):
                     steps += layers.steps(number, memory, start)
                 else:
                     steps += _steps(xp, array, fill, walls.origin)
+            steps += signs if self._adds else ()
         return steps
 
     def _layers_of(self, number: int, array: Array) -> HostFills:
@@ -195,6 +208,12 @@ class WallChannel(Channel):
         """Fill the halo at the walls."""
         if not self._adds:
             for step in self._steps:
+                step()
+
+    def fill(self) -> None:
+        """Fill the halo at the walls without changing what neighbours have sent."""
+        for step in self._steps:
+            if not isinstance(step, _InPlace):
                 step()
 
     def close(self) -> None:
@@ -229,7 +248,7 @@ def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) 
     if kind == "constant":
         return [partial(xp.copyto, target, cast(boundary.number, array.dtype)[()])]
     if kind == "phase":
-        return [partial(xp.multiply, target, _phase(along, array.dtype), target)]
+        return [_InPlace(xp.multiply, target, _phase(along, array.dtype), target)]
     if kind == "gradient":
         return [partial(xp.add, source, _ramp(xp, array, along, boundary.number), target)]
     if kind == "extrapolate":

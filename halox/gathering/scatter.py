@@ -6,14 +6,17 @@ part to each rank in turn, as in a gather. A block on a GPU receives its parts t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 from typing import Any
 
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.domain import Domain, FieldOptions
 from halox.domain.options import dtype_text
-from halox.errors import FieldError, MismatchError
+from halox.errors import FieldError, HaloxError, MismatchError
 from halox.gathering.gather import PARTS_IN_FLIGHT, blocks_of, parts_of, root_of, rounds
 from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.staging import owned_cells, part_shape, staging
@@ -68,7 +71,7 @@ def scatter(domain: Domain, whole: object, root: object, out: object, options: F
         components: FieldOptions = {}
         if target.layout is None:
             call = f"grid.scatter(whole, {root_rank}, {{}})"
-            components = components_of(tuple(array.shape), domain.plain.global_shape, "whole", call)
+            components = components_of(tuple(array.shape), domain, "whole", call)
         elif array.shape != target.layout.global_shape:
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {root_rank} is not the "
@@ -119,31 +122,59 @@ def _as_host_array(whole: object, root: int) -> Array:
     return to_host(whole) if is_device_array(whole) else as_ndarray(whole, "whole")
 
 
-def components_of(
-    shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str, call: str
-) -> FieldOptions:
-    """Return the component axes of a whole array, by its shape.
+def components_of(shape: tuple[int, ...], domain: Domain, name: str, call: str) -> FieldOptions:
+    """Return the component axes of a whole array of cells, by its shape.
 
     Raises `FieldError`, which names the array and the remedy. ``call`` is the remedy's code, with "{}" in place of the
     field's options.
     """
-    ndim = len(grid_shape)
-    starts = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == grid_shape]
-    if len(starts) == 1:
-        return {
-            "components": shape[: starts[0]],
-            "components_after": shape[starts[0] + ndim :],
-        }
-    if starts:
-        options = [f"components={shape[:n]}, components_after={shape[n + ndim :]}" for n in starts]
-        why = f"can be read in {len(starts)} ways; tell which with {', or '.join(map(call.format, options))}"
-    else:
-        why = (
-            f"does not hold the grid's {grid_shape}, with component axes in front or behind; give all cells, without "
-            f"halo, and tell the layout of a field that is staggered or of one parity, as with "
-            f"{call.format('staggered=0')}"
+    fits = _components(shape, domain.grid_shape)
+    if len(fits) == 1:
+        return {"components": fits[0][0], "components_after": fits[0][1]}
+    if fits:
+        options = [f"components={before}, components_after={after}" for before, after in fits]
+        raise FieldError(
+            f"{name}: shape {shape} can be read in {len(fits)} ways; tell which with "
+            f"{', or '.join(map(call.format, options))}"
         )
-    raise FieldError(f"{name}: shape {shape} {why}")
+    options = []
+    for text, whole in _other_layouts(domain):
+        for before, after in _components(shape, whole):
+            parts = [
+                text,
+                f"components={before}" * bool(before),
+                f"components_after={after}" * bool(after),
+            ]
+            options.append(", ".join(filter(None, parts)))
+    raise FieldError(
+        f"{name}: shape {shape} does not hold the grid's {domain.grid_shape}, with component axes in front or behind; "
+        + (
+            f"tell the layout of the field, as with {', or '.join(map(call.format, options))}"
+            if options
+            else "give all cells, without halo, or make a grid of this shape"
+        )
+    )
+
+
+def _components(
+    shape: tuple[int, ...], whole: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the component axes in front and behind, for each place of the grid axes in a shape."""
+    ndim = len(whole)
+    places = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == whole]
+    both = [(shape[:n], shape[n + ndim :]) for n in places]
+    return [(before, after) for before, after in both if all(before) and all(after)]
+
+
+def _other_layouts(domain: Domain) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the options and the points per axis of staggered fields, and of fields of one parity."""
+    axes = domain.decomposition.axes
+    for number in range(1, len(axes) + 1):
+        for chosen in combinations(range(len(axes)), number):
+            text = f"staggered={chosen[0] if number == 1 else chosen}"
+            yield text, tuple(axis.points(n in chosen) for n, axis in enumerate(axes))
+    with suppress(HaloxError):  # without a checkerboard
+        yield "parity='even'", domain.layouts.of_options({"parity": "even"}).global_shape
 
 
 def _compare(records: list[_ScatterRecord]) -> None:

@@ -105,7 +105,6 @@ class Channel(ABC):
 
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
-    fills_walls = False  # `finish` fills halos from cells of this rank alone
     is_measured = True  # `Plan.measure` runs it without the plan's other channels
     # Of a closed channel:
     has_ended = True  # this rank has no work under way
@@ -121,6 +120,9 @@ class Channel(ABC):
     def run(self) -> None:
         """Begin one exchange; `finish` follows at once, without other work in between."""
         self.start()
+
+    def fill(self) -> None:  # noqa: B027 - most paths fill no walls
+        """Fill halos beyond walls from cells of this rank alone, without an exchange."""
 
     def finish(self) -> None:  # noqa: B027 - plans leave out channels that end in `start`
         """End the exchange: on return everything received is in place."""

@@ -75,6 +75,10 @@ CALLS = (
     "get",
     "coarsen",
     "linear_operator",
+    "making an Output",
+    "append",
+    "wait",
+    "stopping",
 )
 """Names of the counted calls; the index of a name is its code."""
 

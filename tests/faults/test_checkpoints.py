@@ -11,7 +11,7 @@ import pytest
 
 from halox.checkpoint import folder
 from tests import failing
-from tests.faults import checkpoints, npy_stages
+from tests.faults import checkpoints, npy_stages, outputs
 from tests.faults.programs import private_memory, result, start, why_no_private_memory
 
 pytest.importorskip("tensorstore")
@@ -46,6 +46,28 @@ def test_killed_in_a_save_and_restarted_on_other_ranks(tmp_path: Path) -> None:
     with xarray.open_zarr(path, chunks=None) as ds:
         assert ds.u.dims == ("x", "y") and np.array_equal(ds.u.x, np.arange(40))
         assert np.array_equal(ds.u, checkpoints.serially(25)) and ds.attrs["step"] == 25
+
+
+def test_an_output_killed_at_random_moments_and_continued_on_other_ranks(tmp_path: Path) -> None:
+    """Readers see whole records only, and all that a wait has seen."""
+    xarray = pytest.importorskip("xarray")
+    path, kept = tmp_path / "run.zarr", 0
+    delays = np.random.default_rng(37).integers(20, 700, 4).tolist()
+    for ranks, delay in zip((4, 3, 2, 4, 1), (*delays, -1), strict=True):
+        last = 100_000 if delay >= 0 else kept + 20
+        words = ["-m", "tests.faults.outputs", str(path), str(last), str(delay)]
+        ended = start(words, ranks=ranks, limit_s=300)
+        assert (ended.returncode == 0) == (delay < 0), ended.stderr[-3000:]
+        said = [int(word) for word in ended.stdout.split()]
+        assert said[0] == kept, (said, kept)
+        with xarray.open_zarr(path, chunks=None) as ds:
+            assert ds.sizes["time"] >= said[-1]
+            assert ds.time.values.tolist() == list(range(ds.sizes["time"]))
+            for record, u in enumerate(ds.u):
+                assert np.array_equal(u, outputs.whole(record)), (ranks, delay, record)
+            kept = ds.sizes["time"]
+    assert kept == last and len(os.listdir(path / "u" / "c")) == last
+    assert os.listdir(tmp_path) == ["run.zarr"]
 
 
 def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:

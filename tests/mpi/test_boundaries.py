@@ -364,3 +364,26 @@ def test_walls_are_not_filled_during_an_exchange(comm: MPI.Intracomm) -> None:
         plan.fill_walls()
         beyond = [u[0, 1:-1] if grid.at_wall(0, "low") else u[1:-1, 0], u[1:-1, -1]]
         assert agree(all((part == 2).all() for part in beyond), comm)
+
+
+def test_fills_of_walls_leave_received_halos_with_their_signs_and_phases(
+    comm: MPI.Intracomm,
+) -> None:
+    right, fold = [], {(0, "high"): halox.Connection(flip=1)}
+    options: dict[str, Any] = {"comm": comm, "device": "cpu", "periodic": (False, True)}
+    with halox.Grid((8, 12), connect=fold, **options) as grid:
+        u = grid.full(1.0, sign=-1, boundary=(("edge", None), None))
+        plan = grid.plan(u)
+        plan()
+        grid.interior(u)[...] = 2
+        plan.fill_walls()
+        right += [not grid.at_wall(0, "low") or (u[0, 1:-1] == 2).all()]
+        right += [grid.owned[0].stop < 8 or (u[-1, 1:-1] == -1).all()]
+    with halox.Grid((8, 12), **options) as grid:
+        z = grid.full(1, "c16", boundary=("edge", ("phase", 1j)))
+        plan = grid.plan(z)
+        plan()
+        before = z[1:-1, [0, -1]].copy()
+        plan.fill_walls()
+        right += [(z[1:-1, [0, -1]] == before).all()]
+    assert agree(all(right), comm)

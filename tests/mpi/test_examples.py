@@ -6,6 +6,7 @@ import importlib.util
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -22,6 +23,7 @@ SHORT = {
     "acoustic --bang": ["--cells", "40", "36", "--steps", "50"],
     "maxwell": ["--cells", "9", "8", "13", "--steps", "30"],
     "shallow_water": ["--cells", "100", "4"],
+    "tripolar": ["--cells", "24", "72"],
     "gray_scott": ["--cells", "34", "27", "--steps", "60"],
 }
 
@@ -76,6 +78,25 @@ def test_a_restart_from_a_later_step(comm: MPI.Intracomm, tmp_path: Path) -> Non
     assert zarr.open_group(path, mode="r").attrs["step"] == 4
     comm.Barrier()
     assert program([path, "6"]) < 1e-12
+
+
+def test_records_of_a_restarted_run(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """The records of both runs, against the damped wave."""
+    xarray = pytest.importorskip("xarray")
+    path = comm.bcast(tmp_path / "run.zarr")
+    scope = runpy.run_path(str(EXAMPLES / "restart.py"))
+    for steps in ("120", "160"):
+        assert scope["main"]([str(path), steps]) < 1e-12
+        comm.Barrier()
+    cells, rate = scope["CELLS"], scope["RATE"]
+    kx, ky = 4 * np.pi / cells[0], 6 * np.pi / cells[1]
+    damping = 1 - 4 * rate * (np.sin(kx / 2) ** 2 + np.sin(ky / 2) ** 2)
+    with xarray.open_zarr(path.with_name("run-records.zarr"), chunks=None) as ds:
+        assert ds.time.values.tolist() == [50, 100, 150]
+        wave = np.outer(np.cos(kx * ds.x), np.cos(ky * ds.y))
+        for time, u in zip(ds.time.values, ds.u, strict=True):
+            assert abs(u - damping**time * wave).max() < 1e-12
+    comm.Barrier()
 
 
 @pytest.mark.parametrize("broken", ["COURANT", "FEED", "RATE"])

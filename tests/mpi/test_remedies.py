@@ -48,6 +48,12 @@ CASES: dict[str, Case] = {
         "grid.scatter(np.ones((7, 8)), {})",
         "grid.layout(result).spec.staggered == (True, False)",
     ),
+    "a staggered whole array with components": Case(
+        "grid.scatter(whole)",
+        CALL,
+        holds="grid.sum(result) == 2 * 56",
+        before="whole = np.ones((2, 7, 8))",
+    ),
     "a file that can be read in two ways": Case(
         "grid.load(path)",
         CALL,
@@ -59,6 +65,12 @@ CASES: dict[str, Case] = {
         r"as with (grid.load.*)$",
         holds="grid.sum(result['u']) == 56",
         before="save(path, np.ones((7, 8)))",
+    ),
+    "a file of a staggered field with components": Case(
+        "grid.load(path)",
+        r"as with (grid.load.*)$",
+        holds="grid.sum(result['u']).tolist() == 6 * 9 * 2 and result['u'].shape[-1] == 2",
+        before="save(path, np.ones((6, 9, 2)))",
     ),
     "an option of a layout given to load": Case(
         "grid.load(path, components=2)",
@@ -151,10 +163,75 @@ CASES: dict[str, Case] = {
         "grid.save(path, u)", r"write (u=u) for", "grid.save(path, {})", before="u = grid.ones()"
     ),
     "a field called like a dimension": Case(
-        "grid.save(zarr, x=u)",
+        "grid.save(zarr, x=u, dims=('x', 'y'))",
         r"or give (dims=)$",
         "grid.save(zarr, x=u, {}('i', 'j'))",
         before="u = grid.ones()",
+    ),
+    "an output that exists": Case(
+        "halox.Output(grid, path, u=u)",
+        r"give (mode=\"a\") to continue it, or (mode=\"w\")",
+        "halox.Output(grid, path, u=u, {}).close(); out = halox.Output(grid, path, u=u, {})",
+        "out.records == 0",
+        "u, path = grid.ones(), zarr.with_name('a.zarr'); halox.Output(grid, path, u=u, mode='w').close()",
+    ),
+    "an output without a field": Case(
+        "halox.Output(grid, path)",
+        r"write (halox.Output\(grid, path, u=u\))$",
+        "out = {}",
+        "out.records == 0",
+        "u, path = grid.ones(), zarr.with_name('c.zarr')",
+    ),
+    "a checkpoint in place of an output": Case(
+        "halox.Output(grid, path, u=u, mode='a')",
+        r"give another path, or (mode=\"w\")$",
+        "out = halox.Output(grid, path, u=u, {})",
+        "out.records == 0",
+        "u, path = grid.ones(), zarr.with_name('d.zarr'); grid.save(path, u=u)",
+    ),
+    "an output of other fields": Case(
+        "halox.Output(grid, path, v=u, mode='a')",
+        r"or (mode=\"w\") to replace it$",
+        "out = halox.Output(grid, path, v=u, {})",
+        "out.records == 0",
+        "u, path = grid.ones(), zarr.with_name('e.zarr'); halox.Output(grid, path, u=u, mode='w').close()",
+    ),
+    "a load of an output": Case(
+        "grid.load(path)",
+        r"open it with (xarray.open_zarr),",
+        "{}(path, chunks=None).u.shape",
+        "result == (0, 6, 8)",
+        "import xarray; u, path = grid.ones(), zarr.with_name('f.zarr'); "
+        "halox.Output(grid, path, u=u, mode='w').close()",
+    ),
+    "a closed output": Case(
+        "out.append(time=0)",
+        r"with (mode=\"a\") to continue it$",
+        "out = halox.Output(grid, path, u=u, {}); out.append(time=0); out.wait()",
+        "out.records == 1",
+        "u, path = grid.ones(), zarr.with_name('g.zarr'); out = halox.Output(grid, path, u=u, mode='w'); "
+        "out.close()",
+    ),
+    "a record of another dtype": Case(
+        "out.append(time=0, u=u.astype('f4'))",
+        r"as (grid.zeros_like) makes it$",
+        "out.append(time=0, u={}(u)); out.wait()",
+        "out.records == 1",
+        "u, path = grid.ones(), zarr.with_name('h.zarr'); out = halox.Output(grid, path, u=u, mode='w')",
+    ),
+    "a limit in place of a grid": Case(
+        "halox.stopping(3600)",
+        r"as in (limit_s=3600)$",
+        "halox.stopping({})",
+        "result in (True, False)",
+    ),
+    "a record of an earlier time": Case(
+        "out.append(time=1)",
+        r"as in halox.Output\(..., (mode=\"a\", time=)...\)$",
+        "out.close(); out = halox.Output(grid, path, u=u, {}0.5); out.append(time=1); out.wait()",
+        "out.records == 1",
+        "u, path = grid.ones(), zarr.with_name('b.zarr'); out = halox.Output(grid, path, u=u, mode='w'); "
+        "out.append(time=2)",
     ),
     "a damaged checkpoint": Case(
         "grid.load(zarr)",
@@ -374,6 +451,31 @@ CASES: dict[str, Case] = {
         r"give (boundary=None)",
         "grid.zeros(parity='even', {})",
     ),
+    "a sign on a grid without connections": Case(
+        "grid.zeros(sign=-1)",
+        r"make the grid with (connect=)",
+        "halox.Grid((6, 8), {}fold, comm=grid.comm, device='cpu').zeros(sign=-1)",
+        before="fold = {(0, 'high'): halox.Connection(flip=1)}",
+    ),
+    "several steps for one exchange, and connections": Case(
+        "folded.plan(folded.zeros(halo=2), every=2)",
+        r"use (every=1)",
+        "folded.plan(folded.zeros(halo=2), {})",
+        before="folded = halox.Grid((6, 8), connect={(0, 'high'): halox.Connection(flip=1)},"
+        "comm=grid.comm, device='cpu')",
+    ),
+    "a cubed sphere of fewer faces": Case(
+        "sphere.coarsen(3)",
+        r"coarsen it by (factor=.*)$",
+        "sphere.coarsen({}).zeros()",
+        before="sphere = halox.CubedSphere(6, comm=grid.comm, device='cpu')",
+    ),
+    "a halo along the faces of a cubed sphere": Case(
+        "sphere.zeros(halo=2)",
+        r"give (halo=\(0, width, width\))",
+        "sphere.zeros({})",
+        before="width = 2; sphere = halox.CubedSphere(4, comm=grid.comm, device='cpu')",
+    ),
     "boundaries of components, of a grid": Case(
         "halox.Grid((6, 8), boundary={0: 'edge'}, comm=grid.comm, device='cpu')",
         r"\((grid.zeros), grid.declare\)",
@@ -491,6 +593,7 @@ ELSEWHERE = {
     "made without a timer": "no public call makes such a plan",
     "petsc4py": "an optional package; tests/mpi/test_solvers.py has what it calls",
     "give out=": "needs a machine without memory",
+    "close the output, and make another": "tests/mpi/test_output.py",
 }
 CODE = re.compile(r"\w\.\w+\(|\b(?:grid|fft|np|halox|cupy)\.[a-z]\w+|\b[a-z_]+=(?![=0])")
 

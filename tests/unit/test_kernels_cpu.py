@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -10,13 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import halox
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
+from halox.exchange.halo import halo_draft
 from halox.packing.ordering import rounds
 from halox.packing.refine import Copy, Side, contiguous_side, paired
 from halox.packing.strided import _ELEMENTS, addition_element
 from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
+from halox.runtime.arrays import describe
 from halox.runtime.gpu.marks import Mark
+from tests.folds import random_case
 from tests.support import require, trials
 from tests.unit.cpu_kernels import GUARD, aligned, before_a_forbidden_page, coded, compiled, run
 
@@ -269,6 +274,57 @@ class TestCopy:
         last = array[::-1]
         datatype = dt.hvector(9, 1, last.strides[0], dt.contiguous(2, "f8"))
         assert pack(last, datatype).tobytes() == last[:, :2].tobytes()
+
+    @pytest.mark.parametrize("number", range(trials(24)))
+    def test_halos_across_connections(self, number):
+        """Boxes walked backwards, and boxes of a cube's faces with swapped axes; MPI packs what is sent alike."""
+        require("mpi")
+        from mpi4py import MPI
+
+        from halox.cubed_sphere import CubedSphere
+
+        rng = np.random.default_rng([20261126, number])
+        if number % 4:
+            case = random_case(rng)
+            grid = case.grid(MPI.COMM_SELF, (1,) * len(case.shape))
+            array = case.field(grid)
+        else:
+            grid = CubedSphere(4, 2, comm=MPI.COMM_SELF, device="cpu")
+            array = grid.zeros("f4", components=2, sign="vector")
+        with grid:
+            bytes_of_array = array.view("u1")
+            bytes_of_array[...] = rng.integers(0, 255, bytes_of_array.shape)
+            on_gpu = replace(describe(array), device=0)  # where all boxes move at once
+            read = [(on_gpu, grid.layout(array))]
+            draft = halo_draft((array,), read, operation="copy", corners=True)
+            moved, expected = array.copy(), array.copy()
+            copies = []
+            for send, receive in zip(draft.sends, draft.receives, strict=True):
+                for sent, received in zip(send.parts, receive.parts, strict=True):
+                    packed = np.zeros(sent.datatype.size, np.uint8)
+                    theirs = sent.datatype.to_mpi()
+                    MPI.COMM_SELF.Sendrecv([expected, 1, theirs], 0, recvbuf=packed)
+                    theirs.Free()
+                    assert pack(expected, sent.datatype).tobytes() == packed.tobytes()
+                    halox.unpack(packed, received.datatype, expected)
+                    sides = (
+                        Side(moved.ctypes.data, one.datatype.strided) for one in (sent, received)
+                    )
+                    copies.append(Copy(*sides))
+            copy_on_cpu(copies, backwards=number % 2 == 1)
+            assert moved.tobytes() == expected.tobytes()
+            assert copies or not any(map(any, grid.halo))
+
+    @pytest.mark.parametrize("dtype", ["f8", "u1"])
+    @pytest.mark.parametrize("steps", [(1, -1), (-1, 1), (-1, -1)])
+    def test_large_boxes_backwards_and_with_swapped_axes(self, steps, dtype):
+        """Boxes that the kernel moves in tiles, as between the faces of a large cube."""
+        array = coded(field((20, 130, 140), dtype))
+        axes = [(20, array.strides[0], 0, 20)]
+        for n, stride, step in zip((140, 130), array.strides[:0:-1], steps, strict=True):
+            axes += [(n, stride, n - 1, 1), (n, -stride, 0, n)] if step < 0 else [(n, stride, 0, n)]
+        expected = array.transpose(0, 2, 1)[:, :: steps[0], :: steps[1]]
+        assert pack(array, dt.slab(*zip(*axes, strict=True), dtype)).tobytes() == expected.tobytes()
 
     def test_agrees_with_mpi_pack(self):
         require("mpi")

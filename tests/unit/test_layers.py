@@ -28,7 +28,7 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.gathering"}, {"halox.sampling"}, {"halox.linear_operators"}],
     [{"halox.checkpoint"}],
     [{"halox.grid", "halox.xarray", "halox.coarsening"}],
-    [{"halox.transpose"}, {"halox.points"}],
+    [{"halox.transpose"}, {"halox.points"}, {"halox.cubed_sphere"}],
     [{"halox.fft"}],
     [{"halox"}],
     [{"halox.cli"}, {"halox.testing"}],

@@ -51,6 +51,31 @@ def test_each_cell_has_one_writer_and_one_owner(
     assert (written == 1).all() and (owned == 1).all()
 
 
+@pytest.mark.parametrize("shard_bytes", [100, 1 << 20])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_point_of_a_region_has_one_writer_and_one_owner(
+    shape: tuple[int, ...], shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_shards(monkeypatch, shard_bytes)
+    whole, rng = np.arange(prod(shape)).reshape(shape), np.random.default_rng(len(shape))
+    for _ in range(20):
+        ends = [sorted(rng.choice(n + 1, 2, replace=False).tolist()) for n in shape]
+        region = tuple(slice(*two, int(rng.integers(1, 5))) for two in ends)
+        expected = whole[region]
+        written, found = np.zeros(expected.shape, int), np.full(expected.shape, -1)
+        for rank, layout in enumerate(layouts(shape, 4)):
+            shards = ShardGrid(layout, shard_shapes(layout, 8, region)[0], region)
+            cells = whole[layout.owned][shards.own_cells]
+            assert found[shards.own].shape == cells.shape
+            found[shards.own] = cells
+            for shard, cut in zip(shards, shards.own_cuts(), strict=True):
+                assert [piece.cut for piece in shard.pieces if piece.rank == rank] == [cut]
+                assert prod(extents(cut)) > 0 and cells[shards.local(cut)].shape == extents(cut)
+                if shard.writer == rank:
+                    written[shard.cut] += 1
+        assert (written == 1).all() and (found == expected).all(), region
+
+
 def test_equal_blocks_need_no_messages() -> None:
     for layout in layouts((512, 512, 512), 8):
         shards = ShardGrid(layout, shard_shapes(layout, 8)[0])

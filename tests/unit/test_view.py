@@ -135,6 +135,59 @@ def test_blocks(saved: Path, tmp_path: Path, drawn: list[Any]) -> None:
     assert found == [[[4, 2], [2, 4, 4]], [[4, 2], [8]], [[4, 2], [1, 2, 2]], [[8], [2, 4, 4]]]
 
 
+def limits_of(frame: Any) -> tuple[Any, Any]:
+    """Return the limits of the axes of a picture that Matplotlib draws."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    viewing._show(figure, frame, "viridis", None)
+    return figure.axes[0].get_xlim(), figure.axes[0].get_ylim()
+
+
+def test_axes_have_the_coordinates(tmp_path: Path, drawn: list[Any]) -> None:
+    """Ticks are at the centres of cells; uneven coordinates leave the indices."""
+    support.require("mpi")
+    path = tmp_path / "a.zarr"
+    with halox.Grid((4, 5), device="cpu") as grid:
+        coords = {"x": [10.0, 12, 14, 16], "y": [1, 2, 4, 8, 16]}
+        grid.save(path, u=grid.ones(), coords=coords)
+    assert main(["view", str(path)]) == 0
+    (((frame,), *_),) = drawn
+    assert limits_of(frame) == ((9, 17), (-0.5, 4.5))
+    assert main(["view", str(path), "--slice", "y=0"]) == 0
+    assert drawn[1][0][0].steps == [(10, 2)]
+
+
+def test_a_checkpoint_with_a_compressor_by_name_only(tmp_path: Path, drawn: list[Any]) -> None:
+    """Earlier versions wrote such metadata of the group."""
+    support.require("mpi")
+    path = tmp_path / "a.zarr"
+    with halox.Grid((4, 5), device="cpu") as grid:
+        grid.save(path, u=grid.full(3.0), compressors="zstd")
+    found = json.loads((path / "zarr.json").read_text())
+    sharding = found["consolidated_metadata"]["metadata"]["u"]["codecs"][0]["configuration"]
+    del sharding["codecs"][1]["configuration"]
+    assert sharding["codecs"][1] == {"name": "zstd"}
+    (path / "zarr.json").write_text(json.dumps(found))
+    assert main(["view", str(path)]) == 0
+    assert (drawn[0][0][0].values == 3).all()
+
+
+def test_an_output_shows_its_last_record(tmp_path: Path, drawn: list[Any]) -> None:
+    support.require("mpi")
+    path = tmp_path / "run.zarr"
+    with halox.Grid((4, 5), device="cpu") as grid:
+        u = grid.zeros()
+        with halox.Output(grid, path, u=u) as out:
+            for n in range(3):
+                u[...] = n
+                out.append(time=n)
+    for words, value in (("", 2), ("--slice time=1", 1)):
+        assert main(["view", str(path), *words.split()]) == 0
+        assert (drawn[-1][0][0].values == value).all()
+        assert drawn[-1][0][0].values.shape == (4, 5)
+
+
 def pixels(path: Path) -> Any:
     from matplotlib import image
 
@@ -258,6 +311,7 @@ def test_the_picture_of_an_app_has_the_blocks_of_its_ranks(drawn: list[Any]) -> 
         ("run.zarr --field u --slice z=10", "out of"),
         ("run.zarr --slice x=0 --slice y=0 --slice z=0", "no axis of c is left to draw"),
         ("run.zarr --slice z=mid", "invalid axis_pick value: 'z=mid'"),
+        ("u.npy --field v", "u.npy has no field v: a .npy file has one field, u"),
         ("u.npy --blocks", "--blocks: u.npy does not record the blocks of its ranks"),
         ("run.zarr --cmap virdis", "'virdis' is not a valid value for cmap"),
         ("run.zarr run.zarr --png a.png", "--png is a picture of one checkpoint"),

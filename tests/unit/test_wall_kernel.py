@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_boundary
+from halox.decomposition.connections import Connection, normalise_connect
+from halox.domain.options import field_spec
 from halox.exchange import wall_launch
 from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
 from halox.packing.strided_plan import region_dtype
@@ -47,7 +50,7 @@ def run(plan: FillPlan, arrays: Sequence[Any], *, backwards: bool = False) -> No
     table, rules = aligned(planned.table.nbytes), aligned(plan.rules.nbytes)
     table[:], rules[:] = planned.table, plan.rules.view("u1")
     fills = np.frombuffer(
-        plan.fills([u.ctypes.data for u in arrays], rules.ctypes.data), np.uint8
+        plan.parameter([u.ctypes.data for u in arrays], rules.ctypes.data), np.uint8
     ).copy()
     pointer = table.ctypes.data
     if not planned.inline:
@@ -224,6 +227,36 @@ def test_most_random_fields_are_filled_by_the_kernel() -> None:
     u = np.zeros(layout.padded_shape, "f4")
     plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
     assert plans is not None and len(plans) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "c16", "i4"])
+@pytest.mark.parametrize("sign", [-1, {0: -1}])
+def test_signs_of_connections(sign: Any, dtype: str) -> None:
+    """Signs change in a launch before the fills, which read the changed values; each point once."""
+    grid = replace(
+        decompose((6, 8, 4), 1, periodic=(False, True, False)),
+        joined=normalise_connect(
+            {(0, "high"): Connection(flip=1, pivot="T")}, (6, 8, 4), (False, True, False)
+        ),
+    )
+    options = {"components": 2, "sign": sign, "boundary": (None, None, "antisymmetric")}
+    layout = FieldLayout(grid, 0, field_spec(options, FieldSpec(((2, 2),) * 3), grid))
+    walls, u = layout.walls(), np.random.default_rng(1).integers(-9, 10, layout.padded_shape)
+    u = u.astype(dtype)
+    changes = np.ones(u.shape, dtype)
+    changes[
+        : 2 if sign == -1 else 1, 8:, :, 2:6
+    ] = -1  # beyond the line, and its second half with its images
+    second = (np.arange(-2, 10) - 0) % 8 > 4
+    changes[: 2 if sign == -1 else 1, 7, second, 2:6] = -1
+    expected = u * changes
+    expected[..., 1::-1], expected[..., 6:] = -expected[..., 2:4], -expected[..., 5:3:-1]
+    plans = plan_fill([(0, walls)], [describe(u)], SMS)
+    assert plans is not None and len(plans) == 2
+    for plan in plans:
+        run(plan, [u], backwards=True)
+    inside = (slice(None), slice(2, None))  # the low side of the first axis has no boundary
+    assert np.array_equal(u[inside], expected[inside])
 
 
 def test_other_element_types() -> None:

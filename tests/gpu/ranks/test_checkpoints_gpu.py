@@ -92,3 +92,38 @@ def test_save_follows_the_work_of_the_stream(path: Path, comm: MPI.Intracomm) ->
             grid.load(path / "a", u=v)
             cells = grid.interior(v)
             assert float(cells.min()) == float(cells.max()) == 1
+
+
+def test_records_follow_the_work_of_the_stream(path: Path, comm: MPI.Intracomm) -> None:
+    """Whole fields, every third point, and a plane that one rank has; the fields change right after each record."""
+    from tests.gpu.guarded import stall
+
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    thin, plane = (slice(1, None, 3),) * 3, (slice(4, 5), slice(None), slice(None))
+    with halox.Grid(CELLS, comm=comm, device="gpu", checkerboard=True) as grid:
+        fields = {name: grid.scatter(whole(grid, name), **FIELDS[name][1]) for name in FIELDS}
+        fields |= {"thin": grid.zeros("f8"), "plane": grid.zeros("f4")}
+        expected = {name: whole(grid, name) for name in FIELDS}
+        regions = {"thin": thin, "plane": plane}
+        with (
+            halox.Output(grid, path / "a", fields, region=regions, every={"c": 2}) as out,
+            cupy.cuda.Stream(non_blocking=True),
+        ):
+            for n in range(4):
+                stall()
+                for name in ("thin", "plane", "f"):
+                    fields[name] += 1
+                out.append(time=n)
+                for name in ("thin", "plane"):
+                    fields[name] += 100
+        comm.Barrier()
+        with xarray.open_zarr(path / "a", chunks=None) as ds:
+            assert ds.sizes["time"] == 4 and ds.sizes["time_2"] == 2
+            for name in ("b", "p", "c"):
+                assert all(np.array_equal(u, expected[name]) for u in ds[name].values), name
+            for n in range(4):
+                assert np.array_equal(ds.f[n], expected["f"] + n + 1)
+                assert (ds.thin[n] == 101 * n + 1).all() and (ds.plane[n] == 101 * n + 1).all()
+            assert ds.thin.shape == (4, 8, 7, 12) and ds.plane.shape == (4, 1, 20, 36)
+        comm.Barrier()

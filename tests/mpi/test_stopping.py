@@ -1,0 +1,149 @@
+"""`halox.stopping`: one answer on all ranks, after a signal to one of them and near a wall-time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.domain import stopping
+from halox.errors import HaloxError, StateError
+from tests.mpi.bad_input import undocumented
+
+pytestmark = pytest.mark.usually(1, 3)
+
+
+@pytest.fixture(autouse=True)
+def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("HALOX_WALL_TIME", "SLURM_JOB_END_TIME"):
+        monkeypatch.delenv(name, raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(stopping, "sigterm", type(stopping.sigterm)())
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_to_one_rank(comm: MPI.Intracomm) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for _ in range(2):
+        assert halox.stopping() is False
+    comm.Barrier()
+    if comm.rank == comm.size - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == before  # a second signal ends the process
+    assert halox.stopping() is True and halox.stopping() is True
+
+
+def test_a_handler_of_the_program_is_called(comm: MPI.Intracomm) -> None:
+    called = []
+    signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+    assert halox.stopping() is False
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert halox.stopping() is True and called == [signal.SIGTERM]
+
+
+def test_only_the_ranks_of_a_grid(comm: MPI.Intracomm) -> None:
+    half = comm.Split(comm.rank % 2)
+    with halox.Grid((8 * half.size, 4), comm=half, device="cpu") as grid:
+        assert halox.stopping(grid) is False
+        assert halox.stopping(grid, limit_s=0 if comm.rank % 2 else 1e9) is bool(comm.rank % 2)
+    half.Free()
+
+
+def test_near_a_limit(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of one rank holds for all; seconds count from the start of the process."""
+    assert not halox.stopping(limit_s=1e6)
+    assert halox.stopping(limit_s=1e6, before_s=1e6)
+    assert halox.stopping(limit_s=1 if comm.rank == comm.size - 1 else 1e6)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 500))
+    assert not halox.stopping() and halox.stopping(before_s=600)
+    monkeypatch.setenv("HALOX_WALL_TIME", "1e6")
+    assert not halox.stopping(before_s=600)
+    monkeypatch.setenv("HALOX_WALL_TIME", "5")
+    assert halox.stopping() and not halox.stopping(limit_s=1e6)
+
+
+def test_the_start_of_the_process() -> None:
+    program = (
+        "import time; began = time.time(); from halox.domain.stopping import _started; "
+        "print(began - _started())"
+    )
+    began = time.time()
+    root = str(Path(__file__).resolve().parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    assert -0.1 < float(run.stdout) < time.time() - began
+
+
+BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
+    "a limit of text": (
+        lambda comm: halox.stopping(limit_s="1h"),
+        HaloxError,
+        "limit_s: expected a number of seconds, got '1h'",
+    ),
+    "a limit of text on one rank": (
+        lambda comm: halox.stopping(limit_s="1h" if comm.rank == 0 else 10),
+        HaloxError,
+        "limit_s: expected a number of seconds, got '1h'",
+    ),
+    "a margin of text": (
+        lambda comm: halox.stopping(before_s="1m"),
+        HaloxError,
+        "before_s: expected a number of seconds, got '1m'",
+    ),
+    "a limit in place of a grid": (
+        lambda comm: halox.stopping(3600),
+        HaloxError,
+        "grid must be a halox.Grid, got 3600; name other arguments",
+    ),
+}
+
+
+def test_bad_input_is_one_error_on_all_ranks(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for call, kind, text in BAD.values():
+        with pytest.raises(kind, match=text):
+            call(comm)
+    monkeypatch.setenv("HALOX_WALL_TIME", "2:00:00")
+    with pytest.raises(HaloxError, match=r"HALOX_WALL_TIME: expected a number .* got '2:00:00'"):
+        halox.stopping()
+    monkeypatch.delenv("HALOX_WALL_TIME")
+    assert halox.stopping() is False
+
+
+def test_first_in_another_thread(comm: MPI.Intracomm) -> None:
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            halox.stopping()
+        except StateError as error:
+            found.append(str(error))
+
+    halox.stopping()
+    stopping.sigterm.is_installed = False
+    thread = Thread(target=call)
+    thread.start()
+    thread.join()
+    assert len(found) == 1 and "only the main thread can catch SIGTERM" in found[0]
+
+
+def test_bad_input_is_on_the_page_of_errors() -> None:
+    assert undocumented(f"stopping: {name}" for name in BAD) == []
