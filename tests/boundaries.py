@@ -195,3 +195,35 @@ def block(layout: FieldLayout, case: Case, padded: Whole) -> Whole:
         for at, (low, _) in zip(layout.stored, case.halo, strict=True)
     )
     return padded[(slice(None),) * len(case.before) + cut]
+
+
+def has_the_bits_of_single_steps(
+    sides: Side, comm: MPI.Intracomm, device: Literal["cpu", "gpu"]
+) -> bool:
+    """Whether owned cells have the same bits with an exchange for each step, for two and for three steps.
+
+    Between exchanges the walls are filled after each step.
+    """
+    shape = (9 * comm.size, 11, 8)
+    boundary = (sides, ("edge", ("gradient", 0.5)), None)
+    results = []
+    for every in (1, 2, 3):
+        with halox.Grid(
+            shape, halo=every, boundary=boundary, periodic=(0, 0, 1), comm=comm, device=device
+        ) as grid:
+            u, v = grid.full(0.5), grid.full(0.5)  # the value beyond walls without a boundary
+            i, j, k = grid.indices()
+            grid.interior(u)[...] = grid.xp.sin(i) + grid.xp.cos(2 * j) * k
+            plan = grid.plan(u, every=every)
+            for _ in range(6 // every):
+                for cells in plan.steps(u):
+                    v[cells] = u[cells] / 2
+                    for by in np.eye(3, dtype=int).tolist():
+                        back = [-n for n in by]
+                        v[cells] += (u[cells.shifted(*by)] + u[cells.shifted(*back)]) / 12
+                    u, v = v, u
+                    plan.fill_walls(u)
+            inside = grid.interior(u)
+            results.append(inside.copy() if device == "cpu" else inside.get())
+    assert np.isfinite(results[0]).all()
+    return all(np.array_equal(results[0], other) for other in results[1:])

@@ -37,7 +37,8 @@ class AxisFill(NamedTuple):
     target : slice
         Layers of the halo; for a constant also the layer of a staggered field that is the wall.
     source : slice
-        For kinds that mirror, the layers to mirror, in the order of ``target``; otherwise the layer at the wall.
+        For kinds that mirror and for periodic axes, the layers to copy, in the order of ``target``; otherwise the layer
+        at the wall.
     inner : slice
         The layer after the one at the wall.
     depths : tuple of int
@@ -52,6 +53,11 @@ class AxisFill(NamedTuple):
     source: slice
     inner: slice
     depths: tuple[int, ...]
+
+    @property
+    def step(self) -> int:
+        """Layers of the source from one target layer to the next."""
+        return -1 if self.boundary.mirrors else int(self.boundary.kind == "periodic")
 
 
 class WallFill(NamedTuple):
@@ -121,12 +127,15 @@ class Walls:
                     fills.append(WallFill(along, target, source, inner))
         return tuple(fills)
 
-    def regions(self) -> tuple[WallRegion, ...]:
-        """Return the disjoint boxes of the halo that are filled."""
+    def regions(self, *, wraps: bool = False) -> tuple[WallRegion, ...]:
+        """Return the disjoint boxes of the halo that are filled.
+
+        With ``wraps`` also the halo on periodic axes of which the rank owns all points, with the boundary "periodic".
+        """
         regions = []
         for before, after, sides in self._selections():
             choices: list[list[AxisFill | None]] = [
-                [None, *self._along(axis, sides)] for axis in range(len(self.axes))
+                [None, *self._along(axis, sides, wraps)] for axis in range(len(self.axes))
             ]
             for chosen in product(*choices):
                 along = tuple(one for one in chosen if one is not None)
@@ -144,7 +153,8 @@ class Walls:
         named = {component for component, _ in self.boundaries if component}
         before, after = self.components
         every = list(product(*(range(extent) for extent in (*before, *after))))
-        for component, sides in self.boundaries:
+        none: Sides = ((None, None),) * len(self.axes)
+        for component, sides in ({(): none} | dict(self.boundaries)).items():
             if not component and not named:
                 yield (slice(None),) * len(before), (slice(None),) * len(after), sides
                 continue
@@ -152,15 +162,17 @@ class Walls:
                 cuts = tuple(slice(index, index + 1) for index in one)
                 yield cuts[: len(before)], cuts[len(before) :], sides
 
-    def _along(self, axis: int, sides: Sides) -> Iterator[AxisFill]:
+    def _along(self, axis: int, sides: Sides, wraps: bool = False) -> Iterator[AxisFill]:
         """Yield the fills along an axis, first the one on the low side."""
         along, array_axis = self.axes[axis], len(self.components[0]) + axis
         begin, end = along.low, along.low + along.points
-        for side, boundary in enumerate(sides[axis]):
+        is_whole = wraps and self.periodic[axis] and all(self.at_wall[axis])
+        for side, given in enumerate(sides[axis]):
+            boundary = Boundary("periodic") if is_whole and given is None else given
             if boundary is None or not self.at_wall[axis][side]:
                 continue
             width, edge, inward = ((along.low, begin, 1), (along.high, end - 1, -1))[side]
-            if boundary.kind == "phase":
+            if boundary.kind in ("phase", "periodic"):
                 # Only these layers are exchanged.
                 width = min(width, (along.moved_low, along.moved_high)[side])
             # The wall runs through the first and the last point of a staggered field.
@@ -175,6 +187,9 @@ class Walls:
                 # The layer for the outermost target layer comes first on the low side, and last on the high side.
                 start, stop = ((last, first - 1), (first, last - 1))[side]
                 source = slice(start, None if stop < 0 else stop, -1)
+            elif boundary.kind == "periodic":
+                start = target.start + inward * along.points
+                source = slice(start, start + width)
             inner = slice(edge + inward, edge + inward + 1)
             depths = (range(-width, extra), range(1 - extra, width + 1))[side]
             yield AxisFill(

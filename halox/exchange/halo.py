@@ -84,13 +84,17 @@ def halo_draft(
 def _walls(
     read: Sequence[tuple[Described, FieldLayout]], *, corners: bool
 ) -> tuple[FieldWalls, ...]:
-    """Return the walls of the fields that have any on this rank."""
-    walls = []
-    for number, (_, layout) in enumerate(read):
-        of_field = layout.walls(corners)
-        if of_field.negated or of_field.fills():
-            walls.append(FieldWalls(number, layout.origin, of_field))
-    return tuple(walls)
+    """Return the walls of all fields; empty if none is filled on this rank."""
+    walls = tuple(
+        FieldWalls(
+            number,
+            layout.origin,
+            layout.walls(corners),
+            layout.spec.parity is None and layout.decomposition.joined is None,
+        )
+        for number, (_, layout) in enumerate(read)
+    )
+    return walls if any(one.walls.negated or one.walls.fills() for one in walls) else ()
 
 
 def _poisons_halos() -> bool:

@@ -13,7 +13,14 @@ from typing import Any, Literal, TypeAlias
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
 from halox.exchange.plan import Bound, Plan
-from halox.exchange.regions import Cells, check_every, deep_regions, overlap_regions, owned_cells
+from halox.exchange.regions import (
+    Cells,
+    check_every,
+    deep_regions,
+    extra_work,
+    overlap_regions,
+    owned_cells,
+)
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
@@ -151,18 +158,28 @@ class Loops:
             )
         return number
 
-    def notes(self) -> tuple[str, ...]:
-        """Return sentences about the loops for a report."""
+    def notes(self, exchange_us: float | None) -> tuple[str, ...]:
+        """Return sentences about the loops for a report; ``exchange_us`` is the measured time of an exchange."""
         notes = [
             f"overlap of field {field}, width {'of the halo' if width is None else width}: {overlap}"
             for (width, field), overlap in self._overlaps.items()
         ]
-        if self._every > 1:
-            regions, saved = self.steps(0), self._every - 1
-            more = _size(regions) / _size(regions[-1:]) - self._every
+        layout, every = self._layouts[0], self._every
+        if every > 1:
+            more, saved = extra_work(layout, every, every), every - 1
+            note = (
+                f"every={every}: {every} steps save {saved} exchange(s) and do the work of {more:.2f} more steps; this "
+                f"pays if an exchange takes over {more / saved:.1%} of a step"
+            )
+            if exchange_us and more:
+                note += f", here if a step takes less than {exchange_us * saved / more:,.1f} us"
+            notes.append(note)
+        elif exchange_us and extra_work(layout, 2):
+            limits = [(k, exchange_us * (k - 1) / extra_work(layout, k)) for k in (2, 3, 4)]
+            pays = ", ".join(f"{us:,.1f} us (every={k})" for k, us in limits)
             notes.append(
-                f"every={self._every}: {self._every} steps save {saved} exchange(s) and do the work of {more:.2f} more "
-                f"steps; this pays if an exchange takes over {more / saved:.1%} of a step"
+                f"deep halos: if exchanges of halos {limits[0][0]} to {limits[-1][0]} times as wide take "
+                f"{exchange_us:,.1f} us, too, they pay for steps of less than {pays}"
             )
         return tuple(notes)
 

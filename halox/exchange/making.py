@@ -371,7 +371,8 @@ def _paths_of(build: Build) -> list[Path]:
 def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages], bool, bool]:
     """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
 
-    The channel of walls is the last one to finish, or the first one to start.
+    The channel of walls is the last one to finish, or the first one to start. On a GPU it also copies this rank's
+    messages to itself, if there are no others.
 
     Returns also whether any channel of any rank needs the host, and whether all channels can move to other arrays.
     """
@@ -379,9 +380,20 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
     agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
 
     def make_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
+        paths, walls = _paths_of(build), None
+        if drafted.walls:
+            walls = WallChannel(
+                drafted.walls,
+                drafted.described,
+                build.whole.arrays,
+                drafted.operation,
+                is_alone=all(path.to_self for path in paths),
+            )
+            if walls.has_copies:
+                paths = []
         carried = [
             channel_messages
-            for path in _paths_of(build)
+            for path in paths
             if build.job(path).messages
             for channel_messages in path.channels(build, agreed.get(path.name))
         ]
@@ -390,12 +402,10 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
 
             poison = PoisonChannel(build.whole, drafted.described, drafted.device)
             carried.insert(0, ChannelMessages("poison", poison, ()))
-        if drafted.walls:
-            channel = WallChannel(
-                drafted.walls, drafted.described, build.whole.arrays, drafted.operation
-            )
+        if walls is not None:
             place = 0 if drafted.operation == "add" else len(carried)
-            carried.insert(place, ChannelMessages("walls", channel, ()))
+            messages = build.whole.messages if walls.has_copies else ()
+            carried.insert(place, ChannelMessages("walls", walls, messages))
         channels = [each.channel for each in carried]
         return carried, (any(c.needs_host for c in channels), all(c.is_movable for c in channels))
 

@@ -330,9 +330,9 @@ class Plan(Unique):
         Notes
         -----
         Raises the errors of ``plan(*fields)``, and `FieldError` for invalid arguments. The exchange also ends if the
-        body leaves the loop by ``break`` or an error. There is no rim at a wall. All cells are one region after the
-        exchange if the block has no interior, or overlap is off: by the option ``overlap`` of `Grid.plan`, or because
-        it was slower.
+        body leaves the loop by ``break`` or an error. There is a rim at a wall only if the field has a boundary there.
+        All cells are one region after the exchange if the block has no interior, or overlap is off: by the option
+        ``overlap`` of `Grid.plan`, or because it was slower.
         """
         return self._get_loops().overlap(width, field).loop(*self._plan_of(fields), fields)
 
@@ -342,15 +342,36 @@ class Plan(Unique):
         The last region is the owned cells. Each earlier region also has the halo cells that later steps read, but no
         cells outside the grid: the owned cells get the same bits as with an exchange before each step. Regions of a
         staggered field include the stored copy of the next rank's first point. Arguments and errors are the same as for
-        `overlap`, and ``every`` is an option of `Grid.plan`.
+        `overlap`, and ``every`` is an option of `Grid.plan`. After each step `fill_walls` fills the halo of fields with
+        boundaries.
         """
         regions = self._get_loops().steps(field)
         plan, bound = self._plan_of(fields)
         plan.run(bound)
         return iter(regions)
 
+    def fill_walls(self, *fields: object) -> None:
+        """Fill only the halo beyond walls, by the boundaries of the fields, between the steps of `steps`.
+
+        Sends nothing. A rank that owns all cells along a periodic axis may fill the halo there, too. Arguments and
+        errors are the same as for ``plan(*fields)``.
+        """
+        plan, bound = self._plan_of(fields)
+        plan._fill_walls(bound)
+
+    def _fill_walls(self, bound: Bound | None) -> None:
+        move = () if bound is self.bound else (partial(self._move, bound),)
+        fills = [channel.fill for channel in self._channels]
+        misuse = "called between start() and finish(); call finish() first"
+        self._advance((_READY, _READY), (*move, *fills), misuse, is_exchange=False)
+
     def _advance(
-        self, states: tuple[int, int], steps: Sequence[Callable[[], object]], misuse: str
+        self,
+        states: tuple[int, int],
+        steps: Sequence[Callable[[], object]],
+        misuse: str,
+        *,
+        is_exchange: bool = True,
     ) -> None:
         """Run the steps between two states; keeps other threads out, and marks the plan as failed on an error."""
         before, after = states
@@ -359,7 +380,7 @@ class Plan(Unique):
         if life.state != before or outer:
             self._check_state(before, misuse)
         guard.user = life.state = _RUNNING
-        if self._checks:
+        if is_exchange and self._checks:
             self._check(before, outer)
         try:
             for step in steps:
@@ -411,9 +432,11 @@ class Plan(Unique):
         Notes
         -----
         Not collective. Predicted times are present for arrays on a GPU, measured times after `measure`, and notes about
-        `overlap` and `steps` after their first calls.
+        `overlap` after its first call. After `measure`, a note says for which steps deep halos pay; see `steps`.
         """
-        notes = () if self._loops is None else self._loops.notes()
+        rows = self._report.rows
+        us = {(row.path, row.protocol): row.measured_us or 0.0 for row in rows}
+        notes = () if self._loops is None else self._loops.notes(sum(us.values()))
         if not notes:
             return self._report
         return replace(self._report, notes=(*self._report.notes, *notes))

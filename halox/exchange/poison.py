@@ -13,7 +13,6 @@ import numpy as np
 from halox.packing.host import element_view
 from halox.paths.base import Channel, Job
 from halox.runtime.arrays import Described, DType
-from halox.runtime.gpu.cuda import cupy
 
 
 def poison_of(dtype: DType) -> complex | float | int | None:
@@ -62,10 +61,9 @@ class PoisonChannel(Channel):
             if self._device is None:
                 views.append(np.ndarray(shape, dtype, memory, start, strides))
                 continue
-            cuda = cupy().cuda
-            nbytes = int(np.prod(shape)) * dtype.itemsize
-            unowned = cuda.UnownedMemory(memory + start, nbytes, None, self._device)
-            views.append(cupy().ndarray(shape, dtype, cuda.MemoryPointer(unowned, 0), strides))
+            from halox.runtime.gpu.memory import device_view
+
+            views.append(device_view(memory + start, shape, dtype, strides, self._device))
         return views
 
     def bind(self, views: list[Any]) -> None:

@@ -7,26 +7,30 @@ operation: functions, phases, numbers that the kernel lacks.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from halox.decomposition import AxisFill, Boundary, WallRegion, Walls
+from halox.packing.refine import Level
+from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedPlan, StridedRow, plan_rows
 from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.casting import cast
 from halox.runtime.gpu.compiler import kernel
-from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.cuda import multiprocessors
+from halox.runtime.gpu.launch import Parameter, PreparedLaunch
+from halox.runtime.gpu.memory import uploaded
 
-MOST_ARRAYS, MOST_AXES, MOST_RULES, THREADS = 16, 8, 4, 256
+MOST_ARRAYS, MOST_RULES, INLINE_RULES, NO_LEVEL = 16, 4, 8, 7
 
-_MOST_BLOCKS, _MOST_POINTS = 1024, 1 << 31  # of one region
+_INLINE_BYTES = (
+    3488  # of regions: the parameters of a launch have 4 KiB, also for the addresses and the rules
+)
 
 KINDS = {
     "constant": 0,
-    **dict.fromkeys(("edge", "reflect", "symmetric"), 1),
+    **dict.fromkeys(("periodic", "edge", "reflect", "symmetric"), 1),
     **dict.fromkeys(("antireflect", "antisymmetric"), 2),
     "gradient": 3,
     "extrapolate": 4,
@@ -34,62 +38,72 @@ KINDS = {
 _AROUND = 5  # mirror images on the other side of a number other than 0
 
 _TYPES = {
-    **{
-        "f4": ("float", 0, 1),
-        "f8": ("double", 0, 1),
-        "c8": ("float", 1, 1),
-        "c16": ("double", 1, 1),
-    },
-    **{"i1": ("signed char", 0, 1), "i2": ("short", 0, 1), "i4": ("int", 0, 1)},
-    **{"i8": ("long long", 0, 1), "u1": ("unsigned char", 0, 0), "u2": ("unsigned short", 0, 0)},
-    **{
-        "u4": ("unsigned int", 0, 0),
-        "u8": ("unsigned long long", 0, 0),
-        "b1": ("unsigned char", 0, 0),
-    },
+    **{"f4": ("float", 0), "f8": ("double", 0), "c8": ("float", 1), "c16": ("double", 1)},
+    **{"i1": ("signed char", 0), "i2": ("short", 0), "i4": ("int", 0), "i8": ("long long", 0)},
+    **{"u1": ("unsigned char", 0), "u2": ("unsigned short", 0), "u4": ("unsigned int", 0)},
+    **{"u8": ("unsigned long long", 0), "b1": ("unsigned char", 0)},
 }
 
-RULE = np.dtype(
-    [(name, "i8") for name in ("axis", "kind", "source", "step", "inner", "depth")]
-    + [("number", "u1", 16)]
-)
-REGION = np.dtype(
-    [(name, "i8") for name in ("array", "first_block", "base", "count", "axes", "rules")]
-    + [("extents", "i8", MOST_AXES), ("strides", "i8", MOST_AXES), ("rule", RULE, MOST_RULES)]
-)
+RULE = np.dtype([("inner", "i8"), ("number", "u1", 16), ("depth", "i8")])
 
 
 @dataclass(frozen=True)
 class FillPlan:
-    """A launch: the table of its regions, its blocks, and the numbers of the arrays to which regions refer."""
+    """A launch: its regions and rules, and the numbers of the arrays to which rules refer.
 
-    regions: Array
-    blocks: int
+    A launch that does not fill halos changes the signs of halos in place.
+    """
+
+    planned: StridedPlan
+    rules: Array
     numbers: tuple[int, ...]
     defines: tuple[tuple[str, str], ...]
+    fills: bool
+
+    def parameter(self, pointers: Sequence[int], rules: int = 0) -> bytes:
+        """Return the kernel's first parameter: addresses of the arrays, and the rules or their address."""
+        inline, regions = self.planned.inline, self.planned.regions
+        first_chunks = np.full((inline + 1) // 2 * 2, -1, "i4")
+        addresses = np.zeros(1 if len(self.numbers) == 1 else MOST_ARRAYS, np.uint64)
+        addresses[: len(self.numbers)] = [pointers[number] for number in self.numbers]
+        behind = np.array([rules], np.uint64)
+        if inline:
+            first_chunks[: len(regions)] = regions["first_chunk"]
+            behind = np.zeros(INLINE_RULES, RULE)
+            behind[: len(self.rules)] = self.rules
+        return first_chunks.tobytes() + addresses.tobytes() + behind.tobytes()
 
 
 def plan_fill(
-    fields: Sequence[tuple[int, Walls]], described: Sequence[Described]
+    fields: Sequence[tuple[int, Walls]],
+    described: Sequence[Described],
+    sms: int,
+    *,
+    wraps: bool = False,
 ) -> list[FillPlan] | None:
     """Return the launches that fill the walls of fields, given by number: one for up to 16 fields of a dtype.
 
-    Signs of connections take another launch before. None if the kernel cannot fill a wall.
+    Signs of connections take another launch before. With ``wraps`` the launches also fill the halo on periodic axes if
+    this rank owns all cells along them. None if the kernel cannot fill a halo.
     """
-    by_type: dict[DType, list[tuple[int, Walls]]] = {}
+    # Launches by whether they fill, and the dtype.
+    by_type: dict[tuple[bool, DType], list[tuple[int, Sequence[WallRegion]]]] = {}
     for number, walls in fields:
-        by_type.setdefault(described[number].dtype, []).append((number, walls))
+        regions = walls.regions(wraps=wraps)
+        if not all(map(_is_known, regions)) or not _sources_are_inside(walls, regions):
+            return None
+        for fills, some in ((False, _negations(walls)), (True, regions)):
+            if some:
+                key = fills, described[number].dtype
+                by_type.setdefault(key, []).append((number, some))
     plans = []
-    for dtype, of_type in by_type.items():
+    for (fills, dtype), of_type in sorted(by_type.items(), key=lambda item: item[0][0]):
         for first in range(0, len(of_type), MOST_ARRAYS):
-            some = of_type[first : first + MOST_ARRAYS]
-            for regions_of in (_negations, Walls.regions):
-                plan = _plan(dtype, some, described, regions_of)
-                if plan is None:
-                    return None
-                if plan.blocks:
-                    plans.append(plan)
-    return plans
+            plan = _plan(dtype, of_type[first : first + MOST_ARRAYS], described, sms, fills)
+            if plan is None:
+                return None
+            plans.append(plan)
+    return [plan for plan in plans if plan.planned.chunks]
 
 
 def _negations(walls: Walls) -> tuple[WallRegion, ...]:
@@ -101,35 +115,52 @@ def _negations(walls: Walls) -> tuple[WallRegion, ...]:
 
 def _plan(
     dtype: DType,
-    fields: Sequence[tuple[int, Walls]],
+    fields: Sequence[tuple[int, Sequence[WallRegion]]],
     described: Sequence[Described],
-    regions_of: Callable[[Walls], tuple[WallRegion, ...]],
+    sms: int,
+    fills: bool,
 ) -> FillPlan | None:
     types = _TYPES.get(dtype.str[1:]) if dtype.isnative else None
     if types is None or dtype.names is not None:
         return None
-    c_type, is_complex, is_signed = types
-    rows, blocks = [], 0
-    for place, (number, walls) in enumerate(fields):
-        array = described[number]
-        regions = regions_of(walls)
-        if len(array.shape) > MOST_AXES or not all(map(_is_known, regions)):
-            return None
-        if not _sources_are_inside(regions):
-            return None
+    rows, codes, rules = [], [], []
+    for place, (number, regions) in enumerate(fields):
+        array, numbers = described[number], dict[int, int]()
         for region in regions:
-            row = _row(region, array)
-            if row["count"] > _MOST_POINTS:
+            row, levels = _row(region, array)
+            if row.words > MAX_WORDS or len(row.levels) > MAX_LEVELS:
                 return None
-            if row["count"]:
-                row["array"], row["first_block"] = place, blocks
-                blocks += min(-(-int(row["count"]) // THREADS), _MOST_BLOCKS)
-                rows.append(row)
-    defines = (("TYPE", c_type), ("COMPLEX", str(is_complex)), ("SIGNED", str(is_signed)))
-    table = np.array(rows, REGION)
-    if not is_signed and np.any(table["rule"]["kind"] > KINDS["edge"]):
+            if not row.words:
+                continue
+            for fill in region.along:
+                if id(fill) not in numbers:  # regions of the same components share them
+                    rule, kind = _rule(fill, array)
+                    rules.append(rule)
+                    numbers[id(fill)] = len(rules) << 6 | kind << 3
+            pairs = zip(region.along, levels, strict=True)
+            codes.append((place, *(numbers[id(fill)] | level for fill, level in pairs)))
+            rows.append(row)
+    is_signed = dtype.kind not in "bu"
+    if len(rules) >= 1 << 10 or not all(
+        is_signed or code >> 3 & 7 <= KINDS["edge"] for _, *of_region in codes for code in of_region
+    ):
         return None
-    return FillPlan(table, blocks, tuple(number for number, _ in fields), defines)
+    table = np.array(rules, RULE)
+    inline = _INLINE_BYTES if len(table) <= INLINE_RULES else 0
+    planned = plan_rows(rows, sms=sms, table_bytes=inline)
+    for region, (place, *of_region) in zip(planned.regions, codes, strict=True):
+        first, second, third, fourth = (*of_region, 0, 0, 0)[:MOST_RULES]
+        region["level"][0]["extent"] = place
+        region["word_bytes"], region["run_bytes"] = first | second << 16, third | fourth << 16
+    most = max(len(region.along) for _, regions in fields for region in regions)
+    numbers_of = tuple(number for number, _ in fields)
+    defines = (
+        ("TYPE", types[0]),
+        ("COMPLEX", str(types[1])),
+        ("RULES", "3" if most < 4 else "4"),
+        ("ARRAYS", "1" if len(fields) == 1 else str(MOST_ARRAYS)),
+    )
+    return FillPlan(planned, table, numbers_of, (*planned.defines, *defines), fills)
 
 
 def _is_known(region: WallRegion) -> bool:
@@ -141,81 +172,117 @@ def _layers(fill: AxisFill) -> set[int]:
     kind = KINDS[fill.boundary.kind]
     if kind == KINDS["constant"]:
         return set()
-    layers = range(len(fill.depths)) if fill.boundary.mirrors else (0,)
-    read = {fill.source.start - n for n in layers}
+    read = {fill.source.start + n * fill.step for n in range(len(fill.depths))}
     return read | ({fill.inner.start} if kind == KINDS["extrapolate"] else set())
 
 
-def _sources_are_inside(regions: Sequence[WallRegion]) -> bool:
+def _sources_are_inside(walls: Walls, regions: Sequence[WallRegion]) -> bool:
     """Whether no fill reads a layer that another one writes, as the wall of a staggered field in a thin block."""
-    fills = {(one.array_axis, one.side): one for region in regions for one in region.along}
-    for (axis, _), fill in fills.items():
-        for (other_axis, _), other in fills.items():
-            written = range(other.target.start, other.target.stop)
-            if axis == other_axis and not _layers(fill).isdisjoint(written):
-                return False
-    return True
+    first, stop = len(walls.components[0]), len(walls.components[0]) + len(walls.axes)
+    by_component: dict[str, dict[int, AxisFill]] = {}
+    for region in regions:
+        fills = by_component.setdefault(str((region.box[:first], region.box[stop:])), {})
+        fills.update({id(one): one for one in region.along})
+    return all(
+        fill.array_axis != other.array_axis
+        or _layers(fill).isdisjoint(range(other.target.start, other.target.stop))
+        for fills in by_component.values()
+        for fill in fills.values()
+        for other in fills.values()
+    )
 
 
-def _row(region: WallRegion, array: Described) -> Array:
-    """Return a region of the table."""
-    row = np.zeros((), REGION)
-    starts, extents = [], []
-    for cut, extent in zip(region.box, array.shape, strict=True):
+def _row(region: WallRegion, array: Described) -> tuple[StridedRow, list[int]]:
+    """Return a region's loops, and the level of the layers of each of its fills."""
+    across = {one.array_axis: one for one in region.along}
+    source, target, loops = 0, 0, []
+    for axis, (cut, extent, stride) in enumerate(
+        zip(region.box, array.shape, array.strides, strict=True)
+    ):
         start, stop, _ = cut.indices(extent)
-        starts.append(start)
-        extents.append(max(stop - start, 0))
+        fill = across.get(axis)
+        target += start * stride
+        source += (start if fill is None else fill.source.start) * stride
+        if stop - start != 1:
+            step = stride if fill is None else fill.step * stride
+            loops.append((axis, Level(max(stop - start, 0), step, stride)))
     # The axis with the smallest stride last, so that neighbouring threads write neighbouring addresses.
-    axes = [axis for axis, extent in enumerate(extents) if extent != 1]
-    order = sorted(axes, key=lambda axis: -abs(array.strides[axis]))
-    row["base"] = sum(at * stride for at, stride in zip(starts, array.strides, strict=True))
-    row["count"], row["axes"], row["rules"] = prod(extents), len(order), len(region.along)
-    row["extents"][: len(order)] = [extents[axis] for axis in order]
-    row["strides"][: len(order)] = [array.strides[axis] for axis in order]
-    for rule, fill in zip(row["rule"], region.along, strict=False):
-        stride, first = array.strides[fill.array_axis], fill.target.start
-        rule["axis"] = order.index(fill.array_axis) if fill.array_axis in order else -1
-        boundary, kind = fill.boundary, KINDS[fill.boundary.kind]
-        is_around = kind == KINDS["antireflect"] and boundary.number is not None
-        rule["kind"] = _AROUND if is_around else kind
-        rule["source"] = (fill.source.start - first) * stride
-        rule["step"] = -stride if fill.boundary.mirrors else 0
-        rule["inner"] = (fill.inner.start - first) * stride
-        rule["depth"] = fill.depths[0]
-        if boundary.number is not None:
-            number = np.atleast_1d(cast(boundary.number, array.dtype))
-            value = (2 * number).astype(array.dtype) if is_around else number
-            rule["number"][: number.nbytes] = value.view("u1")
-    return row
+    loops.sort(key=lambda loop: -abs(loop[1].target_stride))
+    levels: list[tuple[int, Level]] = []
+    for axis, level in loops:
+        outer_axis, outer = levels[-1] if levels else (axis, level)
+        is_joined = axis not in across and outer_axis not in across
+        if levels and is_joined and outer.target_stride == level.steps * level.target_stride:
+            levels[-1] = axis, level._replace(steps=outer.steps * level.steps)
+        else:
+            levels.append((axis, level))
+    by_axis = {axis: number for number, (axis, _) in enumerate(reversed(levels))}
+    row = StridedRow(source, target, array.dtype.itemsize, tuple(level for _, level in levels))
+    return row, [by_axis.get(fill.array_axis, NO_LEVEL) for fill in region.along]
+
+
+def _rule(fill: AxisFill, array: Described) -> tuple[tuple[int, Array, int], int]:
+    """Return a rule of the table, and its kind."""
+    boundary, kind = fill.boundary, KINDS[fill.boundary.kind]
+    value = np.zeros(16, "u1")
+    if boundary.number is not None:
+        number = np.atleast_1d(cast(boundary.number, array.dtype))
+        if boundary.kind in ("antireflect", "antisymmetric"):
+            kind, number = _AROUND, (2 * number).astype(array.dtype)
+        value[: number.nbytes] = number.view("u1")
+    inner = (fill.inner.start - fill.source.start) * array.strides[fill.array_axis]
+    return (inner, value, fill.depths[0]), kind
 
 
 class FillLaunches:
-    """The launches of some plans on a GPU; their tables are in its memory."""
+    """The launches of some plans on a GPU; large tables are in its memory."""
 
     def __init__(self, plans: Sequence[FillPlan], device: int) -> None:
         self._plans, self._device = plans, device
         self._kernels = [kernel("walls", "fill_walls", device, plan.defines) for plan in plans]
-        with cupy().cuda.Device(device):
-            self._tables = [cupy().asarray(plan.regions.view("u1")) for plan in plans]
-            cupy().cuda.Device(device).synchronize()  # the copies ran on another stream, perhaps
+        self._tables = [
+            None
+            if plan.planned.inline
+            else (uploaded(plan.planned.table, device), uploaded(plan.rules.view("u1"), device))
+            for plan in plans
+        ]
 
-    def on(self, pointers: Sequence[int]) -> list[PreparedLaunch]:
-        """Return the launches on arrays at these addresses, by their number in the plan."""
+    def on(self, pointers: Sequence[int]) -> list[tuple[PreparedLaunch, bool]]:
+        """Return the launches on arrays at these addresses, by number in the plan, and whether they fill halos."""
         launches = []
-        for plan, function, table in zip(self._plans, self._kernels, self._tables, strict=True):
-            addresses = np.zeros(MOST_ARRAYS, np.uint64)
-            addresses[: len(plan.numbers)] = [pointers[number] for number in plan.numbers]
-            launches.append(
-                PreparedLaunch(
-                    function,
-                    plan.blocks,
-                    THREADS,
-                    [
-                        (ctypes.c_char * addresses.nbytes).from_buffer_copy(addresses.tobytes()),
-                        ctypes.c_uint64(table.data.ptr),
-                        ctypes.c_uint32(len(plan.regions)),
-                    ],
-                    device=self._device,
-                )
+        for plan, function, memory in zip(self._plans, self._kernels, self._tables, strict=True):
+            planned, table, rules = plan.planned, plan.planned.table, 0
+            if memory is not None:
+                pointer, rules = memory[0].pointer, memory[1].pointer
+                table = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
+            structs = (plan.parameter(pointers, rules), table.tobytes())
+            args: list[Parameter] = [
+                *((ctypes.c_char * len(one)).from_buffer_copy(one) for one in structs),
+                ctypes.c_uint32(planned.chunk_words),
+            ]
+            launch = PreparedLaunch(
+                function,
+                planned.blocks,
+                planned.threads,
+                args,
+                device=self._device,
+                dependent=True,
             )
+            launches.append((launch, plan.fills))
         return launches
+
+
+def launches_of(
+    fields: Sequence[tuple[int, Walls]],
+    described: Sequence[Described],
+    device: int,
+    *,
+    wraps: bool,
+) -> tuple[FillLaunches | None, bool]:
+    """Return launches of `plan_fill`, or None, and whether they also fill the halo on periodic axes, as asked."""
+    sms = multiprocessors(device)
+    plans = plan_fill(fields, described, sms, wraps=True) if wraps else None
+    if plans is not None:
+        return FillLaunches(plans, device), True
+    plans = plan_fill(fields, described, sms)
+    return None if plans is None else FillLaunches(plans, device), False

@@ -17,11 +17,12 @@ import numpy as np
 from halox.decomposition import AxisFill, Boundary, FieldLayout, WallFill, Walls
 from halox.errors import FieldError
 from halox.paths.base import Channel, Operation
-from halox.runtime.arrays import Described, DType, HostArray
+from halox.runtime.arrays import Array, Described, DType, HostArray
 from halox.runtime.casting import cast
 from halox.runtime.gpu.cuda import cupy
 
 if TYPE_CHECKING:
+    from halox.exchange.host_walls import HostFills
     from halox.exchange.wall_launch import FillLaunches
     from halox.runtime.gpu.launch import PreparedLaunch
 
@@ -37,6 +38,7 @@ class FieldWalls:
     number: int
     origin: tuple[int, ...]  # global index of the array's first point, per grid axis
     walls: Walls
+    is_whole: bool = True  # not only the cells of one parity
 
     def notes(self) -> list[str]:
         """Return a sentence for each wall and boundary, for a report."""
@@ -87,8 +89,16 @@ class _Call(partial):  # type: ignore[type-arg]
     """A call of a user's function."""
 
 
+class _InPlace(partial):  # type: ignore[type-arg]
+    """A call that multiplies a halo that neighbours have sent, and so must run once in an exchange."""
+
+
 class WallChannel(Channel):
-    """Fills or adjoint fills of all fields of a plan, with operations on array slices; sends nothing."""
+    """Fills or adjoint fills of all fields of a plan, with operations on array slices; sends nothing.
+
+    ``is_alone`` means that all messages of the plan are of this rank to itself. `has_copies` says whether the launch
+    that fills the walls on a GPU also copies these messages.
+    """
 
     is_movable = True
 
@@ -98,11 +108,28 @@ class WallChannel(Channel):
         described: Sequence[Described],
         arrays: Sequence[HostArray] | Sequence[Described],
         operation: Operation,
+        *,
+        is_alone: bool = False,
     ) -> None:
         self._walls, self._described, self._adds = walls, described, operation == "add"
         self.needs_host = described[0].device is None
         self._origins = [one.origin if isinstance(one, HostArray) else 0 for one in arrays]
-        self._launches = None if self._adds else _launches(walls, described)
+        self._launches: FillLaunches | None = None
+        self.has_copies = False
+        if described[0].device is not None and not self._adds:
+            from halox.exchange.wall_launch import launches_of
+
+            fields = [(one.number, one.walls) for one in walls]
+            self._launches, self.has_copies = launches_of(
+                fields,
+                described,
+                described[0].device,
+                wraps=is_alone and all(one.is_whole for one in walls),
+            )
+        self._layers: dict[int, HostFills] = {}  # by field
+        self._fills = {one.number: one.walls.fills() for one in walls}
+        if self._adds:
+            self._fills = {number: fills[::-1] for number, fills in self._fills.items()}
         self._steps: list[_Step] = []
         self.bind(
             self.views(
@@ -119,38 +146,53 @@ class WallChannel(Channel):
         steps: list[_Step] = []
         if self._launches is not None:
             current_stream = cupy().cuda.get_current_stream
-            for launch in self._launches.on(memories):
-                steps.append(partial(_launch, launch, current_stream))
+            for launch, fills_halos in self._launches.on(memories):
+                call = partial if fills_halos else _InPlace
+                steps.append(call(_launch, launch, current_stream))
             return steps
         for walls in self._walls:
             described, memory = self._described[walls.number], memories[walls.number]
+            fills = self._fills[walls.number]
+            layers: HostFills | None = None
             if described.device is None:
                 xp: ModuleType = np
+                start = self._origins[walls.number]
                 array = np.ndarray(
-                    described.shape,
-                    described.dtype,
-                    memory,
-                    self._origins[walls.number],
-                    described.strides,
+                    described.shape, described.dtype, memory, start, described.strides
                 )
+                if fills and not self._adds:
+                    layers = self._layers_of(walls.number, array)
             else:
-                xp, array = cupy(), _device_array(described, memory)
+                from halox.runtime.gpu.memory import device_view
+
+                xp = cupy()
+                array = device_view(
+                    memory, described.shape, described.dtype, described.strides, described.device
+                )
             signs: list[_Step] = []
             for box in walls.walls.negated:
                 view, minus = array[box], array.dtype.type(-1)
                 # NumPy 2.4 negates some strided arrays wrongly in place.
-                signs.append(partial(xp.multiply, view, minus, view))
+                signs.append(_InPlace(xp.multiply, view, minus, view))
             steps += () if self._adds else signs
-            fills = walls.walls.fills()
-            for fill in fills[::-1] if self._adds else fills:
-                if array[fill.target].size:
-                    steps += (
-                        _adjoint_steps(xp, array, fill)
-                        if self._adds
-                        else _steps(xp, array, fill, walls.origin)
-                    )
+            for number, fill in enumerate(fills):
+                if not array[fill.target].size:
+                    continue
+                if self._adds:
+                    steps += _adjoint_steps(xp, array, fill)
+                elif layers is not None and layers.calls[number]:
+                    steps += layers.steps(number, memory, start)
+                else:
+                    steps += _steps(xp, array, fill, walls.origin)
             steps += signs if self._adds else ()
         return steps
+
+    def _layers_of(self, number: int, array: Array) -> HostFills:
+        from halox.exchange.host_walls import HostFills
+
+        if number not in self._layers:
+            self._layers[number] = HostFills(array, self._fills[number])
+        return self._layers[number]
 
     def bind(self, views: list[_Step]) -> None:
         """Use the arrays of these steps."""
@@ -168,47 +210,19 @@ class WallChannel(Channel):
             for step in self._steps:
                 step()
 
+    def fill(self) -> None:
+        """Fill the halo at the walls without changing what neighbours have sent."""
+        for step in self._steps:
+            if not isinstance(step, _InPlace):
+                step()
+
     def close(self) -> None:
         """Drop the arrays."""
         self._steps = []
 
 
-def _launches(walls: Sequence[FieldWalls], described: Sequence[Described]) -> FillLaunches | None:
-    """Return the launches of a kernel that fills all walls; None for arrays on the host and for other boundaries."""
-    device = described[0].device
-    if device is None:
-        return None
-    from halox.exchange.wall_launch import FillLaunches, plan_fill
-
-    plans = plan_fill([(one.number, one.walls) for one in walls], described)
-    return None if plans is None else FillLaunches(plans, device)
-
-
 def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:
     launch.launch(current_stream().ptr)
-
-
-def _device_array(described: Described, pointer: int) -> Any:
-    """Return a CuPy array at an address; the caller keeps the memory alive."""
-    cp = cupy()
-    nbytes = sum(
-        (extent - 1) * abs(stride)
-        for extent, stride in zip(described.shape, described.strides, strict=True)
-    )
-    below = sum(
-        (extent - 1) * stride
-        for extent, stride in zip(described.shape, described.strides, strict=True)
-        if stride < 0
-    )
-    memory = cp.cuda.UnownedMemory(
-        pointer + below, nbytes + described.dtype.itemsize, None, described.device
-    )
-    return cp.ndarray(
-        described.shape,
-        described.dtype,
-        cp.cuda.MemoryPointer(memory, -below),
-        described.strides,
-    )
 
 
 def _ramp(xp: ModuleType, array: Any, along: AxisFill, factor: complex | None) -> Any:
@@ -221,7 +235,7 @@ def _ramp(xp: ModuleType, array: Any, along: AxisFill, factor: complex | None) -
 
 
 def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) -> list[_Step]:
-    """Return the operations of one fill."""
+    """Return the operations of one fill with whole slabs."""
     along, boundary = fill.along, fill.along.boundary
     target, source = array[fill.target], array[fill.source]
     kind = boundary.kind
@@ -234,7 +248,7 @@ def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) 
     if kind == "constant":
         return [partial(xp.copyto, target, cast(boundary.number, array.dtype)[()])]
     if kind == "phase":
-        return [partial(xp.multiply, target, _phase(along, array.dtype), target)]
+        return [_InPlace(xp.multiply, target, _phase(along, array.dtype), target)]
     if kind == "gradient":
         return [partial(xp.add, source, _ramp(xp, array, along, boundary.number), target)]
     if kind == "extrapolate":
@@ -247,10 +261,6 @@ def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) 
             return [partial(xp.negative, source, target)]
         twice = (2 * cast(boundary.number, array.dtype)).astype(array.dtype)[()]
         return [partial(xp.subtract, twice, source, target)]
-    innermost = min(range(array.ndim), key=lambda axis: abs(array.strides[axis]))
-    if array.dtype.kind in _NUMERIC and along.array_axis == innermost:
-        # NumPy's assignment takes up to twice as long on slabs of short runs.
-        return [partial(xp.positive, source, target)]
     return [partial(target.__setitem__, ..., source)]
 
 

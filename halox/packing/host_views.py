@@ -15,7 +15,8 @@ from halox.runtime.arrays import Array, DType
 # With one NumPy element per block there is no inner loop. The view often has a single axis, and NumPy then does not
 # search for overlaps.
 _LARGEST_ELEMENT = 1 << 16
-_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+# NumPy copies 16 bytes from one strided view to another three times as fast as bytes ("S") than as "V" or as complex.
+_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("S16")}
 
 
 class View(NamedTuple):

@@ -146,6 +146,7 @@ class StridedPlan:
     in_flight: int  # words that a thread loads before it stores the first word
     nbytes: int  # bytes moved
     tiled: int  # sum of the different sides in tiled regions; see `sides_of`
+    table_bytes: int = TABLE_BYTES  # most bytes of a table in the kernel's parameters
 
     @property
     def chunk_region(self) -> npt.NDArray[np.uint32]:
@@ -163,8 +164,8 @@ class StridedPlan:
     def inline(self) -> int:
         """Size, in regions, of the kernel parameter that holds the table; 0 if the table is in device memory."""
         # Few sizes, because each size compiles another kernel.
-        sizes = (1, 6, TABLE_BYTES // self.regions.dtype.itemsize)
-        return next((size for size in sizes if len(self.regions) <= size), 0)
+        most = self.table_bytes // self.regions.dtype.itemsize
+        return next((size for size in (1, 6, most) if len(self.regions) <= size <= most), 0)
 
     @property
     def table(self) -> npt.NDArray[np.uint8]:
@@ -215,6 +216,17 @@ def plan(
         for copy in copies
         for row in rows_of(copy, element_bytes, max_words, max_word, tiles=tiles)
     ]
+    return plan_rows(rows, sms=sms, max_blocks=max_blocks)
+
+
+def plan_rows(
+    rows: Sequence[StridedRow],
+    *,
+    sms: int,
+    max_blocks: int | None = None,
+    table_bytes: int = TABLE_BYTES,
+) -> StridedPlan:
+    """Plan one launch for rows; ``table_bytes`` limits the table that is a kernel parameter."""
     words = np.array([row.words for row in rows], dtype=np.int64)
     word_bytes = {row.word_bytes for row in rows}
     in_flight = (
@@ -252,6 +264,7 @@ def plan(
         in_flight=in_flight,
         nbytes=sum(row.nbytes for row in rows),
         tiled=sides,
+        table_bytes=table_bytes,
     )
 
 

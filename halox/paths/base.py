@@ -121,6 +121,9 @@ class Channel(ABC):
         """Begin one exchange; `finish` follows at once, without other work in between."""
         self.start()
 
+    def fill(self) -> None:  # noqa: B027 - most paths fill no walls
+        """Fill halos beyond walls from cells of this rank alone, without an exchange."""
+
     def finish(self) -> None:  # noqa: B027 - plans leave out channels that end in `start`
         """End the exchange: on return everything received is in place."""
 

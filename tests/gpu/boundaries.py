@@ -17,7 +17,7 @@ import cupy  # noqa: E402
 def check_halos(number: int, comm: MPI.Intracomm) -> None:
     """Exchange a random case: a field, an array of its own, and the field between start and finish."""
     rng = np.random.default_rng([20261124, comm.size, number])
-    case = random_case(rng, comm.size)
+    case = random_case(rng, comm.size, wide=number % 3 == 2)
     with case.grid(comm, "gpu") as grid:
         u = case.field(grid)
         own = cupy.full(u.shape, UNTOUCHED, u.dtype)
@@ -48,7 +48,9 @@ def check_halos(number: int, comm: MPI.Intracomm) -> None:
 
 def check_adjoint(number: int, comm: MPI.Intracomm) -> None:
     """<E x, y> = <x, E' y> over all ranks, exactly, since all values are small integers."""
-    case = random_case(np.random.default_rng([1, comm.size, number]), comm.size, linear=True)
+    case = random_case(
+        np.random.default_rng([1, comm.size, number]), comm.size, linear=True, wide=number % 3 == 2
+    )
     mine = np.random.default_rng([2, number, comm.rank])
     with case.grid(comm, "gpu") as grid:
         x, y = case.field(grid), case.field(grid)

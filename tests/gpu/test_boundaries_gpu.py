@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from tests.boundaries import has_the_bits_of_single_steps
 from tests.support import require
 
 require("gpu")
@@ -28,6 +29,30 @@ def test_halos_are_those_of_numpy_pad(number: int) -> None:
 @pytest.mark.parametrize("number", range(20))
 def test_accumulate_is_the_adjoint(number: int) -> None:
     check_adjoint(number, MPI.COMM_SELF)
+
+
+def test_one_launch_fills_walls_and_periodic_halos() -> None:
+    """Two fields, one of which has no walls; messages are measured as those of any path."""
+    sides = {"boundary": (None, ("antisymmetric", "extrapolate"), None), "periodic": (1, 0, 1)}
+    with halox.Grid((9, 8, 7), halo=2, comm=MPI.COMM_SELF, device="gpu", **sides) as grid:
+        u, v = grid.zeros("f8"), grid.zeros("f8", boundary=None, components=2)
+        whole, others = np.random.default_rng(1).integers(-9, 10, (2, 2, 9, 8, 7))
+        grid.interior(u)[...] = cupy.asarray(whole[0])
+        grid.interior(v)[...] = cupy.asarray(others)
+        plan = grid.plan(u, v)
+        assert len(plan._channels) == 1
+        assert all(row.measured_us is not None for row in plan.measure(repeats=2).rows)
+        wrapped = np.pad(whole[0], ((2, 2), (0, 0), (2, 2)), mode="wrap")
+        low, high = wrapped[:, 1::-1], wrapped[:, -1:]
+        beyond = high + np.array([1, 2]).reshape(1, 2, 1) * (high - wrapped[:, -2:-1])
+        assert np.array_equal(u.get(), np.concatenate((-low, wrapped, beyond), axis=1))
+        expected = np.pad(others, ((0, 0), (2, 2), (0, 0), (2, 2)), mode="wrap")
+        assert np.array_equal(v.get()[:, :, 2:-2], expected)
+
+
+@pytest.mark.parametrize("sides", ["reflect", ("antisymmetric", 2.0), None])
+def test_several_steps_for_one_exchange(sides: Any) -> None:
+    assert has_the_bits_of_single_steps(sides, MPI.COMM_SELF, "gpu")
 
 
 def test_in_a_graph() -> None:

@@ -12,8 +12,8 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, HaloxError, MismatchError
-from tests.boundaries import UNTOUCHED, block, random_case
+from halox.errors import FieldError, HaloxError, MismatchError, StateError
+from tests.boundaries import UNTOUCHED, block, has_the_bits_of_single_steps, random_case
 from tests.mpi.conftest import agree
 from tests.support import trials
 
@@ -91,6 +91,67 @@ def test_corners(corners: bool, comm: MPI.Intracomm) -> None:
             inside = rows[:, None] | (np.arange(u.shape[1]) >= 2) & (np.arange(u.shape[1]) < 9)
             expected = np.where(inside, expected, UNTOUCHED)
         assert agree(np.array_equal(u, expected), comm)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f8", "c16", "?", "S16", "i4,f8", "S24"])
+def test_copies_keep_all_bytes(dtype: str, comm: MPI.Intracomm) -> None:
+    """Signs of zeros, payloads of NaNs, bytes behind zeros, in periodic halos and beyond walls."""
+    shape = (4 * comm.size, 5, 6)
+    sides = (("symmetric", "edge"), None, "reflect")
+    with halox.Grid(
+        shape, halo=2, periodic=(0, 1, 0), boundary=sides, comm=comm, device="cpu"
+    ) as grid:
+        u = grid.zeros(dtype)
+        raw = np.random.default_rng(SEED).integers(0, 256, (*shape, u.itemsize), np.uint8)
+        raw[raw % 3 == 0] = 0
+        whole = (raw & 1 if dtype == "?" else raw).view(u.dtype)[..., 0]
+        grid.interior(u)[...] = whole[grid.owned]
+        grid.exchange(u)
+        number = np.arange(whole.size).reshape(shape)
+        number = np.pad(number, ((0, 0), (2, 2), (0, 0)), mode="wrap")
+        number = np.pad(number, ((2, 0), (0, 0), (0, 0)), mode="symmetric")
+        number = np.pad(number, ((0, 2), (0, 0), (0, 0)), mode="edge")
+        number = np.pad(number, ((0, 0), (0, 0), (2, 2)), mode="reflect")
+        cut = tuple(slice(at.start, at.stop + 4) for at in grid.owned)
+        assert agree(u.tobytes() == whole.ravel()[number[cut]].tobytes(), comm)
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric", "antisymmetric"])
+@pytest.mark.parametrize("offsets", [(1, 3), (2,)])
+def test_offsets_in_halos_wider_than_blocks(
+    offsets: tuple[int, ...], mode: Any, comm: MPI.Intracomm
+) -> None:
+    """The cells at the offsets from owned cells, along each axis, are those of `numpy.pad` of the whole field."""
+    shape, width = (max(4, comm.size), 5, 4), max(offsets)
+    periodic = (False, False, True)
+    with halox.Grid(
+        shape, halo=width, periodic=periodic, comm=comm, device="cpu", proc_shape=(comm.size, 1, 1)
+    ) as grid:
+        u = grid.full(UNTOUCHED, "i8", offsets=offsets, boundary=(mode, mode, None))
+        rng = np.random.default_rng([SEED, *offsets])
+        for _ in range(2):
+            whole = rng.integers(-99, 100, shape)
+            grid.interior(u)[...] = whole[grid.owned]
+            grid.exchange(u)
+            padded = np.pad(whole, ((0, 0), (0, 0), (width, width)), mode="wrap")
+            for axis in (0, 1):
+                widths = [(0, 0)] * 3
+                widths[axis] = (width, width)
+                padded = np.pad(padded, widths, mode=mode.removeprefix("anti"))
+                if mode == "antisymmetric":
+                    beyond = [slice(None)] * 3
+                    for beyond[axis] in (slice(0, width), slice(-width, None)):
+                        padded[tuple(beyond)] *= -1
+            for axis in range(3):
+                for offset in (sign * offset for offset in offsets for sign in (1, -1)):
+                    by = [width + offset * (axis == other) for other in range(3)]
+                    mine = [slice(n, n + k) for n, k in zip(by, grid.rank_shape, strict=True)]
+                    there = [
+                        slice(n + at.start, n + at.stop)
+                        for n, at in zip(by, grid.owned, strict=True)
+                    ]
+                    is_equal = np.array_equal(u[tuple(mine)], padded[tuple(there)])
+                    assert agree(is_equal, comm), (axis, offset)
 
 
 def stored(grid: halox.Grid) -> list[slice]:
@@ -264,7 +325,7 @@ def test_a_function_has_no_adjoint(comm: MPI.Intracomm) -> None:
 
 
 def test_overlap_computes_cells_at_walls_after_the_exchange(comm: MPI.Intracomm) -> None:
-    """Steps in an overlapped loop are those after whole exchanges; several steps for one exchange are refused."""
+    """Steps in an overlapped loop are those after whole exchanges."""
     shape = (7 * comm.size, 9)
     sides = (("reflect", "antisymmetric"), ("extrapolate", ("constant", 2.0)))
     with halox.Grid(shape, boundary=sides, comm=comm, device="cpu") as grid:
@@ -284,5 +345,45 @@ def test_overlap_computes_cells_at_walls_after_the_exchange(comm: MPI.Intracomm)
                 old, new = new, old
             results.append(grid.interior(old).copy())
         assert agree(np.isfinite(results[0]).all() and np.array_equal(*results), comm)
-        with pytest.raises(FieldError, match="walls unchanged"):
-            grid.plan(grid.zeros(halo=2), every=2)
+
+
+@pytest.mark.parametrize("sides", ["reflect", "extrapolate", ("antisymmetric", 2.0), None])
+def test_several_steps_for_one_exchange(sides: Any, comm: MPI.Intracomm) -> None:
+    assert agree(has_the_bits_of_single_steps(sides, comm, "cpu"), comm)
+
+
+def test_walls_are_not_filled_during_an_exchange(comm: MPI.Intracomm) -> None:
+    with halox.Grid((4 * comm.size, 6), boundary="edge", comm=comm, device="cpu") as grid:
+        u = grid.ones()
+        plan = grid.plan(u)
+        plan.start()
+        with pytest.raises(StateError, match="between start"):
+            plan.fill_walls()
+        plan.finish()
+        u[grid.layout(u).interior] = 2
+        plan.fill_walls()
+        beyond = [u[0, 1:-1] if grid.at_wall(0, "low") else u[1:-1, 0], u[1:-1, -1]]
+        assert agree(all((part == 2).all() for part in beyond), comm)
+
+
+def test_fills_of_walls_leave_received_halos_with_their_signs_and_phases(
+    comm: MPI.Intracomm,
+) -> None:
+    right, fold = [], {(0, "high"): halox.Connection(flip=1)}
+    options: dict[str, Any] = {"comm": comm, "device": "cpu", "periodic": (False, True)}
+    with halox.Grid((8, 12), connect=fold, **options) as grid:
+        u = grid.full(1.0, sign=-1, boundary=(("edge", None), None))
+        plan = grid.plan(u)
+        plan()
+        grid.interior(u)[...] = 2
+        plan.fill_walls()
+        right += [not grid.at_wall(0, "low") or (u[0, 1:-1] == 2).all()]
+        right += [grid.owned[0].stop < 8 or (u[-1, 1:-1] == -1).all()]
+    with halox.Grid((8, 12), **options) as grid:
+        z = grid.full(1, "c16", boundary=("edge", ("phase", 1j)))
+        plan = grid.plan(z)
+        plan()
+        before = z[1:-1, [0, -1]].copy()
+        plan.fill_walls()
+        right += [(z[1:-1, [0, -1]] == before).all()]
+    assert agree(all(right), comm)

@@ -504,12 +504,6 @@ CASES: dict[str, Case] = {
         "{}(grid.zeros(halo=2))()",
         before="plan = grid.plan(grid.zeros())",
     ),
-    "several steps for one exchange, and a boundary": Case(
-        "grid.plan(grid.zeros(halo=2, boundary='edge'), every=2)",
-        r"give it (boundary=None) .* or (every=1)",
-        "grid.plan(grid.zeros(halo=2, {}), every=2);"
-        "grid.plan(grid.zeros(halo=2, boundary='edge'), {})",
-    ),
     "a fractional point, and a field without halo": Case(
         "halox.Points(grid, [(1.5, 1)]).get(grid.ones(halo=0))",
         r"make it with (halo=1)",

@@ -294,17 +294,30 @@ def test_combine_compiles(element, architecture):
     assert all(name + b"\0" in code for name in (b"combine", b"combine_two", b"copy_marked"))
 
 
+def walls(levels: int, in_flight: int, table: int, rules: int, element: str, complex_: int = 0):
+    """Return the parameters of the kernel that fills halos at walls, as in ``FillPlan.defines``."""
+    names = ("MAX_LEVELS", "IN_FLIGHT", "TABLE_REGIONS", "RULES", "TYPE", "COMPLEX")
+    values = (levels, in_flight, table, rules, element, complex_)
+    return tuple(zip(names, map(str, values), strict=True))
+
+
 @pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.parametrize(
     "defines",
-    [(), (("TYPE", "float"), ("COMPLEX", "1")), (("TYPE", "unsigned short"), ("SIGNED", "0"))],
+    [
+        walls(3, 2, 27, 3, "double"),
+        walls(2, 4, 36, 3, "float"),
+        walls(5, 1, 0, 4, "double", 1),
+        walls(5, 4, 0, 4, "unsigned short"),
+    ],
     ids=str,
 )
 def test_walls_compile(defines, architecture):
     found = compiled("walls", defines, f"sm_{architecture}")
     assert b"fill_walls\0" in found.code
     assert ".local" not in found.ptx
-    assert not re.search(r"\b(div|rem)\.[su]64", found.ptx)
+    assert max(spilled("walls", defines)) <= FEW
+    assert not re.search(r"\b(div|rem)\.", found.ptx)
 
 
 @pytest.mark.parametrize("architecture", OTHERS)

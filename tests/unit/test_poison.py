@@ -10,31 +10,37 @@ import numpy as np
 import pytest
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose
-from halox.exchange import poison
 from halox.exchange.halo import halo_draft
 from halox.exchange.poison import PoisonChannel
 from halox.paths.base import Job
 from halox.runtime.arrays import describe
+from halox.runtime.gpu import memory as gpu_memory
 
 HALO = ((1, 2), (1, 1))
 
 
 def on_host(shape: tuple[int, ...], dtype: Any, memory: Any, strides: tuple[int, ...]) -> Any:
     """Take the place of cupy.ndarray, for memory of the host."""
-    address, nbytes = memory
-    reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    assert nbytes <= reach + dtype.itemsize
-    area = (ctypes.c_char * (reach + dtype.itemsize)).from_address(address)
-    return np.ndarray(shape, dtype, area, 0, strides)
+    (address, nbytes), offset = memory
+    area = (ctypes.c_char * nbytes).from_address(address)
+    return np.ndarray(shape, dtype, area, offset, strides)  # raises outside the area
 
 
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(
         UnownedMemory=lambda pointer, nbytes, owner, device: (pointer, nbytes),
-        MemoryPointer=lambda memory, offset: memory,
+        MemoryPointer=lambda memory, offset: (memory, offset),
     )
-    monkeypatch.setattr(poison, "cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=on_host))
+    monkeypatch.setattr(gpu_memory, "cupy", lambda: SimpleNamespace(cuda=cuda, ndarray=on_host))
+
+
+def test_a_view_of_a_flipped_array() -> None:
+    whole = np.arange(60.0).reshape(3, 4, 5)
+    flipped = whole[::-1, 1:, ::-2]
+    strides, pointer = flipped.strides, flipped.ctypes.data
+    view = gpu_memory.device_view(pointer, flipped.shape, flipped.dtype, strides, 0)
+    assert view.ctypes.data == pointer and np.array_equal(view, flipped)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -15,58 +15,75 @@ from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_bou
 from halox.decomposition.connections import Connection, normalise_connect
 from halox.domain.options import field_spec
 from halox.exchange import wall_launch
-from halox.exchange.wall_launch import FillPlan, plan_fill
+from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
+from halox.packing.strided_plan import region_dtype
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from tests.boundaries import UNTOUCHED, block, random_case
 from tests.support import require, trials
-from tests.unit.cpu_kernels import SHIM, shared_library
+from tests.unit.cpu_kernels import SHIM, aligned, shared_library
 
 require("cxx")
+
+SMS = 132
 
 
 @cache
 def library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
-    return shared_library(f"""{preamble(defines)}
+    return shared_library(
+        f"""{preamble(defines)}
 #include "{SHIM}"
 {source("walls")}
-extern "C" void run(unsigned grid, unsigned block, int backwards, const void* arrays, const void* table,
-                    unsigned regions)
+extern "C" void run(unsigned grid, unsigned block, int backwards, const void* fills, const void* table,
+                    unsigned chunk_words)
 {{
-    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Arrays*)arrays, (const Region*)table, regions);
+    launch_on_cpu(grid, block, backwards != 0, fill_walls, *(const Fills*)fills, *(const Table*)table, chunk_words);
 }}
-extern "C" {{ unsigned long sizes[] = {{sizeof(Rule), sizeof(Region), MOST_ARRAYS, MOST_AXES, MOST_RULES,
-    __builtin_offsetof(Region, extents), __builtin_offsetof(Region, rule), __builtin_offsetof(Rule, number)}}; }}
-""")
+extern "C" {{ unsigned long sizes[] = {{sizeof(Rule), INLINE_RULES, NO_LEVEL, __builtin_offsetof(Rule, number),
+    __builtin_offsetof(Rule, depth), sizeof(Fills) + sizeof(Table) + sizeof(u32)}}; }}
+"""
+    )
 
 
 def run(plan: FillPlan, arrays: Sequence[Any], *, backwards: bool = False) -> None:
-    pointers = np.zeros(wall_launch.MOST_ARRAYS, np.uint64)
-    pointers[: len(plan.numbers)] = [arrays[number].ctypes.data for number in plan.numbers]
+    planned = plan.planned
+    table, rules = aligned(planned.table.nbytes), aligned(plan.rules.nbytes)
+    table[:], rules[:] = planned.table, plan.rules.view("u1")
+    fills = np.frombuffer(
+        plan.parameter([u.ctypes.data for u in arrays], rules.ctypes.data), np.uint8
+    ).copy()
+    pointer = table.ctypes.data
+    if not planned.inline:
+        pointers = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
+        pointer = pointers.ctypes.data
+    threads = 7  # few threads, so that each fills several points
     library(plan.defines).run(
-        ctypes.c_uint(plan.blocks),
-        ctypes.c_uint(7),  # few threads, so that each fills several points
+        ctypes.c_uint(planned.blocks),
+        ctypes.c_uint(threads),
         ctypes.c_int(backwards),
-        ctypes.c_void_p(pointers.ctypes.data),
-        ctypes.c_void_p(plan.regions.ctypes.data),
-        ctypes.c_uint(len(plan.regions)),
+        ctypes.c_void_p(fills.ctypes.data),
+        ctypes.c_void_p(pointer),
+        ctypes.c_uint(planned.chunk_words),
     )
 
 
 def test_the_table_is_that_of_the_kernel() -> None:
-    numbers = (ctypes.c_ulong * 8).in_dll(library(()), "sizes")
-    rule, region = wall_launch.RULE, wall_launch.REGION
-    assert rule.fields is not None and region.fields is not None
-    assert list(numbers) == [
-        rule.itemsize,
-        region.itemsize,
-        wall_launch.MOST_ARRAYS,
-        wall_launch.MOST_AXES,
-        wall_launch.MOST_RULES,
-        region.fields["extents"][1],
-        region.fields["rule"][1],
-        rule.fields["number"][1],
-    ]
+    """The parameters of a launch have 4 KiB on every GPU."""
+    rule = wall_launch.RULE
+    assert rule.fields is not None
+    for levels in (1, 2, 3):
+        inline = wall_launch._INLINE_BYTES // region_dtype(levels).itemsize
+        defines = (("TABLE_REGIONS", inline), ("MAX_LEVELS", levels), ("ARRAYS", MOST_ARRAYS))
+        sizes = library(tuple((name, str(value)) for name, value in defines))
+        *numbers, parameters = (ctypes.c_ulong * 6).in_dll(sizes, "sizes")
+        assert numbers == [
+            rule.itemsize,
+            wall_launch.INLINE_RULES,
+            wall_launch.NO_LEVEL,
+            rule.fields["number"][1],
+            rule.fields["depth"][1],
+        ]
+        assert parameters <= 4096
 
 
 @pytest.mark.parametrize("number", range(trials(120)))
@@ -97,7 +114,7 @@ def test_random_fields(number: int) -> None:
             fields.append(expected[-1].copy(order="K"))
             for region in walls.regions():
                 fields[-1][region.box] = UNTOUCHED
-        plans = plan_fill([(0, walls), (1, walls)], [describe(u) for u in fields])
+        plans = plan_fill([(0, walls), (1, walls)], [describe(u) for u in fields], SMS)
         has_phase = any(fill.along.boundary.kind == "phase" for fill in walls.fills())
         if plans is None:
             thin = any(case.staggered)
@@ -108,6 +125,85 @@ def test_random_fields(number: int) -> None:
             run(plan, fields, backwards=bool(rng.integers(2)))
         for u, right in zip(fields, expected, strict=True):
             assert np.array_equal(u, right), case
+
+
+@pytest.mark.parametrize("number", range(trials(60)))
+def test_periodic_axes_in_the_same_launch(number: int) -> None:
+    """One launch fills the whole halo of a rank that is its own neighbour, from its owned points."""
+    rng = np.random.default_rng([20261126, number])
+    case = random_case(rng, 1)
+    case.dtype = np.dtype("f8")  # few kernels, because each is compiled
+    case.sides = {
+        component: tuple(
+            (None, None) if wraps else pair
+            for pair, wraps in zip(sides, case.periodic, strict=True)
+        )
+        for component, sides in case.sides.items()
+    }
+    grid = decompose(case.shape, 1, halo=case.halo, periodic=case.periodic)
+    boundary = normalise_boundary(case.sides, case.periodic)
+    spec = FieldSpec(case.halo, case.before, case.after, case.staggered, boundary=boundary)
+    layout = FieldLayout(grid, 0, spec)
+    whole = rng.integers(-9, 10, layout.global_shape).astype(case.dtype)
+    u = np.full(layout.padded_shape, UNTOUCHED, case.dtype)
+    u[layout.interior] = whole
+    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS, wraps=True)
+    assert plans is not None, case
+    for plan in plans:
+        run(plan, [u], backwards=bool(rng.integers(2)))
+    assert np.array_equal(u, block(layout, case, case.padded(whole))), case
+
+
+@pytest.mark.parametrize("number", range(trials(60)))
+def test_the_launch_fills_the_cells_of_all_messages(number: int) -> None:
+    """Each cell in one region; the cells that no message fills are beyond walls."""
+    rng = np.random.default_rng([1, number])
+    case = random_case(rng, 1)
+    offsets = ((), (1,), (1, 3))[rng.integers(3)]
+    corners = bool(rng.integers(2))
+    halo = ((3, 3),) * len(case.shape) if offsets else case.halo
+    grid = decompose(case.shape, 1, halo=halo, periodic=case.periodic)
+    sides = [None if wraps else "edge" for wraps in case.periodic]
+    boundary = normalise_boundary(sides, case.periodic)
+    spec = FieldSpec(
+        halo, case.before, case.after, case.staggered, offsets=offsets, boundary=boundary
+    )
+    layout = FieldLayout(grid, 0, spec)
+    filled, received = np.zeros((2, *layout.padded_shape), int)
+    beyond = np.ones(layout.padded_shape, bool)
+    beyond[(slice(None),) * len(case.before) + layout.within_walls] = False
+    for box, _ in layout.walls(corners).regions(wraps=True):
+        filled[box] += 1
+    for region in layout.regions(corners):
+        if region.recv is not None:
+            received[region.recv.slices] += 1
+    assert filled.max(initial=0) <= 1 and received.max(initial=0) <= 1
+    assert np.array_equal(filled * ~beyond, received), (case, offsets, corners)
+    assert not np.any(received * beyond)
+
+
+def test_layers_of_the_halo_as_sources_are_declined() -> None:
+    """A staggered field stores one point more than its halo, here a copy of another copy."""
+    grid = decompose((2, 6), 1, halo=((2, 2), (1, 1)), periodic=(True, False))
+    boundary = normalise_boundary("edge", (True, False))
+    spec = FieldSpec(((2, 2), (1, 1)), staggered=(True, False), boundary=boundary)
+    layout = FieldLayout(grid, 0, spec)
+    u = np.zeros(layout.padded_shape)
+    assert plan_fill([(0, layout.walls())], [describe(u)], SMS, wraps=True) is None
+    assert plan_fill([(0, layout.walls())], [describe(u)], SMS) is not None
+
+
+def test_each_component_is_checked() -> None:
+    """In a thin block the mirror image of a component reads the point that its lower wall sets."""
+    grid = decompose((2, 6), 1, halo=((2, 2), (0, 0)))
+    edges, sets = ("edge", None), ((("constant", 3.0), "reflect"), None)
+    for sides in ((edges, edges), (sets, edges), (edges, sets)):
+        boundary = normalise_boundary(dict(enumerate(sides)), (False, False))
+        spec = FieldSpec(((2, 2), (0, 0)), (2,), (), (True, False), boundary=boundary)
+        layout = FieldLayout(grid, 0, spec)
+        u = np.zeros(layout.padded_shape)
+        plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
+        assert (plans is None) == (sets in sides)
 
 
 def test_most_random_fields_are_filled_by_the_kernel() -> None:
@@ -129,7 +225,7 @@ def test_most_random_fields_are_filled_by_the_kernel() -> None:
     outside[layout.interior] = 0
     assert np.array_equal(count, outside)
     u = np.zeros(layout.padded_shape, "f4")
-    plans = plan_fill([(0, layout.walls())], [describe(u)])
+    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
     assert plans is not None and len(plans) == 1
 
 
@@ -155,7 +251,7 @@ def test_signs_of_connections(sign: Any, dtype: str) -> None:
     changes[: 2 if sign == -1 else 1, 7, second, 2:6] = -1
     expected = u * changes
     expected[..., 1::-1], expected[..., 6:] = -expected[..., 2:4], -expected[..., 5:3:-1]
-    plans = plan_fill([(0, walls)], [describe(u)])
+    plans = plan_fill([(0, walls)], [describe(u)], SMS)
     assert plans is not None and len(plans) == 2
     for plan in plans:
         run(plan, [u], backwards=True)
@@ -171,7 +267,7 @@ def test_other_element_types() -> None:
         spec = FieldSpec(((1, 1),) * 2, boundary=normalise_boundary(boundary, (False, False)))
         layout = FieldLayout(grid, 0, spec)
         u = np.zeros(layout.padded_shape, dtype)
-        return plan_fill([(0, layout.walls())], [describe(u)]), u
+        return plan_fill([(0, layout.walls())], [describe(u)], SMS), u
 
     for dtype in ("u1", "u2", "u4", "u8", "b1", "i1", "i2", "i8", "c8"):
         found, u = plans(("symmetric", ("constant", 1)), dtype)

@@ -1,12 +1,19 @@
-// walls: fills the halo beyond the walls of a grid, of up to MOST_ARRAYS fields of one type in one launch.
+// walls: fills the halo beyond the walls of a grid, of up to ARRAYS fields of one type in one launch; also the halo
+// on periodic axes whose cells this rank owns.
 //
 // Each region is a box of one array; the boxes are disjoint. A box at an edge or a corner has several rules, one for each
-// wall: a rule's value comes from the values of the rules before it. The values that the last of them read are points
-// inside the walls, which no thread writes. So threads run in any order. Each region has its own blocks, from its
-// first_block on; a block's threads take the points of the region in turn, the last axis first.
+// side: a rule's value comes from the values of the rules before it. The values that the first of them reads are points
+// inside the walls, which no thread writes. So threads run in any order.
 //
-// TYPE is the C type of a number; with COMPLEX a number consists of two. SIGNED is 0 for unsigned integers and bytes,
-// which are only copied or set.
+// strided_body.cu describes the table of regions, the index order, the launch shape and the bytes moved; a word is a
+// number, and each block has one chunk. The source of a region's points has the offsets of all rules. The extent of level
+// 0 is the number of the array. Instead of word_bytes and run_bytes a region has the codes of its rules in 16 bits each,
+// lowest bits first, 0 for no rule: the number of the rule, from 1, in 3 bits its kind, and in the lowest 3 bits the level
+// of its layers, NO_LEVEL for one layer. Blocks wait for each line of parameters that they read, so that the first chunks
+// are also beside each other, and most rules are not read.
+//
+// TYPE is the C type of a number; with COMPLEX a number consists of two. RULES is the largest number of rules of a region,
+// and ARRAYS the largest number of arrays.
 
 #ifndef TYPE
 #define TYPE double
@@ -14,16 +21,20 @@
 #ifndef COMPLEX
 #define COMPLEX 0
 #endif
-#ifndef SIGNED
-#define SIGNED 1
+#ifndef RULES
+#define RULES 3
 #endif
 
-#define MOST_ARRAYS 16
-#define MOST_AXES 8
-#define MOST_RULES 4
+#ifndef ARRAYS
+#define ARRAYS 1
+#endif
+// Blocks that a multiprocessor holds: as many as need no registers in memory.
+#define BLOCKS (IN_FLIGHT > 2 && RULES > 3 ? 2 : COMPLEX || RULES > 3 || IN_FLIGHT > 2 ? 3 : 4)
+#define INLINE_RULES 8
+#define NO_LEVEL 7
 
-typedef long long i64;
-typedef unsigned long long u64;
+#include "strided_body.cu"
+#include "early.cu"
 
 #if COMPLEX
 struct Number {
@@ -40,7 +51,7 @@ static __device__ __forceinline__ Number operator-(Number a, Number b)
     return Number{a.re - b.re, a.im - b.im};
 }
 
-static __device__ __forceinline__ Number times(Number a, i64 factor)
+static __device__ __forceinline__ Number times(Number a, int factor)
 {
     return Number{a.re * TYPE(factor), a.im * TYPE(factor)};
 }
@@ -52,8 +63,7 @@ static __device__ __forceinline__ Number negative(Number a)
 #else
 typedef TYPE Number;
 
-#if SIGNED
-static __device__ __forceinline__ Number times(Number a, i64 factor)
+static __device__ __forceinline__ Number times(Number a, int factor)
 {
     return Number(a * Number(factor));
 }
@@ -63,100 +73,148 @@ static __device__ __forceinline__ Number negative(Number a)
     return Number(-a);
 }
 #endif
-#endif
 
 enum Kind { CONSTANT, COPY, NEGATE, GRADIENT, EXTRAPOLATE, AROUND };
 
-// The fill of a wall along its axis, for the layer with index n of the box: offsets are bytes from the layer with
-// index 0, to source + step * n and to inner; depth + n is the layer's distance from the layer at the wall. The axis is -1
-// if the box has one layer.
+// The fill across one side. A layer's distance from the layer at the wall is `depth` plus its number in the region.
 struct Rule {
-    i64 axis, kind, source, step, inner, depth;
+    i64 inner;  // bytes from the layer at the wall to the layer after it
     double number[2];  // the bytes of a Number
+    i64 depth;
 };
 
-struct Region {
-    i64 array, first_block, base, count, axes, rules;
-    i64 extents[MOST_AXES], strides[MOST_AXES];  // strides in bytes
-    Rule rule[MOST_RULES];
-};
-
-struct Arrays {
-    u64 pointers[MOST_ARRAYS];
-};
-
-// The value of a point by the first `rules` rules, from the address `at` of the point whose coordinates across their walls
-// are 0, and the coordinates `across` the walls.
-template <int rules>
-struct Value {
-    static __device__ __forceinline__ Number of(const Region& region, const unsigned* across,
-                                                const char* at)
-    {
-        if (rules > region.rules)
-            return Value<rules - 1>::of(region, across, at);
-        const Rule& rule = region.rule[rules - 1];
-        if (rule.kind == CONSTANT)
-            return *(const Number*)rule.number;
-        const i64 n = across[rules - 1];
-        const Number value = Value<rules - 1>::of(region, across, at + rule.source + rule.step * n);
-#if SIGNED
-        const i64 depth = rule.depth + n;
-        if (rule.kind == NEGATE)
-            return negative(value);
-        if (rule.kind == AROUND)
-            return *(const Number*)rule.number - value;
-        if (rule.kind == GRADIENT)
-            return value + times(*(const Number*)rule.number, depth);
-        if (rule.kind == EXTRAPOLATE) {
-            const Number inner = Value<rules - 1>::of(region, across, at + rule.inner);
-            return value + times(value - inner, depth < 0 ? -depth : depth);
-        }
+struct Fills {
+#if TABLE_REGIONS
+    u32 first_chunk[(TABLE_REGIONS + 1) / 2 * 2];  // of each region; the greatest number if there is none
 #endif
-        return value;
-    }
+    u64 pointers[ARRAYS];
+#if TABLE_REGIONS
+    Rule rule[INLINE_RULES];
+#else
+    const Rule* rule;
+#endif
 };
 
-template <>
-struct Value<0> {
-    static __device__ __forceinline__ Number of(const Region&, const unsigned*, const char* at)
-    {
-        return *(const Number*)at;
-    }
-};
-
-extern "C" __global__ void fill_walls(const __grid_constant__ Arrays arrays, const Region* table,
-                                      unsigned regions)
+// Digit of a word at a level, 0 at NO_LEVEL.
+static __device__ __forceinline__ int digit_at(const Region& region, u32 level, u32 word)
 {
-    unsigned mine = 0;
-    while (mine + 1 < regions && table[mine + 1].first_block <= blockIdx.x)
-        ++mine;
-    const Region& region = table[mine];
-    const unsigned first = unsigned(region.first_block);
-    const unsigned end = mine + 1 < regions ? unsigned(table[mine + 1].first_block) : gridDim.x;
-    char* const base = (char*)arrays.pointers[region.array] + region.base;
-    for (u64 k = u64(blockIdx.x - first) * blockDim.x + threadIdx.x; k < u64(region.count);
-         k += u64(end - first) * blockDim.x) {
-        unsigned across[MOST_RULES] = {};
-        unsigned rest = unsigned(k);
-        i64 target = 0, inside = 0;
+    u32 found = 0;
 #pragma unroll
-        for (int axis = MOST_AXES - 1; axis >= 0; --axis) {
-            if (axis >= region.axes)
-                continue;
-            const unsigned extent = unsigned(region.extents[axis]), index = rest % extent;
-            rest /= extent;
-            const i64 offset = index * region.strides[axis];
-            bool is_across = false;
+    for (u32 k = 0; k < MAX_LEVELS; ++k) {
+        const u32 above = __umulhi(word, region.level[k].magic) >> region.level[k].shift;
+        if (k == level)
+            found = word - above * region.level[k].count;
+        word = above;
+    }
+    return int(found);
+}
+
+// IN_FLIGHT points of a region: the words `word`, `word + blockDim.x`, ... below `last`.
+struct Points {
+    const Fills& fills;
+    const Region& region;
+    u32 word, last;
+
+    __device__ __forceinline__ u32 code(int rule) const
+    {
+        return ((rule < 2 ? region.word_bytes : region.run_bytes) >> 16 * (rule & 1)) & 0xffff;
+    }
+
+    __device__ __forceinline__ const Rule& rule(u32 code) const { return fills.rule[(code >> 6) - 1]; }
+
+    __device__ __forceinline__ Number number(u32 code) const { return *(const Number*)rule(code).number; }
+
+    // Distance of a point from the layer at the wall.
+    __device__ __forceinline__ int depth(u32 code, u32 i) const
+    {
+        return int(rule(code).depth) + digit_at(region, code & 7, word + i * blockDim.x);
+    }
+
+    // The values of the points by the first `rules` rules, from their sources.
+    template <int rules>
+    __device__ __forceinline__ void find(const u64 (&source)[IN_FLIGHT], Number (&value)[IN_FLIGHT]) const
+    {
+        if constexpr (rules == 0) {
 #pragma unroll
-            for (int n = 0; n < MOST_RULES; ++n)
-                if (n < region.rules && region.rule[n].axis == axis) {
-                    across[n] = index;
-                    is_across = true;
+            for (u32 i = 0; i < IN_FLIGHT; ++i)
+                if (word + i * blockDim.x < last)
+                    value[i] = *at_address<const Number>(source[i]);
+        } else {
+            const u32 code = this->code(rules - 1), kind = code >> 3 & 7;
+            if (rules > 1 && !code) {
+                find<rules - 1>(source, value);
+                return;
+            }
+            if (kind == CONSTANT) {
+                const Number number = this->number(code);
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = number;
+                return;
+            }
+            find<rules - 1>(source, value);
+            if (kind == NEGATE) {
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = negative(value[i]);
+            } else if (kind == AROUND) {
+                const Number number = this->number(code);
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = number - value[i];
+            } else if (kind == GRADIENT) {
+                const Number number = this->number(code);
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    value[i] = value[i] + times(number, depth(code, i));
+            } else if (kind == EXTRAPOLATE) {
+                u64 place[IN_FLIGHT];
+                Number inner[IN_FLIGHT] = {};
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    place[i] = source[i] + rule(code).inner;
+                find<rules - 1>(place, inner);
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i) {
+                    const int distance = depth(code, i);
+                    value[i] = value[i] + times(value[i] - inner[i], distance < 0 ? -distance : distance);
                 }
-            target += offset;
-            if (!is_across)
-                inside += offset;
+            }
         }
-        *(Number*)(base + target) = Value<MOST_RULES>::of(region, across, base + inside);
+    }
+};
+
+static __device__ __forceinline__ u32 region_at(const Fills& fills, const Table& table, u32 chunk)
+{
+#if TABLE_REGIONS
+    (void)table;
+    u32 found = 0;
+#pragma unroll
+    for (u32 k = 1; k < TABLE_REGIONS; ++k)
+        found += fills.first_chunk[k] <= chunk;
+    return found;
+#else
+    (void)fills;
+    return table.chunk_region[chunk];
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS) fill_walls(
+    const __grid_constant__ Fills fills, const __grid_constant__ Table table, u32 chunk_words)
+{
+    wait_for_earlier();
+    const Region& region = table.region[region_at(fills, table, blockIdx.x)];
+    const u32 first = (blockIdx.x - region.first_chunk) * chunk_words, left = region.words - first;
+    const u32 last = first + (left < chunk_words ? left : chunk_words);
+    const u64 base = fills.pointers[ARRAYS > 1 ? region.level[0].extent : 0];
+    for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
+        u64 source[IN_FLIGHT], target[IN_FLIGHT];
+        Number value[IN_FLIGHT] = {};
+        places<IN_FLIGHT>(region, base, base, start, blockDim.x, source, target);
+        Points{fills, region, start, last}.find<RULES>(source, value);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (start + i * blockDim.x < last)
+                *at_address<Number>(target[i]) = value[i];
     }
 }

@@ -41,7 +41,7 @@ class PreparedLaunch:
 
     ``dependent`` requests programmatic dependent launch, if the GPU and its driver support it: blocks are scheduled as
     soon as the blocks of the preceding kernel in the stream have ended. The kernel must call ``wait_for_earlier``
-    (``kernels/signals.cu``) before it accesses memory.
+    (``kernels/early.cu``) before it accesses memory.
     """
 
     def __init__(

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DeviceError, FieldError
+from halox.runtime.arrays import DType, span
 from halox.runtime.dlpack import Array
 from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy
@@ -101,6 +102,16 @@ class DeviceBytes:
         self._stream.synchronize()
         self._uploads.clear()
         del self._stream, self._event
+
+
+def device_view(
+    pointer: int, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], device: int
+) -> Any:
+    """Return a CuPy array whose element [0, ..., 0] is at an address; the caller keeps the memory alive."""
+    cuda = cupy().cuda
+    before, behind = span(shape, strides, dtype.itemsize)
+    memory = cuda.UnownedMemory(pointer - before, before + behind, None, device)
+    return cupy().ndarray(shape, dtype, cuda.MemoryPointer(memory, before), strides)
 
 
 def uploaded(table: Array, device: int) -> DeviceBytes:
