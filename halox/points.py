@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
-from halox.errors import FieldError
+from halox.errors import FieldError, HaloxError
 from halox.gathering.gather import root_of
 from halox.grid import Grid
 from halox.runtime.arrays import Described, as_ndarray
@@ -70,6 +70,8 @@ class Points(Unique):
     """
 
     def __init__(self, grid: Grid, indices: npt.ArrayLike) -> None:
+        if not isinstance(grid, Grid):
+            raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
         self._grid, self._domain, self._world = grid, grid.domain, grid.domain.world
         plain = grid.domain.plain
 
@@ -151,10 +153,12 @@ class Points(Unique):
             (described, layout), given = self._world.prepare(check, "a call of Points.get")
             self._world.check_alike(given)
         is_root = root is None or root_of(self._world, root) == self._world.rank
-        values = self._domain.xp.empty(self._shape(layout), described.dtype)
+        # All bytes are zero; a launch sets all values.
+        values: Any = (np.zeros if on_host else self._domain.xp.empty)(
+            self._shape(layout), described.dtype
+        )
         if on_host:
             weights = self._weights_of("get", layout)
-            values[...] = 0
             if len(weights.rows):
                 terms = _grid_first(field, layout)[tuple(weights.columns.T)]
                 values[weights.rows] = weights.sums(terms, described.dtype)
@@ -200,13 +204,13 @@ class Points(Unique):
         xp, shape, dtype = self._domain.xp, self._shape(layout), described.dtype
         if dtype.kind not in "iufc" or not described.writable:
             raise FieldError(f"field: expected a writable array of numbers, got one of {dtype}")
-        given = to_host(values) if xp is np else xp.asarray(values)
         try:
+            given = to_host(values) if xp is np else xp.asarray(values)
             numbers = xp.broadcast_to(given, shape)
         except ValueError:
             raise FieldError(
                 f"values: expected the shape {shape} of points and components, or one that broadcasts to it, got "
-                f"{given.shape}"
+                f"{shown(values)}"
             ) from None
         if not np.can_cast(given.dtype, dtype, "same_kind"):
             raise FieldError(

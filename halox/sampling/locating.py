@@ -17,13 +17,13 @@ from halox.values import shortened, shown
 def as_points(points: Any, ndim: int, name: str) -> Array:
     """Return points as a new array of float64, shape (n, axes); `FieldError` for another shape, NaN and infinities."""
     try:
-        found = np.array(to_host(points), "f8")
+        found = to_host(points).astype("f8", casting="same_kind")
     except Exception as error:  # NumPy raises several types
         raise FieldError(
             f"{name}: expected numbers, got {shown(points)} ({shortened(str(error))})"
         ) from None
-    if ndim == 1 and found.ndim == 1:
-        found = found[:, np.newaxis]
+    if found.ndim == 1 and (ndim == 1 or not len(found)):
+        found = found.reshape(-1, ndim)
     if found.ndim != 2 or found.shape[1] != ndim or not np.isfinite(found).all():
         raise FieldError(
             f"{name}: expected finite numbers of shape (n, {ndim}), a row for each point, got {shown(points)}"

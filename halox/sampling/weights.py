@@ -60,10 +60,15 @@ class Weights(NamedTuple):
         """Return the weighted sums of the rows, in their order; a row of one entry of weight 1 is exact."""
         if len(terms) == len(self.rows) and (self.values == 1).all():
             return terms
-        if dtype.kind in "fc":
-            shape = (-1,) + (1,) * (terms.ndim - 1)
-            terms = terms.astype(wide_dtype(dtype)) * self.values.reshape(shape)
-        return np.asarray(np.add.reduceat(terms, self.starts[:-1], axis=0), dtype)
+        if dtype.kind not in "fc":
+            return np.asarray(np.add.reduceat(terms, self.starts[:-1], axis=0), dtype)
+        wide = wide_dtype(
+            dtype
+        )  # real and imaginary parts apart, since a complex product with 1 changes -0 and inf
+        parts = terms.astype(wide)[..., np.newaxis].view(np.empty(0, wide).real.dtype)
+        parts *= self.values.reshape(-1, *(1,) * terms.ndim)
+        sums = np.add.reduceat(parts, self.starts[:-1], axis=0).view(wide)[..., 0]
+        return np.asarray(sums, dtype)
 
 
 def check_points(layout: FieldLayout, indices: Array, splits: list[bool]) -> None:

@@ -80,7 +80,7 @@ def test_values_at_cells_are_exact(comm: MPI.Intracomm) -> None:
     """Bits of any dtype, of NaN, infinities and negative zero beside one another."""
     rng = np.random.default_rng(4)
     indices = rng.integers(0, SHAPE, (50, 3))
-    dtypes = ["f8", "f4", "f2", "i8", "u1", "?", "c8", [("a", "f4"), ("b", "i8")]]
+    dtypes = ["f8", "f4", "f2", "i8", "u1", "?", "c8", "S3", [("a", "f4"), ("b", "i8")]]
     with halox.Grid(SHAPE, device="cpu", comm=comm) as grid:
         points = halox.Points(grid, indices)
         for dtype in map(np.dtype, dtypes):
@@ -91,11 +91,14 @@ def test_values_at_cells_are_exact(comm: MPI.Intracomm) -> None:
             grid.interior(u)[...] = whole[grid.owned]
             found = points.get(u)
             assert agree(found.tobytes() == whole[tuple(indices.T)].tobytes(), comm), dtype
-        u = grid.zeros()
         special = np.resize([np.nan, -0.0, np.inf, -1.0], SHAPE)
-        grid.interior(u)[...] = special[grid.owned]
-        found = halox.Points(grid, [*indices, (0.5, 0.5, 0.5)]).get(u)[:-1]
-        assert agree(found.tobytes() == special[tuple(indices.T)].tobytes(), comm)
+        mixed = halox.Points(grid, [*indices, (0.5, 0.5, 0.5)])
+        for whole in (special, np.stack([special, special[::-1]], -1).view("c16")[..., 0]):
+            u = grid.zeros(whole.dtype)
+            grid.interior(u)[...] = whole[grid.owned]
+            found = mixed.get(u)[:-1]
+            assert agree(found.tobytes() == whole[tuple(indices.T)].tobytes(), comm)
+        assert halox.Points(grid, []).get(u).shape == (0,)
 
 
 def test_values_do_not_depend_on_the_ranks(comm: MPI.Intracomm) -> None:
@@ -257,6 +260,21 @@ TABLE: Table = {
         on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).get(grid.ones(), root=-1)),
         FieldError,
         "root must be a rank",
+    ),
+    "points without a grid": (
+        lambda comm: halox.Points((8, 6), [(1, 1)]),  # type: ignore[arg-type]
+        HaloxError,
+        "grid must be",
+    ),
+    "complex points": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1j)])),
+        FieldError,
+        "expected numbers",
+    ),
+    "sources of unlike lengths": (
+        on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).add(grid.ones(), [[1], [2, 3]])),
+        FieldError,
+        "one that broadcasts",
     ),
     "sources of another number": (
         on_grid(lambda grid, rank: halox.Points(grid, [(1, 1)]).add(grid.ones(), [1, 2])),
