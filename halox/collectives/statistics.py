@@ -19,6 +19,7 @@ from halox.runtime.gpu.devices import as_device_array, to_host
 from halox.values import as_entries, as_int, shortened, shown
 
 _REDUCING = "a reduction"
+_Alike = dict[str, object]
 _BLOCK = 1 << 20  # cells that `numpy.histogram` copies at a time
 
 
@@ -27,7 +28,7 @@ def sum_over(
 ) -> Any:
     """Return the sums over some grid axes, as `halox.Grid.sum` describes them; collective."""
 
-    def part(own: Any, layout: FieldLayout) -> tuple[Any, object]:
+    def part(own: Any, layout: FieldLayout) -> tuple[Any, _Alike, None]:
         if out is not None:
             raise FieldError("out: sums over axes are new arrays; leave out one of out and axis")
         axes = array_axes(layout, axis)
@@ -37,9 +38,9 @@ def sum_over(
         kept, starts = [n for n in range(own.ndim) if n not in axes], _starts(layout)
         whole = domain.xp.zeros([layout.global_shape[n] for n in kept], sums.dtype)
         whole[tuple(slice(starts[n], starts[n] + own.shape[n]) for n in kept)] = sums
-        return whole, axes
+        return whole, {"axis": axes}, None
 
-    whole, _ = _of_cells(domain, "sum", field, part)
+    whole, _ = _of_cells(domain, "sum over axes", field, part)
     return allreduce(whole)[()]
 
 
@@ -59,9 +60,9 @@ def array_axes(layout: FieldLayout, axis: object) -> tuple[int, ...]:
 def deviation(domain: Domain, moments: Callable[[Any], Any], field: object) -> float:
     """Return the standard deviation; ``moments`` is that of this rank's numbers. Blocks."""
 
-    def read(own: Any, _: FieldLayout) -> tuple[None, list[tuple[float, ...]]]:
+    def read(own: Any, _: FieldLayout) -> tuple[None, _Alike, list[tuple[float, ...]]]:
         parts = [own.real, own.imag] if own.dtype.kind == "c" else [own]
-        return None, [tuple(map(float, moments(part))) for part in parts]
+        return None, {}, [tuple(map(float, moments(part))) for part in parts]
 
     _, of_ranks = _of_cells(domain, "std", field, read)
     owned_of_ranks = domain.layouts.find(field).owned_of_ranks
@@ -72,12 +73,12 @@ def deviation(domain: Domain, moments: Callable[[Any], Any], field: object) -> f
 def extreme(domain: Domain, name: str, field: object) -> tuple[int, ...]:
     """Return the position of the smallest ("argmin") or largest ("argmax") value; blocks."""
 
-    def find(own: Any, layout: FieldLayout) -> tuple[None, tuple[tuple[int, ...], Any]]:
+    def find(own: Any, layout: FieldLayout) -> tuple[None, _Alike, tuple[tuple[int, ...], Any]]:
         value = getattr(own, name[3:])()
         mask = own == value if value == value else own != own  # NaN differs from itself
         index = np.unravel_index(int(mask.argmax()), own.shape)
         place = tuple(int(n) + start for n, start in zip(index, _starts(layout), strict=True))
-        return None, (place, to_host(value))
+        return None, {}, (place, to_host(value))
 
     _, of_ranks = _of_cells(domain, name, field, find)
     of_ranks.sort(key=lambda found: found[0])
@@ -98,11 +99,12 @@ def histogram(domain: Domain, field: object, bins: Any, limits: Any) -> tuple[Ar
                 f"bins, range: {given}: {shortened(str(error))}; give rising edges, or a number and finite ends"
             ) from None
 
-    def read(own: Any, _: FieldLayout) -> tuple[Any, tuple[object, ...]]:
+    def read(own: Any, _: FieldLayout) -> tuple[Any, _Alike, tuple[Any, Any]]:
         if isinstance(bins, str):
             raise FieldError(f"bins: expected a number or edges, got {bins!r}")
         edges_of(np.zeros(1, own.dtype))
-        return own, (np.asarray(bins).tolist(), limits, to_host(own.min()), to_host(own.max()))
+        alike = {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}
+        return own, alike, (to_host(own.min()), to_host(own.max()))
 
     def count() -> Array:
         if domain.device_id is not None:
@@ -112,8 +114,7 @@ def histogram(domain: Domain, field: object, bins: Any, limits: Any) -> tuple[Ar
         return np.asarray(np.sum(parts, axis=0))
 
     own, of_ranks = _of_cells(domain, "histogram", field, read)
-    domain.world.check_alike([{"bins": each[0], "range": each[1]} for each in of_ranks])
-    edges = edges_of(np.array([end for each in of_ranks for end in each[2:]], own.dtype))
+    edges = edges_of(np.array(of_ranks, own.dtype).reshape(-1))
     return np.asarray(np.sum(domain.world.gather_result(count, _REDUCING), axis=0)), edges
 
 
@@ -124,19 +125,25 @@ def _starts(layout: FieldLayout) -> list[int]:
 
 
 def _of_cells(
-    domain: Domain, name: str, field: object, read: Callable[[Any, FieldLayout], tuple[Any, Any]]
+    domain: Domain,
+    name: str,
+    field: object,
+    read: Callable[[Any, FieldLayout], tuple[Any, _Alike, Any]],
 ) -> tuple[Any, list[Any]]:
-    """Return the first result of ``read(cells, layout)`` of this rank, and the second results of all ranks.
+    """Return the first result of ``read(cells, layout)`` of this rank, and the third results of all ranks.
 
-    Collective: raises the error of one rank on all ranks, and `MismatchError` if the fields of the ranks differ.
+    Collective: raises the error of one rank on all ranks, and `MismatchError` if the fields of the ranks, or the
+    arguments by name in the second results, differ. They are compared as text, since NaN differs from itself.
     """
 
     def build() -> tuple[Any, tuple[dict[str, str], Any]]:
         (cells,) = cells_of(name, (field,), domain.layouts.find)
         result_dtype(name, [cells.dtype])
         view = cells.view()
-        mine, sent = read(view if domain.device_id is None else as_device_array(view), cells.layout)
-        return mine, ({"the field reduced": f"{cells.dtype}, {cells.layout.spec}"}, sent)
+        own = view if domain.device_id is None else as_device_array(view)
+        mine, alike, sent = read(own, cells.layout)
+        texts = {name: str(value) for name, value in alike.items()}
+        return mine, ({"the field reduced": f"{cells.dtype}, {cells.layout.spec}"} | texts, sent)
 
     with domain.world.guard:
         domain.world.begin(name)

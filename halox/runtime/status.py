@@ -51,6 +51,7 @@ CALLS = (
     "explain",
     "measure",
     "sum",
+    "sum over axes",
     "min",
     "max",
     "norm",

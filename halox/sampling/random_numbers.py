@@ -65,7 +65,8 @@ def random_field(
             raise FieldError(
                 f"dtype {kind} has no random numbers; use 'f4', 'f8', 'c8' or 'c16', and convert with astype"
             )
-        return number, {"seed": number, "dist": dist, "dtype": str(kind)}
+        layout = domain.layouts.of_options(options).spec.without_boundary
+        return number, {"seed": number, "dist": dist, "dtype": str(kind), "layout": str(layout)}
 
     world = domain.world
     with world.guard:

@@ -100,7 +100,9 @@ def test_nan_is_the_first_extreme(comm: MPI.Intracomm) -> None:
 
 def test_histograms(comm: MPI.Intracomm) -> None:
     cases = itertools.product(
-        ("f8", "f4", "i4"), (7, [-1.0, 0.0, 0.3, 2.0], (2, 1000)), (None, (-0.7, 0.9))
+        ("f8", "f4", "i4"),
+        (7, [-1.0, 0.0, 0.3, 2.0], (2, 1000)),
+        (None, (-0.7, 0.9), np.array([0, 1])),
     )
     with halox.Grid((*SHAPE, 4), device="cpu", comm=comm) as grid:
         for dtype, bins, limits in cases:
@@ -166,6 +168,16 @@ TABLE: Table = {
         FieldError,
         "leave out one of out and axis",
     ),
+    "sums over unlike axes >1": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.sum(u, axis=comm.rank % 2)),
+        MismatchError,
+        "axis differs",
+    ),
+    "a sum over an axis on one rank only >1": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.mean(u, axis=0 if comm.rank else None)),
+        MismatchError,
+        "different calls",
+    ),
     "the smallest of complex numbers": (
         lambda comm: with_grid(comm, lambda grid, u: grid.argmin(u + 1j)),
         FieldError,
@@ -210,6 +222,11 @@ TABLE: Table = {
         lambda comm: with_grid(comm, lambda grid, u: grid.random(comm.rank)),
         MismatchError,
         "seed differs",
+    ),
+    "random fields of unlike layouts >1": (
+        lambda comm: with_grid(comm, lambda grid, u: grid.random(0, components=1 + comm.rank)),
+        MismatchError,
+        "layout differs",
     ),
     "an unknown distribution": (
         lambda comm: with_grid(comm, lambda grid, u: grid.random(0, "cauchy")),
