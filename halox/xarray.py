@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from halox.checkpoint.arguments import Progress
 from halox.checkpoint.calls import SaveOptions, save
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
@@ -525,7 +526,8 @@ class DatasetFields:
         grid: Any,
         *,
         dims: Sequence[str] | None = None,
-        **options: Any,
+        compressors: object = None,
+        progress: Progress | None = None,
     ) -> None:
         """Write a checkpoint of the variables; see `Grid.save`.
 
@@ -535,8 +537,8 @@ class DatasetFields:
         grid : Grid
         dims : sequence of str, optional
             Names of the grid axes; see `dataarray`.
-        **options
-            ``compressors`` and ``progress`` of `Grid.save`.
+        compressors, progress
+            As for `Grid.save`.
 
         Raises
         ------
@@ -588,7 +590,8 @@ class DatasetFields:
             array_attrs={
                 name: _own_attrs(self._dataset[name].attrs) for name in (*fields, *coords)
             },
-            **options,
+            compressors=compressors,
+            progress=progress,
         )
         save(grid.domain, path, fields, {}, chosen)
 

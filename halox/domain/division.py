@@ -164,8 +164,8 @@ def divide(
             "placement": decomposition.placement.coords,
             "path": options.path,
             "leave_sms": leave_sms,
+            "coords": (labels and labels.text()) or None,
             "dims": labels and labels.dims,
-            "coords": labels and labels.text(),
             "reproducible": reproducible,
         }
 

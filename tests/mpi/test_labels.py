@@ -195,6 +195,11 @@ BAD: Table = {
         FieldError,
         "coords must be a mapping of dimensions to coordinates",
     ),
+    "coords on one rank only >1": (
+        lambda comm: make(comm, dims=None, coords={"x": LON} if comm.rank else None),
+        MismatchError,
+        "coords differs between ranks: rank 0 has None, rank 1 has x of checksum",
+    ),
     "coords that differ >1": (
         lambda comm: make(comm, coords={"lon": LON + comm.rank}),
         MismatchError,

@@ -322,6 +322,14 @@ def test_coordinates_of_a_checkpoint_are_those_of_the_whole_grid(
             check_saved(dataset, grid, path, values, coords)
 
 
+def test_an_unknown_option_on_one_rank_begins_no_call(grid: halox.Grid, tmp_path: Path) -> None:
+    u = grid.ones()
+    if grid.rank == 0:
+        with pytest.raises(TypeError, match="coords"):
+            xr.Dataset({"u": grid.dataarray(u)}).halox.to_zarr(tmp_path, grid, coords={})
+    assert grid.mean(u) == 1
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.ranks(1, 2, 3)
 def test_fields_with_another_halo_become_a_checkpoint(
