@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.checkpoint.arguments import Progress
 from halox.checkpoint.calls import SaveOptions, save
@@ -20,9 +19,9 @@ from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, Coordinates, beyond, with_faces
-from halox.domain import Domain, FieldOptions
 from halox.domain.options import fixed_dtype
 from halox.errors import FieldError, HaloxError, MismatchError, MissingPackageError
+from halox.grid import Grid
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import short_errors
 from halox.runtime.gpu.cuda import is_device_array
@@ -41,33 +40,8 @@ _CALL, _WRITING = "from_dataarray", "to_zarr"
 WHOLE, BLOCK, HALO = "the whole field", "the cells of this rank", "the cells of this rank with halo"
 
 
-class GridLike(Protocol):
-    """Attributes and methods of a grid that this module uses."""
-
-    @property
-    def grid_shape(self) -> tuple[int, ...]:
-        """Global number of cells per axis."""
-
-    @property
-    def halo(self) -> Halo:
-        """Low and high width per axis."""
-
-    @property
-    def domain(self) -> Domain:
-        """The ranks, and the layouts of the fields."""
-
-    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
-        """Allocate a field; collective."""
-
-    def layout(self, field: Any) -> FieldLayout:
-        """Return the layout of a field."""
-
-    def exchange(self, *fields: Any, corners: bool | None = None) -> None:
-        """Fill the halos of fields with the neighbours' cells."""
-
-
 def _check_grid(grid: object) -> None:
-    if not hasattr(grid, "from_dataarray"):
+    if not isinstance(grid, Grid):
         raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
 
 
@@ -75,7 +49,7 @@ def _check_grid(grid: object) -> None:
 
 
 def dataarray(
-    grid: GridLike,
+    grid: Grid[Any],
     field: Any,
     *,
     name: str | None = None,
@@ -176,7 +150,7 @@ def _cut(axis: str, given: Coordinates | None, cut: slice, points: int) -> xarra
 # To fields
 
 
-def from_dataarray(grid: GridLike, array: object, *, dims: Sequence[str] | None = None) -> Any:
+def from_dataarray(grid: Grid[Any], array: object, *, dims: Sequence[str] | None = None) -> Any:
     """Make a field from a labelled array; `Grid.from_dataarray` calls it.
 
     Parameters
@@ -222,7 +196,7 @@ def from_dataarray(grid: GridLike, array: object, *, dims: Sequence[str] | None 
     return make_field(grid, reading, kinds[0])
 
 
-def make_field(grid: GridLike, reading: Reading, kind: str) -> Any:
+def make_field(grid: Grid[Any], reading: Reading, kind: str) -> Any:
     """Make a field from a labelled array; collective."""
     spec = reading.layout.spec
     field = grid.zeros(
@@ -320,7 +294,7 @@ def _is_open(kinds: Sequence[str]) -> bool:
     return WHOLE in kinds and HALO in kinds and BLOCK not in kinds
 
 
-def read(grid: GridLike, array: object, dims: Sequence[str] | None) -> Reading:
+def read(grid: Grid[Any], array: object, dims: Sequence[str] | None) -> Reading:
     """Recognise the axes of a labelled array, with the parameters and errors of `from_dataarray`. Local."""
     if not isinstance(array, xarray.DataArray):
         raise FieldError(
@@ -365,7 +339,7 @@ def read(grid: GridLike, array: object, dims: Sequence[str] | None) -> Reading:
 
 
 def _halo_of_field(
-    grid: GridLike, array: xarray.DataArray, spec: FieldSpec, *, any_array: bool
+    grid: Grid[Any], array: xarray.DataArray, spec: FieldSpec, *, any_array: bool
 ) -> Halo | None:
     """Return the halo of an array that is a field; None if it is not a field, or has no halo.
 
@@ -482,7 +456,7 @@ class DatasetFields:
     @short_errors
     def exchange(
         self,
-        grid: GridLike,
+        grid: Grid[Any],
         *names: str,
         dims: Sequence[str] | None = None,
         corners: bool | None = None,
@@ -523,7 +497,7 @@ class DatasetFields:
     def to_zarr(
         self,
         path: str | PathLike[str],
-        grid: Any,
+        grid: Grid[Any],
         *,
         dims: Sequence[str] | None = None,
         compressors: object = None,
@@ -596,7 +570,7 @@ class DatasetFields:
         save(grid.domain, path, fields, {}, chosen)
 
     def _read_variables(
-        self, grid: GridLike, dims: Sequence[str] | None
+        self, grid: Grid[Any], dims: Sequence[str] | None
     ) -> tuple[tuple[tuple[str, ...], dict[str, Reading]], _DatasetRecord]:
         """Return the names of the grid axes, the variables with all grid axes, and the facts that ranks compare."""
         axes, dataset = grid.domain.labels.updated(dims, None).dims, self._dataset
@@ -642,7 +616,7 @@ class DatasetFields:
         return names
 
     def _fields(
-        self, grid: GridLike, names: Sequence[str], dims: Sequence[str] | None
+        self, grid: Grid[Any], names: Sequence[str], dims: Sequence[str] | None
     ) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
         axes, arrays = grid.domain.labels.updated(dims, None).dims, []

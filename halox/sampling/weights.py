@@ -62,9 +62,8 @@ class Weights(NamedTuple):
             return terms
         if dtype.kind not in "fc":
             return np.asarray(np.add.reduceat(terms, self.starts[:-1], axis=0), dtype)
-        wide = wide_dtype(
-            dtype
-        )  # real and imaginary parts apart, since a complex product with 1 changes -0 and inf
+        wide = wide_dtype(dtype)
+        # Real and imaginary parts are apart, since a complex product with 1 changes -0 and infinities.
         parts = terms.astype(wide)[..., np.newaxis].view(np.empty(0, wide).real.dtype)
         parts *= self.values.reshape(-1, *(1,) * terms.ndim)
         sums = np.add.reduceat(parts, self.starts[:-1], axis=0).view(wide)[..., 0]
