@@ -35,7 +35,7 @@ class Points(Unique):
     indices : array_like
         Global indices, shape (n, axes), or (n,) if the grid has one axis; the same on all ranks. Integers are cells.
         Fractional indices interpolate linearly between the cells below and above. Along a periodic axis, indices wrap
-        around; along other axes, they may be in the halo. `Grid.locate` finds the indices of coordinates.
+        around; along other axes, they may be in the field's halo. `Grid.locate` finds the indices of coordinates.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Points(Unique):
     Raises
     ------
     FieldError
-        If the indices have another shape, are not finite, or are beyond the halo of a wall.
+        If the indices have another shape, or are not finite.
     MismatchError
         If ranks give different indices.
     ClosedError
@@ -73,20 +73,17 @@ class Points(Unique):
         if not isinstance(grid, Grid):
             raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
         self._grid, self._domain, self._world = grid, grid.domain, grid.domain.world
-        plain = grid.domain.plain
 
         def check() -> tuple[Corners, dict[str, bytes]]:
             self.indices = as_points(indices, len(grid.grid_shape), "indices")
             self.indices.flags.writeable = False
-            corners = Corners.of(self.indices)
-            check_points(plain, self.indices, corners.splits)
-            return corners, {"indices": self.indices.tobytes()}
+            return Corners.of(self.indices), {"indices": self.indices.tobytes()}
 
         with self._world.guard:
             self._world.begin("making Points")
             self._corners, given = self._world.prepare(check, "the making of points")
             self._world.check_alike(given, shown=lambda sent: shown(np.frombuffer(sent)))
-        self.owners = owners(plain, self._corners.cells[:, 0])
+        self.owners = owners(grid.domain.plain, self._corners.cells[:, 0])
         self._weights: dict[tuple[str, int], Weights] = {}
         self._launches: dict[tuple[object, ...], PointLaunch] = {}
 
@@ -119,8 +116,8 @@ class Points(Unique):
         Raises
         ------
         FieldError
-            If the array does not fit the grid, or lacks a halo around a fractional point; if its dtype has no
-            fractions, or no kernel on a GPU; if ``root`` is not a rank.
+            If the array does not fit the grid, a point is beyond its halo at a wall, or it lacks a halo around a
+            fractional point; if its dtype has no fractions, or no kernel on a GPU; if ``root`` is not a rank.
         DeviceError
             If the array is not on the device of the grid's fields.
         MismatchError
