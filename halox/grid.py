@@ -1014,8 +1014,8 @@ class Grid(Closing, Generic[FieldArray]):
     def histogram(
         self,
         field: FieldLike,
-        bins: int | Sequence[float] = 10,
-        range: tuple[float, float] | None = None,
+        bins: int | Sequence[float] | Array = 10,
+        range: Sequence[float] | Array | None = None,
     ) -> tuple[Array, Array]:
         """Return `numpy.histogram` of the whole field: counts and edges of the bins, on all ranks in host memory.
 

@@ -30,6 +30,7 @@ with halox.Grid(4, device="cpu") as grid:
 step(cpu)
 plan = cpu.plan(u, np.ones(3))
 plan(u)
+cpu.histogram(u, np.ones(3), np.ones(2))
 cpu.exchange(3)                          # error: arg-type
 halox.Grid((4, 4)).exchange([u])         # error: arg-type
 cpu.sum("u")                             # error: arg-type
