@@ -173,7 +173,7 @@ class Points(Unique):
         """Add values to a field at the points: the adjoint of `get`.
 
         Each cell around a point gets the share of its weight, on the rank that owns the cell. Shares of cells beyond a
-        wall are lost. Points at one cell are added up in their order.
+        wall or a connection are lost. Points at one cell are added up in their order.
 
         Parameters
         ----------
