@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
+import halox.xarray
 from halox.errors import FieldError, HaloxError, MismatchError
 from tests.mpi.bad_input import Table, check_error, undocumented
 
