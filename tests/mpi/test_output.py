@@ -389,6 +389,13 @@ def test_modes(path: Path, comm: MPI.Intracomm) -> None:
         comm.Barrier()
         assert sorted(os.listdir(path.parent)) == ["run.zarr"]
         check(path, [0])
+        comm.Barrier()
+        out = halox.Output(g, path, h=h, mode="w", region=(slice(4), slice(None)))
+        with pytest.raises(FieldError, match="time: expected a finite number"):
+            out.append(time=10**400)
+        out.close()
+        with pytest.raises(CheckpointError, match=r"region 0:4:1, 0:12:1 in .* region 4:8:1"):
+            halox.Output(g, path, h=h, mode="a", region=(slice(4, 8), slice(None)))
 
 
 BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
@@ -452,6 +459,17 @@ BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
         FieldError,
         "dims: time is the name of the axis of the records",
     ),
+    "two dimensions of one name": (
+        lambda g, p, h: halox.Output(
+            g,
+            p,
+            {"face": h, "w": g.zeros(staggered=0)},
+            region={"face": (slice(3), slice(None))},
+            mode="w",
+        ),
+        FieldError,
+        "x_face would be the name of two dimensions",
+    ),
     "another grid": (
         lambda g, p, h: _on_another_grid(g, p),
         CheckpointError,
@@ -460,7 +478,7 @@ BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
     "other fields": (
         lambda g, p, h: halox.Output(g, p, q=h, mode="a"),
         CheckpointError,
-        "h is <f8 along time, x of 11, y of 12 in the output, and nothing here",
+        "h is <f8 along time, x of 11, y of 12, of the region 0:11:1, 0:12:1 in the output, and nothing here",
     ),
     "another dtype": (
         lambda g, p, h: halox.Output(g, p, h=h.astype("f4"), mode="a"),
