@@ -66,7 +66,7 @@ def describe(
         taken |= {*dims}
         arrays[name] = {
             **_in_time(stored.metadata),
-            "attributes": {**stored.attributes, _REGION: _text(region)},
+            "attributes": {**stored.attributes, _REGION: str(region)},
             "dimension_names": dims,
         }
     if both := sorted(taken & {*arrays}):
@@ -156,14 +156,3 @@ def _facts(array: Mapping[str, Any]) -> str:
     lengths = [f"{dim} of {n}" for dim, n in zip(dims, array["shape"][1:], strict=True)]
     attributes = array["attributes"]
     return f"{attributes[DTYPE]} along {', '.join([time, *lengths])}, of the region {attributes[_REGION]}"
-
-
-def _text(region: Cut) -> str:
-    """Return a region in Python's notation.
-
-    Examples
-    --------
-    >>> _text((slice(0, 8, 2), slice(3, 4, 1)))
-    '0:8:2, 3:4:1'
-    """
-    return ", ".join(f"{cut.start}:{cut.stop}:{cut.step}" for cut in region)

@@ -137,6 +137,8 @@ def test_continued_on_other_ranks(path: Path, comm: MPI.Intracomm) -> None:
                 check(path, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5], "n", 3)
                 few.Barrier()
     few.Free()
+    if comm.rank == 0:
+        (path / "h" / "c" / ".nfs01").touch()  # of the file system
     comm.Barrier()
     with grid(comm) as g:
         mine = fields(g)
@@ -394,7 +396,9 @@ def test_modes(path: Path, comm: MPI.Intracomm) -> None:
         with pytest.raises(FieldError, match="time: expected a finite number"):
             out.append(time=10**400)
         out.close()
-        with pytest.raises(CheckpointError, match=r"region 0:4:1, 0:12:1 in .* region 4:8:1"):
+        with pytest.raises(
+            CheckpointError, match=r"region \(slice\(0, 4, 1\), .* region \(slice\(4, 8, 1\)"
+        ):
             halox.Output(g, path, h=h, mode="a", region=(slice(4, 8), slice(None)))
 
 
@@ -478,7 +482,7 @@ BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
     "other fields": (
         lambda g, p, h: halox.Output(g, p, q=h, mode="a"),
         CheckpointError,
-        "h is <f8 along time, x of 11, y of 12, of the region 0:11:1, 0:12:1 in the output, and nothing here",
+        "h is <f8 along time, x of 11, y of 12, of the region .* in the output, and nothing here",
     ),
     "another dtype": (
         lambda g, p, h: halox.Output(g, p, h=h.astype("f4"), mode="a"),
