@@ -256,7 +256,7 @@ def time_of(time: object) -> float:
     """Return a time as a number; raises `FieldError`."""
     try:
         value = float("nan") if isinstance(time, (bool, str)) else float(time)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = float("nan")
     if not math.isfinite(value):
         raise FieldError(f"time: expected a finite number, got {shown(time)}")

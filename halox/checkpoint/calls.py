@@ -56,30 +56,16 @@ def save(
         given = arguments.fields_of(domain.layouts, fields, named, written=False)
         if not given:
             raise FieldError("no field given; write grid.save(path, u=u)")
-        labels = arguments.labels_of(domain.labels, options.dims, options.coords, given)
-        coords = arguments.coords_of(labels, given)
-        codecs = codecs_of(options.compressors)
+        request = request_of(domain, where, given, options)
         if not _is_npy(where):
             load_tensorstore()
-        elif len(given) > 1 or options.attrs or options.coords or codecs:
+        elif len(given) > 1 or options.attrs or options.coords or request.codecs:
             raise FieldError(
                 f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
                 "instead, under a name without .npy"
             )
-        request = Request(
-            where,
-            given,
-            domain.grid_shape,
-            labels.dims,
-            {name: values for name, (values, _) in coords.items()},
-            arguments.attrs_of(options.attrs),
-            arguments.array_attrs_of(coords, options.array_attrs or {}),
-            codecs,
-            arguments.progress_of(options.progress),
-            arguments.keep_of(options.keep, where),
-        )
         return request, compared(
-            where, given, dims=labels.dims, compressors=codecs, keep=request.keep
+            where, given, dims=request.dims, compressors=request.codecs, keep=request.keep
         )
 
     world = domain.world
@@ -92,6 +78,29 @@ def save(
             npy.save(world, request.path, given, request.progress, request.keep)
         else:
             save_group(world, request)
+
+
+def request_of(
+    domain: Domain,
+    path: Path | BucketPath,
+    given: dict[str, CallerField],
+    options: SaveOptions,
+) -> Request:
+    """Check the options of a save; local. Raises `FieldError` and `CheckpointError`."""
+    labels = arguments.labels_of(domain.labels, options.dims, options.coords, given)
+    coords = arguments.coords_of(labels, given)
+    return Request(
+        path,
+        given,
+        domain.grid_shape,
+        labels.dims,
+        {name: values for name, (values, _) in coords.items()},
+        arguments.attrs_of(options.attrs),
+        arguments.array_attrs_of(coords, options.array_attrs or {}),
+        codecs_of(options.compressors),
+        arguments.progress_of(options.progress),
+        arguments.keep_of(options.keep, path),
+    )
 
 
 _Read = tuple[Path | BucketPath, dict[str, CallerField], tuple[str, ...] | None, Progress | None]

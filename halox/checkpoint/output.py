@@ -28,13 +28,13 @@ import numpy as np
 
 from halox.checkpoint import arguments, records
 from halox.checkpoint.arguments import CallerField
-from halox.checkpoint.calls import check_equal, compared
+from halox.checkpoint.calls import SaveOptions, check_equal, compared, request_of
 from halox.checkpoint.chunks import Cut, ShardGrid
 from halox.checkpoint.fields import StoredField, spec_text
 from halox.checkpoint.folder import Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
-from halox.checkpoint.saving import Request, guarded, may_replace
-from halox.checkpoint.store import Store, arrays_of, codecs_of, is_output, load_tensorstore, make
+from halox.checkpoint.saving import guarded, may_replace
+from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.gathering.staging import owned_cells
@@ -175,18 +175,8 @@ class Output(Closing):
                 raise FieldError(f"mode: expected one of {', '.join(_MODES)}, got {shown(mode)}")
             if time is not None and mode != "a":
                 raise FieldError('time: the time of a restart needs mode="a"; leave it out')
-            labels = arguments.labels_of(domain.labels, dims, coords, given)
-            along = arguments.coords_of(labels, given)
-            like_save = Request(
-                where,
-                given,
-                domain.grid_shape,
-                labels.dims,
-                {name: values for name, (values, _) in along.items()},
-                arguments.attrs_of(attrs),
-                arguments.array_attrs_of(along, {}),
-                codecs_of(compressors),
-            )
+            options = SaveOptions(attrs, dims, coords, compressors)
+            like_save = request_of(domain, where, given, options)
             strides = arguments.every_of(every, given)
             regions, is_common = arguments.regions_of(region, given)
             metadata, values = records.describe(like_save, strides, regions, is_common=is_common)
@@ -198,7 +188,7 @@ class Output(Closing):
                 given,
                 mode=mode,
                 time=until,
-                dims=labels.dims,
+                dims=like_save.dims,
                 every=strides,
                 region=str(regions),
             )
@@ -267,7 +257,11 @@ class Output(Closing):
             }
 
         opened_arrays = guarded(self._world, arrays, step, _MAKING)
-        self._axes = {n: a for n, a in opened_arrays.items() if n not in request.fields}
+        self._axes = [
+            (opened_arrays[name], every)
+            for name, array in arrays_of(self._metadata).items()
+            if name not in request.fields and (every := records.every_of(array))
+        ]
         self._variables = {}
         for name, metadata, every in records.variables(self._metadata):
             field, given = StoredField.read(name, metadata), request.fields[name]
@@ -298,7 +292,7 @@ class Output(Closing):
             for file in self._path.glob(f"{half_written}_*.__lock"):
                 file.unlink()
         for name, _, every in records.variables(metadata):
-            for record in (self._path / name / "c").glob("*"):
+            for record in (self._path / name / "c").glob("[0-9]*"):
                 if int(record.name) * every >= count:
                     remove(record)
         return metadata, times[:count]
@@ -555,9 +549,7 @@ class Output(Closing):
         )
 
     def _write_times(self, number: int, record: _Record) -> None:
-        for name, axis in self._axes.items():
-            every = records.every_of({"dimension_names": [name]})
-            assert every is not None
+        for axis, every in self._axes:
             if number % every == 0:
                 first = number // every // records.TIMES * records.TIMES
                 times = self._times[::every][first:]

@@ -19,7 +19,7 @@ import numpy as np
 from halox.checkpoint.chunks import Cut
 from halox.checkpoint.fields import DTYPE, StoredField
 from halox.checkpoint.saving import Request
-from halox.checkpoint.store import GRID_SHAPE, OUTPUT, arrays_of, coordinate, group
+from halox.checkpoint.store import GRID_SHAPE, OUTPUT, PREFIX, arrays_of, coordinate, group
 from halox.errors import CheckpointError, FieldError
 from halox.runtime.arrays import Array
 
@@ -28,6 +28,7 @@ TIMES = 1024
 """Times in a chunk."""
 
 _VERSION = 1
+_REGION = f"{PREFIX}region"
 
 
 def describe(
@@ -42,6 +43,7 @@ def describe(
     coords: dict[str, Array] = {}
     attrs: dict[str, dict[str, Any]] = {}
     taken = {TIME}
+    origins: dict[str, tuple[str, str]] = {}
     for dim in request.dims:
         if dim.startswith(TIME):
             raise FieldError(f"dims: {dim} is the name of the axis of the records; give another")
@@ -51,8 +53,12 @@ def describe(
         dims, lengths = list(stored.dims(request.dims)), field.layout.global_shape
         for axis, cut in enumerate(region, stored.before):
             dim, is_cut = dims[axis], cut != slice(0, lengths[axis], 1)
-            if is_cut and not is_common:
-                dims[axis] = f"{dim}_{name}"
+            origin = dim, (name if is_cut and not is_common else "")
+            dims[axis] = "_".join(filter(None, origin))
+            if origins.setdefault(dims[axis], origin) != origin:
+                raise FieldError(
+                    f"region: {dims[axis]} would be the name of two dimensions; rename a field, or give dims="
+                )
             if is_cut or dim in request.coords:
                 coords[dims[axis]] = request.coords.get(dim, np.arange(lengths[axis]))[cut]
                 attrs[dims[axis]] = request.array_attrs.get(dim, {})
@@ -60,7 +66,7 @@ def describe(
         taken |= {*dims}
         arrays[name] = {
             **_in_time(stored.metadata),
-            "attributes": stored.attributes,
+            "attributes": {**stored.attributes, _REGION: str(region)},
             "dimension_names": dims,
         }
     if both := sorted(taken & {*arrays}):
@@ -148,4 +154,5 @@ def check_alike(path: object, stored: Mapping[str, Any], new: Mapping[str, Any])
 def _facts(array: Mapping[str, Any]) -> str:
     time, *dims = array["dimension_names"]
     lengths = [f"{dim} of {n}" for dim, n in zip(dims, array["shape"][1:], strict=True)]
-    return f"{array['attributes'][DTYPE]} along {', '.join([time, *lengths])}"
+    attributes = array["attributes"]
+    return f"{attributes[DTYPE]} along {', '.join([time, *lengths])}, of the region {attributes[_REGION]}"

@@ -121,7 +121,7 @@ def _end(limit_s: object) -> float | None:
 def _seconds(name: str, value: Any) -> float:
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if math.isnan(seconds):
         raise HaloxError(f"{name}: expected a number of seconds, got {shown(value)}")

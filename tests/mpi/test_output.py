@@ -137,6 +137,8 @@ def test_continued_on_other_ranks(path: Path, comm: MPI.Intracomm) -> None:
                 check(path, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5], "n", 3)
                 few.Barrier()
     few.Free()
+    if comm.rank == 0:
+        (path / "h" / "c" / ".nfs01").touch()  # of the file system
     comm.Barrier()
     with grid(comm) as g:
         mine = fields(g)
@@ -389,6 +391,15 @@ def test_modes(path: Path, comm: MPI.Intracomm) -> None:
         comm.Barrier()
         assert sorted(os.listdir(path.parent)) == ["run.zarr"]
         check(path, [0])
+        comm.Barrier()
+        out = halox.Output(g, path, h=h, mode="w", region=(slice(4), slice(None)))
+        with pytest.raises(FieldError, match="time: expected a finite number"):
+            out.append(time=10**400)
+        out.close()
+        with pytest.raises(
+            CheckpointError, match=r"region \(slice\(0, 4, 1\), .* region \(slice\(4, 8, 1\)"
+        ):
+            halox.Output(g, path, h=h, mode="a", region=(slice(4, 8), slice(None)))
 
 
 BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
@@ -452,6 +463,17 @@ BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
         FieldError,
         "dims: time is the name of the axis of the records",
     ),
+    "two dimensions of one name": (
+        lambda g, p, h: halox.Output(
+            g,
+            p,
+            {"face": h, "w": g.zeros(staggered=0)},
+            region={"face": (slice(3), slice(None))},
+            mode="w",
+        ),
+        FieldError,
+        "x_face would be the name of two dimensions",
+    ),
     "another grid": (
         lambda g, p, h: _on_another_grid(g, p),
         CheckpointError,
@@ -460,7 +482,7 @@ BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
     "other fields": (
         lambda g, p, h: halox.Output(g, p, q=h, mode="a"),
         CheckpointError,
-        "h is <f8 along time, x of 11, y of 12 in the output, and nothing here",
+        "h is <f8 along time, x of 11, y of 12, of the region .* in the output, and nothing here",
     ),
     "another dtype": (
         lambda g, p, h: halox.Output(g, p, h=h.astype("f4"), mode="a"),

@@ -121,6 +121,8 @@ def test_bad_input_is_one_error_on_all_ranks(
     for call, kind, text in BAD.values():
         with pytest.raises(kind, match=text):
             call(comm)
+    with pytest.raises(HaloxError, match="limit_s: expected a number"):
+        halox.stopping(limit_s=10**400)
     monkeypatch.setenv("HALOX_WALL_TIME", "2:00:00")
     with pytest.raises(HaloxError, match=r"HALOX_WALL_TIME: expected a number .* got '2:00:00'"):
         halox.stopping()
