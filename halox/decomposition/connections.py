@@ -138,7 +138,9 @@ class Along(NamedTuple):
             return -self.halo[0], self.points + self.halo[1] + self.staggered
         return self.partition.owned_points(part, self.staggered)
 
-    def runs(self, map_: _Map, part: int, owned: tuple[int, int], zone: int) -> list[_Run]:
+    def runs(
+        self, map_: _Map, part: int, owned: tuple[int, int], zone: int, steps: tuple[int, ...]
+    ) -> list[_Run]:
         """Return the runs of a part's array with images of some points; `Joined.pieces` explains zones."""
         layout = self.layouts[part]
         start, end = layout.start, layout.start + layout.points
@@ -152,7 +154,7 @@ class Along(NamedTuple):
             if runs:
                 at, first, size, step = runs[-1]
                 new = point - first if size == 1 else step
-                if i == at + size and point == first + size * new and abs(new) == 1:
+                if i == at + size and point == first + size * new and new in steps:
                     runs[-1] = at, first, size + 1, new
                     continue
             runs.append((i, point, 1, 1))
@@ -257,6 +259,8 @@ class Joined:
                                     other if sends else coords[at],
                                     axes[source].owned(coords[source] if sends else other),
                                     zone[at],
+                                    # Of 2 periodic points, a step back could join owned points and halo.
+                                    (1,) if turn is None else (1, -1),
                                 )
                             )
                         ]

@@ -79,6 +79,39 @@ def test_every_process_grid(number: int) -> None:
             assert np.array_equal(field, case.expected(layout, whole)), (case, proc_shape)
 
 
+def test_two_periodic_cells() -> None:
+    """Each is the next one of the other in both directions; no owned cell is sent to itself."""
+    connect: Any = {(0, "low"): Connection(flip=1, pivot="V")}
+    for staggered, halo in ((True, 2), (False, 1)):
+        case = Case(
+            (5, 2),
+            ((1, 0), (1, halo)),
+            (False, True),
+            connect,
+            (False, staggered),
+            None,
+            -1,
+            (),
+            (),
+            "f8",
+        )
+        whole = np.arange(1.0, 11).reshape(5, 2)
+        for proc_shape in [(1, 1), (3, 1), (1, 2)]:
+            layouts = layouts_of(case, proc_shape)
+            fields = [np.full(layout.padded_shape, float(UNTOUCHED)) for layout in layouts]
+            for layout, field in zip(layouts, fields, strict=True):
+                field[layout.interior] = np.nan
+                for region in layout.regions():
+                    if region.recv is not None and region.turn is None:
+                        field[region.recv.slices] = 0
+                assert np.isnan(field[layout.interior]).all()
+                field[...] = UNTOUCHED
+                field[layout.interior] = whole[layout.owned]
+            exchange(layouts, fields, True)
+            for layout, field in zip(layouts, fields, strict=True):
+                assert np.array_equal(field, case.expected(layout, whole))
+
+
 def nemo_fold(u: Any, point: str, pivot: str, sign: int) -> Any:
     """Return a copy of u after the north fold of NEMO's lbc_nfd, for one halo cell; indices as there, from 1."""
     jpi, jpj = u.shape
@@ -159,7 +192,10 @@ def test_folds_of_nemo(pivot: Any, point: str, sign: int) -> None:
 def test_no_cell_computed_during_an_exchange_reads_what_it_fills(number: int, width: int) -> None:
     case = random_case(np.random.default_rng([20261127, number]))
     case.before = case.after = ()
-    case.halo = tuple((max(low, 1), max(high, 1)) for low, high in case.halo)
+    case.halo = tuple(
+        (max(low, 1), max(high, 0 if is_so and width == 1 else 1))
+        for (low, high), is_so in zip(case.halo, case.staggered, strict=True)
+    )
     case.sign = 1
     insides = 0
     for proc_shape in [(1,) * len(case.shape), (2, 1, 1)[: len(case.shape)]]:
