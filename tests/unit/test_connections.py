@@ -12,6 +12,7 @@ from halox.decomposition import FieldLayout, decompose
 from halox.decomposition.connections import Connection, normalise_connect
 from halox.decomposition.fields import FieldSpec
 from halox.domain.options import field_spec
+from halox.errors import DecompositionError
 from halox.exchange.regions import overlap_regions
 from tests.folds import UNTOUCHED, Case, process_grids, random_case
 from tests.support import trials
@@ -110,6 +111,39 @@ def test_two_periodic_cells() -> None:
             exchange(layouts, fields, True)
             for layout, field in zip(layouts, fields, strict=True):
                 assert np.array_equal(field, case.expected(layout, whole))
+
+
+@pytest.mark.parametrize(("side", "place"), [("high", "high"), ("low", "low")])
+@pytest.mark.parametrize("pivot", ["T", "F"])
+def test_the_widest_halo_has_images(side: str, place: str, pivot: Any) -> None:
+    """With the pivot T, the outermost row at the outer faces is an image, and one row less is left for the halo."""
+    connect: Any = {(0, side): Connection(flip=1, pivot=pivot)}
+    widest = 2 if pivot == "T" else 3
+    for halo in (widest, widest + 1):
+        case = Case(
+            (4, 6),
+            ((halo, halo), (1, 1)),
+            (False, True),
+            connect,
+            (False, False),
+            (place, "center"),
+            1,
+            (),
+            (),
+            "f8",
+        )
+        if halo > widest:
+            with pytest.raises(
+                DecompositionError, match=f"expected at most {widest} at the joined"
+            ):
+                layouts_of(case, (1, 1))
+        else:
+            (layout,) = layouts_of(case, (1, 1))
+            field = np.full(layout.padded_shape, np.nan)
+            field[layout.interior] = 1
+            exchange([layout], [field], True)
+            beyond = slice(halo, None) if side == "high" else slice(None, -halo)
+            assert not np.isnan(field[beyond]).any()
 
 
 def nemo_fold(u: Any, point: str, pivot: str, sign: int) -> Any:
