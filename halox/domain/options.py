@@ -174,10 +174,10 @@ def _signs(value: object) -> tuple[tuple[tuple[int, ...], int], ...]:
 
 
 def _positions(value: object, ndim: int) -> tuple[int, ...]:
-    words = ("low", "center", "high")
-    places = [value] * ndim if isinstance(value, str) or value is None else as_list(value) or []
     if value is None:
         return ()
+    words = ("low", "center", "high")
+    places = [value] * ndim if isinstance(value, str) else as_list(value) or []
     if len(places) != ndim or any(place not in words for place in places):
         raise FieldError(
             f"position must be 'low', 'center' or 'high', or one of them for each of {ndim} grid axes, got "
