@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import product
+from itertools import chain, product
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -80,7 +80,9 @@ class Connection:
     ``M - 2 - k`` with ``(N - i) % N`` if it is "T".
 
     Two indices stand for each point on the line of a fold. An exchange copies the first half of the line, in the order
-    of the flipped or shifted axis, to the second half, with the sign of the field. Reductions count both halves.
+    of the flipped or shifted axis, to the second half, with the sign of the field. Reductions count both halves. No rank
+    owns a line outside the indices of the field (high faces along a line at the low end of the grid, low faces along
+    one at the high end, unless the axis is staggered), and an exchange leaves it to you.
 
     Examples
     --------
@@ -138,25 +140,30 @@ class Along(NamedTuple):
             return -self.halo[0], self.points + self.halo[1] + self.staggered
         return self.partition.owned_points(part, self.staggered)
 
-    def runs(self, map_: _Map, part: int, owned: tuple[int, int], zone: int) -> list[_Run]:
-        """Return the runs of a part's array with images of some points; `Joined.pieces` explains zones."""
+    def zone(self, part: int, zone: int) -> tuple[int, int]:
+        """Return the half-open range of indices of a zone of a part's array; `Joined.pieces` explains zones."""
         layout = self.layouts[part]
         start, end = layout.start, layout.start + layout.points
         low, high = start - layout.moved_low, end + min(layout.high, layout.moved_high)
-        first, past = ((low, high), (start, end), (low, start), (end, high))[zone]
-        index, points = (values[first - map_[0][0] : past - map_[0][0]] for values in map_)
-        runs: list[_Run] = []
-        for i, point in zip(index.tolist(), points.tolist(), strict=True):
-            if not owned[0] <= point < owned[1]:
+        return ((low, high), (start, end), (low, start), (end, high))[zone]
+
+
+def _runs(map_: _Map, inside: Any, owned: Any, steps: tuple[int, ...]) -> list[_Run]:
+    """Return the runs with images of owned points inside a range of indices."""
+    begin, (first, past) = map_[0][0], inside
+    index, points = (values[first - begin : past - begin] for values in map_)
+    runs: list[_Run] = []
+    for i, point in zip(index.tolist(), points.tolist(), strict=True):
+        if not owned[0] <= point < owned[1]:
+            continue
+        if runs:
+            at, first, size, step = runs[-1]
+            new = point - first if size == 1 else step
+            if i == at + size and point == first + size * new and new in steps:
+                runs[-1] = at, first, size + 1, new
                 continue
-            if runs:
-                at, first, size, step = runs[-1]
-                new = point - first if size == 1 else step
-                if i == at + size and point == first + size * new and abs(new) == 1:
-                    runs[-1] = at, first, size + 1, new
-                    continue
-            runs.append((i, point, 1, 1))
-        return runs
+        runs.append((i, point, 1, 1))
+    return runs
 
 
 @dataclass(frozen=True)
@@ -183,8 +190,13 @@ class Joined:
             raise FieldError("sign: only a halox.CubedSphere has vectors; give signs by component")
         # The image of a halo must not reach the line of another fold, or the copy of a first staggered point.
         cells, halo = axes[self.axis].partition.cells, axes[self.axis].halo
-        most = cells - (1 if self.wraps else len(self.sides))
         for joined in self.sides:
+            most = cells - (1 if self.wraps else len(self.sides))
+            if not self.wraps:
+                # The outermost row may itself be an image.
+                last = axes[self.axis].points - 1
+                image = _mirror(joined, axes[self.axis]) - last * joined.side
+                most = min(most, image if joined.side else last - image)
             if halo[joined.side] > most:
                 raise DecompositionError(
                     f"halo: expected at most {most} at the joined {SIDES[joined.side]} side of axis {self.axis} of "
@@ -242,22 +254,39 @@ class Joined:
         zones = [(0,) * ndim]
         if not corners:
             zones = [z for z in product((1, 2, 3), repeat=ndim) if sum(z) - max(z) < ndim]
+        # As arrays of all parts: with loops over the parts, the boxes of 1,024 parts took a second.
+        owned = [np.array([*map(along.owned, range(along.partition.parts))]) for along in axes]
+        stored = [
+            {
+                n: np.array([along.zone(part, n) for part in range(along.partition.parts)])
+                for n in {*chain(*zones)}
+            }
+            for along in axes
+        ]
         for number, (maps, turn) in enumerate(self.images(axes), 1):
             sources = [source for source, _ in turn or straight]
+            # Of 2 periodic points, a step back could join owned points and halo.
+            allowed = (1,) if turn is None else (1, -1)
             for zone, sends in product(zones, (False, True)):
                 choices = []
                 for at, (source, map_) in enumerate(zip(sources, maps, strict=True)):
+                    inside, owners = stored[at][zone[at]], owned[source]
+                    index, points = map_
+                    if sends:
+                        mine, theirs = owners[coords[source]], inside
+                        found = index[(points >= mine[0]) & (points < mine[1])]
+                    else:
+                        mine, theirs = inside[coords[at]], owners
+                        found = np.sort(points[slice(*(mine - index[0]))])
+                    lower, upper = np.searchsorted(found, theirs).T
                     choices.append(
                         [
                             (other, n, *run)
-                            for other in range(axes[at if sends else source].partition.parts)
+                            for other in np.flatnonzero(lower < upper).tolist()
                             for n, run in enumerate(
-                                axes[at].runs(
-                                    map_,
-                                    other if sends else coords[at],
-                                    axes[source].owned(coords[source] if sends else other),
-                                    zone[at],
-                                )
+                                _runs(map_, theirs[other], mine, allowed)
+                                if sends
+                                else _runs(map_, mine, theirs[other], allowed)
                             )
                         ]
                     )

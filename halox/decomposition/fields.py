@@ -178,9 +178,10 @@ class FieldSpec:
         """Hash of 16 hexadecimal digits; equal specs have equal hashes in every process."""
         return blake2b(str(self).encode(), digest_size=8).hexdigest()
 
-    def _sign(self) -> object:
-        """Return the option ``sign``."""
-        return "vector" if self.is_vector else dict(self.signs)
+    def _across(self) -> dict[str, object]:
+        """Return the options ``sign`` and ``position``."""
+        places = tuple(("low", "center", "high")[place] for place in self.positions)
+        return {"sign": "vector" if self.is_vector else dict(self.signs), "position": places}
 
     def declaration(self, halo: Halo) -> str:
         """Return the text of a call that declares an array with these properties; ``halo`` is the grid's halo.
@@ -197,8 +198,7 @@ class FieldSpec:
             "staggered": tuple(axis for axis, is_so in enumerate(self.staggered) if is_so),
             "parity": self.parity,
             "offsets": self.offsets,
-            "sign": self._sign(),
-            "position": tuple(("low", "center", "high")[place] for place in self.positions),
+            **self._across(),
         }
         texts = [f"{name}={value!r}" for name, value in options.items() if value]
         if self.boundary:
@@ -217,8 +217,7 @@ class FieldSpec:
             text += f", parity={self.parity!r}"
         if self.offsets:
             text += f", offsets={self.offsets}"
-        if self.signs or self.positions or self.is_vector:
-            text += f", sign={self._sign()}, position={self.positions}"
+        text += "".join(f", {name}={value!r}" for name, value in self._across().items() if value)
         return f"{text}, boundary={boundary_text(self.boundary)}" if self.boundary else text
 
 

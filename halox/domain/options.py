@@ -163,20 +163,21 @@ def _signs(value: object) -> tuple[tuple[tuple[int, ...], int], ...]:
     for key, sign in (value if isinstance(value, Mapping) else {(): value}).items():
         entries = _ints(key)
         component = tuple(n for n in entries if n is not None and n >= 0)
-        if sign not in (1, -1) or len(component) < len(entries):
+        factor = as_int(sign)
+        if factor is None or abs(factor) != 1 or len(component) < len(entries):
             raise FieldError(
                 f"sign must be 1 or -1, or a dict of them by component (an int, or one for each component axis), got "
                 f"{shown(value)}"
             )
-        signs[component] = int(sign)
+        signs[component] = factor
     return tuple(sorted(signs.items())) if -1 in signs.values() else ()
 
 
 def _positions(value: object, ndim: int) -> tuple[int, ...]:
-    words = ("low", "center", "high")
-    places = [value] * ndim if isinstance(value, str) or value is None else as_list(value) or []
     if value is None:
         return ()
+    words = ("low", "center", "high")
+    places = [value] * ndim if isinstance(value, str) else as_list(value) or []
     if len(places) != ndim or any(place not in words for place in places):
         raise FieldError(
             f"position must be 'low', 'center' or 'high', or one of them for each of {ndim} grid axes, got "

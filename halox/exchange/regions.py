@@ -77,8 +77,10 @@ def overlap_regions(
     filled = _filled_sides(layout)
     for axis, ((first, stop), sides) in enumerate(zip(box, filled, strict=True)):
         in_pairs = spec.parity is not None and axis == len(box) - 1
+        # A staggered field without a high halo still has a copy of the next block's first point.
+        low, high = spec.halo[axis]
         rims = []
-        for is_open, halo in zip(sides, spec.halo[axis], strict=True):
+        for is_open, halo in zip(sides, (low, max(high, spec.staggered[axis])), strict=True):
             rim = min(halo, max(spec.offsets, default=halo)) if width is None else width
             rim = rim if is_open and halo else 0
             rims.append((rim + 1) // 2 if in_pairs else rim)

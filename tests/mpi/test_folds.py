@@ -217,6 +217,7 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], dict[str, Any], type[halox.HaloxError
     ),
     "a sign on a grid without connections": ({}, {"sign": -1}, FieldError, "only connections use"),
     "a sign that is none": ({"connect": FOLD}, {"sign": 2}, FieldError, "sign must be 1 or -1"),
+    "a complex sign": ({"connect": FOLD}, {"sign": 1j}, FieldError, "sign must be 1 or -1"),
     "a sign of a component that the field lacks": (
         {"connect": FOLD},
         {"sign": {3: -1}, "components": 2},

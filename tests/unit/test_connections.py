@@ -12,6 +12,7 @@ from halox.decomposition import FieldLayout, decompose
 from halox.decomposition.connections import Connection, normalise_connect
 from halox.decomposition.fields import FieldSpec
 from halox.domain.options import field_spec
+from halox.errors import DecompositionError
 from halox.exchange.regions import overlap_regions
 from tests.folds import UNTOUCHED, Case, process_grids, random_case
 from tests.support import trials
@@ -77,6 +78,72 @@ def test_every_process_grid(number: int) -> None:
         exchange(layouts, fields, case.corners)
         for layout, field in zip(layouts, fields, strict=True):
             assert np.array_equal(field, case.expected(layout, whole)), (case, proc_shape)
+
+
+def test_two_periodic_cells() -> None:
+    """Each is the next one of the other in both directions; no owned cell is sent to itself."""
+    connect: Any = {(0, "low"): Connection(flip=1, pivot="V")}
+    for staggered, halo in ((True, 2), (False, 1)):
+        case = Case(
+            (5, 2),
+            ((1, 0), (1, halo)),
+            (False, True),
+            connect,
+            (False, staggered),
+            None,
+            -1,
+            (),
+            (),
+            "f8",
+        )
+        whole = np.arange(1.0, 11).reshape(5, 2)
+        for proc_shape in [(1, 1), (3, 1), (1, 2)]:
+            layouts = layouts_of(case, proc_shape)
+            fields = [np.full(layout.padded_shape, float(UNTOUCHED)) for layout in layouts]
+            for layout, field in zip(layouts, fields, strict=True):
+                field[layout.interior] = np.nan
+                for region in layout.regions():
+                    if region.recv is not None and region.turn is None:
+                        field[region.recv.slices] = 0
+                assert np.isnan(field[layout.interior]).all()
+                field[...] = UNTOUCHED
+                field[layout.interior] = whole[layout.owned]
+            exchange(layouts, fields, True)
+            for layout, field in zip(layouts, fields, strict=True):
+                assert np.array_equal(field, case.expected(layout, whole))
+
+
+@pytest.mark.parametrize(("side", "place"), [("high", "high"), ("low", "low")])
+@pytest.mark.parametrize("pivot", ["T", "F"])
+def test_the_widest_halo_has_images(side: str, place: str, pivot: Any) -> None:
+    """With the pivot T, the outermost row at the outer faces is an image, and one row less is left for the halo."""
+    connect: Any = {(0, side): Connection(flip=1, pivot=pivot)}
+    widest = 2 if pivot == "T" else 3
+    for halo in (widest, widest + 1):
+        case = Case(
+            (4, 6),
+            ((halo, halo), (1, 1)),
+            (False, True),
+            connect,
+            (False, False),
+            (place, "center"),
+            1,
+            (),
+            (),
+            "f8",
+        )
+        if halo > widest:
+            with pytest.raises(
+                DecompositionError, match=f"expected at most {widest} at the joined"
+            ):
+                layouts_of(case, (1, 1))
+        else:
+            (layout,) = layouts_of(case, (1, 1))
+            field = np.full(layout.padded_shape, np.nan)
+            field[layout.interior] = 1
+            exchange([layout], [field], True)
+            beyond = slice(halo, None) if side == "high" else slice(None, -halo)
+            assert not np.isnan(field[beyond]).any()
 
 
 def nemo_fold(u: Any, point: str, pivot: str, sign: int) -> Any:
@@ -159,7 +226,10 @@ def test_folds_of_nemo(pivot: Any, point: str, sign: int) -> None:
 def test_no_cell_computed_during_an_exchange_reads_what_it_fills(number: int, width: int) -> None:
     case = random_case(np.random.default_rng([20261127, number]))
     case.before = case.after = ()
-    case.halo = tuple((max(low, 1), max(high, 1)) for low, high in case.halo)
+    case.halo = tuple(
+        (max(low, 1), max(high, 0 if is_so and width == 1 else 1))
+        for (low, high), is_so in zip(case.halo, case.staggered, strict=True)
+    )
     case.sign = 1
     insides = 0
     for proc_shape in [(1,) * len(case.shape), (2, 1, 1)[: len(case.shape)]]:
