@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 
 from halox.errors import ExchangeTimeoutError
 from halox.runtime.status import ranks_text
+from halox.runtime.uncaught import FORWARDING_S
 from halox.runtime.world import World, fail_all, load_mpi
 
 _PATIENCE_S = (
@@ -31,6 +33,18 @@ _KINDS: tuple[Any, ...] = (
     pytest.skip.Exception,
 )
 """Exceptions of the outcomes. Where ranks differ, the first outcome counts on all ranks."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Let only rank 0 write a file of results; the other ranks have other temporary folders."""
+    comm = load_mpi().COMM_WORLD
+    if comm.size > 1 and config.getoption("numprocesses", None):
+        raise pytest.UsageError("pytest-xdist (-n) cannot run tests on several ranks; use -n 0")
+    if comm.rank:
+        config.option.xmlpath = None
+        if folder := config.getoption("basetemp", None):
+            config.option.basetemp = f"{folder}-{comm.rank}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,10 +73,10 @@ class _Ranks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         mine = [item.nodeid for item in session.items], "".join(self._errors)
-        every = self._gather(mine, "the collection", "".join(self._errors))
+        every = self._gather(mine, "collection", "".join(self._errors))
         for rank, (names, errors) in enumerate(every):
             if names != every[0][0] or bool(errors) != bool(every[0][1]):
-                only = sorted({*names} ^ {*every[0][0]})
+                only = sorted({*names} ^ {*every[0][0]}) or ["the order differs"]
                 raise pytest.UsageError(
                     f"ranks 0 and {rank} have collected different tests: {', '.join(only[:5])}\n{errors or every[0][1]}"
                 )
@@ -76,9 +90,10 @@ class _Ranks:
         found = kept[0] if kept else call.excinfo
         kinds = [n for n, kind in enumerate(_KINDS[1:], 1) if found and found.errisinstance(kind)]
         mine = kinds[0] if kinds else _FAILED if found else _PASSED
-        text = "" if found is None else str(found.value)
-        if mine in (_FAILED, _WAITED) and found is not None:
-            text = f"{found.exconly().partition(chr(10))[0]}\n{item.repr_failure(found)}"
+        text = ""
+        if found is not None:
+            text = str(found.value) if mine > _WAITED else found.exconly().partition("\n")[0]
+            text += f"\n{item.repr_failure(found)}" * (mine <= _WAITED)
         every = self._gather(
             (mine, text), f"{call.when} of {item.nodeid}", text * (mine == _FAILED)
         )
@@ -94,9 +109,26 @@ class _Ranks:
         if outcome <= _WAITED:
             self._get_in_step()
         report = yield
+        if outcome == _FAILED:
+            # The marks `xfail` of a failed rank decide.
+            mark = getattr(report, "wasxfail", "")
+            marks = self._comm.allgather((report.outcome, mark) if mine == outcome else None)
+            report.outcome, mark = min(entry for entry in marks if entry)
+            report.__dict__.pop("wasxfail", None)
+            if report.outcome == "skipped":
+                report.wasxfail = mark
         if mine == outcome <= _WAITED:
             report.sections += [entry for entry in texts if entry[1] != text]
         return report
+
+    def pytest_unconfigure(self) -> None:
+        """Wait until rank 0 has printed: under ``python -m mpi4py`` a rank that ends with a failure ends all ranks."""
+        sys.stdout.flush()
+        while True:
+            with suppress(pytest.exit.Exception):  # the other ranks are still in a test
+                self._gather(None, "session", "")
+                break
+        time.sleep(FORWARDING_S)
 
     def _get_in_step(self) -> None:
         """Disable all grids if ranks have made different calls; new grids work. Collective."""
@@ -127,4 +159,8 @@ class _Ranks:
                     flush=True,
                 )
                 comm.Abort(1)
-        return list(comm.allgather(mine))
+        every = comm.allgather((what, mine))
+        for rank, (other, _) in enumerate(every):
+            if other != every[0][0]:
+                pytest.exit(f"rank 0 has ended the {every[0][0]}, and rank {rank} the {other}", 1)
+        return [entry for _, entry in every]

@@ -76,6 +76,20 @@ SUITE = """
         assert not is_one
 
 
+    @pytest.mark.xfail(raises=AssertionError)
+    def test_expected_error():
+        assert not is_one
+
+
+    def test_no_text():
+        class NoText(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        if is_one:
+            raise NoText
+
+
     def test_skip(grid):
         if is_one:
             pytest.skip("no cake")
@@ -97,11 +111,11 @@ SUITE = """
 
 
 def pytest_on_ranks(
-    folder: Path, code: str, timeout_s: str, ranks: int = 3
+    folder: Path, code: str, timeout_s: str, ranks: int = 3, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     file = folder / "test_suite.py"
     file.write_text(dedent(HEAD) + dedent(code))
-    words = ["-p", "halox.testing", "-p", "no:cacheprovider", "-rA", "--color=no", str(file)]
+    words = ["-p", "halox.testing", "-p", "no:cacheprovider", "-rA", "--color=no", *options, str(file)]
     return on_ranks(
         ranks, "-m", "pytest", "--rootdir", str(folder), *words, HALOX_TIMEOUT=timeout_s
     )
@@ -123,6 +137,8 @@ def test_outcomes_are_those_of_all_ranks(tmp_path: Path) -> None:
             ("PASSED", "test_finalizer"),
             ("ERROR", "test_finalizer"),
             ("XFAIL", "test_expected"),
+            ("XFAIL", "test_expected_error"),
+            ("FAILED", "test_no_text"),
             ("FAILED", "test_method"),
             ("PASSED", "test_last"),
         ]
@@ -173,6 +189,54 @@ def test_ranks_with_different_tests_run_none(tmp_path: Path) -> None:
     assert ended.returncode != 0
     assert "ranks 0 and 1 have collected different tests: " in ended.stderr
     assert "test_more" in ended.stderr and "passed" not in ended.stdout
+
+
+def test_a_rank_that_ends_the_session(tmp_path: Path) -> None:
+    """All ranks end without waiting for HALOX_TIMEOUT, and rank 0 prints its report before."""
+    code = """
+        import time
+
+
+        def test_all():
+            assert not is_one
+
+
+        def test_exit():
+            if is_one:
+                pytest.exit("enough")
+
+
+        @pytest.fixture(scope="session", autouse=True)
+        def slow_report():
+            yield
+            time.sleep(not is_one)
+    """
+    ended = pytest_on_ranks(tmp_path, code, "600")
+    assert ended.returncode != 0
+    assert "1 failed" in ended.stdout and "rank 1 the session" in ended.stdout
+    assert "failed on rank 1: AssertionError" in ended.stdout
+
+
+def test_files_of_ranks_and_different_phases(tmp_path: Path) -> None:
+    code = """
+        def test_folder(tmp_path, record_property):
+            record_property("rank", MPI.COMM_WORLD.rank)
+
+
+        def test_uneven(subtests):
+            for i in range(1 + is_one):
+                with subtests.test(i=i):
+                    pass
+    """
+    results = tmp_path / "results.xml"
+    files = f"--basetemp={tmp_path / 'folder'}", f"--junitxml={results}"
+    ended = pytest_on_ranks(tmp_path, code, "20", options=files)
+    said = results.read_text()
+    assert ended.returncode != 0 and "<error" not in said
+    assert re.findall('name="rank" value="(.*?)"', said) == ["0"]
+    assert re.search(
+        "rank 0 has ended the teardown of .*, and rank 1 the call of .*test_uneven", ended.stdout
+    )
 
 
 def test_an_error_of_collection_on_one_rank(tmp_path: Path) -> None:

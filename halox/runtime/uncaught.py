@@ -10,7 +10,7 @@ from typing import Any
 
 from halox.runtime.world import FORKED
 
-_FORWARDING_S = 0.2  # launchers drop output that they have not read when they abort
+FORWARDING_S = 0.2  # launchers drop output that they have not read when they abort
 
 
 @cache
@@ -22,7 +22,10 @@ def end_together(mpi: ModuleType) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        previous(kind, error, traceback)
+        try:
+            previous(kind, error, traceback)
+        except BaseException:
+            sys.__excepthook__(kind, error, traceback)
         if FORKED or hasattr(sys, "ps1") or sys.flags.interactive or mpi.Is_finalized():
             return
         comm = mpi.COMM_WORLD
@@ -31,7 +34,7 @@ def end_together(mpi: ModuleType) -> None:
             print(text, file=sys.stderr, flush=True)
             sys.stdout.flush()  # fails if its reader has ended
         finally:
-            time.sleep(_FORWARDING_S)
+            time.sleep(FORWARDING_S)
             comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)  # as a shell has it
 
     sys.excepthook = hook

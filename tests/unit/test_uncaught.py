@@ -19,7 +19,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls: Calls = []
     comm = SimpleNamespace(rank=1, size=3, Abort=lambda code: calls.append(("Abort", code)))
     mpi: Any = SimpleNamespace(COMM_WORLD=comm, Is_finalized=lambda: "finalized" in sys.argv)
-    monkeypatch.setattr(sys, "excepthook", lambda *error: calls.append(error))
+
+    def hook(*error: Any) -> None:
+        calls.append(error)
+        if str(error[1]) == "the hook exits":
+            sys.exit(0)
+
+    monkeypatch.setattr(sys, "excepthook", hook)
     uncaught.end_together.__wrapped__(mpi)
     return calls
 
@@ -31,6 +37,15 @@ def test_all_ranks_end_after_the_hook_of_the_user(
     sys.excepthook(ValueError, error, None)
     assert calls == [(ValueError, error, None), ("Abort", 1)]
     assert capsys.readouterr().err == "halox: ValueError on rank 1 of 3; all ranks end\n"
+
+
+def test_all_ranks_end_after_a_hook_that_fails(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ValueError("the hook exits")
+    sys.excepthook(ValueError, error, None)
+    assert calls == [(ValueError, error, None), ("Abort", 1)]
+    assert capsys.readouterr().err.startswith("ValueError: the hook exits\nhalox: ")
 
 
 @pytest.mark.parametrize("case", ["interactive", "finalized", "forked"])
