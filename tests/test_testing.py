@@ -115,10 +115,9 @@ def pytest_on_ranks(
 ) -> subprocess.CompletedProcess[str]:
     file = folder / "test_suite.py"
     file.write_text(dedent(HEAD) + dedent(code))
-    words = ["-p", "halox.testing", "-p", "no:cacheprovider", "-rA", "--color=no", *options, str(file)]
-    return on_ranks(
-        ranks, "-m", "pytest", "--rootdir", str(folder), *words, HALOX_TIMEOUT=timeout_s
-    )
+    words = ["-p", "halox.testing", "-p", "no:cacheprovider", "-rA", "--color=no", str(file)]
+    words = ["-m", "pytest", "--rootdir", str(folder), *options, *words]
+    return on_ranks(ranks, *words, HALOX_TIMEOUT=timeout_s)
 
 
 def test_outcomes_are_those_of_all_ranks(tmp_path: Path) -> None:
