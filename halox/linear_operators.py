@@ -66,6 +66,10 @@ class FieldOperator:
                 f"x has the dtype {x.dtype}, and the fields of this operator are {dtype}; make it of fields of the "
                 "dtype of x"
             )
+        if x.size != self.sizes[0][0]:
+            raise FieldError(
+                f"x has {x.size} entries, and the fields have {self.sizes[0][0]} owned cells here"
+            )
         for view in self._inputs:
             view[...] = x[start : start + view.size].reshape(view.shape)
             start += view.size
@@ -82,8 +86,8 @@ def linear_operator(domain: Domain, apply: Callable[..., object], fields: Any) -
             raise FieldError(
                 f"apply must be a function of fields, as in apply(u, out), got {shown(apply)}"
             )
-        dtypes = sorted({str(domain.layouts.read(field)[0].dtype) for field in given})
-        if len(dtypes) != 1 or np.dtype(dtypes[0]).kind not in "fc":
+        dtypes = sorted({str(np.dtype(domain.layouts.read(field)[0].dtype)) for field in given})
+        if len(dtypes) != 1 or dtypes[0].rstrip("0123456789") not in ("float", "complex"):
             raise FieldError(
                 f"fields must be arrays of one real or complex dtype, got {dtypes}; convert them by astype"
             )

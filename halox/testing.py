@@ -42,7 +42,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if comm.size > 1 and config.getoption("numprocesses", None):
         raise pytest.UsageError("pytest-xdist (-n) cannot run tests on several ranks; use -n 0")
     if comm.rank:
-        config.option.xmlpath = None
+        config.option.xmlpath, config.option.setupshow = None, False
         if folder := config.getoption("basetemp", None):
             config.option.basetemp = f"{folder}-{comm.rank}"
 

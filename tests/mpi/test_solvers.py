@@ -107,6 +107,16 @@ def test_products_for_petsc_on_all_ranks(comm: MPI.Intracomm) -> None:
                 linalg.cg(A, np.ones(mine))
 
 
+def test_vectors_and_dtypes_that_do_not_fit(comm: MPI.Intracomm) -> None:
+    with grid_on(comm) as grid:
+        A = grid.linear_operator(laplacian(grid), grid.zeros())
+        for wrong in (A.shape[0] + 1, A.shape[0] - 1):
+            with pytest.raises(FieldError, match=f"x has {wrong} entries"):
+                A.mult(None, Vec(np.zeros(wrong)), Vec(np.zeros(wrong)))
+        with pytest.raises(FieldError, match=r"fields must be arrays of one real or complex dtype"):
+            grid.linear_operator(laplacian(grid), grid.zeros([("a", "f8")]))
+
+
 def test_several_fields_of_different_layouts(comm: MPI.Intracomm) -> None:
     """Velocities at faces and pressures in cells: the gradient, and minus the divergence."""
     n = 8
