@@ -134,7 +134,7 @@ def test_what_earlier_sources_gave_is_shown_where_there_is_nothing_later(tmp_pat
             "benchmarks": figures_of,
         }
 
-    named = [("a", "b"), ("c",), ("e",)]
+    named = [("a", "b"), ("c",), ("e",), ("f",)]
     runs = [*(run("new", *names) for names in named), run("old", "a", "c", "d")]
     for file, one in zip(figures.RUNS, runs, strict=True):
         (tmp_path / file).write_text(json.dumps(one))
