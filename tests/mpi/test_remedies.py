@@ -219,6 +219,13 @@ CASES: dict[str, Case] = {
         "out.records == 1",
         "u, path = grid.ones(), zarr.with_name('h.zarr'); out = halox.Output(grid, path, u=u, mode='w')",
     ),
+    "an output with two dimensions of one name": Case(
+        "halox.Output(grid, path, a=u, b=u, region={'a': (slice(2), slice(None))}, dims=('x', 'x_a'))",
+        r"rename a field, or give (dims=)$",
+        "out = halox.Output(grid, path, a=u, b=u, region={'a': (slice(2), slice(None))}, {}('x', 'y'))",
+        "out.records == 0",
+        "u, path = grid.ones(), zarr.with_name('i.zarr')",
+    ),
     "a limit in place of a grid": Case(
         "halox.stopping(3600)",
         r"as in (limit_s=3600)$",
