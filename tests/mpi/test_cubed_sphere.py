@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError, FieldError
+from tests.adjoint import accumulates_the_adjoint
 from tests.mpi.conftest import agree
 
 pytestmark = pytest.mark.geometry
@@ -130,16 +131,10 @@ def test_vectors_are_differences(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"components": 2, "sign": "vector"}])
 def test_accumulate_is_the_adjoint(options: Any, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng(comm.rank)
+    mine = np.random.default_rng(comm.rank)
     with halox.CubedSphere(5, 2, comm=comm, device="cpu") as sphere:
         x, y = sphere.zeros(**options), sphere.zeros(**options)
-        sphere.interior(x)[...] = rng.integers(-9, 10, sphere.interior(x).shape)
-        before = sphere.interior(x).copy()
-        y[...] = rng.integers(-9, 10, y.shape)
-        sphere.exchange(x)
-        left = comm.allreduce(float(np.vdot(x, y)))
-        sphere.accumulate(y)
-        assert left == comm.allreduce(float(np.vdot(before, sphere.interior(y))))
+        assert accumulates_the_adjoint(sphere, x, y, mine, comm)
 
 
 def test_points_and_sums(comm: MPI.Intracomm) -> None:
