@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,6 +199,23 @@ def test_parts(
     assert ran == wanted + (suites.one_process(1) if is_whole or not has_figures else [])
     assert (("halox bench exchange", 2) in measured) is has_figures
     assert (("nas_ft", None) in measured) is (("halox bench pack", None) in measured) is is_whole
+
+
+def test_pairs_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On four GPUs suites of two ranks run in pairs, each on its own GPUs, and other suites by themselves."""
+    seen: dict[int, set[str]] = {}
+    both = Barrier(2, timeout=30)
+
+    def fake(suite: Suite, variables: Mapping[str, str]) -> list[dict[str, Any]]:
+        seen.setdefault(suite.ranks or 1, set()).add(variables.get("CUDA_VISIBLE_DEVICES", "all"))
+        if suite.ranks == 2:
+            both.wait()
+        return []
+
+    monkeypatch.setattr(Suite, "run", fake)
+    result = SimpleNamespace(gpus=4, add=lambda tests: None, timed=lambda name, began: None)
+    check.run_alone(result, [Suite(["a"], 2), Suite(["b"], 2), Suite(["c"], 4)])  # type: ignore[arg-type]
+    assert seen == {2: {"0,1", "2,3"}, 4: {"all"}}
 
 
 def test_unknown_words_run_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
@@ -146,17 +147,38 @@ class Result:
         return not (count["failed"] or broken or any(one["exit_status"] for one in self._apps))
 
 
-def run_suites(result: Result, found: Sequence[suites.Suite], at_once: int) -> None:
-    """Run suites, at most ``at_once`` at the same time, and add the outcomes to the result."""
+def run_suites(
+    result: Result, found: Sequence[suites.Suite], at_once: int, gpus: Sequence[str] = ()
+) -> None:
+    """Run suites, at most ``at_once`` at the same time, and add the outcomes to the result.
+
+    ``gpus`` has a value of CUDA_VISIBLE_DEVICES for each suite that runs at the same time; by default a suite sees all
+    GPUs.
+    """
+    free: SimpleQueue[str] = SimpleQueue()
+    for seen in gpus:
+        free.put(seen)
 
     def one(suite: suites.Suite) -> None:
+        seen = free.get() if gpus else ""
         began = time.monotonic()
-        tests = suite.run()
+        tests = suite.run({"CUDA_VISIBLE_DEVICES": seen} if seen else {})
         result.timed(suite.name, began)
         result.add(tests=tests)
+        if seen:
+            free.put(seen)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(one, found))
+
+
+def run_alone(result: Result, found: Sequence[suites.Suite]) -> None:
+    """Run suites that must not share their GPUs with another; on four GPUs or more, suites of two ranks in pairs."""
+    pairs = [f"{k},{k + 1}" for k in range(0, result.gpus - 1, 2)]
+    if len(pairs) > 1:
+        run_suites(result, [suite for suite in found if suite.ranks == 2], len(pairs), pairs)
+        found = [suite for suite in found if suite.ranks != 2]
+    run_suites(result, found, 1)
 
 
 def measure(result: Result, name: str, words: Sequence[str], ranks: int | None) -> None:
@@ -230,7 +252,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--figures" not in arguments:
         together, alone = suites.several_ranks(result.gpus)
         run_suites(result, together, RANKS_AT_ONCE)
-        run_suites(result, alone, 1)
+        run_alone(result, alone)
     if is_whole or not has_figures:
         run_suites(result, suites.one_process(result.gpus), AT_ONCE)
     if has_figures:

@@ -74,16 +74,20 @@ class Suite:
         options = "".join(f" {option}" for option in self.options)
         return f"{self.files[0]}{others}{options} on {self.ranks or 1} rank(s){self.how}"
 
-    def run(self) -> list[dict[str, Any]]:
-        """Run the tests, and return the outcome of each; a run that died or ran no test has a further, bad outcome."""
+    def run(self, variables: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """Run the tests, and return the outcome of each; a run that died or ran no test has a further, bad outcome.
+
+        ``variables`` are added to the environment.
+        """
         # --maxfail ends a broken suite early: a failing test on ranks may take HALOX_TIMEOUT seconds.
         command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
         command += ["-p", "tools.gpu.outcomes", *self.files, *self.options]
         ranks = self.ranks or 1
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "outcomes"
-            variables = {**SHARED_CORES, **self.variables, "HALOX_OUTCOMES": str(file)}
-            status, said = run(command, self.ranks, variables)
+            environment = {**SHARED_CORES, **self.variables, **(variables or {})}
+            environment["HALOX_OUTCOMES"] = str(file)
+            status, said = run(command, self.ranks, environment)
             found, died_in = outcomes.read(file)
         for one in found:
             one["test"] += self.how
