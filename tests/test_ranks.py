@@ -15,15 +15,20 @@ from tests.support import FULL, full, require
 from tests.unit.kept import folder
 
 
+WHOLE = 2, 4, 8
+"""Numbers of ranks on which the whole matrix is run."""
+
+
 def on_ranks(ranks: int, *words: str) -> Ended:
     """Run tests of tests/mpi on ranks.
 
-    Without ``words`` these are all tests, in the whole matrix if it is selected. ``words`` are pytest arguments that
-    select fewer tests, without the whole matrix.
+    Without ``words`` these are all tests. ``words`` are pytest arguments that select fewer tests. If the whole matrix
+    is selected, all tests on 2, 4 and 8 ranks include it.
     """
     require("mpi")
     folder()  # create the folder of compiled kernels, which all ranks use
-    selection = "full or not full" if os.environ.get(FULL) and not words else "not full"
+    is_whole = os.environ.get(FULL) and not words and ranks in WHOLE
+    selection = "full or not full" if is_whole else "not full"
     command = launcher.command(
         launcher.find(), ranks, [*PYTEST, "-m", selection, *(words or ("tests/mpi",))]
     )
