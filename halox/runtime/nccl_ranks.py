@@ -1,8 +1,8 @@
 """NCCL between the GPUs of all ranks of a communicator.
 
 The first plan or reduction that needs an NCCL communicator creates it collectively; all later ones on the same ranks
-share it. It lives as long as the process, since destroying it waits for every CUDA graph that contains one of its
-sends.
+share it. It lives until MPI_Finalize, since destroying it waits for every CUDA graph that contains one of its sends.
+There it is aborted: NCCL's threads, which drive transfers over sockets, would crash while the process ends.
 
 NCCL's kernels, also in graphs, wait for other ranks without a time limit. So the pack kernel of each exchange marks the
 start of the exchange in a word of host memory, and the unpack kernel marks the end of the NCCL transfer in a second
@@ -23,6 +23,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 from halox.errors import DeviceError, ExchangeTimeoutError, HaloxError, MismatchError
 from halox.runtime.context import Context
 from halox.runtime.deferred import Deferred
+from halox.runtime.finalizing import before_finalize
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark
@@ -43,12 +45,16 @@ _POLLS = 8  # of the marks, in the time limit of an exchange
 _MOST_PAUSE_S = 0.5  # between two polls of the marks
 _POLL_S = 1e-3  # between two polls of a blocking NCCL call
 _SCRATCH_BYTES = 512
+_ENDING_S = 2.0  # for the aborts at MPI_Finalize
 
 AHEAD_BYTES = 128
 """Bytes reserved for a name at the front of a message, so that the payload begins at a cache line."""
 
 NAME_BYTES = 16
 """Bytes of a separate message with a name; the name is in the first four bytes."""
+
+
+_living: weakref.WeakSet[NcclRanks] = weakref.WeakSet()
 
 
 def why_no_nccl(context: Context) -> str | None:
@@ -133,6 +139,8 @@ class NcclRanks:
             return comm
 
         self._comm: int = world.guarded(make, _MAKING)
+        _living.add(self)
+        before_finalize(world.mpi, _abort_all)
 
     def prepared(self, ops: Sequence[NcclOp]) -> Callable[[int], None]:
         """Return a function that enqueues a group of sends and receives on a stream, given by its address.
@@ -183,8 +191,13 @@ class NcclRanks:
             if self.failed:
                 return
             self._kind, self.failed = kind, why
-        # The abort waits for all graphs that contain sends of the communicator.
-        threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True).start()
+        self.start_abort()
+
+    def start_abort(self) -> threading.Thread:
+        """Return the thread that aborts the communicator; it waits for all graphs that contain sends of it."""
+        thread = threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True)
+        thread.start()
+        return thread
 
     def watch(self, watch: Watch) -> None:
         """Monitor the exchanges of a plan from now on."""
@@ -220,6 +233,19 @@ class NcclRanks:
             if failure is not None:
                 self.fail(*failure)
             time.sleep(min(pause, _MOST_PAUSE_S))
+
+
+def _abort_all() -> None:
+    """Abort the communicators that work, at MPI_Finalize; give up after `_ENDING_S` if graphs keep one alive."""
+    threads = []
+    for communicator in list(_living):
+        with communicator._lock:
+            if not communicator.failed:
+                communicator.failed = "MPI has been finalized"
+                threads.append(communicator.start_abort())
+    end = time.monotonic() + _ENDING_S
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0))
 
 
 class Watch:

@@ -16,6 +16,7 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
+from halox.runtime import nccl_ranks
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of
 from halox.runtime.world import World
 from tests.limits import send_parts
@@ -421,6 +422,10 @@ def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI
             for shape in ((), (2,)):
                 grid.exchange(array((*grid.padded_shape, *shape)))
     assert nccl.made == 1 and not nccl.aborted
+    nccl_ranks._abort_all()  # as MPI_Finalize does
+    assert len(nccl.aborted) == 1
+    nccl_ranks._abort_all()
+    assert len(nccl.aborted) == 1
 
 
 @apart
