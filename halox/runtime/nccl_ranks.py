@@ -140,7 +140,7 @@ class NcclRanks:
 
         self._comm: int = world.guarded(make, _MAKING)
         _living.add(self)
-        before_finalize(world.mpi, _abort_all)
+        before_finalize(world.mpi, _end_all)
 
     def prepared(self, ops: Sequence[NcclOp]) -> Callable[[int], None]:
         """Return a function that enqueues a group of sends and receives on a stream, given by its address.
@@ -191,13 +191,14 @@ class NcclRanks:
             if self.failed:
                 return
             self._kind, self.failed = kind, why
-        self.start_abort()
+        # The abort waits for all graphs that contain sends of the communicator.
+        self._abort = threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True)
+        self._abort.start()
 
-    def start_abort(self) -> threading.Thread:
-        """Return the thread that aborts the communicator; it waits for all graphs that contain sends of it."""
-        thread = threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True)
-        thread.start()
-        return thread
+    def end(self, limit_s: float) -> None:
+        """Abort the communicator, and wait for the end of the abort."""
+        self.fail("MPI has been finalized")
+        self._abort.join(limit_s)
 
     def watch(self, watch: Watch) -> None:
         """Monitor the exchanges of a plan from now on."""
@@ -235,17 +236,11 @@ class NcclRanks:
             time.sleep(min(pause, _MOST_PAUSE_S))
 
 
-def _abort_all() -> None:
-    """Abort the communicators that work, at MPI_Finalize; give up after `_ENDING_S` if graphs keep one alive."""
-    threads = []
-    for communicator in list(_living):
-        with communicator._lock:
-            if not communicator.failed:
-                communicator.failed = "MPI has been finalized"
-                threads.append(communicator.start_abort())
+def _end_all() -> None:
+    """End the communicators, at MPI_Finalize; give up after `_ENDING_S` if graphs keep one alive."""
     end = time.monotonic() + _ENDING_S
-    for thread in threads:
-        thread.join(max(end - time.monotonic(), 0))
+    for communicator in list(_living):
+        communicator.end(max(end - time.monotonic(), 0))
 
 
 class Watch:

@@ -422,9 +422,9 @@ def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI
             for shape in ((), (2,)):
                 grid.exchange(array((*grid.padded_shape, *shape)))
     assert nccl.made == 1 and not nccl.aborted
-    nccl_ranks._abort_all()  # as MPI_Finalize does
+    nccl_ranks._end_all()  # as MPI_Finalize does
     assert len(nccl.aborted) == 1
-    nccl_ranks._abort_all()
+    nccl_ranks._end_all()
     assert len(nccl.aborted) == 1
 
 
