@@ -111,9 +111,10 @@ class NcclRanks:
     """An NCCL communicator over the ranks of a world, on this rank's GPU, with the same rank numbers.
 
     The constructor is collective. ``failed`` is the reason for an abort, empty if the communicator works. ``unique_id``
-    is the ncclUniqueId of the communicator.
+    is the ncclUniqueId of the communicator. ``abort`` is the thread that aborts it.
     """
 
+    abort: threading.Thread
     _kind: type[HaloxError] = ExchangeTimeoutError
 
     def __init__(self, world: World, device: int) -> None:
@@ -191,14 +192,9 @@ class NcclRanks:
             if self.failed:
                 return
             self._kind, self.failed = kind, why
-        # The abort waits for all graphs that contain sends of the communicator.
-        self._abort = threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True)
-        self._abort.start()
-
-    def end(self, limit_s: float) -> None:
-        """Abort the communicator, and wait for the end of the abort."""
-        self.fail("MPI has been finalized")
-        self._abort.join(limit_s)
+            # The abort waits for all graphs that contain sends of the communicator.
+            self.abort = threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True)
+            self.abort.start()
 
     def watch(self, watch: Watch) -> None:
         """Monitor the exchanges of a plan from now on."""
@@ -237,10 +233,13 @@ class NcclRanks:
 
 
 def _end_all() -> None:
-    """End the communicators, at MPI_Finalize; give up after `_ENDING_S` if graphs keep one alive."""
+    """Abort all communicators, at MPI_Finalize; give up after `_ENDING_S` on those that graphs keep alive."""
+    communicators = list(_living)
+    for communicator in communicators:
+        communicator.fail("MPI has been finalized")
     end = time.monotonic() + _ENDING_S
-    for communicator in list(_living):
-        communicator.end(max(end - time.monotonic(), 0))
+    for communicator in communicators:
+        communicator.abort.join(max(end - time.monotonic(), 0))
 
 
 class Watch:
