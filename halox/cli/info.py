@@ -28,22 +28,20 @@ _NVLINK_GB_S = {(6, 0): 20, (8, 6): 14, (10, 0): 50}  # of a link, by compute ca
 
 
 class Machine(NamedTuple):
-    """Facts of one rank that bound its links. Rates are in GB/s of one direction; unknown facts are 0, -1 or empty.
+    """Facts of one rank that bound its links. Rates are in GB/s of one direction; unknown facts are 0 or empty.
 
-    ``numa`` has the NUMA nodes of ``cores``, which may run the rank. ``network`` is rate and name of the fastest active
-    port of InfiniBand or RoCE (``has_rdma``), else of the fastest interface. ``loads_rdma`` tells whether the process
-    has loaded the library of such ports. ``gpu`` is the PCI address of its GPU.
+    ``network`` is rate and name of the fastest active port of InfiniBand or RoCE, else of the fastest interface.
+    ``rdma`` tells whether the process has loaded the library of such ports, None without a port. ``gpu`` is the PCI
+    address of its GPU; ``is_far`` if this is near none of the ``cores`` that may run the rank.
     """
 
     host: str
     cores: frozenset[int]
-    numa: frozenset[int] = frozenset()
-    shared_bytes: int = 1 << 40
+    shared_bytes: int
     network: tuple[float, str] = (0, "")
-    has_rdma: bool = False
-    loads_rdma: bool = False
+    rdma: bool | None = None
     gpu: str = ""
-    gpu_numa: float = -1
+    is_far: bool = False
     pcie: float = 0
     nvlink: Mapping[tuple[str, str], int] = {}
 
@@ -156,7 +154,7 @@ def machine(device: int | None, root: Path, *, asks_nvlinks: bool) -> Machine:
     if device is not None:
         gpu = cuda.cupy().cuda.runtime.deviceGetPCIBusId(device).lower()
     place = root / "bus/pci/devices" / (gpu or "none")
-    numa = [path for c in cores for path in root.glob(f"devices/system/cpu/cpu{c}/node[0-9]*")]
+    near = f"devices/system/node/node{_number(place / 'numa_node', -1):.0f}"
     rdma = [
         (_number(port / "rate") / 8, f"{port.parents[1].name} port {port.name}")
         for port in root.glob("class/infiniband/*/ports/*")
@@ -165,19 +163,19 @@ def machine(device: int | None, root: Path, *, asks_nvlinks: bool) -> Machine:
     # Virtual interfaces have no device. Speeds are in Mb/s, -1 if an interface is down.
     interfaces = [path.parent for path in root.glob("class/net/*/device")]
     tcp = [(min(_number(i / "speed") / 8e3, _TCP_GB_S), f"TCP by {i.name}") for i in interfaces]
+    loaded = Path("/proc/self/maps").read_text(errors="replace")
     return Machine(
         host=os.uname().nodename,
         cores=frozenset(cores),
-        numa=frozenset(int(path.name.removeprefix("node")) for path in numa),
         shared_bytes=space_left(),
         network=max(rdma or [(0.0, ""), *tcp]),
-        has_rdma=bool(rdma),
-        loads_rdma="libibverbs" in Path("/proc/self/maps").read_text(errors="replace"),
+        rdma="libibverbs" in loaded if rdma else None,
         gpu=gpu,
-        gpu_numa=_number(place / "numa_node", -1),
+        is_far=(root / near).exists()
+        and not any((root / near / f"cpu{c}").exists() for c in cores),
         # 130 bits carry 128 bits of data, from PCIe 3 on.
         pcie=_number(place / "max_link_speed") * _number(place / "max_link_width") / 8 * 128 / 130,
-        nvlink={} if device is None or not asks_nvlinks else nvlinks(device),
+        nvlink=nvlinks(device) if device is not None and asks_nvlinks else {},
     )
 
 

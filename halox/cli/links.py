@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import halox
 from halox import datatypes
 from halox.cli import info, report
-from halox.cli.info import Machine
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.exchange.measuring import exchange_us
 from halox.runtime import cross_memory
@@ -25,29 +24,21 @@ from halox.runtime.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LIMIT_S = 6.0
-"""Limit for measuring, in seconds; the start of the ranks takes additional time."""
-
-FAR_BELOW = 0.5
-"""Share of the expected rate below which a link is slow."""
-
+LIMIT_S = 6.0  # for measuring; the start of the ranks takes additional time
+FAR_BELOW = 1 / 3  # of the expected rate
 _FIRST_BYTES, _MOST_BYTES = 1 << 20, 1 << 27
 _EXCHANGE_US = 3000.0  # intended time of an exchange
 _SHARED_BYTES = 64 << 20  # for each rank
 _MEASURING = "the check of links"
-_CORES = "fewer cores than ranks; bind each rank to its own core (mpiexec --bind-to core, srun --cpu-bind=cores)"
-_SOCKET = "none of the rank's cores is near its GPU; bind by NUMA node (mpiexec --map-by numa, srun --gpu-bind=closest)"
-_SHARED = "less than 64 MiB free for each rank; docker run --shm-size=8g"
-_NOT_LOADED = (
-    "the MPI library has not loaded libibverbs; take the machine's, or one with UCX or libfabric"
-)
-_NOT_USED = (
-    "unset OMPI_MCA_pml, OMPI_MCA_btl and UCX_TLS; UCX_NET_DEVICES and NCCL_IB_HCA choose adapters"
-)
 _REMEDIES = {
-    "network": "OMPI_MCA_btl_tcp_if_include and NCCL_SOCKET_IFNAME choose the interface",
-    "NVLink": "`nvidia-smi nvlink -e` counts errors of links",
-    "PCIe": "`nvidia-smi -q -d PERFORMANCE` shows throttling",
+    "TCP in place of RDMA": "no libibverbs is loaded; use the machine's MPI, or one with UCX or libfabric",
+    "unused adapter": "unset OMPI_MCA_pml, OMPI_MCA_btl, UCX_TLS; UCX_NET_DEVICES, NCCL_IB_HCA name adapters",
+    "slow network": "OMPI_MCA_btl_tcp_if_include and NCCL_SOCKET_IFNAME choose the interface",
+    "slow NVLink": "`nvidia-smi nvlink -e` counts errors of links",
+    "slow PCIe": "`nvidia-smi -q -d PERFORMANCE` shows throttling",
+    "oversubscribed cores": "give each rank its own core (fewer ranks, or mpiexec --bind-to core)",
+    "GPU behind another socket": "bind ranks near their GPUs (mpiexec --map-by numa, srun --gpu-bind=closest)",
+    "small /dev/shm": "less than 64 MiB are free for each rank; docker run --shm-size=8g",
 }
 _BUSY = "other programs may use the cores or the GPU; repeat the check without them"
 
@@ -55,20 +46,19 @@ Pair = tuple[int, int]
 
 
 class Link(NamedTuple):
-    """Link between two ranks: GB/s of each direction while both send, and of a copy in memory while both copy.
+    """Link between two ranks; rates are GB/s of each direction while both ranks send, 0 if unknown.
 
-    ``why_not`` has reasons against other paths; ``error`` is the reason if no exchange works. An unknown rate is 0.
+    ``why_not`` has reasons against other paths; ``error`` is the reason if no exchange works.
     """
 
     ranks: Pair
     rate: float = 0.0
-    copied: float = 0.0
+    expected: float = 0.0
     path: str = ""
     why_not: Mapping[str, str] = {}
     error: str = ""
-    kind: str = ""
-    expected: float = 0.0
-    source: str = ""
+    kind: str = "shared memory"
+    source: str = "two copies"
 
     @property
     def ratio(self) -> float:
@@ -83,11 +73,13 @@ def show(comm: MPI.Intracomm, *, as_json: bool, root: Path = Path("/sys")) -> in
     begin, world = time.monotonic(), World(comm, "tune")
     device = world.guarded(lambda: choose_device("auto", world.turn), "the choice of GPUs")
     find = partial(info.machine, device, root, asks_nvlinks=world.machine_rank == 0)
-    machines: list[Machine] = world.gather_result(find, _MEASURING)
+    machines: list[info.Machine] = world.gather_result(find, _MEASURING)
     refused = cross_memory.survey(world).refused
     measured, cut_short = measure(world, [m.gpu for m in machines], device, begin + LIMIT_S)
     world.close()
-    links = sorted((judge(each, world.nodes, machines) for each in measured), key=lambda x: x.ratio)
+    links = sorted(
+        (judge(each, world.nodes, machines) for each in measured), key=lambda x: (x.ratio, x.rate)
+    )
     figures: dict[str, Any] = {"ranks": comm.size, "cut_short": cut_short, "rows": table(links)}
     figures["findings"] = findings(links, machines, refused)
     figures["seconds"] = round(time.monotonic() - begin, 1)
@@ -99,19 +91,20 @@ def show(comm: MPI.Intracomm, *, as_json: bool, root: Path = Path("/sys")) -> in
 def rounds(nodes: Sequence[int], gpus: Sequence[str]) -> list[list[Pair]]:
     """Return pairs of ranks to measure at the same time, at most one of each node.
 
-    The pairs are neighbours in the order of nodes and GPUs, and in the order of places on nodes. So each rank has a
-    partner on its node, on another node, on its GPU and on another GPU, where there are such ranks.
+    Pairs on a node are neighbours in the order of GPUs; other pairs are neighbours in the order of places on nodes.
     """
     ranks = range(len(nodes))
     places = [nodes[:rank].count(nodes[rank]) for rank in ranks]
-    orders = (
-        sorted(ranks, key=lambda rank: (nodes[rank], gpus[rank])),
-        sorted(ranks, key=lambda rank: (places[rank], nodes[rank])),
+    near = pairwise(sorted(ranks, key=lambda rank: (nodes[rank], gpus[rank])))
+    far = pairwise(sorted(ranks, key=lambda rank: (places[rank], nodes[rank])))
+    parts = (
+        [(a, b) for a, b in near if nodes[a] == nodes[b]],
+        [(a, b) for a, b in far if nodes[a] != nodes[b]],
     )
     # Disjoint pairs first, since time may run out.
-    pairs = chain(*([*pairwise(order)][start::2] for start in (0, 1) for order in orders))
+    pairs = chain(*(part[start::2] for start in (0, 1) for part in parts))
     busy, found = Counter[int](), dict[int, list[Pair]]()
-    for a, b in dict.fromkeys((min(pair), max(pair)) for pair in pairs):
+    for a, b in pairs:
         turn = max(busy[nodes[a]], busy[nodes[b]])
         busy[nodes[a]] = busy[nodes[b]] = turn + 1
         found.setdefault(turn, []).append((a, b))
@@ -127,13 +120,12 @@ def measure(
         is_over = any(world.gather(time.monotonic() > end, _MEASURING))
         if is_over:
             break
-        for pair in pairs:
-            if world.rank in pair:
-                both = world.comm.Create_group(world.comm.group.Incl(pair), number)
-                link = _measured(both, pair, device)
-                both.Free()
-                links += [link] if world.rank == pair[0] else []
-    return [*chain(*world.gather(links, _MEASURING))], is_over
+        for pair in (pair for pair in pairs if world.rank in pair):
+            both = world.comm.Create_group(world.comm.group.Incl(pair), number)
+            links.append(_measured(both, pair, device))
+            both.Free()
+    gathered = world.gather([link for link in links if link.ranks[0] == world.rank], _MEASURING)
+    return [*chain(*gathered)], is_over
 
 
 def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
@@ -150,9 +142,12 @@ def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
             sends, receives = [halox.Send(a, whole, peer)], [halox.Recv(b, whole, peer)]
             with halox.Exchange(sends, receives, comm=comm) as exchange:
                 row, speed = exchange.explain().rows[0], rate(exchange)
-            copied = rate(partial(xp.copyto, b, a))
+            # Messages on one GPU, or of NumPy arrays on one node, are copied twice.
+            expected = rate(partial(xp.copyto, b, a)) / 2
             nbytes = int(min(max(speed * 1e3 * _EXCHANGE_US, nbytes), _MOST_BYTES)) // 8 * 8
-        return Link(ranks, speed, copied, f"{row.path}/{row.protocol}", row.why_not)
+        # Without a reason against a path, there is a reason for the path taken.
+        why_not = dict.fromkeys(("peer", "nccl"), row.reason) | row.why_not
+        return Link(ranks, speed, expected, f"{row.path}/{row.protocol}", why_not)
     except ExchangeTimeoutError:
         raise
     except HaloxError as error:
@@ -161,22 +156,19 @@ def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
         world.close()
 
 
-def judge(link: Link, nodes: Sequence[int], machines: Sequence[Machine]) -> Link:
-    """Return a link with its kind and the expected rate, the rate of the slower end.
-
-    Messages on one GPU, or of NumPy arrays on one node, are copied twice, so that half the rate of a copy is expected.
-    """
+def judge(link: Link, nodes: Sequence[int], machines: Sequence[info.Machine]) -> Link:
+    """Return a link with its kind and the expected rate; the slower end counts."""
     a, b = (machines[rank] for rank in link.ranks)
-    kind, expected, source = "shared memory", link.copied / 2, "two copies"
     if nodes[link.ranks[0]] != nodes[link.ranks[1]]:
-        kind, (expected, source) = "network", min(a.network, b.network)
-    elif a.gpu and a.gpu == b.gpu:
-        kind = "same GPU"
-    elif a.gpu and b.gpu:
-        nvlink = max(m.nvlink.get((a.gpu, b.gpu), 0) for m in machines if m.host == a.host)
-        kind = source = "NVLink" if nvlink else "PCIe"
-        expected = nvlink or min(a.pcie, b.pcie)
-    return link._replace(kind=kind, expected=expected, source=source)
+        expected, source = min(a.network, b.network)
+        return link._replace(kind="network", expected=expected, source=source)
+    if not (a.gpu and b.gpu):
+        return link
+    if a.gpu == b.gpu:
+        return link._replace(kind="same GPU")
+    nvlink = max(m.nvlink.get((a.gpu, b.gpu), 0) for m in machines if m.host == a.host)
+    kind = "NVLink" if nvlink else "PCIe"
+    return link._replace(kind=kind, source=kind, expected=nvlink or min(a.pcie, b.pcie))
 
 
 def table(links: Sequence[Link]) -> list[dict[str, object]]:
@@ -187,54 +179,41 @@ def table(links: Sequence[Link]) -> list[dict[str, object]]:
         row: dict[str, object] = {"link": kind, "pairs": len(alike)}
         for name, link in ("slowest", alike[0]), ("fastest", alike[-1]):
             row |= {name: "{}-{}".format(*link.ranks), f"{name}_GB/s": link.rate}
-        row |= {"median_GB/s": median(link.rate for link in alike), "by": alike[0].path}
-        rows.append(
-            row
-            | {
-                "expected_GB/s": alike[0].expected or None,
-                "ratio": alike[0].ratio if alike[0].expected else None,
-            }
-        )
+        row |= {"median_GB/s": median(link.rate for link in alike)}
+        known = alike[0].expected > 0
+        row |= {"expected_GB/s": alike[0].expected, "ratio": alike[0].ratio} if known else {}
+        rows.append(row | {"by": alike[0].path})
     return rows
 
 
 def findings(
-    links: Sequence[Link], machines: Sequence[Machine], refused: Mapping[Pair, str]
+    links: Sequence[Link], machines: Sequence[info.Machine], refused: Mapping[Pair, str]
 ) -> list[str]:
-    """Return a line for each cause of slow links and of detours, with the ranks, or with its slowest link."""
-    sharers, hosts = Counter((m.host, m.cores) for m in machines), Counter(m.host for m in machines)
-    found: dict[str, list[str]] = {}
+    """Return a line for each cause of slow links and of detours, with its slowest link or with its ranks."""
+    found: dict[str, str] = {}
     for link in links:
-        ends, is_far = [machines[rank] for rank in link.ranks], link.kind == "network"
-        is_slow, is_staged = link.ratio < FAR_BELOW, link.path.startswith("staged/")
+        is_slow, is_far = link.ratio < FAR_BELOW, link.kind == "network"
+        rdma = [machines[rank].rdma for rank in link.ranks]
+        cause, why = f"slow {link.kind}" if is_slow else "", ""
         if link.error:
             cause, why = "failed exchange", link.error
-        elif is_slow and is_far and all(end.has_rdma for end in ends):
-            is_loaded = all(end.loads_rdma for end in ends)
-            cause, why = "TCP in place of RDMA", _NOT_USED if is_loaded else _NOT_LOADED
-        elif is_staged:
-            cause = "staged copies" if is_far else "missing peer access"
-            why = link.why_not.get("nccl" if is_far else "peer", "")
-        elif is_slow:
-            cause, why = f"slow {link.kind}", _REMEDIES.get(link.kind, _BUSY)
-        else:
-            continue
-        rates = f"{link.rate:.3g} GB/s by {link.path}, {link.ratio:.0%} of {link.expected:.3g} ({link.source})"
-        found.setdefault(cause, []).append(f"{ranks_text(link.ranks)}: {rates}: {why}")
-    lines = [
-        f"{cause}, {texts[0]}" + (f" (and {len(texts) - 1} more pairs)" if texts[1:] else "")
-        for cause, texts in found.items()
-    ]
-    conditions: list[tuple[str, Callable[[Machine], bool], str]] = [
-        ("oversubscribed cores", lambda m: sharers[m.host, m.cores] > len(m.cores), _CORES),
-        (
-            "GPU behind another socket",
-            lambda m: bool(m.numa) and -1 < m.gpu_numa not in m.numa,
-            _SOCKET,
-        ),
-        ("small /dev/shm", lambda m: m.shared_bytes < hosts[m.host] * _SHARED_BYTES, _SHARED),
-    ]
-    for cause, holds, why in conditions:
+        elif is_slow and is_far and None not in rdma:
+            cause = "unused adapter" if all(rdma) else "TCP in place of RDMA"
+        elif link.path.startswith("staged/"):
+            cause, path = ("staged copies", "nccl") if is_far else ("missing peer access", "peer")
+            why = link.why_not[path]
+        of = f", {link.ratio:.0%} of {link.expected:.3g} ({link.source})" if link.expected else ""
+        rate = f"{link.rate:.3g} GB/s by {link.path}{of}: " if link.path else ""
+        text = f"{cause}, {ranks_text(link.ranks)}: {rate}{why or _REMEDIES.get(cause, _BUSY)}"
+        found.setdefault(cause, text)
+    lines = [text for cause, text in found.items() if cause]
+    sharers, hosts = Counter((m.host, m.cores) for m in machines), Counter(m.host for m in machines)
+    conditions: dict[str, Callable[[info.Machine], bool]] = {
+        "oversubscribed cores": lambda m: sharers[m.host, m.cores] > len(m.cores),
+        "GPU behind another socket": lambda m: m.is_far,
+        "small /dev/shm": lambda m: m.shared_bytes < hosts[m.host] * _SHARED_BYTES,
+    }
+    for cause, holds in conditions.items():
         ranks = [rank for rank, m in enumerate(machines) if holds(m)]
-        lines += [f"{cause}, {ranks_text(ranks)}: {why}"] if ranks else []
+        lines += [f"{cause}, {ranks_text(ranks)}: {_REMEDIES[cause]}"] if ranks else []
     return lines + [f"no cross-memory attach: {why}" for why in [*refused.values()][:1]]
