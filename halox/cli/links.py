@@ -180,8 +180,8 @@ def table(links: Sequence[Link]) -> list[dict[str, object]]:
         for name, link in ("slowest", alike[0]), ("fastest", alike[-1]):
             row |= {name: "{}-{}".format(*link.ranks), f"{name}_GB/s": link.rate}
         row |= {"median_GB/s": median(link.rate for link in alike)}
-        known = alike[0].expected > 0
-        row |= {"expected_GB/s": alike[0].expected, "ratio": alike[0].ratio} if known else {}
+        known = (alike[0].expected, alike[0].ratio) if alike[0].expected else (None, None)
+        row |= dict(zip(("expected_GB/s", "ratio"), known, strict=True))
         rows.append(row | {"by": alike[0].path})
     return rows
 
