@@ -146,7 +146,7 @@ def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
             expected = rate(partial(xp.copyto, b, a)) / 2
             nbytes = int(min(max(speed * 1e3 * _EXCHANGE_US, nbytes), _MOST_BYTES)) // 8 * 8
         # Without a reason against a path, there is a reason for the path taken.
-        why_not = dict.fromkeys(("peer", "nccl"), row.reason) | row.why_not
+        why_not = {"peer": row.reason, "nccl": row.reason, **row.why_not}
         return Link(ranks, speed, expected, f"{row.path}/{row.protocol}", why_not)
     except ExchangeTimeoutError:
         raise
