@@ -40,6 +40,12 @@ _REMEDIES = {
     "GPU behind another socket": "bind ranks near their GPUs (mpiexec --map-by numa, srun --gpu-bind=closest)",
     "small /dev/shm": "less than 64 MiB are free for each rank; docker run --shm-size=8g",
 }
+_DIRECT = {  # causes of staged copies, and the paths without them
+    "network": ("staged copies", "nccl"),
+    "NVLink": ("missing peer access", "peer"),
+    "PCIe": ("missing peer access", "peer"),
+    "same GPU": ("staged copies", "ipc"),
+}
 _BUSY = "other programs may use the cores or the GPU; repeat the check without them"
 
 Pair = tuple[int, int]
@@ -48,13 +54,14 @@ Pair = tuple[int, int]
 class Link(NamedTuple):
     """Link between two ranks; rates are GB/s of each direction while both ranks send, 0 if unknown.
 
-    ``why_not`` has reasons against other paths; ``error`` is the reason if no exchange works.
+    ``reason`` and ``why_not`` are reasons for the path and against others; ``error`` if no exchange works.
     """
 
     ranks: Pair
     rate: float = 0.0
     expected: float = 0.0
     path: str = ""
+    reason: str = ""
     why_not: Mapping[str, str] = {}
     error: str = ""
     kind: str = "shared memory"
@@ -145,9 +152,8 @@ def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
             # Messages on one GPU, or of NumPy arrays on one node, are copied twice.
             expected = rate(partial(xp.copyto, b, a)) / 2
             nbytes = int(min(max(speed * 1e3 * _EXCHANGE_US, nbytes), _MOST_BYTES)) // 8 * 8
-        # Without a reason against a path, there is a reason for the path taken.
-        why_not = {"peer": row.reason, "nccl": row.reason, **row.why_not}
-        return Link(ranks, speed, expected, f"{row.path}/{row.protocol}", why_not)
+        name = f"{row.path}/{row.protocol}"
+        return Link(ranks, speed, expected, name, row.reason, row.why_not)
     except ExchangeTimeoutError:
         raise
     except HaloxError as error:
@@ -199,9 +205,9 @@ def findings(
             cause, why = "failed exchange", link.error
         elif is_slow and is_far and None not in rdma:
             cause = "unused adapter" if all(rdma) else "TCP in place of RDMA"
-        elif link.path.startswith("staged/"):
-            cause, path = ("staged copies", "nccl") if is_far else ("missing peer access", "peer")
-            why = link.why_not[path]
+        elif link.path.startswith("staged/") and link.kind in _DIRECT:
+            cause, path = _DIRECT[link.kind]
+            why = link.why_not.get(path) or link.reason
         of = f", {link.ratio:.0%} of {link.expected:.3g} ({link.source})" if link.expected else ""
         rate = f"{link.rate:.3g} GB/s by {link.path}{of}: " if link.path else ""
         text = f"{cause}, {ranks_text(link.ranks)}: {rate}{why or _REMEDIES.get(cause, _BUSY)}"

@@ -185,6 +185,15 @@ def test_staged_copies_between_nodes() -> None:
     assert text.startswith("staged copies") and text.endswith("pip install nvidia-nccl-cu13")
 
 
+def test_staged_copies_that_were_asked_for() -> None:
+    gpu, other = (machine(n, gpu=GPUS[0]) for n in range(2))
+    link = Link((0, 1), 30.0, 60.0, "staged/shared", "HALOX_PATH=staged")
+    (text,) = found(link, gpu, other)
+    assert text.startswith("staged copies, ranks 0, 1") and text.endswith(": HALOX_PATH=staged")
+    # Between an array on a GPU and a NumPy array there is no other path.
+    assert found(link, gpu, machine(1)) == []
+
+
 def test_a_slow_nvlink() -> None:
     a, b = (machine(n, gpu=GPUS[n], nvlink=NVLINK) for n in range(2))
     (text,) = found(Link((0, 1), rate=80.0, path="peer/direct"), a, b)
