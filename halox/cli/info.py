@@ -23,7 +23,7 @@ from halox.runtime.world import load_mpi
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 _PACKAGES = ("numpy", "mpi4py", "cupy", "xarray", "matplotlib")
-_TCP_GB_S = 2.5  # 20 Gb/s, about what one core sends by one connection
+_TCP_GB_S = 2.5  # 20 Gb/s, about the rate of one core and one connection
 _NVLINK_GB_S = {(6, 0): 20, (8, 6): 14, (10, 0): 50}  # of a link, by compute capability; else 25
 
 
@@ -31,8 +31,8 @@ class Machine(NamedTuple):
     """Facts of one rank that bound its links. Rates are in GB/s of one direction; unknown facts are 0 or empty.
 
     ``network`` is rate and name of the fastest active port of InfiniBand or RoCE, else of the fastest interface.
-    ``rdma`` tells whether the process has loaded the library of such ports, None without a port. ``gpu`` is the PCI
-    address of its GPU; ``is_far`` if this is near none of the ``cores`` that may run the rank.
+    ``rdma`` tells whether the process has loaded the library of such ports; it is None without a port. ``gpu`` is the
+    PCI address of the rank's GPU. ``is_far`` is true if none of ``cores`` is on the NUMA node of the GPU.
     """
 
     host: str
@@ -119,7 +119,7 @@ def _links(count: int) -> dict[str, object]:
 
 
 def nvidia_smi(*words: str) -> str:
-    """Return the output of ``nvidia-smi``, or the reason why there is none."""
+    """Return the output of ``nvidia-smi``, or its error."""
     if shutil.which("nvidia-smi") is None:
         return "nvidia-smi not found"
     process = subprocess.run(
@@ -180,7 +180,7 @@ def machine(device: int | None, root: Path, *, asks_nvlinks: bool) -> Machine:
 
 
 def _number(path: Path, otherwise: float = 0) -> float:
-    """Return the number with which a file begins."""
+    """Return the number at the start of a file."""
     try:
         return float(re.split(r"[^-.\d]", path.read_text())[0])
     except (OSError, ValueError):

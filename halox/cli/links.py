@@ -186,8 +186,8 @@ def table(links: Sequence[Link]) -> list[dict[str, object]]:
         for name, link in ("slowest", alike[0]), ("fastest", alike[-1]):
             row |= {name: "{}-{}".format(*link.ranks), f"{name}_GB/s": link.rate}
         row |= {"median_GB/s": median(link.rate for link in alike)}
-        known = (alike[0].expected, alike[0].ratio) if alike[0].expected else (None, None)
-        row |= dict(zip(("expected_GB/s", "ratio"), known, strict=True))
+        expected = alike[0].expected or None
+        row |= {"expected_GB/s": expected, "ratio": expected and alike[0].ratio}
         rows.append(row | {"by": alike[0].path})
     return rows
 
