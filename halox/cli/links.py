@@ -40,12 +40,6 @@ _REMEDIES = {
     "GPU behind another socket": "bind ranks near their GPUs (mpiexec --map-by numa, srun --gpu-bind=closest)",
     "small /dev/shm": "less than 64 MiB are free for each rank; docker run --shm-size=8g",
 }
-_DIRECT = {  # causes of staged copies, and the paths without them
-    "network": ("staged copies", "nccl"),
-    "NVLink": ("missing peer access", "peer"),
-    "PCIe": ("missing peer access", "peer"),
-    "same GPU": ("staged copies", "ipc"),
-}
 _BUSY = "other programs may use the cores or the GPU; repeat the check without them"
 
 Pair = tuple[int, int]
@@ -205,9 +199,10 @@ def findings(
             cause, why = "failed exchange", link.error
         elif is_slow and is_far and None not in rdma:
             cause = "unused adapter" if all(rdma) else "TCP in place of RDMA"
-        elif link.path.startswith("staged/") and link.kind in _DIRECT:
-            cause, path = _DIRECT[link.kind]
-            why = link.why_not.get(path) or link.reason
+        elif link.path.startswith("staged/") and link.kind != "shared memory":
+            direct = {"network": "nccl", "same GPU": "ipc"}.get(link.kind, "peer")
+            cause = "missing peer access" if direct == "peer" else "staged copies"
+            why = link.why_not.get(direct) or link.reason
         of = f", {link.ratio:.0%} of {link.expected:.3g} ({link.source})" if link.expected else ""
         rate = f"{link.rate:.3g} GB/s by {link.path}{of}: " if link.path else ""
         text = f"{cause}, {ranks_text(link.ranks)}: {rate}{why or _REMEDIES.get(cause, _BUSY)}"
