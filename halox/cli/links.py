@@ -33,6 +33,7 @@ _MEASURING = "the check of links"
 _REMEDIES = {
     "TCP in place of RDMA": "no libibverbs is loaded; use the machine's MPI, or one with UCX or libfabric",
     "unused adapter": "unset OMPI_MCA_pml, OMPI_MCA_btl, UCX_TLS; UCX_NET_DEVICES, NCCL_IB_HCA name adapters",
+    "staged copies": "another path is possible; unset HALOX_PATH, or run halox tune again",
     "slow network": "OMPI_MCA_btl_tcp_if_include and NCCL_SOCKET_IFNAME choose the interface",
     "slow NVLink": "`nvidia-smi nvlink -e` counts errors of links",
     "slow PCIe": "`nvidia-smi -q -d PERFORMANCE` shows throttling",
@@ -48,14 +49,13 @@ Pair = tuple[int, int]
 class Link(NamedTuple):
     """Link between two ranks; rates are GB/s of each direction while both ranks send, 0 if unknown.
 
-    ``reason`` and ``why_not`` are reasons for the path and against others; ``error`` if no exchange works.
+    ``why_not`` has reasons against other paths; ``error`` is the reason if no exchange works.
     """
 
     ranks: Pair
     rate: float = 0.0
     expected: float = 0.0
     path: str = ""
-    reason: str = ""
     why_not: Mapping[str, str] = {}
     error: str = ""
     kind: str = "shared memory"
@@ -146,8 +146,7 @@ def _measured(comm: MPI.Intracomm, ranks: Pair, device: int | None) -> Link:
             # Messages on one GPU, or of NumPy arrays on one node, are copied twice.
             expected = rate(partial(xp.copyto, b, a)) / 2
             nbytes = int(min(max(speed * 1e3 * _EXCHANGE_US, nbytes), _MOST_BYTES)) // 8 * 8
-        name = f"{row.path}/{row.protocol}"
-        return Link(ranks, speed, expected, name, row.reason, row.why_not)
+        return Link(ranks, speed, expected, f"{row.path}/{row.protocol}", row.why_not)
     except ExchangeTimeoutError:
         raise
     except HaloxError as error:
@@ -201,8 +200,8 @@ def findings(
             cause = "unused adapter" if all(rdma) else "TCP in place of RDMA"
         elif link.path.startswith("staged/") and link.kind != "shared memory":
             direct = {"network": "nccl", "same GPU": "ipc"}.get(link.kind, "peer")
-            cause = "missing peer access" if direct == "peer" else "staged copies"
-            why = link.why_not.get(direct) or link.reason
+            why = link.why_not.get(direct, "")
+            cause = "missing peer access" if why and direct == "peer" else "staged copies"
         of = f", {link.ratio:.0%} of {link.expected:.3g} ({link.source})" if link.expected else ""
         rate = f"{link.rate:.3g} GB/s by {link.path}{of}: " if link.path else ""
         text = f"{cause}, {ranks_text(link.ranks)}: {rate}{why or _REMEDIES.get(cause, _BUSY)}"

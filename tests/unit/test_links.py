@@ -187,9 +187,10 @@ def test_staged_copies_between_nodes() -> None:
 
 def test_staged_copies_that_were_asked_for() -> None:
     gpu, other = (machine(n, gpu=GPUS[0]) for n in range(2))
-    link = Link((0, 1), 30.0, 60.0, "staged/shared", "HALOX_PATH=staged")
-    (text,) = found(link, gpu, other)
-    assert text.startswith("staged copies, ranks 0, 1") and text.endswith(": HALOX_PATH=staged")
+    link = Link((0, 1), 30.0, 60.0, "staged/shared")
+    for b in (other, other._replace(gpu=GPUS[1])):
+        (text,) = found(link, gpu, b)
+        assert text.startswith("staged copies, ranks 0, 1") and "unset HALOX_PATH" in text
     # Between an array on a GPU and a NumPy array there is no other path.
     assert found(link, gpu, machine(1)) == []
 
