@@ -1478,9 +1478,11 @@ class Grid(Closing, Generic[FieldArray]):
 
     def __repr__(self) -> str:
         """Return the grid's shape and division."""
+        joined = self.domain.decomposition.joined
+        connect = f"connect {joined}, " if joined else ""
         return (
-            f"<halox.Grid {self.grid_shape} on {self.proc_shape} ranks, halo {self.halo}, "
-            f"periodic {self.periodic}, {self.device}{', closed' if self._world.closed else ''}>"
+            f"<halox.Grid {self.grid_shape} on {self.proc_shape} ranks, halo {self.halo}, periodic {self.periodic}, "
+            f"{connect}{self.device}{', closed' if self._world.closed else ''}>"
         )
 
     def _repr_html_(self) -> str:

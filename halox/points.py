@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.decomposition import FieldLayout
-from halox.errors import FieldError, HaloxError
+from halox.domain.domain import domain_of
+from halox.errors import FieldError
 from halox.gathering.gather import root_of
 from halox.grid import Grid
 from halox.runtime.arrays import Described, as_ndarray
@@ -70,9 +71,8 @@ class Points(Unique):
     """
 
     def __init__(self, grid: Grid, indices: npt.ArrayLike) -> None:
-        if not isinstance(grid, Grid):
-            raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
-        self._grid, self._domain, self._world = grid, grid.domain, grid.domain.world
+        self._domain = domain_of(grid)
+        self._grid, self._world = grid, self._domain.world
 
         def check() -> tuple[Corners, dict[str, bytes]]:
             self.indices = as_points(indices, len(grid.grid_shape), "indices")

@@ -13,7 +13,8 @@ from halox.decomposition import (
     normalise_axes,
 )
 from halox.domain import Domain
-from halox.errors import ClosedError, DeviceError, FieldError, HaloxError, MismatchError
+from halox.domain.domain import domain_of
+from halox.errors import ClosedError, DeviceError, FieldError, MismatchError
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_domain_plan
@@ -87,13 +88,13 @@ class Transpose(Closing):
         path: str | None = None,
     ) -> None:
         self.grid_a, self.grid_b = grid_a, grid_b
-        self.domain_a = a = _domain_of("grid_a", grid_a)
+        self.domain_a = a = _domain_of(grid_a, "grid_a")
         self._path = path
         self._closed = False
         self._world = a.world
 
         def check() -> tuple[tuple[Domain, tuple[int, ...]], dict[str, object]]:
-            b = _domain_of("grid_b", grid_b)
+            b = _domain_of(grid_b, "grid_b")
             b.world.check_open()
             _check_ranks(a, b)
             _check_devices(a, b)
@@ -314,13 +315,9 @@ def _check_devices(a: Domain, b: Domain) -> None:
         )
 
 
-def _domain_of(name: str, grid: object) -> Domain:
+def _domain_of(grid: object, name: str) -> Domain:
     """Return a grid's domain, or the domain itself."""
-    if isinstance(grid, Domain):
-        return grid
-    if not isinstance(grid, Grid):
-        raise HaloxError(f"{name} must be a halox.Grid, got {type(grid).__name__}")
-    return grid.domain
+    return grid if isinstance(grid, Domain) else domain_of(grid, name=name)
 
 
 def _layout(domain: Domain, array: object, name: str) -> FieldLayout:

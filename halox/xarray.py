@@ -19,8 +19,9 @@ from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, Coordinates, beyond, with_faces
+from halox.domain.domain import domain_of
 from halox.domain.options import fixed_dtype
-from halox.errors import FieldError, HaloxError, MismatchError, MissingPackageError
+from halox.errors import FieldError, MismatchError, MissingPackageError
 from halox.grid import Grid
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import short_errors
@@ -38,11 +39,6 @@ except ImportError as error:
 _CALL, _WRITING = "from_dataarray", "to_zarr"
 
 WHOLE, BLOCK, HALO = "the whole field", "the cells of this rank", "the cells of this rank with halo"
-
-
-def _check_grid(grid: object) -> None:
-    if not isinstance(grid, Grid):
-        raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
 
 
 # From fields
@@ -98,7 +94,7 @@ def dataarray(
     -----
     Local. `xarray.combine_by_coords` combines the blocks of several ranks. `from_dataarray` is the inverse.
     """
-    _check_grid(grid)
+    domain_of(grid)
     layout = grid.layout(field)
     spec = layout.spec
     if spec.parity is not None:
@@ -484,7 +480,7 @@ class DatasetFields:
         -----
         Collective; also raises the errors of `Grid.exchange`. Variables are exchanged in the order of their names.
         """
-        _check_grid(grid)
+        domain_of(grid)
         try:
             fields = self._fields(grid, names, dims)
         except FieldError as error:  # other ranks get the error in their exchange
@@ -529,7 +525,7 @@ class DatasetFields:
         grid's axes, their coordinates along these axes, and the attributes of variables, coordinates and dataset, from
         rank 0. Halos, coordinates of halo cells, and variables with fewer dimensions than the grid are not stored.
         """
-        _check_grid(grid)
+        domain_of(grid)
         world = grid.domain.world
         world.begin(_WRITING)
         (axes, readings), datasets = world.prepare(

@@ -34,7 +34,7 @@ from halox.checkpoint.fields import StoredField, spec_text
 from halox.checkpoint.folder import Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
 from halox.checkpoint.saving import guarded, may_replace
-from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
+from halox.checkpoint.store import METADATA, Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.gathering.staging import owned_cells
@@ -478,8 +478,17 @@ class Output(Closing):
             except Exception as error:
                 self._error = error
 
+    def _check_exists(self) -> None:
+        """Raise `CheckpointError` if the group has been removed, since writes would make parts of it again."""
+        if not (self._path / METADATA).is_file():
+            raise CheckpointError(
+                f"{METADATA} there has been removed or renamed; make another halox.Output"
+            )
+
     def _reap(self, most: int) -> None:
         """Take finished records off the queue, and wait until at most ``most`` are left."""
+        if self._world.rank == 0:
+            self._attempt(self._check_exists)
         while self._pending and self._error is None:
             first = self._pending[0]
             if len(self._pending) <= most and not all(future.done() for future in first.futures):

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from halox._version import __version__
-from halox.cli import catalogue, info, paths, progress, report, run, script, tune, view
+from halox.cli import catalogue, info, links, paths, progress, report, run, script, tune, view
 from halox.errors import HaloxError
 from halox.paths.scatter_gather import mlx5_probe
 
@@ -87,10 +87,16 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     about = commands.add_parser(
         "info", parents=[common], help="show versions, the MPI library, GPUs and possible paths"
     )
-    about.add_argument(
+    between = about.add_mutually_exclusive_group()
+    between.add_argument(
         "--paths",
         action="store_true",
         help="show the path between every two ranks instead (default: a rank a GPU, at least two)",
+    )
+    between.add_argument(
+        "--check",
+        action="store_true",
+        help="measure the links between ranks instead, and name causes of slow links",
     )
     probed = commands.add_parser(
         "probe", help="try hardware that halox uses only when asked to, and measure it"
@@ -115,9 +121,9 @@ def benchmarks() -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with the words after ``halox``, by default from the command line; return the exit status.
 
-    The status is 0 for success, 1 if an app's result is not verified or a benchmark or a probe failed, 2 for a wrong
-    command line, input or installation, and 141 if the reader of the output has ended. A script or a launcher replaces
-    this process. Collective inside an MPI launcher.
+    The status is 0 for success, 1 if an app's result is not verified, a benchmark or a probe failed or a link is slow,
+    2 for a wrong command line, input or installation, and 141 if the reader of the output has ended. A script or a
+    launcher replaces this process. Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -173,10 +179,11 @@ def _probe(*, as_json: bool) -> int:
 
 def _info(args: argparse.Namespace, words: Sequence[str]) -> int:
     requested = getattr(args, "ranks", None)
-    if not args.paths:
+    if not (args.paths or args.check):
         if requested is not None:
-            raise HaloxError("halox info needs no ranks; -n goes with --paths")
+            raise HaloxError("halox info needs no ranks; -n goes with --paths and --check")
         info.show(as_json=args.json)
         return 0
     comm = run.ranks(tune.ranks_wanted(requested), words, "halox info")
-    return run.together(comm, lambda: paths.show(comm, as_json=args.json), "halox info")
+    show = links.show if args.check else paths.show
+    return run.together(comm, lambda: show(comm, as_json=args.json), "halox info")

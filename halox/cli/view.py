@@ -17,6 +17,7 @@ from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.arrays import Array
 
 _MOST_POINTS = 1000
+_MOST_RECORDS = 200  # of an output, in an animation
 """Maximum points along an axis of an image; of more points, every n-th point is read."""
 
 _DECADES = 4
@@ -74,7 +75,8 @@ def view(args: argparse.Namespace) -> int:
     for path in args.checkpoints:
         try:
             field, fields = _open(path, args.field if path.suffix == ".npy" else name)
-            frames.append(_frame(field, path.name, args))
+            records = _records(field, args) if args.gif and not args.checkpoints[1:] else [-1]
+            frames += [_frame(field, path.name, args, record) for record in records]
         except (OSError, LookupError, ValueError) as error:
             raise HaloxError(f"{path}: {error.args[-1] if error.args else error}") from error
         # All checkpoints show the field of the first; a .npy file has one field, with its name.
@@ -120,11 +122,24 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
     return field, fields
 
 
-def _frame(field: Any, where: str, args: argparse.Namespace) -> Frame:
-    """Read the part of a field that the options select."""
+def _times(field: Any) -> list[Any]:
+    """Return the dimension of an output's records in a list, empty for a checkpoint."""
+    return [dim for dim in field.dims[:1] if str(dim).startswith("time")]
+
+
+def _records(field: Any, args: argparse.Namespace) -> Sequence[int]:
+    """Return indices of the records that the options leave, at even distances, with the last one."""
+    count = max(
+        (field.sizes[dim] for dim in _times(field) if dim not in dict(args.picks)), default=1
+    )
+    return range(-1, -max(count, 1) - 1, -max(-(-count // _MOST_RECORDS), 1))[::-1]
+
+
+def _frame(field: Any, where: str, args: argparse.Namespace, record: int) -> Frame:
+    """Read the part of a field that the options select, and a record of an output."""
     components = [dim for dim in field.dims if "_component_" in dim]
-    latest = {dim: -1 for dim in field.dims[:1] if str(dim).startswith("time")}  # of an output
-    picks: dict[Any, Any] = dict.fromkeys(components, 0) | latest | dict(args.picks)
+    picks: dict[Any, Any] = dict.fromkeys(components, 0) | dict.fromkeys(_times(field), record)
+    picks |= dict(args.picks)
     free = [dim for dim in field.dims if dim not in picks]
     if not free:
         raise HaloxError(f"no axis of {field.name} is left to draw; leave out --slice or --project")

@@ -40,11 +40,11 @@ class HasDomain(Protocol):
         """The division of the grid, and its ranks."""
 
 
-def domain_of(grid: object, remedy: str = "") -> Domain:
+def domain_of(grid: object, remedy: str = "", name: str = "grid") -> Domain:
     """Return the domain of a grid; raises `HaloxError` for anything else."""
     domain = getattr(grid, "domain", None)
     if not isinstance(domain, Domain):
-        raise HaloxError(f"grid must be a halox.Grid, got {shown(grid)}{remedy}")
+        raise HaloxError(f"{name} must be a halox.Grid, got {shown(grid)}{remedy}")
     return domain
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halox.domain import Domain, GridOptions
+from halox.domain.domain import domain_of
 from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
 from halox.fft.fields import PHYSICAL, TransformCall, TransformFields
 from halox.fft.modes import NORMS, padded, wavenumbers
@@ -116,9 +117,7 @@ class FFT(Closing):
         dealias: bool = False,
         path: str | None = None,
     ) -> None:
-        if not isinstance(grid, Grid):
-            raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
-        self._base, self._world = grid, grid.domain.world
+        self._base, self._world = grid, domain_of(grid).world
         self._closed = False
         self._grids: list[Grid] = []  # grids that this object has made, and closes
         self._pipelines: dict[object, Pipeline] = {}

@@ -482,15 +482,19 @@ class TestGrid:
     def test_captures(self, grid: halox.Grid, way: str, machine: Machine, comm: Any) -> None:
         field, _ = self.field(grid, "f8")
         out = Array(np.zeros(()))
-        grid.norm(field, out=out)
+        for exact in (False, True):
+            grid.norm(field, out=out, reproducible=exact)
         machine.capturing = True
         if way == "own GPUs" or comm.size == 1:
             grid.norm(field, out=out)
             with pytest.raises(StateError, match="first norm of a field of this shape"):
                 grid.norm(Array(np.asfortranarray(field.get())))
         else:
-            with pytest.raises(StateError, match="cannot be captured"):
-                grid.norm(field, out=out)
+            for exact in (False, True):
+                with pytest.raises(
+                    StateError, match=r"a norm cannot be captured .* by the '.*' alg"
+                ):
+                    grid.norm(field, out=out, reproducible=exact)
         machine.capturing = False
 
     def test_arrays(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:

@@ -632,7 +632,7 @@ TABLE: Table = {
     "an FFT of what is no grid": (
         lambda c: halox.FFT(3),  # type: ignore[arg-type]
         HaloxError,
-        "grid must be a halox.Grid, got int",
+        "grid must be a halox.Grid, got 3",
     ),
     "an FFT with fewer lines than ranks >1": (
         few_lines,

@@ -333,7 +333,9 @@ def test_overlap(pivot: Any, comm: MPI.Intracomm) -> None:
         assert agree(np.array_equal(*results), comm)
         with pytest.raises(FieldError, match="every=2"):
             grid.plan(grid.zeros(halo=2), every=2)
-        assert "Connection(flip=1" in str(grid.explain())
+        assert "Connection(flip=1" in str(
+            grid.explain()
+        ) and "connect {(0, 'high'): Connection(flip=1" in repr(grid)
 
 
 def test_a_tracer_over_the_fold_has_the_same_bits(comm: MPI.Intracomm) -> None:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from mpi4py import MPI
 
 import halox
 from halox import Exchange, Recv, Send, datatypes
+from halox.cli import links
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.runtime import device_pointers
 from halox.runtime.context import Context
@@ -215,6 +218,41 @@ def test_all_nodes_must_take_device_pointers(
     with pytest.raises(HaloxError, match="'perhaps'"):
         device_pointers.find_out(world, device=0)
     world.close()
+
+
+@pytest.mark.ranks(2, 4)
+def test_check_of_links(
+    comm: MPI.Intracomm,
+    nodes: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Any network is slow beside an adapter of a terabyte a second, which /sys claims here."""
+    port = tmp_path / "class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "rate").write_text("8000 Gb/sec (4X)\n")
+    monkeypatch.setattr(links, "_MOST_BYTES", 1 << 20)
+    status = links.show(comm, as_json=True, root=tmp_path)
+    said = capsys.readouterr().out
+    assert comm.allgather(status) == [status] * comm.size
+    if comm.rank > 0:
+        assert said == ""
+        return
+    figures = json.loads(said)
+    rows = {row["link"]: row for row in figures["rows"]}
+    assert figures["ranks"] == comm.size and not figures["cut_short"]
+    is_several = len(set(nodes)) > 1
+    assert ("network" in rows) == is_several
+    assert ("shared memory" in rows) == (len(set(nodes)) < comm.size)
+    assert all(row["slowest_GB/s"] > 0 and row["by"].count("/") == 1 for row in rows.values())
+    named = [line for line in figures["findings"] if "mlx5_0 port 1" in line]
+    assert len(named) == is_several
+    if is_several:
+        assert rows["network"]["expected_GB/s"] == 1000 and rows["network"]["ratio"] < 1 / 3
+        assert named[0].startswith(("TCP in place of RDMA, ranks ", "unused adapter, ranks "))
+        assert status == 1
 
 
 def test_a_failed_exchange_leaves_no_memory(comm: MPI.Intracomm) -> None:

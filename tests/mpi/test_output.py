@@ -354,6 +354,35 @@ def test_files_that_cannot_grow(path: Path, comm: MPI.Intracomm) -> None:
     check(path, range(4))
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_an_output_that_is_removed(is_renamed: bool, path: Path, comm: MPI.Intracomm) -> None:
+    """All ranks raise an error in the next call, and no group without its earlier records remains."""
+    with grid(comm) as g:
+        h = g.zeros()
+        out = halox.Output(g, path, h=h)
+        run(out, g, {"h": h}, range(3))
+        out.wait()
+        comm.Barrier()
+        if comm.rank == 0 and is_renamed:
+            path.rename(path.with_name("elsewhere.zarr"))
+        elif comm.rank == 0:
+            shutil.rmtree(path)
+        comm.Barrier()
+        first = (lambda: out.append(time=3)) if is_renamed else out.wait
+        for call in (first, lambda: out.append(time=4), out.wait):
+            with pytest.raises(CheckpointError, match=r"run.zarr failed: zarr.json there has been"):
+                call()
+        out.close()
+        comm.Barrier()
+        assert not (path / "zarr.json").exists()
+        with halox.Output(g, path.with_name("other.zarr"), h=h) as out:
+            run(out, g, {"h": h}, range(2))
+    comm.Barrier()
+    check(path.with_name("other.zarr"), range(2))
+    if is_renamed:
+        check(path.with_name("elsewhere.zarr"), range(3))
+
+
 def test_an_error_in_the_block(path: Path, comm: MPI.Intracomm) -> None:
     """The output ends without the other ranks, and another one can continue."""
     with grid(comm) as g:

@@ -275,7 +275,7 @@ TABLE: Table = {
     "points without a grid": (
         lambda comm: halox.Points((8, 6), [(1, 1)]),  # type: ignore[arg-type]
         HaloxError,
-        "grid must be",
+        r"grid must be a halox.Grid, got \(8, 6\)",
     ),
     "complex points": (
         on_grid(lambda grid, rank: halox.Points(grid, [(1, 1j)])),

@@ -563,12 +563,12 @@ TABLE: Table = {
     "a transpose of what is no grid": (
         lambda c: halox.Transpose(3, 4),  # type: ignore[arg-type]
         HaloxError,
-        "grid_a must be a halox.Grid, got int",
+        "grid_a must be a halox.Grid, got 3",
     ),
     "a transpose to what is no grid on one rank >1": (
         to_no_grid,
         HaloxError,
-        r"\[rank 1\] grid_b must be a halox.Grid, got NoneType",
+        r"\[rank 1\] grid_b must be a halox.Grid, got None",
     ),
     "a transpose between other cells": (
         making(shape=(40, 41)),

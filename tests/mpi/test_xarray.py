@@ -520,12 +520,12 @@ BAD: Table = {
     "a dataset written with the grid before the path": (
         lambda comm: xr.Dataset({"u": of_shape(*SHAPE)}).halox.to_zarr(make(comm), "path"),
         HaloxError,
-        "grid must be a halox.Grid, got str",
+        "grid must be a halox.Grid, got 'path'",
     ),
     "a dataset exchanged without a grid": (
         lambda comm: xr.Dataset({"u": of_shape(*SHAPE)}).halox.exchange("u"),
         HaloxError,
-        "grid must be a halox.Grid, got str",
+        "grid must be a halox.Grid, got 'u'",
     ),
     "a dataset whose variable has no halo": (
         exchanged(lambda grid: xr.Dataset({"u": grid.dataarray(grid.zeros())})),

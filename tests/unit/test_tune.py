@@ -218,6 +218,18 @@ def test_info_paths(tmp_path: Path) -> None:
     assert "from \\ to" in text and "the neighbour is this rank (0 to 0, 1 to 1)" in text
 
 
+def test_info_check(tmp_path: Path) -> None:
+    """Status 1, for a slow link, is possible on a busy machine."""
+    ended = support.halox("info", "--check", "-n", "2")
+    assert ended.returncode in (0, 1) and "Traceback" not in ended.stderr, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines[:2] == ["ranks: 2", "cut short: NO"]
+    assert lines[3].split()[:2] == ["link", "pairs"]
+    assert any("findings:" in line for line in lines)
+    ended = halox("info", "--check", "-n", "1", cache=tmp_path, status=2)
+    assert "needs 2 or more ranks, got 1; add -n 2" in ended.stderr
+
+
 def test_every_protocol_with_constants_is_measured() -> None:
     shipped = {name.split(",")[0] for name in Costs.default().protocols}
     assert {protocol_name(*pair) for pair in ON_GPUS} == shipped

@@ -188,6 +188,34 @@ def test_an_output_shows_its_last_record(tmp_path: Path, drawn: list[Any]) -> No
         assert drawn[-1][0][0].values.shape == (4, 5)
 
 
+def test_an_animation_of_an_output_has_its_records(
+    tmp_path: Path, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One frame a record; of many records some at even distances, with the last one."""
+    support.require("mpi")
+    path, gif = tmp_path / "run.zarr", ("--gif", str(tmp_path / "a.gif"))
+    with halox.Grid((4, 5), device="cpu") as grid:
+        u = grid.zeros()
+        with halox.Output(grid, path, u=u) as out:
+            for n in range(7):
+                u[...] = n
+                out.append(time=n)
+    for most, words, values in (
+        (200, (), [0, 1, 2, 3, 4, 5, 6]),
+        (3, (), [0, 3, 6]),
+        (5, (), [0, 2, 4, 6]),
+        (200, ("--slice", "time=2"), [2]),
+        (200, ("--project", "time=max"), [6]),
+    ):
+        monkeypatch.setattr(viewing, "_MOST_RECORDS", most)
+        assert main(["view", str(path), *words, *gif]) == 0
+        assert [frame.values.max() for frame in drawn[-1][0]] == values
+        assert all(frame.values.shape == (4, 5) for frame in drawn[-1][0])
+    # Of several outputs, each shows its last record.
+    assert main(["view", str(path), str(path), *gif]) == 0
+    assert [frame.values.max() for frame in drawn[-1][0]] == [6, 6]
+
+
 def pixels(path: Path) -> Any:
     from matplotlib import image
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from halox.collectives.array_reduction import ArrayReduction
-from halox.collectives.device.device_algorithms import make_algorithm
+from halox.collectives.device.device_algorithms import DeviceAlgorithm, make_algorithm
 from halox.collectives.device.kernel_reductions import KernelReduction
 from halox.collectives.device.nccl_reduction import NcclHierarchicalReduction
 from halox.collectives.prepared import Launch
@@ -163,6 +163,15 @@ def check_lasts(name: str) -> None:
         raise StateError(
             f"{name} needs a copy on the way, which cannot be captured in a CUDA graph; give a contiguous CuPy array, "
             "or copy before the capture"
+        )
+
+
+def check_captures(allreduce: DeviceAlgorithm, algorithm: str, name: str) -> None:
+    """Raise `StateError` in a capture if a reduction's allreduce needs the host."""
+    if not allreduce.captures and is_capturing():
+        raise StateError(
+            f"a {name} cannot be captured in a CUDA graph here: the ranks are combined by the {algorithm!r} algorithm, "
+            "which needs the host; it can where every rank has a GPU of its own"
         )
 
 

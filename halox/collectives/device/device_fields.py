@@ -24,7 +24,7 @@ from halox.collectives.device.device_algorithms import (
     make_algorithm,
     why_no_kernels,
 )
-from halox.collectives.device.device_allreduce import DeviceAllreduce, check_lasts
+from halox.collectives.device.device_allreduce import DeviceAllreduce, check_captures, check_lasts
 from halox.collectives.device.exact_fields import ExactReduction
 from halox.collectives.device.field_plans import FIELD_REDUCTIONS, check_aligned
 from halox.collectives.device.kernel_plans import MOST_RANKS
@@ -45,12 +45,12 @@ from halox.collectives.operations import (
 )
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.decomposition import Parity
-from halox.errors import DeviceError, FieldError, HaloxError, StateError
+from halox.errors import DeviceError, FieldError, HaloxError
 from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array, has_kernels
-from halox.runtime.gpu.streams import Stream, is_capturing
+from halox.runtime.gpu.streams import Stream
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
@@ -280,11 +280,7 @@ class TwoStepReduction:
         cp = cupy()
         stream = cp.cuda.get_current_stream()
         try:
-            if not self._allreduce.captures and is_capturing(stream):
-                raise StateError(
-                    f"a {self._name} cannot be captured in a CUDA graph here: the ranks are combined by the "
-                    f"{self.algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
-                )
+            check_captures(self._allreduce, self.algorithm, self._name)
             value = self._value(cells, stream)
         except Exception as error:
             self.refuse(error)

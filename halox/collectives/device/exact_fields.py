@@ -15,7 +15,7 @@ import numpy as np
 
 from halox.collectives.cells import Cells
 from halox.collectives.device.device_algorithms import DeviceAlgorithm, make_algorithm
-from halox.collectives.device.device_allreduce import check_lasts
+from halox.collectives.device.device_allreduce import check_captures, check_lasts
 from halox.collectives.device.field_plans import EXACT_WORDS, WORDS_OF
 from halox.collectives.device.kernel_reductions import (
     FieldReduction,
@@ -24,13 +24,12 @@ from halox.collectives.device.kernel_reductions import (
 )
 from halox.collectives.operations import REPRODUCIBLE, element, result_dtype
 from halox.collectives.prepared import Launch
-from halox.errors import FieldError, StateError
+from halox.errors import FieldError
 from halox.packing.strided_plan import MAX_WORDS
 from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.devices import as_device_array
-from halox.runtime.gpu.streams import is_capturing
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
@@ -81,11 +80,8 @@ class ExactReduction:
         """Launch; blocks if the allreduce blocks."""
         stream, allreduce = self._current_stream(), self._allreduce
         try:
-            if allreduce is not None and not allreduce.captures and is_capturing(stream):
-                raise StateError(
-                    f"a {self._name} cannot be captured in a CUDA graph here: the ranks are combined by the "
-                    f"{self._algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
-                )
+            if allreduce is not None:
+                check_captures(allreduce, self._algorithm, self._name)
             described = [field.described for field in cells]
             if not self._are_supported(cells):
                 copies = [self._copy(field) for field in cells]

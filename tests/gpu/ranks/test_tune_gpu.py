@@ -12,14 +12,17 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.cli import paths, tune
+from halox.cli import links, paths, tune
 from halox.exchange import calibration
 from halox.exchange.costs import Costs, protocol_name
+from halox.runtime.gpu import cuda
 from tests.support import require
 
 require("gpu")
 
 pytestmark = pytest.mark.gpu
+
+SYS = Path("/sys")
 
 
 @pytest.fixture
@@ -91,3 +94,28 @@ def test_the_matrix_of_paths(folder: Path, comm: MPI.Intracomm) -> None:
             assert cell is not None and (cell == "local/copy") == (sender == receiver)
     if comm.size > 1:
         assert "host" in {entry["path"] for entry in figures["not_possible"]}
+
+
+def test_the_check_of_links(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Links between GPUs are of the kind that CUDA and nvidia-smi show; copies by HALOX_PATH=staged are named."""
+    if comm.size == 1:
+        return
+    gpus = comm.allgather(
+        links.info.machine(comm.rank % cuda.gpu_count(), SYS, asks_nvlinks=False).gpu
+    )
+    monkeypatch.setattr(links, "_MOST_BYTES", 1 << 22)
+    for path in ("", "staged"):
+        monkeypatch.setenv("HALOX_PATH", path)
+        links.show(comm, as_json=True)
+        figures = json.loads(comm.bcast(capsys.readouterr().out if comm.rank == 0 else None))
+        kinds = {row["link"]: row for row in figures["rows"]}
+        assert ("same GPU" in kinds) == (len(set(gpus)) < comm.size)
+        assert (kinds.keys() & {"NVLink", "PCIe"} != set()) == (len(set(gpus)) > 1)
+        assert all(row["slowest_GB/s"] > 0 and row["expected_GB/s"] > 0 for row in kinds.values())
+        named = {line.partition(",")[0] for line in figures["findings"]}
+        if path == "staged":
+            assert named & {"staged copies", "missing peer access"}
+        else:
+            assert "staged copies" not in named

@@ -1,0 +1,366 @@
+"""``halox info --check``: kinds of links, expected rates, causes; on imagined machines and measurements."""
+
+from __future__ import annotations
+
+import os
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from halox.cli import info, links
+from halox.cli.info import Machine
+from halox.cli.links import Link, findings, judge, rounds, table
+
+PLENTY = 1 << 40
+GPUS = "0000:1b:00.0", "0000:43:00.0"
+NVLINK = {GPUS: 450, GPUS[::-1]: 450}
+FAST = 400.0, "mlx5_0 port 1"
+
+
+def machine(core: int = 0, **facts: Any) -> Machine:
+    return Machine(**{"host": "a", "cores": frozenset({core}), "shared_bytes": PLENTY} | facts)
+
+
+def judged(link: Link, a: Machine, b: Machine) -> Link:
+    return judge(link, (0, 0 if a.host == b.host else 1), (a, b))
+
+
+def found(link: Link, a: Machine, b: Machine) -> list[str]:
+    return findings([judged(link, a, b)], (a, b), {})
+
+
+# Sampling
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus"),
+    [
+        ((0, 0), ("", "")),
+        ((0, 0, 0), ("", "", "")),
+        ((0,) * 8, tuple("abcdefgh")),
+        ((0,) * 8, tuple("abcdabcd")),
+        ((0, 0, 0, 0, 1, 1, 1, 1), tuple("ababcdcd")),
+        ((0, 1, 2, 0, 1, 2, 0, 1, 2), ("",) * 9),
+        ((0, 0, 0, 1), tuple("abca")),
+        (tuple(rank // 16 for rank in range(1600)), ("",) * 1600),
+    ],
+)
+def test_rounds(nodes: tuple[int, ...], gpus: tuple[str, ...]) -> None:
+    """A node measures one link at a time, and each rank has a partner of each kind that it can have."""
+    planned = rounds(nodes, gpus)
+    for pairs in planned:
+        busy = [node for a, b in pairs for node in {nodes[a], nodes[b]}]
+        assert len(busy) == len(set(busy))
+    pairs = [pair for pairs in planned for pair in pairs]
+    assert len(pairs) == len(set(pairs))
+
+    def kind(a: int, b: int) -> str:
+        if nodes[a] != nodes[b]:
+            return "network"
+        return "shared" if gpus[a] == gpus[b] else "other GPU"
+
+    possible: dict[int, set[str]] = {rank: set() for rank in range(len(nodes))}
+    some = combinations(range(min(len(nodes), 40)), 2)
+    for a, b in some:
+        possible[a].add(kind(a, b))
+    partners: dict[int, set[str]] = {rank: set() for rank in range(len(nodes))}
+    for a, b in pairs:
+        partners[a].add(kind(a, b))
+        partners[b].add(kind(a, b))
+    # A rank of a shared GPU may leave other GPUs to the rank beside it.
+    assert all(partners.values())
+    kinds = {kind(a, b) for a, b in pairs}
+    assert set().union(*possible.values()) <= kinds
+    if len(set(nodes)) > 1 and len({nodes.count(node) for node in nodes}) == 1:
+        assert all("network" in each for each in partners.values())
+
+
+def test_thousands_of_ranks_take_few_rounds() -> None:
+    assert len(rounds([rank // 64 for rank in range(4096)], [""] * 4096)) < 5 * 64
+
+
+# Kinds and expected rates
+
+
+def test_shared_memory_is_expected_at_the_rate_of_two_copies() -> None:
+    link = judged(Link((0, 1), rate=3.0, expected=6.0, path="host/shared"), machine(), machine(1))
+    assert (link.kind, link.expected, link.ratio) == ("shared memory", 6.0, 0.5)
+
+
+def test_one_gpu() -> None:
+    gpu = machine(gpu=GPUS[0])
+    link = judged(Link((0, 1), rate=300.0, expected=600.0, path="ipc/staging"), gpu, gpu)
+    assert (link.kind, link.expected) == ("same GPU", 600.0)
+
+
+def test_nvlink_is_known_from_one_rank_of_the_machine() -> None:
+    a, b = machine(gpu=GPUS[0], nvlink=NVLINK, pcie=63.0), machine(1, gpu=GPUS[1], pcie=63.0)
+    for ends in (a, b), (b, a):
+        link = judged(Link((0, 1), rate=360.0, path="peer/ll128"), *ends)
+        assert (link.kind, link.expected, link.ratio) == ("NVLink", 450, 0.8)
+    # The same addresses on another machine mean other GPUs.
+    others = machine(gpu=GPUS[0], host="b"), machine(1, gpu=GPUS[1], host="b", pcie=63.0)
+    assert judge(Link((1, 2), rate=9.0), (0, 1, 1), (a, *others)).kind == "PCIe"
+
+
+def test_pcie_of_the_slower_gpu() -> None:
+    a, b = machine(gpu=GPUS[0], pcie=63.0), machine(1, gpu=GPUS[1], pcie=31.5)
+    link = judged(Link((0, 1), rate=25.0, path="peer/direct"), a, b)
+    assert (link.kind, link.expected) == ("PCIe", 31.5)
+    assert found(link, a, b) == []
+
+
+def test_network_of_the_slower_adapter() -> None:
+    a, b = (
+        machine(network=(50.0, "mlx5_0 port 1")),
+        machine(host="b", network=(25.0, "mlx5_3 port 1")),
+    )
+    link = judged(Link((0, 1), rate=20.0, path="host/mpi"), a, b)
+    assert (link.kind, link.expected, link.source) == ("network", 25.0, "mlx5_3 port 1")
+
+
+def test_an_unknown_rate_is_no_shortfall() -> None:
+    a, b = machine(), machine(host="b", network=FAST)
+    link = judged(Link((0, 1), rate=0.1, path="host/mpi"), a, b)
+    assert link.kind == "network" and link.ratio == 1 and found(link, a, b) == []
+    row = table([link])[0]
+    assert row["expected_GB/s"] is None and row["ratio"] is None
+
+
+# Causes
+
+
+def network(rdma: tuple[bool | None, bool | None], rate: float = 1.0) -> list[str]:
+    ends = [
+        machine(host=host, network=FAST if has is not None else (2.5, "TCP by eth0"), rdma=has)
+        for host, has in zip("ab", rdma, strict=True)
+    ]
+    return found(Link((0, 1), rate=rate, path="host/mpi"), *ends)
+
+
+def test_tcp_beside_an_adapter() -> None:
+    (text,) = network((False, False), 2.0)
+    assert text.startswith(
+        "TCP in place of RDMA, ranks 0, 1: 2 GB/s by host/mpi, 0% of 400 (mlx5_0 port 1)"
+    )
+    assert "no libibverbs is loaded; use the machine's MPI" in text
+    (text,) = network((True, False))
+    assert text.startswith("TCP in place of RDMA")
+
+
+def test_an_adapter_that_is_not_used() -> None:
+    (text,) = network((True, True))
+    assert text.startswith("unused adapter") and "UCX_NET_DEVICES" in text
+
+
+def test_slow_tcp() -> None:
+    (text,) = network((None, None), 0.1)
+    assert text.startswith("slow network") and "4% of 2.5 (TCP by eth0)" in text
+    assert network((None, None), 2.0) == network((True, True), 300.0) == []
+
+
+def test_gpus_without_peer_access() -> None:
+    a, b = (machine(n, gpu=GPUS[n], nvlink=NVLINK, pcie=63.0) for n in range(2))
+    why = {"peer": "rank 0 cannot map the GPU memory of rank 1 (invalid device ordinal)"}
+    (text,) = found(Link((0, 1), rate=45.0, path="staged/shared", why_not=why), a, b)
+    assert text.startswith(
+        "missing peer access, ranks 0, 1: 45 GB/s by staged/shared, 10% of 450 (NVLink)"
+    )
+    assert text.endswith(why["peer"])
+    # Between GPUs that only PCIe connects this is no shortfall, but still worth a line.
+    a, b = (each._replace(nvlink={}) for each in (a, b))
+    link = judged(Link((0, 1), rate=45.0, path="staged/shared", why_not=why), a, b)
+    assert link.ratio > links.FAR_BELOW and found(link, a, b)[0].startswith("missing peer access")
+
+
+def test_staged_copies_between_nodes() -> None:
+    a, b = (
+        machine(host=host, gpu=GPUS[0], network=(50.0, "mlx5_0 port 1"), rdma=True) for host in "ab"
+    )
+    why = {"nccl": "NCCL is not installed; pip install nvidia-nccl-cu13", "peer": "other nodes"}
+    (text,) = found(Link((0, 1), rate=20.0, path="staged/mpi", why_not=why), a, b)
+    assert text.startswith("staged copies") and text.endswith("pip install nvidia-nccl-cu13")
+
+
+def test_staged_copies_that_were_asked_for() -> None:
+    gpu, other = (machine(n, gpu=GPUS[0]) for n in range(2))
+    link = Link((0, 1), 30.0, 60.0, "staged/shared")
+    for b in (other, other._replace(gpu=GPUS[1])):
+        (text,) = found(link, gpu, b)
+        assert text.startswith("staged copies, ranks 0, 1") and "unset HALOX_PATH" in text
+    # Between an array on a GPU and a NumPy array there is no other path.
+    assert found(link, gpu, machine(1)) == []
+
+
+def test_a_slow_nvlink() -> None:
+    a, b = (machine(n, gpu=GPUS[n], nvlink=NVLINK) for n in range(2))
+    (text,) = found(Link((0, 1), rate=80.0, path="peer/direct"), a, b)
+    assert text.startswith("slow NVLink") and "nvidia-smi nvlink -e" in text
+
+
+def test_a_failed_exchange() -> None:
+    link = judged(Link((0, 1), error="rank 1 has no memory left"), machine(), machine(1))
+    assert link.ratio == 0
+    assert found(link, machine(), machine(1)) == [
+        "failed exchange, ranks 0, 1: rank 1 has no memory left"
+    ]
+
+
+def test_only_the_slowest_link_of_a_cause_is_shown() -> None:
+    pairs = [Link((0, 1), rate=rate, expected=9.0, path="host/shared") for rate in (0.5, 0.6, 2.0)]
+    lines = findings(pairs, (machine(), machine(1)), {})
+    assert len(lines) == 1 and "slow shared memory, ranks 0, 1: 0.5 GB/s" in lines[0]
+
+
+def test_ranks_that_share_a_core() -> None:
+    quiet = [machine(n) for n in range(4)]
+    assert findings([], quiet, {}) == []
+    crowded = [*quiet[:2], machine(1), machine(1, host="b")]
+    (line,) = findings([], crowded, {})
+    assert line.startswith("oversubscribed cores, ranks 1, 2: ")
+    unbound = [machine(cores=frozenset({0, 1})) for _ in range(3)]
+    (line,) = findings([], unbound, {})
+    assert line.startswith("oversubscribed cores, ranks 0, 1, 2: ")
+    assert findings([], unbound[:2], {}) == []
+
+
+def test_little_shared_memory() -> None:
+    small = [machine(n, shared_bytes=100 << 20) for n in range(2)]
+    (line,) = findings([], small, {})
+    assert line.startswith("small /dev/shm, ranks 0, 1: ") and "--shm-size" in line
+    assert findings([], small[:1], {}) == []
+
+
+def test_a_gpu_behind_another_socket() -> None:
+    (line,) = findings([], [machine(), machine(1, is_far=True)], {})
+    assert line.startswith("GPU behind another socket, rank 1: ") and "--gpu-bind=closest" in line
+
+
+def test_cross_memory_attach_that_is_not_permitted() -> None:
+    why = (
+        "rank 0 cannot reach the memory of rank 1: kernel.yama.ptrace_scope is 1, 0 would allow it"
+    )
+    assert findings([], [machine(), machine(1)], {(0, 1): why, (1, 0): "x"}) == [
+        f"no cross-memory attach: {why}"
+    ]
+
+
+def test_table() -> None:
+    measured = [
+        Link((0, 1), rate=1.0, expected=10.0, path="host/shared"),
+        Link((4, 5), rate=3.0, expected=10.0, path="host/shared"),
+        Link((0, 4), rate=20.0, expected=25.0, path="host/mpi", kind="network"),
+        Link((2, 3), rate=8.0, expected=8.0, path="host/shared"),
+    ]
+    memory, net = table(measured)
+    assert memory == {
+        "link": "shared memory",
+        "pairs": 3,
+        "slowest": "0-1",
+        "slowest_GB/s": 1.0,
+        "fastest": "2-3",
+        "fastest_GB/s": 8.0,
+        "median_GB/s": 3.0,
+        "expected_GB/s": 10.0,
+        "ratio": 0.1,
+        "by": "host/shared",
+    }
+    assert net["link"] == "network" and net["ratio"] == 0.8
+
+
+# Facts of a machine
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(
+        deviceGetPCIBusId=lambda device: GPUS[device].upper(),
+        getDeviceProperties=lambda device: {"major": 9, "minor": 0},
+    )
+    fake = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(info.cuda, "cupy", lambda: fake)
+
+
+@pytest.mark.parametrize(
+    ("speed", "lanes", "rate"),
+    [("32.0 GT/s PCIe", "16", 63.0), ("16.0 GT/s PCIe", "8", 15.75), ("Unknown", "255", 0.0)],
+)
+def test_pcie(speed: str, lanes: str, rate: float, tmp_path: Path, gpu: None) -> None:
+    place = f"bus/pci/devices/{GPUS[1]}"
+    write(tmp_path, **{f"{place}/max_link_speed": speed, f"{place}/max_link_width": lanes})
+    facts = info.machine(1, tmp_path, asks_nvlinks=False)
+    assert facts.gpu == GPUS[1] and facts.pcie == pytest.approx(rate, rel=1e-3)
+    assert not facts.is_far and facts.nvlink == {}
+
+
+@pytest.mark.parametrize(("node", "is_far"), [("0", False), ("1", True), ("-1", False)])
+def test_numa_node_of_the_gpu(node: str, is_far: bool, tmp_path: Path, gpu: None) -> None:
+    core = min(os.sched_getaffinity(0))
+    (tmp_path / f"devices/system/node/node0/cpu{core}").mkdir(parents=True)
+    (tmp_path / "devices/system/node/node1/cpu99999").mkdir(parents=True)
+    write(tmp_path, **{f"bus/pci/devices/{GPUS[0]}/numa_node": node})
+    assert info.machine(0, tmp_path, asks_nvlinks=False).is_far == is_far
+
+
+def test_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def network() -> tuple[float, str]:
+        return info.machine(None, tmp_path, asks_nvlinks=True).network
+
+    assert network() == (0, "") and info.machine(None, tmp_path, asks_nvlinks=True).rdma is None
+    for name, speed in {"eth0": "10000", "eth1": "100000", "down": "-1", "veth": "400000"}.items():
+        write(tmp_path, **{f"class/net/{name}/speed": speed})
+        if name != "veth":
+            (tmp_path / "class/net" / name / "device").mkdir()
+    assert network() == (2.5, "TCP by eth1")
+    write(tmp_path, **{"class/net/eth1/speed": "-1"})
+    assert network() == (1.25, "TCP by eth0")
+    ports = "class/infiniband/mlx5_{}/ports/1/{}"
+    for adapter, rate, state in (
+        (0, "100 Gb/sec (4X EDR)", "4: ACTIVE"),
+        (1, "400 Gb/sec (4X NDR)", "1: DOWN"),
+    ):
+        write(
+            tmp_path, **{ports.format(adapter, "rate"): rate, ports.format(adapter, "state"): state}
+        )
+    assert network() == (12.5, "mlx5_0 port 1")
+    write(tmp_path, **{ports.format(1, "state"): "4: ACTIVE"})
+    facts = info.machine(None, tmp_path, asks_nvlinks=True)
+    assert facts.network == (50.0, "mlx5_1 port 1")
+    assert facts.rdma == ("libibverbs" in Path("/proc/self/maps").read_text())
+
+
+MATRIX = """\
+\033[4m\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\033[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-47\t0
+GPU1\tNV18\t X \tNV4\tSYS\t0-47\t0
+GPU2\tSYS\tNV4\t X \tSYS\t0-47\t0
+NIC0\tPIX\tSYS\tSYS\t X \t\t
+
+Legend:
+
+  X    = Self
+"""
+
+
+def test_nvlinks(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
+    listed = [f"0000{address.upper()}" for address in (*GPUS, "0000:8b:00.0")]
+    said = {"topo": MATRIX, "--query-gpu=pci.bus_id": "\n".join(listed) + "\n"}
+    monkeypatch.setattr(info, "nvidia_smi", lambda *words: said[words[0]])
+    assert info.nvlinks(0) == {
+        GPUS: 450,
+        GPUS[::-1]: 450,
+        (GPUS[1], "0000:8b:00.0"): 100,
+        ("0000:8b:00.0", GPUS[1]): 100,
+    }
+    monkeypatch.setattr(info, "nvidia_smi", lambda *words: "nvidia-smi not found")
+    assert info.nvlinks(0) == {}
