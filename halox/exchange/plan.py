@@ -27,9 +27,16 @@ from halox.runtime.communicator import UNFINISHED
 from halox.runtime.world import FORKED
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from halox.exchange.loops import Loops
     from halox.exchange.regions import Cells
+    from halox.exchange.report import Row
+    from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike
+
+    MakeStores: TypeAlias = Callable[[Sequence[object], Sequence[Row]], StoreChannel]
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
@@ -110,7 +117,7 @@ class Plan(Unique):
         *,
         guard: CallGuard,
     ) -> None:
-        self._channels = tuple(channels)
+        self._channels = [*channels]
         self._life = _Life()
         release = partial(_close, self._channels, self._life, release_memory)
         # Not at exit, when MPI and CUDA may already be finalized.
@@ -131,6 +138,8 @@ class Plan(Unique):
         self.bound: Bound | None = None
         self.relocatable = False
         self._loops: Loops | None = None
+        self._make_stores: MakeStores | None = None
+        self._stores: StoreChannel | None = None
         self._report = report
         self._timer = timer
         self._check_open = check_open
@@ -187,9 +196,14 @@ class Plan(Unique):
             raise
         guard.user, life.state = outer, _READY
 
-    def serve(self, loops: Loops, check: Callable[[], None] | None) -> None:
-        """Allow loops over the plan's fields, and calls with other arrays; ``check`` runs before each exchange."""
-        self._loops = loops
+    def serve(
+        self, loops: Loops, check: Callable[[], None] | None, make_stores: MakeStores
+    ) -> None:
+        """Allow loops over the plan's fields, calls with other arrays, and `device`.
+
+        ``check`` runs before each exchange.
+        """
+        self._loops, self._make_stores = loops, make_stores
         if check is not None:
             self._checks = (*self._checks, check)
 
@@ -426,6 +440,49 @@ class Plan(Unique):
             self._guard.refuse()
         raise StateError(misuse)
 
+    @property
+    def device(self) -> npt.NDArray[np.void]:
+        """Argument of a `cupy.RawKernel` that stores cells into the neighbours' halos, a ``halox::Halo<N>``.
+
+        The source of the kernel begins with `halox.device_header`. Its methods take a cell as in the array, halo
+        included:
+
+        - ``halo.wait({y, x})``: before the kernel reads around the cell, or stores it;
+        - ``halo.store(field, {y, x}, value, component = 0)``: stores to field number ``field`` of the plan, in this
+          rank's array and in every copy of the cell;
+        - ``halo.done()``: all threads of all blocks, after all other accesses.
+
+        Raises
+        ------
+        FieldError
+            If the fields are NumPy arrays, differ in layout or dtype, are not of `Grid.zeros`, or have boundaries, a
+            parity, connections, or a halo wider than a block; after a store that the debug header has refused.
+        PathError
+            If a message does not take the peer path.
+        ExchangeTimeoutError
+            If a kernel has waited for ``HALOX_TIMEOUT`` seconds for a neighbour.
+        StateError, ClosedError
+            If an exchange is under way; if the plan is closed.
+
+        Notes
+        -----
+        The first use is collective, and waits for the GPU. Then call the plan once, which fills the halos. Every rank
+        launches the same steps and makes the same calls of the plan. The guide "Inside your kernels" has the rules.
+        """
+        self._check_open()
+        if self._stores is None:
+            if self._make_stores is None:
+                raise FieldError("plan.device: only plans of grid.plan have it; make one there")
+            self._check_state(_READY, "plan.device was used after start(); call finish() first")
+            with self._guard:
+                self._stores = self._make_stores(self.arrays, self._report.rows)
+            self._channels.append(self._stores)
+            self._checks = (*self._checks, self._stores.check)
+            self._finishes = (*self._finishes, self._stores.finish)
+            self._steps = (*self._steps, self._stores.finish)
+        self._stores.check()
+        return self._stores.argument
+
     def explain(self) -> Report:
         """Return, for each message, its bytes, blocks, path, the reason for it, and microseconds.
 
@@ -477,8 +534,12 @@ class Plan(Unique):
             raise StateError("this plan was made without a timer; make it with grid.plan()")
         timer = self._timer
 
+        channels = [channel for channel in self._channels if channel is not self._stores]
+
         def measure() -> None:
-            self._report = self._report.measured(timer.measure(self._channels, number))
+            self._report = self._report.measured(timer.measure(channels, number))
+            if self._stores is not None:
+                self._stores.finish()
 
         with self._guard:
             number = timer.check(repeats)
@@ -503,7 +564,8 @@ class Plan(Unique):
             _, _, (release,), _ = detached
             release()
         self._life.state = _CLOSED
-        self._channels = self._checks = self._starts = self._steps = self._finishes = ()
+        self._checks = self._starts = self._steps = self._finishes = ()
+        self._channels, self._stores = [], None
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:
