@@ -198,8 +198,11 @@ def test_layout_of_the_argument() -> None:
     for ndim in (1, 2, 3):
         rank = connect(decompose((8,) * ndim, 1), FieldSpec(((1, 1),) * ndim))[0]
         found = (ctypes.c_ulong * 3).in_dll(rank.library, "layout")[:]
-        signals = np.dtype(stores._SIGNALS).itemsize
-        assert found == [signals, stores.argument_dtype(ndim).itemsize, 8 * (3 + ndim)]
+        assert found == [
+            stores.SIGNALS.itemsize,
+            stores.argument_dtype(ndim).itemsize,
+            8 * (3 + ndim),
+        ]
 
 
 class TestFailures:
@@ -240,12 +243,30 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("field", "cell", "component", "wide", "text"),
         [
-            (0, (6, 0), 0, False, r"cell 6 along axis 0, and the array has 6 cells there"),
-            (0, (2, -1), 0, False, r"cell -1 along axis 1, and the array has 8 cells there"),
-            (2, (2, 2), 0, False, r"field 2, and the plan has 2"),
-            (-1, (2, 2), 0, False, r"field -1, and the plan has 2"),
-            (0, (2, 2), 1, False, r"component 1, and the fields have 1"),
-            (0, (2, 2), 0, True, r"a value of 8 bytes, and a cell has 4; convert it to uint32"),
+            (
+                0,
+                (6, 0),
+                0,
+                False,
+                r"stored to cell 6 along axis 0, and the array has 6 cells there",
+            ),
+            (
+                0,
+                (2, -1),
+                0,
+                False,
+                r"stored to cell -1 along axis 1, and the array has 8 cells there",
+            ),
+            (2, (2, 2), 0, False, r"stored to field 2, and the plan has 2"),
+            (-1, (2, 2), 0, False, r"stored to field -1, and the plan has 2"),
+            (0, (2, 2), 1, False, r"stored to component 1, and the fields have 1"),
+            (
+                0,
+                (2, 2),
+                0,
+                True,
+                r"stored a value of 8 bytes, and a cell has 4; convert it to uint32",
+            ),
         ],
     )
     def test_checked_stores(
@@ -258,7 +279,7 @@ class TestFailures:
         rank.channel.check()
         rank.store(field, cell, component, wide)
         np.testing.assert_array_equal(rank.arrays, before)
-        with pytest.raises(FieldError, match=f"halo.store: a kernel on rank 0 stored to {text}"):
+        with pytest.raises(FieldError, match=f"plan.device: a kernel on rank 0 {text}"):
             rank.channel.check()
 
 
@@ -277,6 +298,23 @@ def cells_of(rank: Rank, near: bool) -> dict[int, list[tuple[int, ...]]]:
             sides |= (n < a[names[0]]) << 2 * k | int(n >= a[names[1]]) << (2 * k + 1)
         found.setdefault(sides, []).append(at)
     return found
+
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_checks_that_all_blocks_call_done(self, ranks: int) -> None:
+        """No rank waits if all forget it."""
+        domain = decompose((8, 6), ranks, periodic=True)
+        found = connect(domain, FieldSpec(((1, 1),) * 2), debug=True)
+        for ends in (True, False, True):
+            for rank in found:
+                rank.channel.check()
+                rank.step(1, 0, ends=ends)
+        for rank in found:
+            with pytest.raises(FieldError, match=r"ended before all threads .* called halo.done()"):
+                rank.channel.check()
+
+
+def sides_of(direction: tuple[int, ...]) -> int:
+    return sum(1 << (2 * axis + (side > 0)) for axis, side in enumerate(direction) if side)
 
 
 def steps_as_work(ranks: Sequence[Rank], steps: int) -> list[list[Op]]:
@@ -306,7 +344,7 @@ def steps_as_work(ranks: Sequence[Rank], steps: int) -> list[list[Op]]:
                 peers = {
                     region.peer
                     for direction, region in rank.channel._regions.items()
-                    if not stores._sides(direction) & ~sides
+                    if not sides_of(direction) & ~sides
                 }
                 waits = [rank.number, *sorted(peers - {rank.number})]
                 log += [Op("wait", stream, n, event=(peer, n - 1)) for peer in waits]
@@ -362,7 +400,7 @@ _AREAS: list[int] = []
 def tables_of(rank: Rank) -> tuple[list[int], list[list[int]], list[list[int]]]:
     """Return the tables in the rank's memory: sides of the directions, addresses by field, strides."""
     argument, ndim = rank.channel.argument, len(rank.arrays[0].shape)
-    count = int(argument["directions"])
+    count = int(argument["signals"]["directions"])
 
     def words(name: str, n: int) -> list[int]:
         return list((ctypes.c_int64 * n).from_address(int(argument[name])))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from halox.decomposition import FieldLayout, Region
+from halox.decomposition import FieldLayout
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError
 from halox.paths.base import Channel
 from halox.runtime.arrays import Described, span
@@ -30,30 +29,29 @@ _LINE = 128
 _CHECKED = 1 << 31  # kinds of failures that only the debug header finds
 _REMEDY = "call plan() between the kernels of the steps instead"
 
-_SIGNALS = [
-    *((name, "u8") for name in ("state", "flags", "failure", "limit_ns")),
-    *((name, "u4") for name in ("peers", "directions")),
-]
-_AXIS = [
-    ("stride", "i8"),
-    *((name, "i4") for name in ("extent", "begin", "low", "high", "end", "near", "far", "unused")),
+SIGNALS = np.dtype(
+    [
+        *((name, "u8") for name in ("state", "flags", "failure", "limit_ns")),
+        *((name, "u4") for name in ("peers", "directions")),
+    ]
+)
+"""``halox::Signals`` of ``halo.cu``."""
+_BOUNDS = ("extent", "begin", "low", "high", "end", "near", "far", "unused")
+_AXIS = [("stride", "i8"), *((name, "i4") for name in _BOUNDS)]
+_HALO = [
+    ("signals", SIGNALS),
+    *((name, "i8") for name in ("direction", "base", "component_stride")),
+    *((name, "u4") for name in ("components", "fields", "item_bytes", "unused")),
 ]
 
-Direction: TypeAlias = tuple[int, ...]
 Field: TypeAlias = tuple[Described, FieldLayout]
+Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
+"""First cell of the halo by direction."""
 
 
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
-    return np.dtype(
-        [
-            *_SIGNALS,
-            *((name, "u8") for name in ("direction", "base")),
-            ("component_stride", "i8"),
-            *((name, "u4") for name in ("components", "fields", "item_bytes", "unused")),
-            ("axis", _AXIS, (ndim,)),
-        ]
-    )
+    return np.dtype([*_HALO, ("axis", _AXIS, (ndim,))])
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -62,50 +60,50 @@ def device_header(*, debug: bool = False) -> str:
     Parameters
     ----------
     debug : bool
-        Whether ``store`` checks its arguments. A store outside the array, to an unknown field or component, or of a
-        value of another size is left out, and the next use of `Plan.device` or call of the plan raises `FieldError`.
+        Whether to check all calls. A store outside the array, to an unknown field or component, or of a value of
+        another size is left out. After such a store, or a kernel without ``done``, the next use of `Plan.device` and
+        the next call of the plan raise `FieldError`.
 
     Returns
     -------
     str
-        Source for `cupy.RawKernel`, to be followed by the text of the kernel. All names are in the namespace ``halox``.
-
-    Notes
-    -----
-    Local; needs no GPU. `Plan.device` returns the argument, and lists its methods.
+        Text, in the namespace ``halox``, for the source of a `cupy.RawKernel`. `Plan.device` lists the methods.
     """
     return ("#define HALOX_CHECKED 1\n" if debug else "") + source("halo")
 
 
-@dataclass(frozen=True)
-class Offer:
-    """The places to which one peer may store, with all that it needs to compute addresses."""
+class Offer(NamedTuple):
+    """The places to which a peer may store, and the layout of the fields there."""
 
     handles: Mapping[Allocation, bytes]
     flag: DevicePlace
-    fields: tuple[DevicePlace, ...]
-    strides: tuple[int, ...]  # in bytes: components, then grid axes
-    received: Mapping[Direction, tuple[int, ...]]  # first cell of the halo on each side
+    fields: Sequence[DevicePlace]
+    strides: Sequence[int]  # in bytes: components, then grid axes
+    received: Starts  # from the peer
 
 
 def make_stores(
-    context: Context, read: Sequence[Field], corners: bool, arrays: Sequence[object], rows: Any
+    context: Context,
+    read: Sequence[Field],
+    corners: bool,
+    arrays: Sequence[object],
+    rows: Any,
 ) -> StoreChannel:
     """Make the argument of kernels for the fields of a plan; collective. ``rows`` are the rows of the plan's report.
 
-    Raises on all ranks a `FieldError` if any field has a layout that kernels cannot store to, and a `PathError` if a
-    message does not take the peer path.
+    Raises on all ranks a `FieldError` if kernels cannot store to a field, and a `PathError` if a message does not take
+    the peer path.
     """
     world = context.world
     world.begin("plan", "device")
 
     def begin() -> StoreChannel:
         for row in rows:
-            if row.path != "peer" and row.peer != world.rank and row.path != "local":
+            if row.path != "peer" and row.peer != world.rank:
                 raise PathError(
                     f"plan.device: the message to rank {row.peer} takes the path {row.path!r} ({row.reason}), and a "
-                    f"kernel stores only into memory that GPUs of one node map from one another; {_REMEDY}, or run "
-                    "with a GPU for each rank"
+                    f"kernel stores only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU "
+                    "for each rank, on one node"
                 )
         return StoreChannel(context, read, corners, arrays)
 
@@ -121,167 +119,119 @@ class StoreChannel(Channel):
     needs_host = False
 
     def __init__(
-        self, context: Context, read: Sequence[Field], corners: bool, arrays: Sequence[object]
+        self,
+        context: Context,
+        read: Sequence[Field],
+        corners: bool,
+        arrays: Sequence[object],
     ) -> None:
         self._world, self._arrays = context.world, arrays
-        self._fields = [described for described, _ in read]
-        first, layout = read[0]
-        if first.device is None or context.device_arena is None:
-            raise FieldError(f"plan.device: the fields are NumPy arrays, without a GPU; {_REMEDY}")
-        self._arena, self.device = context.device_arena, first.device
+        self._fields, layout = [described for described, _ in read], read[0][1]
+        device = self._fields[0].device
+        if device is None or context.device_arena is None:
+            raise FieldError(f"plan.device: the fields are NumPy arrays; {_REMEDY}")
         _check(read)
+        self._arena, self._layout, self._device = context.device_arena, layout, device
         regions = [r for r in layout.regions(corners) if r.send is not None or r.recv is not None]
         regions.sort(key=lambda region: sum(map(abs, region.direction)))  # wait for faces first
-        self._before = len(layout.spec.components_before)
         self._regions = {region.direction: region for region in regions}
-        self._axes = [self._axis(layout, axis) for axis in range(layout.spec.ndim)]
-        self._check_boxes()
+        first = len(layout.spec.components_before)
+        self._cut = slice(first, first + layout.spec.ndim)
+        others = [
+            n
+            for axis, n in enumerate(self._fields[0].strides)
+            if not 0 <= axis - first < layout.spec.ndim
+        ]
+        self._strides = (*(others or [0]), *self._fields[0].strides[self._cut])
         self.peers = sorted({r.peer for r in regions} - {self._world.rank})
         self._block: DeviceBlock | None = None
-        self.failure = FailureWord(self.device)
-
-    def _span(self, axis: int, *, received: bool, side: int) -> list[tuple[int, int]]:
-        """Return the bounds along an axis of all boxes on one of its sides, as halo or as sent cells."""
-        bounds, at = [], self._before + axis
-        for direction, region in self._regions.items():
-            box = region.recv if received else region.send
-            if direction[axis] == side and box is not None:
-                bounds.append((box.starts[at], box.starts[at] + box.subsizes[at]))
-        return bounds
-
-    def _axis(self, layout: FieldLayout, axis: int) -> tuple[int, ...]:
-        """Return an axis as ``halo.cu`` has it."""
-        described, place = self._fields[0], self._before + axis
-        cut = layout.interior[place]
-        low = max([end for _, end in self._span(axis, received=False, side=-1)], default=cut.start)
-        high = min(
-            [start for start, _ in self._span(axis, received=False, side=1)], default=cut.stop
-        )
-        below, above = (self._span(axis, received=True, side=side) for side in (-1, 1))
-        near = max([low, *(2 * end - start for start, end in below)])
-        far = min([high, *(2 * start - end for start, end in above)])
-        extents = described.shape[place], cut.start, low, high, cut.stop
-        return (described.strides[place], *extents, near, far, 0)
-
-    def _check_boxes(self) -> None:
-        """Check that the sides of a cell alone tell who has copies of it."""
-        for direction, region in self._regions.items():
-            for axis, (side, bounds) in enumerate(zip(direction, self._axes, strict=True)):
-                _, _, begin, low, high, end, *_ = bounds
-                at = self._before + axis
-                box = region.send
-                found = box and (box.starts[at], box.starts[at] + box.subsizes[at])
-                if found not in (None, {-1: (begin, low), 0: (begin, end), 1: (high, end)}[side]):
-                    raise FieldError(f"plan.device: the cells sent are no simple boxes; {_REMEDY}")
-
-    @property
-    def _strides(self) -> tuple[int, ...]:
-        described = self._fields[0]
-        axes = range(self._before, self._before + len(self._axes))
-        others = [n for axis, n in enumerate(described.strides) if axis not in axes]
-        return (*(others or [0]), *(described.strides[axis] for axis in axes))
+        self.failure = FailureWord(device)
 
     def offer(self, _: object) -> dict[int, Offer]:
         """Allocate this rank's memory, and return for each peer the places to which it may store."""
-        cuda, count = cupy().cuda, len(self._regions)
-        table = 8 * (count * (3 + len(self._axes)) + len(self._fields) * (count + 1))
-        self._block = self._arena.allocate(
-            _LINE * (2 + len(self.peers)) + table + 8 * len(self.peers)
-        )
-        with cuda.Device(self.device):
-            cuda.runtime.memset(self._block.pointer, 0, self._block.nbytes)
-            cuda.runtime.deviceSynchronize()  # also for work that still uses the halos
-        places = tuple(map(self._place, self._fields)) if self.peers else ()
-        handles = self._arena.handles([self._block.place, *places])
+        count, peers = len(self._regions), len(self.peers)
+        words = count * (2 + len(self._strides)) + len(self._fields) * (count + 1) + peers
+        self._block = block = self._arena.allocate(_LINE * (1 + peers) + 8 * words)
+        with cupy().cuda.Device(self._device):
+            cupy().cuda.runtime.memset(block.pointer, 0, block.nbytes)
+            cupy().cuda.runtime.deviceSynchronize()  # also for work that still uses the halos
+        places = [self._place(field) for field in self._fields if self.peers]
+        handles = self._arena.handles([block.place, *places])
         return {
-            peer: Offer(
-                handles,
-                self._block.place.at(self._flag_at(peer)),
-                places,
-                self._strides,
-                self._received(peer),
-            )
-            for peer in self.peers
+            peer: Offer(handles, block.place.at(at), places, self._strides, self._received(peer))
+            for at, peer in _lines(self.peers)
         }
 
-    def _received(self, peer: int) -> dict[Direction, tuple[int, ...]]:
-        """Return the first cell of each box of the halo that a rank fills."""
+    def _place(self, field: Described) -> DevicePlace:
+        before, behind = span(field.shape, field.strides, field.dtype.itemsize)
+        place = self._arena.locate(field.pointer - before, field.pointer + behind)
+        if place is None:
+            raise FieldError(
+                f"plan.device: field {field} is not in memory that other GPUs can map; allocate it with grid.zeros, or "
+                f"{_REMEDY}"
+            )
+        return place.at(before)
+
+    def _received(self, peer: int) -> Starts:
         return {
-            direction: region.recv.starts
+            direction: region.recv.starts[self._cut]
             for direction, region in self._regions.items()
             if region.peer == peer and region.recv is not None
         }
 
-    def _flag_at(self, peer: int) -> int:
-        return _LINE * (1 + self.peers.index(peer))
-
-    def _place(self, described: Described) -> DevicePlace:
-        before, behind = span(described.shape, described.strides, described.dtype.itemsize)
-        place = self._arena.locate(described.pointer - before, described.pointer + behind)
-        if place is None:
-            raise FieldError(
-                f"plan.device: field {described} is not in memory that other GPUs can map; allocate it with "
-                f"grid.zeros, or {_REMEDY}"
-            )
-        return place.at(before)
-
     def accept(self, offers: Mapping[int, Offer]) -> StoreChannel:
         """Map the peers' memory, write the tables, and make the argument of kernels."""
         assert self._block is not None
+        pointer, arena, fields = self._block.pointer, self._arena, self._fields
         for offer in offers.values():
-            self._arena.open(offer.handles)
-        pointers: list[list[int]] = [[described.pointer] for described in self._fields]
-        directions: list[int] = []
+            arena.open(offer.handles)
+        lines = {peer: pointer + at for at, peer in _lines(self.peers)}
+        bases, directions = [[field.pointer] for field in fields], []
         for direction, region in self._regions.items():
-            flag = self._block.pointer + self._flag_at(region.peer) if region.peer in offers else 0
-            directions += [flag, _sides(direction)]
-            directions += self._copies(direction, region, offers.get(region.peer), pointers)
-        flags = [self._arena.pointer(offers[peer].flag) for peer in self.peers]
-        tables = [np.array(table, np.int64) for table in (directions, pointers, flags)]
-        at = [self._block.pointer + _LINE * (1 + len(self.peers))]
-        with cupy().cuda.Device(self.device):
+            there = offers.get(region.peer)
+            strides = there.strides if there else self._strides
+            sides = sum(1 << (2 * axis + (side > 0)) for axis, side in enumerate(direction) if side)
+            directions.append([lines.get(region.peer, 0), sides, *strides])
+            shift = 0  # bytes from a cell that is sent to its copy
+            if region.send is not None:
+                received = there.received if there else self._received(region.peer)
+                ends = received[tuple(-side for side in direction)], region.send.starts[self._cut]
+                shift = sum((b - a) * n for b, a, n in zip(*ends, strides[1:], strict=True))
+            for number, base in enumerate(bases):
+                base.append((arena.pointer(there.fields[number]) if there else base[0]) + shift)
+        flags = [arena.pointer(offers[peer].flag) for peer in self.peers]
+        at = [pointer + _LINE * (1 + len(lines))]
+        with cupy().cuda.Device(self._device):
             runtime = cupy().cuda.runtime
-            for table in tables:
+            for words in (directions, bases, flags):
+                table = np.array(words, np.int64)
                 runtime.memcpy(at[-1], table.ctypes.data, table.nbytes, runtime.memcpyHostToDevice)
                 at.append(at[-1] + table.nbytes)
             runtime.deviceSynchronize()
-        argument = np.zeros((), argument_dtype(len(self._axes)))
-        argument["state"], argument["failure"] = self._block.pointer, self.failure.pointer
-        argument["direction"], argument["base"], argument["flags"] = at[:3]
-        argument["limit_ns"] = int(self._world.limit_s * 1e9)
-        argument["peers"], argument["directions"] = len(flags), len(self._regions)
-        argument["component_stride"], shape = self._strides[0], self._fields[0].shape
-        argument["components"] = np.prod(shape) // np.prod([axis[1] for axis in self._axes])
-        argument["fields"] = len(self._fields)
-        argument["item_bytes"] = self._fields[0].dtype.itemsize
-        argument["axis"] = self._axes
-        argument.flags.writeable = False
-        self.argument = argument
-        signals = argument.tobytes()[: np.dtype(_SIGNALS).itemsize]
-        self._mark = PreparedLaunch(
-            kernel("halo_mark", "halo_mark", self.device),
-            1,
-            32,
-            [(ctypes.c_char * len(signals)).from_buffer_copy(signals)],
-            device=self.device,
+        limit_ns = int(self._world.limit_s * 1e9)
+        signals = (pointer, at[2], self.failure.pointer, limit_ns, len(flags), len(directions))
+        shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
+        components = np.prod(shape) // np.prod(shape[self._cut])
+        numbers = (*at[:2], self._strides[0], components, len(fields), itemsize, 0)
+        axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
+        self.argument = np.array((signals, *numbers, axes), argument_dtype(len(axes)))
+        self.argument.flags.writeable = False
+        parameter = (ctypes.c_char * SIGNALS.itemsize).from_buffer_copy(
+            self.argument["signals"].tobytes()
         )
+        mark = kernel("halo_mark", "halo_mark", self._device)
+        self._mark = PreparedLaunch(mark, 1, 32, [parameter], device=self._device)
         return self
 
-    def _copies(
-        self, direction: Direction, region: Region, offer: Offer | None, pointers: list[list[int]]
-    ) -> tuple[int, ...]:
-        """Append to ``pointers`` the address of cell 0 of each field's copy; return the strides of the copies."""
-        opposite = tuple(-side for side in direction)
-        strides = self._strides if offer is None else offer.strides
-        cut, shift = slice(self._before, self._before + len(self._axes)), 0
-        if region.send is not None:
-            received = self._received(self._world.rank) if offer is None else offer.received
-            ends = received[opposite][cut], region.send.starts[cut], strides[1:]
-            shift = sum((there - here) * stride for there, here, stride in zip(*ends, strict=True))
-        for number, found in enumerate(pointers):
-            at = found[0] if offer is None else self._arena.pointer(offer.fields[number])
-            found.append(at + shift)
-        return strides
+    def _axis(self, axis: int) -> tuple[int, ...]:
+        """Return an axis as ``halo.cu`` has it."""
+        decomposition = self._layout.decomposition
+        along = self._layout.along(axis, decomposition.coords_of(self._world.rank)[axis])
+        (begin, size), (high, _), (_, low) = along.sent()
+        _, (end, above), (_, below) = along.received()
+        assert end == begin + size
+        near, far = begin + max(low, below), min(high, end - above)
+        return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far, 0)
 
     def check(self) -> None:
         """Raise the failure that a kernel has reported."""
@@ -299,31 +249,31 @@ class StoreChannel(Channel):
 
     def error(self) -> HaloxError:
         """Return the failure that a kernel has reported, as an exception."""
-        kind, step, found, allowed = self.failure.words[:4]
+        kind, step, found, most = self.failure.words[:4]
         if kind >= _CHECKED:
-            number = kind - _CHECKED
             index = found - (found >> 31 << 32)
             what = {
-                16: f"field {index}, and the plan has {allowed}",
-                17: f"component {index}, and the fields have {allowed}",
-                18: f"a value of {found} bytes, and a cell has {allowed}; convert it to {self._fields[0].dtype}",
-            }.get(
-                number, f"cell {index} along axis {number}, and the array has {allowed} cells there"
-            )
+                16: f"stored to field {index}, and the plan has {most}",
+                17: f"stored to component {index}, and the fields have {most}",
+                18: f"stored a value of {found} bytes, and a cell has {most}; convert it to {self._fields[0].dtype}",
+                19: "ended before all threads of all its blocks had called halo.done(), and another one began",
+            }
+            cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"
             return FieldError(
-                f"halo.store: a kernel on rank {self._world.rank} stored to {what}; the store was left out. Correct "
-                "the kernel, and make a new plan"
+                f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}. Correct the "
+                "kernel, and begin again on a new grid"
             )
         direction, region = [*self._regions.items()][kind - 1]
-        sides = " and ".join(
-            f"the {'low' if side < 0 else 'high'} side of axis {axis}"
-            for axis, side in enumerate(direction)
-            if side
-        )
+        sides = [
+            f"the {'low' if s < 0 else 'high'} side of axis {k}"
+            for k, s in enumerate(direction)
+            if s
+        ]
         return ExchangeTimeoutError(
-            f"rank {self._world.rank} has waited for rank {region.peer}, beyond {sides}, in step {step} of plan.device "
-            f"for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields are no longer valid. Launch the "
-            "same steps on all ranks, let all threads of all blocks call halo.done(), and begin again on a new grid"
+            f"rank {self._world.rank} has waited for rank {region.peer}, beyond {' and '.join(sides)}, in step {step} "
+            f"of plan.device for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields are no longer "
+            "valid. Launch the same steps on all ranks, let all threads of all blocks call halo.done(), and begin "
+            "again on a new grid"
         )
 
     def close(self) -> None:
@@ -333,45 +283,42 @@ class StoreChannel(Channel):
 
     def free(self) -> None:
         """Release the memory and the fields, after all peers have closed the plan."""
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Release the memory, which no other rank uses."""
         if self._block is not None:
             self._arena.release(self._block)
         self._block, self._arrays = None, ()
+
+    def abandon(self) -> None:
+        """Release the memory, which no other rank uses."""
+        self.free()
         self.failure.close(self.error)
 
 
-def _sides(direction: Direction) -> int:
-    return sum(1 << (2 * axis + (side > 0)) for axis, side in enumerate(direction) if side)
+def _lines(peers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return each peer with the offset of its flag in this rank's memory."""
+    return [(_LINE * number, peer) for number, peer in enumerate(peers, 1)]
 
 
 def _check(read: Sequence[Field]) -> None:
     """Raise `FieldError` unless the fields are alike, and an exchange of them only copies boxes between neighbours."""
     (first, layout), spec = read[0], read[0][1].spec
-    for described, other in read:
-        if (described.shape, described.strides, described.dtype) != (
-            first.shape,
-            first.strides,
-            first.dtype,
-        ):
-            raise FieldError(
-                f"plan.device: the fields of a plan must be alike, got {first} and {described} with strides "
-                f"{first.strides} and {described.strides}; make a plan for each, and give their kernel both arguments"
-            )
-        if other.spec != spec:
-            raise FieldError(
-                f"plan.device: the fields of a plan must be alike, got {spec} and {other.spec}; make a plan for each, "
-                "and give their kernel both arguments"
-            )
     reasons = {
-        "boundary=, which exchanges fill": spec.boundary,
-        "parity=": spec.parity,
+        "a boundary, which exchanges fill": spec.boundary,
+        "one parity": spec.parity,
         "more than one axis of components": len(first.shape) > spec.ndim + 1,
         "a halo wider than a neighbour's block": layout.is_wide,
-        "connect=, so that sides of the grid meet": layout.decomposition.joined is not None,
+        "connected sides of the grid": layout.decomposition.joined is not None,
     }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
-        raise FieldError(f"plan.device: kernels cannot store to a field with {found[0]}; {_REMEDY}")
+    for described, other in read:
+        mine, its = [
+            (d.shape, d.strides, d.dtype, s) for d, s in ((first, spec), (described, other.spec))
+        ]
+        if mine != its:
+            raise FieldError(
+                f"plan.device: the fields of a plan must be alike, got {first} and {described}, or their halos or "
+                "strides differ; make a plan for each, and give their kernel both arguments"
+            )
+    for reason, holds in reasons.items():
+        if holds:
+            raise FieldError(
+                f"plan.device: a kernel cannot store to a field with {reason}; {_REMEDY}"
+            )

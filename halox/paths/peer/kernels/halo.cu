@@ -30,13 +30,22 @@ struct __align__(16) Word16 {
 
 #include "signals.cu"
 
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ u64 grid_id()
+{
+    u64 number;
+    asm volatile("mov.u64 %0, %%gridid;" : "=l"(number));
+    return number;
+}
+#endif
+
 #ifndef HALOX_POLLS
 #define HALOX_POLLS 64  // loads of a flag between two looks at the clock
 #endif
 
 // The words of the protocol, which need no layout of a field.
 struct Signals {
-    u64 state;     // a State
+    u64 state;     // a State, then the launch that is under way, for checks
     u64 flags;     // addresses of this rank's flags in the memory of its peers
     u64 failure;   // four words that the host reads: kind, epoch, two details
     u64 limit_ns;  // of a wait; 0 without a limit
@@ -74,11 +83,24 @@ struct Signals {
         }
     }
 
+#ifdef HALOX_CHECKED
+    // Notes the launch, which the end of `done` clears; false if an earlier launch was not cleared.
+    __device__ bool begin() const
+    {
+        const u32 mine = u32(grid_id()) + 1, begun = atomicCAS((u32*)(state + 16), 0u, mine);
+        if (begun && begun != mine)
+            fail(0x80000000u + 19, 0, 0);
+        return !begun || begun == mine;
+    }
+#endif
+
     // Ends the step of a block: no accesses to the fields may follow. All threads of all blocks call it, once.
     __device__ void done() const
     {
+#ifndef HALOX_CHECKED
         if (!peers)
             return;
+#endif
         __syncthreads();
         if (threadIdx.x || threadIdx.y || threadIdx.z)
             return;
@@ -87,6 +109,9 @@ struct Signals {
         if (u32(before) + 1 != blocks)
             return;
         add_count(state, (1ull << 32) - blocks);
+#ifdef HALOX_CHECKED
+        store_loose(state + 16, 0);
+#endif
         if (load_loose(state + 8))
             return;  // the peers' waits then end, too
         for (u32 peer = 0; peer < peers; ++peer)
@@ -124,6 +149,10 @@ struct Halo : Signals {
     // cell, and the store to it. Returns false after a wait was given up: results are not valid from then on.
     __device__ bool wait(const int (&cell)[N]) const
     {
+#ifdef HALOX_CHECKED
+        if (!begin())
+            return false;
+#endif
         u32 sides = 0;
 #pragma unroll
         for (int k = 0; k < N; ++k)
@@ -177,19 +206,15 @@ struct Halo : Signals {
     {
         const u32 first_kind = 0x80000000u;
         for (int k = 0; k < N; ++k)
-            if (cell[k] < 0 || cell[k] >= axis[k].extent) {
-                fail(first_kind + k, u32(cell[k]), u32(axis[k].extent));
-                return false;
-            }
-        if (which < 0 || u32(which) >= fields)
-            fail(first_kind + 16, u32(which), fields);
-        else if (component < 0 || u32(component) >= components)
-            fail(first_kind + 17, u32(component), components);
-        else if (bytes != item_bytes)
-            fail(first_kind + 18, bytes, item_bytes);
-        else
-            return true;
-        return false;
+            if (u32(cell[k]) >= u32(axis[k].extent))
+                return fail(first_kind + k, u32(cell[k]), u32(axis[k].extent)), false;
+        if (u32(which) >= fields)
+            return fail(first_kind + 16, u32(which), fields), false;
+        if (u32(component) >= components)
+            return fail(first_kind + 17, u32(component), components), false;
+        if (bytes != item_bytes)
+            return fail(first_kind + 18, bytes, item_bytes), false;
+        return true;
     }
 #endif
 };
