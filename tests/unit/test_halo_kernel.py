@@ -282,6 +282,19 @@ class TestFailures:
         with pytest.raises(FieldError, match=f"plan.device: a kernel on rank 0 {text}"):
             rank.channel.check()
 
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_checks_that_all_blocks_call_done(self, ranks: int) -> None:
+        """No rank waits if all forget it."""
+        domain = decompose((8, 6), ranks, periodic=True)
+        found = connect(domain, FieldSpec(((1, 1),) * 2), debug=True)
+        for ends in (True, False, True):
+            for rank in found:
+                rank.channel.check()
+                rank.step(1, 0, ends=ends)
+        for rank in found:
+            with pytest.raises(FieldError, match=r"ended before all threads .* called halo.done()"):
+                rank.channel.check()
+
 
 # The order of memory accesses, as work on streams: `Work.check_order` finds every pair of unordered accesses.
 
@@ -298,19 +311,6 @@ def cells_of(rank: Rank, near: bool) -> dict[int, list[tuple[int, ...]]]:
             sides |= (n < a[names[0]]) << 2 * k | int(n >= a[names[1]]) << (2 * k + 1)
         found.setdefault(sides, []).append(at)
     return found
-
-    @pytest.mark.parametrize("ranks", [1, 2])
-    def test_checks_that_all_blocks_call_done(self, ranks: int) -> None:
-        """No rank waits if all forget it."""
-        domain = decompose((8, 6), ranks, periodic=True)
-        found = connect(domain, FieldSpec(((1, 1),) * 2), debug=True)
-        for ends in (True, False, True):
-            for rank in found:
-                rank.channel.check()
-                rank.step(1, 0, ends=ends)
-        for rank in found:
-            with pytest.raises(FieldError, match=r"ended before all threads .* called halo.done()"):
-                rank.channel.check()
 
 
 def sides_of(direction: tuple[int, ...]) -> int:
