@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from halox.decomposition.normalise import HaloLike
     from halox.domain.options import Arguments
     from halox.exchange.loops import Check
-    from halox.exchange.report import Row
     from halox.linear_operators import FieldOperator
     from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike, GpuArray
@@ -62,7 +61,6 @@ Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 Side: TypeAlias = Literal["low", "high"]
 
 Given = TypeVar("Given", bound="FieldLike")
-Work = TypeVar("Work", bound=Callable[[], object])
 
 
 class Grid(Closing, Generic[FieldArray]):
@@ -850,43 +848,14 @@ class Grid(Closing, Generic[FieldArray]):
         if self._world.debug and all(isinstance(field, self.xp.ndarray) for field in fields):
             debug = UnchangedCheck([self.interior(field) for field in fields], self.device_id)
 
-        def stores(arrays: Sequence[object], rows: Sequence[Row]) -> StoreChannel:
+        def stores(*given: object) -> StoreChannel:
             from halox.paths.peer.stores import make_stores
 
             with_corners = self.corners if corners is None else corners
-            return make_stores(self.domain.context, read, with_corners, arrays, rows)
+            return make_stores(self.domain.context, read, with_corners, *given)
 
         plan.serve(Loops(read, every, overlap, self.device_id, find), debug, stores)
         return plan
-
-    def fastest(self, *candidates: Work, repeats: int = 20) -> Work:
-        """Return the function whose calls take the least time on the slowest rank; the same choice on all ranks.
-
-        Parameters
-        ----------
-        *candidates : callable
-            Functions without arguments, given in the same order on all ranks: different ways to do the same work. All
-            are called, ``5 * repeats + 1`` times each.
-        repeats : int
-            Calls in a row between two readings of the clock; on a GPU the time ends when the current stream is empty.
-
-        Raises
-        ------
-        HaloxError
-            On all ranks, if there is no candidate, or ``repeats`` is invalid or differs between ranks.
-
-        Notes
-        -----
-        Collective. The candidates may exchange and reduce, and change the fields: set these again afterwards.
-        """
-        from halox.exchange.measuring import Timer, exchange_us
-
-        number = Timer(self._world, self.device_id, ()).check(repeats)
-        if not candidates:
-            raise HaloxError("fastest: no candidate; give one function or more")
-        return min(
-            candidates, key=lambda work: exchange_us(self._world, work, number, self.device_id)
-        )
 
     def explain(self, *fields: FieldLike) -> Report | str:
         """Describe the division of the grid, or, given fields, the messages and paths of their exchange.

@@ -68,7 +68,7 @@ class Timer:
 
 def exchange_us(
     world: World,
-    exchange: Channel | Callable[[], object] | None,
+    exchange: Channel | Callable[[], None] | None,
     repeats: int,
     device: int | None = None,
     rows: int = ROWS,
@@ -81,7 +81,7 @@ def exchange_us(
 
     Collective over the world.
     """
-    steps: tuple[Callable[[], object], ...] = ()
+    steps: tuple[Callable[[], None], ...] = ()
     if isinstance(exchange, Channel):
         steps = (exchange.run, exchange.finish)
     elif exchange is not None:

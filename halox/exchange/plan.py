@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
     from halox.exchange.loops import Loops
     from halox.exchange.regions import Cells
-    from halox.exchange.report import Row
     from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike
 
-    MakeStores: TypeAlias = Callable[[Sequence[object], Sequence[Row]], StoreChannel]
+    MakeStores: TypeAlias = Callable[[object, Sequence[tuple[int, str, str]]], StoreChannel]
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
@@ -442,40 +441,30 @@ class Plan(Unique):
 
     @property
     def device(self) -> npt.NDArray[np.void]:
-        """Argument of a `cupy.RawKernel` that stores cells into the neighbours' halos, a ``halox::Halo<N>``.
+        """Argument ``halox::Halo<N>`` of a `cupy.RawKernel` that stores cells into the neighbours' halos.
 
-        The source of the kernel begins with `halox.device_header`. Its methods take a cell as in the array, halo
-        included:
+        `halox.device_header` has the type, and the guide "Inside your kernels" the rules. A cell is an index of the
+        array, halo included:
 
-        - ``halo.wait({y, x})``: before the kernel reads around the cell, or stores it;
-        - ``halo.store(field, {y, x}, value, component = 0)``: stores to field number ``field`` of the plan, in this
+        - ``halo.wait({y, x})``, before the kernel reads around the cell or stores it;
+        - ``halo.store(field, {y, x}, value, component = 0)`` stores to field number ``field`` of the plan, in this
           rank's array and in every copy of the cell;
-        - ``halo.done()``: all threads of all blocks, after all other accesses.
+        - ``halo.done()``, by all threads of all blocks after all other accesses.
 
-        Raises
-        ------
-        FieldError
-            If the fields are NumPy arrays, differ in layout or dtype, are not of `Grid.zeros`, or have boundaries, a
-            parity, connections, or a halo wider than a block; after a store that the debug header has refused.
-        PathError
-            If a message does not take the peer path.
-        ExchangeTimeoutError
-            If a kernel has waited for ``HALOX_TIMEOUT`` seconds for a neighbour.
-        StateError, ClosedError
-            If an exchange is under way; if the plan is closed.
-
-        Notes
-        -----
-        The first use is collective, and waits for the GPU. Then call the plan once, which fills the halos. Every rank
-        launches the same steps and makes the same calls of the plan. The guide "Inside your kernels" has the rules.
+        The first use is collective, and waits for the GPU. Call the plan before the first step, to fill the halos.
+        Raises `FieldError` if kernels cannot store to the fields, `PathError` if a message does not take the peer path,
+        and `ExchangeTimeoutError` if a kernel has waited for a neighbour for ``HALOX_TIMEOUT`` seconds.
         """
         self._check_open()
         if self._stores is None:
             if self._make_stores is None:
-                raise FieldError("plan.device: only plans of grid.plan have it; make one there")
+                raise FieldError(
+                    "plan.device: this is no plan of grid.plan; make one with grid.plan(...)"
+                )
             self._check_state(_READY, "plan.device was used after start(); call finish() first")
             with self._guard:
-                self._stores = self._make_stores(self.arrays, self._report.rows)
+                rows = [(row.peer, row.path, row.reason) for row in self._report.rows]
+                self._stores = self._make_stores(self.arrays, rows)
             self._channels.append(self._stores)
             self._checks = (*self._checks, self._stores.check)
             self._finishes = (*self._finishes, self._stores.finish)

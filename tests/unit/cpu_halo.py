@@ -37,8 +37,8 @@ static u32 atomicCAS(u32* at, u32 old, u32 value)
     __atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     return old;
 }
-static u64 launches;
-static u64 grid_id() { return launches; }
+static u32 launches;
+static u32 grid_id() { return launches; }
 extern "C" void delay(u64 seed, u32 permille)
 {
     delays = {seed * 2654435761u + 88172645463325252ull, permille};
@@ -260,7 +260,7 @@ def connect(
     offers = []
     for rank in ranks:
         with without_gpu(rank.launch_mark):
-            rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, corners, ())
+            rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, corners, (), ())
             offers.append(rank.channel.offer(None))
     for rank in ranks:
         theirs = {peer: offers[peer][rank.number] for peer in rank.channel.peers}

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,20 +30,15 @@ _LINE = 128
 _CHECKED = 1 << 31  # kinds of failures that only the debug header finds
 _REMEDY = "call plan() between the kernels of the steps instead"
 
-SIGNALS = np.dtype(
-    [
-        *((name, "u8") for name in ("state", "flags", "failure", "limit_ns")),
-        *((name, "u4") for name in ("peers", "directions")),
-    ]
-)
+
+def _members(**types: str) -> list[tuple[str, str]]:
+    return [(name, dtype) for dtype, names in types.items() for name in names.split()]
+
+
+SIGNALS = np.dtype(_members(u8="state flags failure limit_ns", u4="peers directions"))
 """``halox::Signals`` of ``halo.cu``."""
-_BOUNDS = ("extent", "begin", "low", "high", "end", "near", "far", "unused")
-_AXIS = [("stride", "i8"), *((name, "i4") for name in _BOUNDS)]
-_HALO = [
-    ("signals", SIGNALS),
-    *((name, "i8") for name in ("direction", "base", "component_stride")),
-    *((name, "u4") for name in ("components", "fields", "item_bytes", "unused")),
-]
+_AXIS = _members(i8="stride", i4="extent begin low high end near far unused")
+_HALO = _members(i8="direction base component_stride", u4="components fields item_bytes unused")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
@@ -51,7 +47,7 @@ Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
 
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
-    return np.dtype([*_HALO, ("axis", _AXIS, (ndim,))])
+    return np.dtype([("signals", SIGNALS), *_HALO, ("axis", _AXIS, (ndim,))])
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -82,39 +78,22 @@ class Offer(NamedTuple):
     received: Starts  # from the peer
 
 
-def make_stores(
-    context: Context,
-    read: Sequence[Field],
-    corners: bool,
-    arrays: Sequence[object],
-    rows: Any,
-) -> StoreChannel:
-    """Make the argument of kernels for the fields of a plan; collective. ``rows`` are the rows of the plan's report.
-
-    Raises on all ranks a `FieldError` if kernels cannot store to a field, and a `PathError` if a message does not take
-    the peer path.
-    """
-    world = context.world
-    world.begin("plan", "device")
-
-    def begin() -> StoreChannel:
-        for row in rows:
-            if row.path != "peer" and row.peer != world.rank:
-                raise PathError(
-                    f"plan.device: the message to rank {row.peer} takes the path {row.path!r} ({row.reason}), and a "
-                    f"kernel stores only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU "
-                    "for each rank, on one node"
-                )
-        return StoreChannel(context, read, corners, arrays)
-
+def make_stores(context: Context, *given: Any) -> StoreChannel:
+    """Make a `StoreChannel`, with further arguments as there; collective, and raises its errors on all ranks."""
+    context.world.begin("plan", "device")
+    begin = partial(StoreChannel, context, *given)
     rounds = (StoreChannel.offer, StoreChannel.accept)
     step = "the making of plan.device"
-    made: StoreChannel = handshake(world, begin, rounds, step, peers=lambda part: part.peers)
+    made: StoreChannel = handshake(context.world, begin, rounds, step, peers=lambda m: m.peers)
     return made
 
 
 class StoreChannel(Channel):
-    """State, flags and tables of a plan's kernels on this rank; its only step marks the end of an exchange."""
+    """State, flags and tables of a plan's kernels on this rank; its only step marks the end of an exchange.
+
+    ``read`` and ``arrays`` are the fields of the plan, ``routes`` the peer, path and reason of each message. Raises
+    `FieldError` if kernels cannot store to a field, and `PathError` if a message does not take the peer path.
+    """
 
     needs_host = False
 
@@ -123,13 +102,21 @@ class StoreChannel(Channel):
         context: Context,
         read: Sequence[Field],
         corners: bool,
-        arrays: Sequence[object],
+        arrays: Any,
+        routes: Iterable[tuple[int, str, str]],
     ) -> None:
         self._world, self._arrays = context.world, arrays
         self._fields, layout = [described for described, _ in read], read[0][1]
-        device = self._fields[0].device
+        strides, device = self._fields[0].strides, self._fields[0].device
         if device is None or context.device_arena is None:
             raise FieldError(f"plan.device: the fields are NumPy arrays; {_REMEDY}")
+        for peer, path, reason in routes:
+            if path != "peer" and peer != self._world.rank:
+                raise PathError(
+                    f"plan.device: the message to rank {peer} takes the path {path!r} ({reason}), and a kernel stores "
+                    f"only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU for each rank, on "
+                    "one node"
+                )
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
         regions = [r for r in layout.regions(corners) if r.send is not None or r.recv is not None]
@@ -137,13 +124,10 @@ class StoreChannel(Channel):
         self._regions = {region.direction: region for region in regions}
         first = len(layout.spec.components_before)
         self._cut = slice(first, first + layout.spec.ndim)
-        others = [
-            n
-            for axis, n in enumerate(self._fields[0].strides)
-            if not 0 <= axis - first < layout.spec.ndim
-        ]
-        self._strides = (*(others or [0]), *self._fields[0].strides[self._cut])
+        others = strides[:first] + strides[self._cut.stop :]
+        self._strides = (*(others or (0,)), *strides[self._cut])
         self.peers = sorted({r.peer for r in regions} - {self._world.rank})
+        self._lines = {peer: _LINE * number for number, peer in enumerate(self.peers, 1)}
         self._block: DeviceBlock | None = None
         self.failure = FailureWord(device)
 
@@ -159,7 +143,7 @@ class StoreChannel(Channel):
         handles = self._arena.handles([block.place, *places])
         return {
             peer: Offer(handles, block.place.at(at), places, self._strides, self._received(peer))
-            for at, peer in _lines(self.peers)
+            for peer, at in self._lines.items()
         }
 
     def _place(self, field: Described) -> DevicePlace:
@@ -185,13 +169,13 @@ class StoreChannel(Channel):
         pointer, arena, fields = self._block.pointer, self._arena, self._fields
         for offer in offers.values():
             arena.open(offer.handles)
-        lines = {peer: pointer + at for at, peer in _lines(self.peers)}
         bases, directions = [[field.pointer] for field in fields], []
         for direction, region in self._regions.items():
             there = offers.get(region.peer)
             strides = there.strides if there else self._strides
             sides = sum(1 << (2 * axis + (side > 0)) for axis, side in enumerate(direction) if side)
-            directions.append([lines.get(region.peer, 0), sides, *strides])
+            flag = pointer + self._lines[region.peer] if there else 0
+            directions.append([flag, sides, *strides])
             shift = 0  # bytes from a cell that is sent to its copy
             if region.send is not None:
                 received = there.received if there else self._received(region.peer)
@@ -200,7 +184,7 @@ class StoreChannel(Channel):
             for number, base in enumerate(bases):
                 base.append((arena.pointer(there.fields[number]) if there else base[0]) + shift)
         flags = [arena.pointer(offers[peer].flag) for peer in self.peers]
-        at = [pointer + _LINE * (1 + len(lines))]
+        at = [pointer + _LINE * (1 + len(self.peers))]
         with cupy().cuda.Device(self._device):
             runtime = cupy().cuda.runtime
             for words in (directions, bases, flags):
@@ -216,9 +200,7 @@ class StoreChannel(Channel):
         axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
         self.argument = np.array((signals, *numbers, axes), argument_dtype(len(axes)))
         self.argument.flags.writeable = False
-        parameter = (ctypes.c_char * SIGNALS.itemsize).from_buffer_copy(
-            self.argument["signals"].tobytes()
-        )
+        parameter = (ctypes.c_char * SIGNALS.itemsize).from_buffer_copy(self.argument.tobytes())
         mark = kernel("halo_mark", "halo_mark", self._device)
         self._mark = PreparedLaunch(mark, 1, 32, [parameter], device=self._device)
         return self
@@ -263,11 +245,9 @@ class StoreChannel(Channel):
                 f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}. Correct the "
                 "kernel, and begin again on a new grid"
             )
-        direction, region = [*self._regions.items()][kind - 1]
+        at, region = [*self._regions.items()][kind - 1]
         sides = [
-            f"the {'low' if s < 0 else 'high'} side of axis {k}"
-            for k, s in enumerate(direction)
-            if s
+            f"the {'low' if s < 0 else 'high'} side of axis {k}" for k, s in enumerate(at) if s
         ]
         return ExchangeTimeoutError(
             f"rank {self._world.rank} has waited for rank {region.peer}, beyond {' and '.join(sides)}, in step {step} "
@@ -293,11 +273,6 @@ class StoreChannel(Channel):
         self.failure.close(self.error)
 
 
-def _lines(peers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return each peer with the offset of its flag in this rank's memory."""
-    return [(_LINE * number, peer) for number, peer in enumerate(peers, 1)]
-
-
 def _check(read: Sequence[Field]) -> None:
     """Raise `FieldError` unless the fields are alike, and an exchange of them only copies boxes between neighbours."""
     (first, layout), spec = read[0], read[0][1].spec
@@ -308,17 +283,12 @@ def _check(read: Sequence[Field]) -> None:
         "a halo wider than a neighbour's block": layout.is_wide,
         "connected sides of the grid": layout.decomposition.joined is not None,
     }
-    for described, other in read:
-        mine, its = [
-            (d.shape, d.strides, d.dtype, s) for d, s in ((first, spec), (described, other.spec))
-        ]
-        if mine != its:
+    forms = [(d.shape, d.strides, d.dtype, other.spec) for d, other in read]
+    for (described, _), form in zip(read, forms, strict=True):
+        if form != forms[0]:
             raise FieldError(
                 f"plan.device: the fields of a plan must be alike, got {first} and {described}, or their halos or "
                 "strides differ; make a plan for each, and give their kernel both arguments"
             )
-    for reason, holds in reasons.items():
-        if holds:
-            raise FieldError(
-                f"plan.device: a kernel cannot store to a field with {reason}; {_REMEDY}"
-            )
+    for why in (reason for reason, holds in reasons.items() if holds):
+        raise FieldError(f"plan.device: a kernel cannot store to a field with {why}; {_REMEDY}")
