@@ -467,8 +467,6 @@ class Plan(Unique):
                 self._stores = self._make_stores(self.arrays, rows)
             self._channels.append(self._stores)
             self._checks = (*self._checks, self._stores.check)
-            self._finishes = (*self._finishes, self._stores.finish)
-            self._steps = (*self._steps, self._stores.finish)
         self._stores.check()
         return self._stores.argument
 
@@ -527,8 +525,6 @@ class Plan(Unique):
 
         def measure() -> None:
             self._report = self._report.measured(timer.measure(channels, number))
-            if self._stores is not None:
-                self._stores.finish()
 
         with self._guard:
             number = timer.check(repeats)

@@ -84,7 +84,7 @@ extern "C" __global__ void astray(const halox::Halo<AXES> halo, int index)
 {
     int cell[AXES] = {};
     cell[0] = index;
-    halo.store(0, cell, WORD(1));
+    halo.store(0, cell, (WORD)1);
     halo.done();
 }
 

@@ -7,7 +7,7 @@ Only the GPU is simulated: ``paths.peer.stores`` makes the (host) memory, the ta
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
@@ -37,6 +37,8 @@ static u32 atomicCAS(u32* at, u32 old, u32 value)
     __atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     return old;
 }
+static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
+static void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static u32 launches;
 static u32 grid_id() { return launches; }
 extern "C" void delay(u64 seed, u32 permille)
@@ -86,11 +88,6 @@ extern "C" void run(u32 grid, u32 threads, const u32* blocks, const void* halo, 
     launch_blocks(grid, threads, false, blocks, grid, step_kernel, *(const halox::Halo<AXES>*)halo, field, from,
                   reach, diagonal, ends);
 }
-extern "C" void mark(const void* signals)
-{
-    const u32 block = 0;
-    launch_blocks(1, 32, false, &block, 1, [](const halox::Signals& s) { s.done(); }, *(const halox::Signals*)signals);
-}
 extern "C" void store(const void* halo, int field, const int* cell, u32 value, int component, int wide)
 {
     int at[AXES];
@@ -109,7 +106,7 @@ extern "C" int wait(const void* halo, const int* cell)
     return ((const halox::Halo<AXES>*)halo)->wait(at);
 }
 extern "C" {
-unsigned long layout[] = {sizeof(halox::Signals), sizeof(halox::Halo<AXES>), sizeof(halox::Direction<AXES>)};
+unsigned long size = sizeof(halox::Halo<AXES>);
 }
 """
 
@@ -132,31 +129,22 @@ def library(rank: int, axes: int, *, debug: bool = False) -> ctypes.CDLL:
 
 
 @contextmanager
-def without_gpu(launched: Callable[[bytes], None]) -> Iterator[None]:
-    """Let `halox.paths.peer.stores` use host memory; ``launched`` takes the argument of a mark's launch."""
+def without_gpu() -> Iterator[None]:
+    """Let `halox.paths.peer.stores` use host memory."""
     runtime = SimpleNamespace(
         memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
         memcpy=lambda target, source, nbytes, _: ctypes.memmove(target, source, nbytes),
         memcpyHostToDevice=1,
         deviceSynchronize=lambda: None,
     )
-    cuda = SimpleNamespace(
-        Device=lambda _: nullcontext(),
-        runtime=runtime,
-        get_current_stream=lambda: SimpleNamespace(ptr=0),
-    )
+    cuda = SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime)
 
     def word(device: int) -> Any:
         array = aligned(16)
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
-    def prepared(function: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Any:
-        return SimpleNamespace(launch=lambda stream: launched(bytes(arguments[0])))
-
     with (
         patch.object(stores, "cupy", lambda: SimpleNamespace(cuda=cuda)),
-        patch.object(stores, "kernel", lambda *_: None),
-        patch.object(stores, "PreparedLaunch", prepared),
         patch.object(pools, "HOST_WORDS", Pool(word)),
     ):
         yield
@@ -240,11 +228,6 @@ class Rank:
         at = (ctypes.c_int * len(cell))(*cell)
         return bool(self.library.wait(ctypes.c_void_p(self.argument), at))
 
-    def launch_mark(self, signals: bytes) -> None:
-        memory = aligned(len(signals))
-        memory[:] = np.frombuffer(signals, np.uint8)
-        self.library.mark(ctypes.c_void_p(memory.ctypes.data))
-
 
 def connect(
     domain: Decomposition,
@@ -259,11 +242,11 @@ def connect(
     ranks = [Rank(domain, number, spec, fields, **options) for number in range(domain.ranks)]
     offers = []
     for rank in ranks:
-        with without_gpu(rank.launch_mark):
+        with without_gpu():
             rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, corners, (), ())
             offers.append(rank.channel.offer(None))
     for rank in ranks:
         theirs = {peer: offers[peer][rank.number] for peer in rank.channel.peers}
-        with without_gpu(rank.launch_mark):
+        with without_gpu():
             rank.channel.accept(theirs)
     return ranks

@@ -15,7 +15,7 @@ from halox.errors import ExchangeTimeoutError, FieldError
 from halox.paths.peer import stores
 from tests.mpi.fake_gpu import Op, Work
 from tests.support import require
-from tests.unit.cpu_halo import Rank, connect, without_gpu
+from tests.unit.cpu_halo import Rank, connect
 
 require("cxx")
 
@@ -163,7 +163,7 @@ def test_epochs_beyond_32_bits() -> None:
     for rank in ranks:
         block = rank.arena.bytes_of(rank.channel._block)
         block[4:8].view("u4")[:] = 2**32 - 3
-        block[128:132].view("u4")[:] = 2**32 - 3  # the flag of the peer
+        block[128:236].view("u4")[:] = 2**32 - 3  # the flags of the peer
     run(ranks, 6, diagonal=True)
 
 
@@ -181,28 +181,11 @@ def test_faces_only() -> None:
         np.testing.assert_array_equal(rank.arrays[1], expected)
 
 
-def test_a_mark_is_a_step_that_stores_nothing() -> None:
-    """After an exchange the neighbours' next step waits for the mark; `TestOrder` shows why."""
-    domain = decompose((8, 6), 2, periodic=True)
-    ranks = connect(domain, FieldSpec(((1, 1),) * 2))
-    for rank in ranks:
-        with without_gpu(rank.launch_mark):
-            rank.channel.finish()
-    run(ranks, 3, diagonal=True)
-    for rank in ranks:
-        count = rank.arena.bytes_of(rank.channel._block)[:8].view("u8")[0]
-        assert count == 4 << 32
-
-
 def test_layout_of_the_argument() -> None:
     for ndim in (1, 2, 3):
         rank = connect(decompose((8,) * ndim, 1), FieldSpec(((1, 1),) * ndim))[0]
-        found = (ctypes.c_ulong * 3).in_dll(rank.library, "layout")[:]
-        assert found == [
-            stores.SIGNALS.itemsize,
-            stores.argument_dtype(ndim).itemsize,
-            8 * (3 + ndim),
-        ]
+        size = ctypes.c_ulong.in_dll(rank.library, "size").value
+        assert size == stores.argument_dtype(ndim).itemsize
 
 
 class TestFailures:
@@ -210,24 +193,30 @@ class TestFailures:
         domain = decompose((8, 6), 2, periodic=(False, True), proc_shape=(2, 1))
         return connect(domain, FieldSpec(((1, 1),) * 2), limit_s=limit_s, **options)
 
-    def test_a_block_that_never_calls_done(self) -> None:
+    def test_a_rank_that_does_not_step(self) -> None:
         ranks = self.ranks()
-        ranks[1].step(1, 0, ends=False)
-        ranks[0].step(1, 0)
+        on_all(ranks, lambda rank: rank.step(1, 0))
         ranks[0].step(0, 1)
         text = "rank 0 has waited for rank 1, beyond the high side of axis 0, in step 2 of plan.device for 0.05 s"
         with pytest.raises(ExchangeTimeoutError, match=text):
             ranks[0].channel.check()
         # Later waits end at once, and no flag tells the peer to go on.
         assert not ranks[0].wait((4, 1))
-        flag = ranks[1].arena.bytes_of(ranks[1].channel._block)[128:132].view("u4")
-        assert flag == 1
+        block = ranks[1].arena.bytes_of(ranks[1].channel._block)
+        flag = block[128 + 4 * 1 :][:4].view("u4")  # beyond the low side of axis 0
+        assert flag == 2
         ranks[0].step(1, 0)
-        assert flag == 1
+        assert flag == 2
+
+    def test_a_rank_that_never_calls_done(self) -> None:
+        ranks = self.ranks()
+        on_all(ranks, lambda rank: rank.step(1, 0, ends=rank.number == 0))
+        on_all(ranks, lambda rank: rank.step(0, 1, ends=rank.number == 0))
+        with pytest.raises(ExchangeTimeoutError, match=r"for rank 1, .*let all threads of all"):
+            ranks[0].channel.check()
 
     def test_only_cells_next_to_the_late_rank_wait(self) -> None:
         ranks = self.ranks()
-        ranks[0].step(1, 0)
         for cell in ((1, 1), (3, 3)):  # next to a wall and to the rank itself
             assert ranks[0].wait(cell)
         assert not ranks[0].wait((4, 3))
@@ -235,7 +224,6 @@ class TestFailures:
     def test_a_time_out_that_nobody_has_read_warns(self) -> None:
         ranks = self.ranks()
         ranks[0].step(1, 0)
-        ranks[0].step(0, 1)
         with pytest.warns(UserWarning, match="has waited for rank 1"):
             ranks[0].channel.close()
         assert ranks[0].channel.has_failed
@@ -290,7 +278,7 @@ class TestFailures:
         for ends in (True, False, True):
             for rank in found:
                 rank.channel.check()
-                rank.step(1, 0, ends=ends)
+            on_all(found, lambda rank, ends=ends: rank.step(1, 0, ends=ends))  # type: ignore[misc]
         for rank in found:
             with pytest.raises(FieldError, match=r"ended before all threads .* called halo.done()"):
                 rank.channel.check()
@@ -318,14 +306,15 @@ def sides_of(direction: tuple[int, ...]) -> int:
 
 
 def steps_as_work(ranks: Sequence[Rank], steps: int) -> list[list[Op]]:
-    """Return the work of an exchange, which only writes halos here, its mark, and some steps.
+    """Return the work of an exchange, which only writes halos here, and of some steps.
 
-    Each group of cells that wait for the same flags is a kernel on a stream of its own.
+    Stream 0 is the rank's stream: it records that a step has begun. Each group of cells that wait for the same flags is
+    a kernel on a stream of its own.
     """
     logs: list[list[Op]] = [[] for _ in ranks]
     for rank, log in zip(ranks, logs, strict=True):
         strides = rank.arrays[0].strides
-        tables = [np.array(t) for t in tables_of(rank)]
+        tables = tables_of(rank)
 
         def addresses(start: int, cells: Any, strides: Any) -> np.ndarray:
             return (start + np.array(cells) @ np.array(strides))[:, None] + np.arange(4)
@@ -334,11 +323,11 @@ def steps_as_work(ranks: Sequence[Rank], steps: int) -> list[list[Op]]:
         halo[rank.layout.interior] = False
         written = [addresses(a.ctypes.data, np.argwhere(halo), strides) for a in rank.arrays]
         log.append(Op("kernel", 0, -1, steps_of([], written)))
-        log.append(Op("record", 0, -1, event=(rank.number, -1)))
         for n in range(steps):
             source, target = n % 2, (n + 1) % 2
-            end = (rank.number, n)
+            log.append(Op("record", 0, n, event=(rank.number, n)))
             groups = cells_of(rank, near=True)
+            ends = []
             for number, (sides, cells) in enumerate(sorted(groups.items()), 1):
                 stream = n * 100 + number
                 peers = {
@@ -347,33 +336,26 @@ def steps_as_work(ranks: Sequence[Rank], steps: int) -> list[list[Op]]:
                     if not sides_of(direction) & ~sides
                 }
                 waits = [rank.number, *sorted(peers - {rank.number})]
-                log += [Op("wait", stream, n, event=(peer, n - 1)) for peer in waits]
+                log += [Op("wait", stream, n, event=(peer, n)) for peer in waits]
                 around = [
                     addresses(
-                        rank.arrays[source].ctypes.data, [np.add(c, d) - 1 for c in cells], strides
+                        rank.arrays[source].ctypes.data,
+                        [np.add(c, d) - 1 for c in cells],
+                        strides,
                     )
                     for d in np.ndindex(3, 3)
                 ]
                 written = [addresses(rank.arrays[target].ctypes.data, cells, strides)]
-                for direction, base, there in zip(
-                    tables[0], tables[1][target][1:], tables[2], strict=True
-                ):
-                    copied = [
-                        c
-                        for s, some in cells_of(rank, near=False).items()
-                        if not int(direction) & ~s
-                        for c in some
-                        if c in set(cells)
-                    ]
+                stored = cells_of(rank, near=False).items()
+                for direction, (base, _, *there) in tables[target].items():
+                    copied = [c for s, some in stored if not direction & ~s for c in some]
+                    copied = [c for c in copied if c in set(cells)]
                     if copied:
-                        written.append(addresses(int(base), copied, there))
+                        written.append(addresses(base, copied, there))
                 log.append(Op("kernel", stream, n, steps_of(around, written)))
-                log.append(Op("record", stream, n, event=(rank.number, 1000 * n + 500 + number)))
-            log += [
-                Op("wait", n * 100, n, event=(rank.number, 1000 * n + 500 + number))
-                for number in range(1, len(groups) + 1)
-            ]
-            log.append(Op("record", n * 100, n, event=end))
+                ends.append((rank.number, 1000 * n + 500 + number))
+                log.append(Op("record", stream, n, event=ends[-1]))
+            log += [Op("wait", 0, n, event=event) for event in ends]
     return logs
 
 
@@ -397,17 +379,22 @@ def place(addresses: np.ndarray) -> np.ndarray:
 _AREAS: list[int] = []
 
 
-def tables_of(rank: Rank) -> tuple[list[int], list[list[int]], list[list[int]]]:
-    """Return the tables in the rank's memory: sides of the directions, addresses by field, strides."""
+def tables_of(rank: Rank) -> list[dict[int, list[int]]]:
+    """Return for each field, by the sides of a direction, the address and the strides of the copies there."""
     argument, ndim = rank.channel.argument, len(rank.arrays[0].shape)
-    count = int(argument["signals"]["directions"])
-
-    def words(name: str, n: int) -> list[int]:
-        return list((ctypes.c_int64 * n).from_address(int(argument[name])))
-
-    rows = np.array(words("direction", count * (3 + ndim))).reshape(count, 3 + ndim)
-    bases = np.array(words("base", 2 * (count + 1))).reshape(2, count + 1)
-    return rows[:, 1].tolist(), bases.tolist(), rows[:, 3:].tolist()
+    rows = 2 * 3**ndim * (2 + ndim)
+    words = np.array((ctypes.c_int64 * rows).from_address(int(argument["copies"])))
+    found: list[dict[int, list[int]]] = []
+    for field in words.reshape(2, 3**ndim, 2 + ndim).tolist():
+        stored = {n: row for n, row in enumerate(field) if int(argument["stored"]) >> n & 1}
+        # A digit to the base 3 per axis: none, low, high.
+        found.append(
+            {
+                sum(((1 << n // 3**k % 3) >> 1) << 2 * k for k in range(ndim)): row
+                for n, row in stored.items()
+            }
+        )
+    return found
 
 
 @pytest.fixture(scope="module")

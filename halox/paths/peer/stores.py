@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,16 +16,17 @@ from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError
 from halox.paths.base import Channel
 from halox.runtime.arrays import Described, span
 from halox.runtime.device_arena import Allocation, DeviceBlock, DevicePlace
-from halox.runtime.gpu.compiler import kernel, source
+from halox.runtime.gpu.compiler import source
 from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.pools import FailureWord
 from halox.runtime.handshake import handshake
 
 if TYPE_CHECKING:
     from halox.runtime.context import Context
 
-_LINE = 128
+_FIELDS = 8  # largest number of fields
+_DIRECTIONS = 27
+_FLAGS_AT, _TABLES_AT = 128, 256  # in this rank's memory, behind the state
 _CHECKED = 1 << 31  # kinds of failures that only the debug header finds
 _REMEDY = "call plan() between the kernels of the steps instead"
 
@@ -35,10 +35,9 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-SIGNALS = np.dtype(_members(u8="state flags failure limit_ns", u4="peers directions"))
-"""``halox::Signals`` of ``halo.cu``."""
 _AXIS = _members(i8="stride", i4="extent begin low high end near far unused")
-_HALO = _members(i8="direction base component_stride", u4="components fields item_bytes unused")
+_HALO = _members(i8="state flags signals copies failure limit_ns component_stride")
+_COUNTS = _members(u4="remote stored neighbours fields components item_bytes")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
@@ -47,7 +46,7 @@ Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
 
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
-    return np.dtype([("signals", SIGNALS), *_HALO, ("axis", _AXIS, (ndim,))])
+    return np.dtype([*_HALO, ("own", "i8", (_FIELDS,)), *_COUNTS, ("axis", _AXIS, (ndim,))])
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -69,10 +68,10 @@ def device_header(*, debug: bool = False) -> str:
 
 
 class Offer(NamedTuple):
-    """The places to which a peer may store, and the layout of the fields there."""
+    """Places of a rank's flags and fields for a peer, and the layout of the fields there."""
 
     handles: Mapping[Allocation, bytes]
-    flag: DevicePlace
+    flags: DevicePlace
     fields: Sequence[DevicePlace]
     strides: Sequence[int]  # in bytes: components, then grid axes
     received: Starts  # from the peer
@@ -89,7 +88,7 @@ def make_stores(context: Context, *given: Any) -> StoreChannel:
 
 
 class StoreChannel(Channel):
-    """State, flags and tables of a plan's kernels on this rank; its only step marks the end of an exchange.
+    """State, flags and tables of a plan's kernels on this rank; a channel only for its end with the plan.
 
     ``read`` and ``arrays`` are the fields of the plan, ``routes`` the peer, path and reason of each message. Raises
     `FieldError` if kernels cannot store to a field, and `PathError` if a message does not take the peer path.
@@ -120,30 +119,27 @@ class StoreChannel(Channel):
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
         regions = [r for r in layout.regions(corners) if r.send is not None or r.recv is not None]
-        regions.sort(key=lambda region: sum(map(abs, region.direction)))  # wait for faces first
         self._regions = {region.direction: region for region in regions}
         first = len(layout.spec.components_before)
         self._cut = slice(first, first + layout.spec.ndim)
         others = strides[:first] + strides[self._cut.stop :]
         self._strides = (*(others or (0,)), *strides[self._cut])
         self.peers = sorted({r.peer for r in regions} - {self._world.rank})
-        self._lines = {peer: _LINE * number for number, peer in enumerate(self.peers, 1)}
         self._block: DeviceBlock | None = None
         self.failure = FailureWord(device)
 
     def offer(self, _: object) -> dict[int, Offer]:
-        """Allocate this rank's memory, and return for each peer the places to which it may store."""
-        count, peers = len(self._regions), len(self.peers)
-        words = count * (2 + len(self._strides)) + len(self._fields) * (count + 1) + peers
-        self._block = block = self._arena.allocate(_LINE * (1 + peers) + 8 * words)
+        """Allocate this rank's memory, and return the places that each peer needs."""
+        words = _DIRECTIONS * (1 + len(self._fields) * (1 + len(self._strides)))
+        self._block = block = self._arena.allocate(_TABLES_AT + 8 * words)
         with cupy().cuda.Device(self._device):
             cupy().cuda.runtime.memset(block.pointer, 0, block.nbytes)
-            cupy().cuda.runtime.deviceSynchronize()  # also for work that still uses the halos
+            cupy().cuda.runtime.deviceSynchronize()
         places = [self._place(field) for field in self._fields if self.peers]
-        handles = self._arena.handles([block.place, *places])
+        handles, flags = self._arena.handles([block.place, *places]), block.place.at(_FLAGS_AT)
         return {
-            peer: Offer(handles, block.place.at(at), places, self._strides, self._received(peer))
-            for peer, at in self._lines.items()
+            peer: Offer(handles, flags, places, self._strides, self._received(peer))
+            for peer in self.peers
         }
 
     def _place(self, field: Described) -> DevicePlace:
@@ -169,40 +165,39 @@ class StoreChannel(Channel):
         pointer, arena, fields = self._block.pointer, self._arena, self._fields
         for offer in offers.values():
             arena.open(offer.handles)
-        bases, directions = [[field.pointer] for field in fields], []
+        width = 1 + len(self._strides)
+        copies = np.zeros((len(fields), 3 ** (width - 2), width), np.int64)
+        signals, remote, stored = np.zeros(_DIRECTIONS, np.int64), 0, 0
         for direction, region in self._regions.items():
-            there = offers.get(region.peer)
-            strides = there.strides if there else self._strides
-            sides = sum(1 << (2 * axis + (side > 0)) for axis, side in enumerate(direction) if side)
-            flag = pointer + self._lines[region.peer] if there else 0
-            directions.append([flag, sides, *strides])
-            shift = 0  # bytes from a cell that is sent to its copy
+            there, opposite = offers.get(region.peer), tuple(-side for side in direction)
+            number = _number(direction)
+            if there:
+                signals[remote.bit_count()] = arena.pointer(there.flags) + 4 * _number(opposite)
+                remote |= 1 << number
             if region.send is not None:
+                stored |= 1 << number
+                strides = there.strides if there else self._strides
                 received = there.received if there else self._received(region.peer)
-                ends = received[tuple(-side for side in direction)], region.send.starts[self._cut]
-                shift = sum((b - a) * n for b, a, n in zip(*ends, strides[1:], strict=True))
-            for number, base in enumerate(bases):
-                base.append((arena.pointer(there.fields[number]) if there else base[0]) + shift)
-        flags = [arena.pointer(offers[peer].flag) for peer in self.peers]
-        at = [pointer + _LINE * (1 + len(self.peers))]
+                ends = received[opposite], region.send.starts[self._cut], strides[1:]
+                shift = sum((b - a) * n for b, a, n in zip(*ends, strict=True))
+                for n, field in enumerate(fields):
+                    at = arena.pointer(there.fields[n]) if there else field.pointer
+                    copies[n, number] = at + shift, *strides
+        tables, runtime = np.concatenate([signals, copies.ravel()]), cupy().cuda.runtime
+        flags, table = pointer + _FLAGS_AT, pointer + _TABLES_AT
         with cupy().cuda.Device(self._device):
-            runtime = cupy().cuda.runtime
-            for words in (directions, bases, flags):
-                table = np.array(words, np.int64)
-                runtime.memcpy(at[-1], table.ctypes.data, table.nbytes, runtime.memcpyHostToDevice)
-                at.append(at[-1] + table.nbytes)
+            runtime.memcpy(table, tables.ctypes.data, tables.nbytes, runtime.memcpyHostToDevice)
             runtime.deviceSynchronize()
         limit_ns = int(self._world.limit_s * 1e9)
-        signals = (pointer, at[2], self.failure.pointer, limit_ns, len(flags), len(directions))
+        words = pointer, flags, table, table + signals.nbytes, self.failure.pointer, limit_ns
+        own = [field.pointer for field in fields] + [0] * (_FIELDS - len(fields))
         shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
         components = np.prod(shape) // np.prod(shape[self._cut])
-        numbers = (*at[:2], self._strides[0], components, len(fields), itemsize, 0)
-        axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
-        self.argument = np.array((signals, *numbers, axes), argument_dtype(len(axes)))
+        counts = remote, stored, remote.bit_count(), len(fields), components, itemsize
+        axes = [self._axis(axis) for axis in range(width - 2)]
+        values = (*words, self._strides[0], own, *counts, axes)
+        self.argument = np.array(values, argument_dtype(len(axes)))
         self.argument.flags.writeable = False
-        parameter = (ctypes.c_char * SIGNALS.itemsize).from_buffer_copy(self.argument.tobytes())
-        mark = kernel("halo_mark", "halo_mark", self._device)
-        self._mark = PreparedLaunch(mark, 1, 32, [parameter], device=self._device)
         return self
 
     def _axis(self, axis: int) -> tuple[int, ...]:
@@ -224,11 +219,6 @@ class StoreChannel(Channel):
     def start(self) -> None:
         """Do nothing: the other channels exchange."""
 
-    def finish(self) -> None:
-        """Mark the end of an exchange, on the current stream: the neighbours' next step waits for it."""
-        if self.peers:
-            self._mark.launch(cupy().cuda.get_current_stream().ptr)
-
     def error(self) -> HaloxError:
         """Return the failure that a kernel has reported, as an exception."""
         kind, step, found, most = self.failure.words[:4]
@@ -245,7 +235,7 @@ class StoreChannel(Channel):
                 f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}. Correct the "
                 "kernel, and begin again on a new grid"
             )
-        at, region = [*self._regions.items()][kind - 1]
+        at, region = next(item for item in self._regions.items() if _number(item[0]) == kind)
         sides = [
             f"the {'low' if s < 0 else 'high'} side of axis {k}" for k, s in enumerate(at) if s
         ]
@@ -273,16 +263,27 @@ class StoreChannel(Channel):
         self.failure.close(self.error)
 
 
+def _number(direction: Sequence[int]) -> int:
+    """Return the number of a direction, with a digit per axis to the base 3, as in ``halo.cu``."""
+    return sum(-side % 3 * 3**axis for axis, side in enumerate(direction))
+
+
 def _check(read: Sequence[Field]) -> None:
     """Raise `FieldError` unless the fields are alike, and an exchange of them only copies boxes between neighbours."""
     (first, layout), spec = read[0], read[0][1].spec
     reasons = {
+        "four grid axes": spec.ndim > 3,
         "a boundary, which exchanges fill": spec.boundary,
         "one parity": spec.parity,
         "more than one axis of components": len(first.shape) > spec.ndim + 1,
         "a halo wider than a neighbour's block": layout.is_wide,
         "connected sides of the grid": layout.decomposition.joined is not None,
     }
+    if len(read) > _FIELDS:
+        raise FieldError(
+            f"plan.device: got {len(read)} fields, at most {_FIELDS} are possible; make several plans, and give their "
+            "kernel all arguments"
+        )
     forms = [(d.shape, d.strides, d.dtype, other.spec) for d, other in read]
     for (described, _), form in zip(read, forms, strict=True):
         if form != forms[0]:

@@ -3,21 +3,21 @@
 // A launch of such a kernel is a step: it reads fields with their halos, and stores other fields with `store`. `wait`
 // precedes the reads and the stores of a cell, `done` follows all accesses of a block. Ranks step alike:
 //
-//     rank A   step n: ... wait | read u | store v, also to B | done: flag n -> B     step n + 1: wait for n of B | ...
-//     rank B   step n: ... wait | read u | store v, also to A | done: flag n -> A     step n + 1: wait for n of A | ...
+//     rank A   step n: flag n -> B, wait for flag n of B | read u | store v, also to B      step n + 1: flag n + 1 -> B ...
+//     rank B   step n: flag n -> A, wait for flag n of A | read u | store v, also to A      step n + 1: flag n + 1 -> A ...
 //
-// `count` of the state has the finished steps in its upper half (the epoch), and in its lower half the blocks of the
-// current step that have called `done`. The last of these blocks stores the number of finished steps to the flag of each
-// peer. `wait` in the step after e finished steps waits until the flags of the neighbours concerned have reached e.
-// This suffices for steps that do not read the halo of a field that they store:
-// - Read after write. The peer's flag e was stored with release, after its blocks had counted with acquire and release,
-//   after barriers that follow their stores. So whoever loads e with acquire sees all stores of the peer's step e.
-// - Write after read. A store in step e + 1 overwrites halo cells that the peer has read in its step e or earlier. The
-//   peer's flag e follows these reads, and in step e + 1 the peer reads no halo that is stored.
-// - Progress. Flags e come from launches of step e, which wait only for step e - 1. A launch never waits for its own
-//   blocks or for a launch at the same time, so that blocks need not be resident together.
+// Flag n says that step n has begun, and so that all earlier work of the stream has ended. This suffices for steps that
+// do not read the halo of a field that they store:
+// - Read after write. The stores of the peer's step n - 1 happen before its step n, which stores the flag after a fence
+//   of the system. So whoever loads the flag with acquire sees these stores.
+// - Write after read. A store in step n overwrites halo cells that the peer has read before its step n began. In its
+//   step n the peer reads no halo that is stored.
+// - Progress. A thread that waits for long stores the flags of its own step, too. So a step needs only one running block
+//   to let its neighbours go on, and ends when they have begun: blocks need not be resident together.
 //
-// One store a cell, and one for each copy. `sides` are bits: 2k for the low and 2k + 1 for the high side of axis k.
+// `count` of the state has the number of ended steps in its upper half, and changes it when all blocks have called
+// `done`. A direction has a number with a digit per axis, to the base 3: 0 none, 1 the low side, 2 the high side. Masks
+// have a bit per direction. One store a cell, and one for each copy.
 namespace halox {
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -40,65 +40,6 @@ __device__ __forceinline__ u32 grid_id()
 }
 #endif
 
-// The words of the protocol, which need no layout of a field.
-struct Signals {
-    u64 state;     // a State; then, for checks, the launch that is under way
-    u64 flags;     // addresses of this rank's flags in the memory of its peers
-    u64 failure;   // four words that the host reads: kind, epoch, two details
-    u64 limit_ns;  // of a wait; 0 without a limit
-    u32 peers, directions;
-
-    __device__ u32 epoch() const { return load_loose(state + 4); }
-
-    __device__ bool fail(u32 kind, u32 first = 0, u32 second = 0) const
-    {
-        if (atomicExch((u32*)(state + 8), 1u) == 0) {
-            store_loose(failure + 4, epoch() + 1);
-            store_loose(failure + 8, first);
-            store_loose(failure + 12, second);
-            store_flag(failure, kind);
-        }
-        return false;
-    }
-
-    // Waits until a flag has reached an epoch; false if a wait was given up.
-    __device__ bool until(u64 flag, u32 wanted, u32 direction) const
-    {
-        for (u64 since = 0;;) {
-            for (u32 poll = 0; poll < HALOX_POLLS; ++poll)
-                if (reached(flag, wanted))
-                    return true;
-            if (load_loose(state + 8))
-                return false;
-            const u64 now = nanoseconds();
-            since = since ? since : now;
-            if (limit_ns && now - since > limit_ns)
-                return fail(1 + direction);
-        }
-    }
-
-    // Ends the step of a block: no accesses to the fields may follow. All threads of all blocks call it, once.
-    __device__ void done() const
-    {
-#ifndef HALOX_CHECKED
-        if (!peers)
-            return;
-#endif
-        __syncthreads();
-        if (threadIdx.x || threadIdx.y || threadIdx.z)
-            return;
-        const u32 blocks = gridDim.x * gridDim.y * gridDim.z;
-        const u64 before = take_count(state, 1);
-        if (u32(before) + 1 != blocks)
-            return;
-        add_count(state, (1ull << 32) - blocks);
-        store_loose(state + 16, 0);
-        if (!load_loose(state + 8))  // or else the peers' waits are given up, too
-            for (u32 peer = 0; peer < peers; ++peer)
-                store_flag(((const u64*)flags)[peer], u32(before >> 32) + 1);
-    }
-};
-
 struct Axis {
     i64 stride;                 // bytes
     int extent;                 // of the array, halo included
@@ -106,21 +47,20 @@ struct Axis {
     int near, far, unused;      // cells below `near` and from `far` on read the halo or have copies
 };
 
-// A neighbour in one direction: this rank's copy of its flag (0 if the neighbour is this rank itself), its sides, and
-// the strides of its arrays in bytes, of the components and of the axes.
+// Argument of a kernel, for fields of N axes, at most 3. Cells are given as in the array, halo included.
 template <int N>
-struct Direction {
-    u64 flag, sides;
-    i64 stride[1 + N];
-};
-
-// Argument of a kernel, for fields of N axes. Cells are given as in the array, halo included.
-template <int N>
-struct Halo : Signals {
-    u64 direction;  // address of the table of directions
-    u64 base;       // for each field the address of cell 0 of this rank's array, and of its copy in each direction
+struct Halo {
+    u64 state;     // a State; then, for checks, the launch that is under way
+    u64 flags;     // this rank's flags, one per direction
+    u64 signals;   // addresses of the flags of the neighbours
+    u64 copies;    // for each field and direction the address of cell 0, and the strides of components and axes
+    u64 failure;   // four words that the host reads: kind, step, two details
+    u64 limit_ns;  // of a wait; 0 without a limit
     i64 component_stride;
-    u32 components, fields, item_bytes, unused;
+    u64 own[8];             // cell 0 of this rank's fields
+    u32 remote, stored;     // directions of other ranks; directions with copies
+    u32 neighbours, fields; // number of directions of other ranks; of fields
+    u32 components, item_bytes;
     Axis axis[N];
 
     // Waits for the neighbours that fill the halo around a cell, or have a copy of it. Precedes the reads around the
@@ -132,16 +72,17 @@ struct Halo : Signals {
         if (begun && begun != mine)
             return fail(CHECKED + 19);
 #endif
+        bool is_first = remote != 0;
         u32 sides = 0;
 #pragma unroll
-        for (int k = 0; k < N; ++k)
+        for (int k = 0; k < N; ++k) {
+            is_first = is_first && cell[k] == axis[k].begin;
             sides |= u32(cell[k] < axis[k].near) << 2 * k | u32(cell[k] >= axis[k].far) << (2 * k + 1);
-        if (!sides || !peers)
-            return true;
-        const u32 wanted = epoch();
-        const Direction<N>* one = (const Direction<N>*)direction;
-        for (u32 d = 0; d < directions; ++d, ++one)
-            if (!(u32(one->sides) & ~sides) && one->flag && !until(one->flag, wanted, d))
+        }
+        if (is_first)
+            announce();
+        for (u32 left = remote & among(sides); left; left &= left - 1)
+            if (!until(__ffs(left) - 1))
                 return false;
         return true;
     }
@@ -154,32 +95,109 @@ struct Halo : Signals {
         if (!is_inside(field, cell, sizeof(T), component))
             return;
 #endif
-        const u64* at = (const u64*)base + u64(field) * (directions + 1);
+        u64 at = 0;
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+            at = field == n ? own[n] : at;
         i64 offset = component * component_stride;
         u32 sides = 0;
-        bool owned = true;
+        bool is_owned = true;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             offset += cell[k] * axis[k].stride;
-            owned = owned && cell[k] >= axis[k].begin && cell[k] < axis[k].end;
+            is_owned = is_owned && cell[k] >= axis[k].begin && cell[k] < axis[k].end;
             sides |= u32(cell[k] < axis[k].low) << 2 * k | u32(cell[k] >= axis[k].high) << (2 * k + 1);
         }
-        *(T*)(*at + offset) = value;
-        if (!owned || !sides)
-            return;
-        const Direction<N>* one = (const Direction<N>*)direction;
-        for (u32 d = 0; d < directions; ++d, ++one)
-            if (!(u32(one->sides) & ~sides)) {
-                offset = component * one->stride[0];
+        *(T*)(at + offset) = value;
+        for (u32 left = is_owned ? stored & among(sides) : 0; left; left &= left - 1) {
+            const i64* copy = (const i64*)copies + (u32(field) * DIRECTIONS + __ffs(left) - 1) * (2 + N);
+            offset = component * copy[1];
 #pragma unroll
-                for (int k = 0; k < N; ++k)
-                    offset += cell[k] * one->stride[1 + k];
-                *(T*)(at[1 + d] + offset) = value;
-            }
+            for (int k = 0; k < N; ++k)
+                offset += cell[k] * copy[2 + k];
+            *(T*)(copy[0] + offset) = value;
+        }
     }
 
+    // Ends the step of a block: no accesses to the fields may follow. All threads of all blocks call it, once.
+    __device__ void done() const
+    {
+#ifndef HALOX_CHECKED
+        if (!remote)
+            return;
+#endif
+        __syncthreads();
+        if (threadIdx.x || threadIdx.y || threadIdx.z)
+            return;
+        const u32 blocks = gridDim.x * gridDim.y * gridDim.z;
+        const u64 mine = blockIdx.x || blockIdx.y || blockIdx.z ? 1 : (1ull << 32) - blocks + 1;
 #ifdef HALOX_CHECKED
-    static const u32 CHECKED = 0x80000000u;
+        if (u32(take_count(state, mine) + mine) == 0)
+            store_loose(state + 16, 0);
+#else
+        add_count(state, mine);
+#endif
+    }
+
+private:
+    static const u32 DIRECTIONS = N == 1 ? 3 : N == 2 ? 9 : 27, CHECKED = 0x80000000u;
+
+    // The directions that lead to some of these sides only; bits 2k and 2k + 1 are the low and the high side of axis k.
+    static __device__ u32 among(u32 sides)
+    {
+        u32 found = 0;
+        if (sides)
+#pragma unroll
+            for (u32 d = 1; d < DIRECTIONS; ++d) {
+                const u32 needed = ((1u << d % 3) >> 1) | ((1u << d / 3 % 3) >> 1) << 2 | ((1u << d / 9) >> 1) << 4;
+                found |= u32(!(needed & ~sides)) << d;
+            }
+        return found;
+    }
+
+    __device__ u32 step() const { return load_loose(state + 4) + 1; }
+
+    // Tells the neighbours that this rank's step has begun.
+    __device__ void announce() const
+    {
+        const u32 begun = step();
+        if (load_loose(state + 8))
+            return;  // the neighbours' waits are given up, too
+        __threadfence_system();
+        for (u32 n = 0; n < neighbours; ++n)
+            store_loose(((const u64*)signals)[n], begun);
+    }
+
+    // Waits for the flag of a direction; false if a wait was given up.
+    __device__ bool until(u32 direction) const
+    {
+        const u32 begun = step();
+        for (u64 since = 0;;) {
+            for (u32 poll = 0; poll < HALOX_POLLS; ++poll)
+                if (reached(flags + 4 * direction, begun))
+                    return true;
+            if (load_loose(state + 8))
+                return false;
+            const u64 now = nanoseconds();
+            if (!since) {
+                announce();
+                since = now;
+            }
+            if (limit_ns && now - since > limit_ns)
+                return fail(direction);
+        }
+    }
+
+    __device__ bool fail(u32 kind, u32 first = 0, u32 second = 0) const
+    {
+        if (atomicExch((u32*)(state + 8), 1u) == 0) {
+            store_loose(failure + 4, step());
+            store_loose(failure + 8, first);
+            store_loose(failure + 12, second);
+            store_flag(failure, kind);
+        }
+        return false;
+    }
 
     __device__ bool is_inside(int field, const int (&cell)[N], u32 bytes, int component) const
     {
@@ -192,6 +210,5 @@ struct Halo : Signals {
             return fail(CHECKED + 17, component, components);
         return bytes == item_bytes || fail(CHECKED + 18, bytes, item_bytes);
     }
-#endif
 };
 }  // namespace halox
