@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from operator import is_
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from halox.errors import ClosedError, FieldError, StateError
 from halox.exchange.measuring import Timer
@@ -27,15 +27,10 @@ from halox.runtime.communicator import UNFINISHED
 from halox.runtime.world import FORKED
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from halox.exchange.loops import Loops
     from halox.exchange.regions import Cells
     from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike
-
-    MakeStores: TypeAlias = Callable[[object, Sequence[tuple[int, str, str]]], StoreChannel]
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
@@ -137,7 +132,7 @@ class Plan(Unique):
         self.bound: Bound | None = None
         self.relocatable = False
         self._loops: Loops | None = None
-        self._make_stores: MakeStores | None = None
+        self._make_stores: Callable[..., StoreChannel] | None = None
         self._stores: StoreChannel | None = None
         self._report = report
         self._timer = timer
@@ -196,12 +191,12 @@ class Plan(Unique):
         guard.user, life.state = outer, _READY
 
     def serve(
-        self, loops: Loops, check: Callable[[], None] | None, make_stores: MakeStores
+        self,
+        loops: Loops,
+        check: Callable[[], None] | None,
+        make_stores: Callable[..., StoreChannel] | None = None,
     ) -> None:
-        """Allow loops over the plan's fields, calls with other arrays, and `device`.
-
-        ``check`` runs before each exchange.
-        """
+        """Allow loops, calls with other arrays, and `device`; ``check`` runs before each exchange."""
         self._loops, self._make_stores = loops, make_stores
         if check is not None:
             self._checks = (*self._checks, check)
@@ -440,7 +435,7 @@ class Plan(Unique):
         raise StateError(misuse)
 
     @property
-    def device(self) -> npt.NDArray[np.void]:
+    def device(self) -> Any:
         """Argument ``halox::Halo<N>`` of a `cupy.RawKernel` that stores cells into the neighbours' halos.
 
         `halox.device_header` has the type, and the guide "Inside your kernels" the rules. A cell is an index of the
@@ -451,16 +446,14 @@ class Plan(Unique):
           rank's array and in every copy of the cell;
         - ``halo.done()``, by all threads of all blocks after all other accesses.
 
-        The first use is collective, and waits for the GPU. Call the plan before the first step, to fill the halos.
+        The first use is collective, and waits for the GPU. Call the plan before the first step: it fills the halos.
         Raises `FieldError` if kernels cannot store to the fields, `PathError` if a message does not take the peer path,
         and `ExchangeTimeoutError` if a kernel has waited for a neighbour for ``HALOX_TIMEOUT`` seconds.
         """
         self._check_open()
         if self._stores is None:
             if self._make_stores is None:
-                raise FieldError(
-                    "plan.device: this is no plan of grid.plan; make one with grid.plan(...)"
-                )
+                raise FieldError("plan.device: this plan fills no halos; use a plan of grid.plan")
             self._check_state(_READY, "plan.device was used after start(); call finish() first")
             with self._guard:
                 rows = [(row.peer, row.path, row.reason) for row in self._report.rows]

@@ -115,7 +115,7 @@ unsigned long size = sizeof(halox::Halo<AXES>);
 def library(rank: int, axes: int, *, debug: bool = False) -> ctypes.CDLL:
     """Load one copy of the library per rank, so that each has its own blockIdx and fibers."""
     text = (
-        f'#define AXES {axes}\n#define HALOX_POLLS 2\n#include "{HEADER}"\n{_MEMORY}'
+        f'#define AXES {axes}\n#include "{HEADER}"\n{_MEMORY}'
         f"{halox.device_header(debug=debug)}{_STEP}"
     )
     flags = [
@@ -144,6 +144,7 @@ def without_gpu() -> Iterator[None]:
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
     with (
+        patch.object(stores, "is_capturing", lambda: False),
         patch.object(stores, "cupy", lambda: SimpleNamespace(cuda=cuda)),
         patch.object(pools, "HOST_WORDS", Pool(word)),
     ):

@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from halox.decomposition import FieldLayout
-from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError
+from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError, StateError
 from halox.paths.base import Channel
 from halox.runtime.arrays import Described, span
 from halox.runtime.device_arena import Allocation, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import source
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.pools import FailureWord
+from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.handshake import handshake
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _HALO = _members(i8="state flags signals copies failure limit_ns component_strid
 _COUNTS = _members(u4="remote stored neighbours fields components item_bytes")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
+Routes: TypeAlias = Iterable[tuple[int, str, str]]
 Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
 """First cell of the halo by direction."""
 
@@ -97,18 +100,17 @@ class StoreChannel(Channel):
     needs_host = False
 
     def __init__(
-        self,
-        context: Context,
-        read: Sequence[Field],
-        corners: bool,
-        arrays: Any,
-        routes: Iterable[tuple[int, str, str]],
+        self, context: Context, read: Sequence[Field], corners: bool, arrays: Any, routes: Routes
     ) -> None:
         self._world, self._arrays = context.world, arrays
         self._fields, layout = [described for described, _ in read], read[0][1]
         strides, device = self._fields[0].strides, self._fields[0].device
         if device is None or context.device_arena is None:
             raise FieldError(f"plan.device: the fields are NumPy arrays; {_REMEDY}")
+        if is_capturing():
+            raise StateError(
+                "plan.device: the current stream is being captured; use plan.device before the capture"
+            )
         for peer, path, reason in routes:
             if path != "peer" and peer != self._world.rank:
                 raise PathError(
@@ -217,7 +219,7 @@ class StoreChannel(Channel):
             raise self.error()
 
     def start(self) -> None:
-        """Do nothing: the other channels exchange."""
+        """Do nothing: other channels exchange."""
 
     def error(self) -> HaloxError:
         """Return the failure that a kernel has reported, as an exception."""
@@ -231,19 +233,15 @@ class StoreChannel(Channel):
                 19: "ended before all threads of all its blocks had called halo.done(), and another one began",
             }
             cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"
-            return FieldError(
-                f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}. Correct the "
-                "kernel, and begin again on a new grid"
-            )
-        at, region = next(item for item in self._regions.items() if _number(item[0]) == kind)
-        sides = [
-            f"the {'low' if s < 0 else 'high'} side of axis {k}" for k, s in enumerate(at) if s
-        ]
+            wrong = f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}"
+            return FieldError(f"{wrong}. Correct the kernel, and begin again on a new grid")
+        at = next(direction for direction in self._regions if _number(direction) == kind)
+        names = [f"the {('low', 'high')[s > 0]} side of axis {k}" for k, s in enumerate(at) if s]
         return ExchangeTimeoutError(
-            f"rank {self._world.rank} has waited for rank {region.peer}, beyond {' and '.join(sides)}, in step {step} "
-            f"of plan.device for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields are no longer "
-            "valid. Launch the same steps on all ranks, let all threads of all blocks call halo.done(), and begin "
-            "again on a new grid"
+            f"rank {self._world.rank} has waited for rank {self._regions[at].peer}, beyond {' and '.join(names)}, in "
+            f"step {step} of plan.device for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields are no "
+            "longer valid. Launch the same steps on all ranks, let all threads of all blocks call halo.done(), and "
+            "begin again on a new grid"
         )
 
     def close(self) -> None:
@@ -270,26 +268,22 @@ def _number(direction: Sequence[int]) -> int:
 
 def _check(read: Sequence[Field]) -> None:
     """Raise `FieldError` unless the fields are alike, and an exchange of them only copies boxes between neighbours."""
-    (first, layout), spec = read[0], read[0][1].spec
+    layout, spec = read[0][1], read[0][1].spec
     reasons = {
-        "four grid axes": spec.ndim > 3,
-        "a boundary, which exchanges fill": spec.boundary,
-        "one parity": spec.parity,
-        "more than one axis of components": len(first.shape) > spec.ndim + 1,
+        f"more than {_FIELDS} fields": len(read) > _FIELDS,
+        "a grid of four axes": spec.ndim > 3,
+        "fields with more than one axis of components": read[0][0].strides[spec.ndim + 1 :],
+        "fields with a boundary, which exchanges fill": spec.boundary,
+        "fields of one parity": spec.parity,
         "a halo wider than a neighbour's block": layout.is_wide,
         "connected sides of the grid": layout.decomposition.joined is not None,
     }
-    if len(read) > _FIELDS:
-        raise FieldError(
-            f"plan.device: got {len(read)} fields, at most {_FIELDS} are possible; make several plans, and give their "
-            "kernel all arguments"
-        )
-    forms = [(d.shape, d.strides, d.dtype, other.spec) for d, other in read]
-    for (described, _), form in zip(read, forms, strict=True):
-        if form != forms[0]:
-            raise FieldError(
-                f"plan.device: the fields of a plan must be alike, got {first} and {described}, or their halos or "
-                "strides differ; make a plan for each, and give their kernel both arguments"
-            )
     for why in (reason for reason, holds in reasons.items() if holds):
-        raise FieldError(f"plan.device: a kernel cannot store to a field with {why}; {_REMEDY}")
+        raise FieldError(f"plan.device: kernels cannot store to {why}; {_REMEDY}")
+    first = read[0][0]
+    for one, its in read:
+        if replace(one, pointer=first.pointer) != first or its.spec != spec:
+            raise FieldError(
+                f"plan.device: got {first} and {one}, which differ in dtype, strides or halo; make a plan for each, "
+                "and give their kernel both arguments"
+            )

@@ -15,9 +15,8 @@
 // - Progress. A thread that waits for long stores the flags of its own step, too. So a step needs only one running block
 //   to let its neighbours go on, and ends when they have begun: blocks need not be resident together.
 //
-// `count` of the state has the number of ended steps in its upper half, and changes it when all blocks have called
-// `done`. A direction has a number with a digit per axis, to the base 3: 0 none, 1 the low side, 2 the high side. Masks
-// have a bit per direction. One store a cell, and one for each copy.
+// `count` of the state has the number of ended steps in its upper half. A direction has a number with a digit per axis,
+// to the base 3: 0 none, 1 the low side, 2 the high side; masks have a bit per direction.
 namespace halox {
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -28,9 +27,6 @@ struct __align__(16) Word16 {
 
 #include "signals.cu"
 
-#ifndef HALOX_POLLS
-#define HALOX_POLLS 64  // loads of a flag between two looks at the clock
-#endif
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ u32 grid_id()
 {
@@ -173,7 +169,7 @@ private:
     {
         const u32 begun = step();
         for (u64 since = 0;;) {
-            for (u32 poll = 0; poll < HALOX_POLLS; ++poll)
+            for (u32 poll = 0; poll < 64; ++poll)
                 if (reached(flags + 4 * direction, begun))
                     return true;
             if (load_loose(state + 8))
