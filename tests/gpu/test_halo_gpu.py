@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ import cupy  # noqa: E402
 import numpy as np  # noqa: E402
 
 from tests.gpu.halo_steps import Steps, graph_of  # noqa: E402
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fused.py"
 
 pytestmark = pytest.mark.gpu
 
@@ -97,3 +101,8 @@ def test_fields_without_a_device_form() -> None:
             FieldError, match=r"fields of one parity; call plan\(\) between the kernels"
         ):
             _ = g.plan(walls).device
+
+
+def test_example() -> None:
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    assert main(["--cells", "64", "48", "--steps", "100", "--mode", "fused"]) < 1e-13

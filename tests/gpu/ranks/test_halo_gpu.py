@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import runpy
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ require("gpu")
 import cupy  # noqa: E402
 
 from tests.gpu.halo_steps import Steps, graph_of  # noqa: E402
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "fused.py"
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
@@ -125,3 +129,8 @@ def test_a_path_that_kernels_cannot_take(comm: MPI.Intracomm) -> None:
         with pytest.raises(PathError, match=r"takes the path 'staged'.*call plan\(\) between"):
             _ = plan.device
         plan()  # still works
+
+
+def test_example(comm: MPI.Intracomm) -> None:
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    assert main(["--cells", "64", "48", "--steps", "100", "--mode", "fused"]) < 1e-13
