@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from halox.runtime.context import Context
 
 _FIELDS = 8  # largest number of fields
-_DIRECTIONS = 27
-_FLAGS_AT, _TABLES_AT = 128, 256  # in this rank's memory, behind the state
+_FLAGS_AT, _COPIES_AT = 128, 256  # in this rank's memory, behind the state
 _CHECKED = 1 << 31  # kinds of failures that only the debug header finds
 _REMEDY = "call plan() between the kernels of the steps instead"
 
@@ -37,9 +36,9 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-_AXIS = _members(i8="stride", i4="extent begin low high end near far unused")
-_HALO = _members(i8="state flags signals copies failure limit_ns component_stride")
-_COUNTS = _members(u4="remote stored neighbours fields components item_bytes")
+_WORDS = _members(i8="state flags copies failure limit_ns component_stride")
+_COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
+_AXIS = _members(u4="stride", i4="extent begin low high end near far")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
 Routes: TypeAlias = Iterable[tuple[int, str, str]]
@@ -49,7 +48,8 @@ Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
 
 def argument_dtype(ndim: int) -> np.dtype[Any]:
     """Return the layout of ``halox::Halo`` in ``halo.cu``."""
-    return np.dtype([*_HALO, ("own", "i8", (_FIELDS,)), *_COUNTS, ("axis", _AXIS, (ndim,))])
+    arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
+    return np.dtype([*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,))])
 
 
 def device_header(*, debug: bool = False) -> str:
@@ -132,8 +132,9 @@ class StoreChannel(Channel):
 
     def offer(self, _: object) -> dict[int, Offer]:
         """Allocate this rank's memory, and return the places that each peer needs."""
-        words = _DIRECTIONS * (1 + len(self._fields) * (1 + len(self._strides)))
-        self._block = block = self._arena.allocate(_TABLES_AT + 8 * words)
+        width = 1 + len(self._strides)
+        self._copies = np.zeros((len(self._fields), 3 ** (width - 2), width), np.int64)
+        self._block = block = self._arena.allocate(_COPIES_AT + self._copies.nbytes)
         with cupy().cuda.Device(self._device):
             cupy().cuda.runtime.memset(block.pointer, 0, block.nbytes)
             cupy().cuda.runtime.deviceSynchronize()
@@ -167,38 +168,39 @@ class StoreChannel(Channel):
         pointer, arena, fields = self._block.pointer, self._arena, self._fields
         for offer in offers.values():
             arena.open(offer.handles)
-        width = 1 + len(self._strides)
-        copies = np.zeros((len(fields), 3 ** (width - 2), width), np.int64)
-        signals, remote, stored = np.zeros(_DIRECTIONS, np.int64), 0, 0
+        copies, runtime, own = self._copies, cupy().cuda.runtime, [f.pointer for f in fields]
+        signals, waited, stored = [], 0, 0
         for direction, region in self._regions.items():
             there, opposite = offers.get(region.peer), tuple(-side for side in direction)
             number = _number(direction)
-            if there:
-                signals[remote.bit_count()] = arena.pointer(there.flags) + 4 * _number(opposite)
-                remote |= 1 << number
+            if there and not self._is_covered(direction):
+                signals.append(arena.pointer(there.flags) + 4 * _number(opposite))
+                waited |= 1 << number
             if region.send is not None:
                 stored |= 1 << number
                 strides = there.strides if there else self._strides
                 received = there.received if there else self._received(region.peer)
                 ends = received[opposite], region.send.starts[self._cut], strides[1:]
                 shift = sum((b - a) * n for b, a, n in zip(*ends, strict=True))
-                for n, field in enumerate(fields):
-                    at = arena.pointer(there.fields[n]) if there else field.pointer
-                    copies[n, number] = at + shift, *strides
-        tables, runtime = np.concatenate([signals, copies.ravel()]), cupy().cuda.runtime
-        flags, table = pointer + _FLAGS_AT, pointer + _TABLES_AT
+                at = [arena.pointer(place) for place in there.fields] if there else own
+                copies[:, number, 0] = np.add(at, shift)
+                copies[:, number, 1:] = strides
+        flags, table = pointer + _FLAGS_AT, pointer + _COPIES_AT
         with cupy().cuda.Device(self._device):
-            runtime.memcpy(table, tables.ctypes.data, tables.nbytes, runtime.memcpyHostToDevice)
+            runtime.memcpy(table, copies.ctypes.data, copies.nbytes, runtime.memcpyHostToDevice)
             runtime.deviceSynchronize()
         limit_ns = int(self._world.limit_s * 1e9)
-        words = pointer, flags, table, table + signals.nbytes, self.failure.pointer, limit_ns
-        own = [field.pointer for field in fields] + [0] * (_FIELDS - len(fields))
+        words = pointer, flags, table, self.failure.pointer, limit_ns, self._strides[0]
         shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
         components = np.prod(shape) // np.prod(shape[self._cut])
-        counts = remote, stored, remote.bit_count(), len(fields), components, itemsize
-        axes = [self._axis(axis) for axis in range(width - 2)]
-        values = (*words, self._strides[0], own, *counts, axes)
-        self.argument = np.array(values, argument_dtype(len(axes)))
+        counts = waited, stored, len(signals), len(fields), components, itemsize
+        axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
+        form = argument_dtype(len(axes))
+        arrays = (
+            own + [0] * (_FIELDS - len(own)),
+            signals + [0] * (3 ** len(axes) - 1 - len(signals)),
+        )
+        self.argument = np.array((*words, *arrays, *counts, axes), form)
         self.argument.flags.writeable = False
         return self
 
@@ -210,7 +212,17 @@ class StoreChannel(Channel):
         _, (end, above), (_, below) = along.received()
         assert end == begin + size
         near, far = begin + max(low, below), min(high, end - above)
-        return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far, 0)
+        return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far)
+
+    def _is_covered(self, direction: Sequence[int]) -> bool:
+        """Whether a face or an edge on some of a direction's sides leads to the same rank."""
+        peer = self._regions[tuple(direction)].peer
+        return any(
+            region.peer == peer
+            and sub != direction
+            and all(a in (0, b) for a, b in zip(sub, direction, strict=True))
+            for sub, region in self._regions.items()
+        )
 
     def check(self) -> None:
         """Raise the failure that a kernel has reported."""
@@ -268,13 +280,14 @@ def _number(direction: Sequence[int]) -> int:
 
 def _check(read: Sequence[Field]) -> None:
     """Raise `FieldError` unless the fields are alike, and an exchange of them only copies boxes between neighbours."""
-    layout, spec = read[0][1], read[0][1].spec
+    layout, spec, strides = read[0][1], read[0][1].spec, read[0][0].strides
     reasons = {
         f"more than {_FIELDS} fields": len(read) > _FIELDS,
         "a grid of four axes": spec.ndim > 3,
-        "fields with more than one axis of components": read[0][0].strides[spec.ndim + 1 :],
+        "fields with more than one axis of components": strides[spec.ndim + 1 :],
         "fields with a boundary, which exchanges fill": spec.boundary,
         "fields of one parity": spec.parity,
+        "strides that are negative, or of 4 GiB": not 0 <= min(strides) <= max(strides) < 1 << 32,
         "a halo wider than a neighbour's block": layout.is_wide,
         "connected sides of the grid": layout.decomposition.joined is not None,
     }

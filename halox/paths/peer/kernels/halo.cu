@@ -37,25 +37,27 @@ __device__ __forceinline__ u32 grid_id()
 #endif
 
 struct Axis {
-    i64 stride;                 // bytes
+    u32 stride;                 // bytes
     int extent;                 // of the array, halo included
     int begin, low, high, end;  // owned cells; cells below `low` and from `high` on have copies at neighbours
-    int near, far, unused;      // cells below `near` and from `far` on read the halo or have copies
+    int near, far;              // cells below `near` and from `far` on read the halo or have copies
 };
 
 // Argument of a kernel, for fields of N axes, at most 3. Cells are given as in the array, halo included.
 template <int N>
 struct Halo {
+    static const u32 DIRECTIONS = N == 1 ? 3 : N == 2 ? 9 : 27, CHECKED = 0x80000000u;
+
     u64 state;     // a State; then, for checks, the launch that is under way
     u64 flags;     // this rank's flags, one per direction
-    u64 signals;   // addresses of the flags of the neighbours
     u64 copies;    // for each field and direction the address of cell 0, and the strides of components and axes
     u64 failure;   // four words that the host reads: kind, step, two details
     u64 limit_ns;  // of a wait; 0 without a limit
     i64 component_stride;
-    u64 own[8];             // cell 0 of this rank's fields
-    u32 remote, stored;     // directions of other ranks; directions with copies
-    u32 neighbours, fields; // number of directions of other ranks; of fields
+    u64 own[8];                   // cell 0 of this rank's fields
+    u64 signals[DIRECTIONS - 1];  // flags of the neighbours
+    u32 waited, stored;           // directions of other ranks, each rank once; directions with copies
+    u32 neighbours, fields;       // numbers of signals and of fields
     u32 components, item_bytes;
     Axis axis[N];
 
@@ -64,11 +66,13 @@ struct Halo {
     __device__ bool wait(const int (&cell)[N]) const
     {
 #ifdef HALOX_CHECKED
-        const u32 mine = grid_id() + 1, begun = atomicCAS((u32*)(state + 16), 0u, mine);
-        if (begun && begun != mine)
+        const u32 mine = grid_id() + 1, noted = atomicCAS((u32*)(state + 16), 0u, mine);
+        if (noted && noted != mine)
             return fail(CHECKED + 19);
 #endif
-        bool is_first = remote != 0;
+        if (is_inner(cell) || !waited)
+            return true;
+        bool is_first = true;
         u32 sides = 0;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
@@ -77,8 +81,9 @@ struct Halo {
         }
         if (is_first)
             announce();
-        for (u32 left = remote & among(sides); left; left &= left - 1)
-            if (!until(__ffs(left) - 1))
+        const u32 begun = step();
+        for (u32 left = waited & among(sides); left; left &= left - 1)
+            if (!until(__ffs(left) - 1, begun))
                 return false;
         return true;
     }
@@ -91,27 +96,27 @@ struct Halo {
         if (!is_inside(field, cell, sizeof(T), component))
             return;
 #endif
-        u64 at = 0;
+        u64 at = own[field] + component * component_stride;
 #pragma unroll
-        for (int n = 0; n < 8; ++n)
-            at = field == n ? own[n] : at;
-        i64 offset = component * component_stride;
+        for (int k = 0; k < N; ++k)
+            at += u64(u32(cell[k])) * axis[k].stride;
+        *(T*)at = value;
+        if (is_inner(cell))
+            return;
         u32 sides = 0;
         bool is_owned = true;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            offset += cell[k] * axis[k].stride;
             is_owned = is_owned && cell[k] >= axis[k].begin && cell[k] < axis[k].end;
             sides |= u32(cell[k] < axis[k].low) << 2 * k | u32(cell[k] >= axis[k].high) << (2 * k + 1);
         }
-        *(T*)(at + offset) = value;
         for (u32 left = is_owned ? stored & among(sides) : 0; left; left &= left - 1) {
             const i64* copy = (const i64*)copies + (u32(field) * DIRECTIONS + __ffs(left) - 1) * (2 + N);
-            offset = component * copy[1];
+            i64 to = copy[0] + component * copy[1];
 #pragma unroll
             for (int k = 0; k < N; ++k)
-                offset += cell[k] * copy[2 + k];
-            *(T*)(copy[0] + offset) = value;
+                to += cell[k] * copy[2 + k];
+            *(T*)to = value;
         }
     }
 
@@ -119,7 +124,7 @@ struct Halo {
     __device__ void done() const
     {
 #ifndef HALOX_CHECKED
-        if (!remote)
+        if (!waited)
             return;
 #endif
         __syncthreads();
@@ -136,7 +141,15 @@ struct Halo {
     }
 
 private:
-    static const u32 DIRECTIONS = N == 1 ? 3 : N == 2 ? 9 : 27, CHECKED = 0x80000000u;
+    // Whether a cell neither reads the halo nor has copies.
+    __device__ bool is_inner(const int (&cell)[N]) const
+    {
+        bool inner = true;
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+            inner = inner && cell[k] >= axis[k].near && cell[k] < axis[k].far;
+        return inner;
+    }
 
     // The directions that lead to some of these sides only; bits 2k and 2k + 1 are the low and the high side of axis k.
     static __device__ u32 among(u32 sides)
@@ -153,21 +166,18 @@ private:
 
     __device__ u32 step() const { return load_loose(state + 4) + 1; }
 
-    // Tells the neighbours that this rank's step has begun.
+    // Tells the neighbours that this rank's step has begun; not after a failure, so that their waits are given up, too.
     __device__ void announce() const
     {
-        const u32 begun = step();
-        if (load_loose(state + 8))
-            return;  // the neighbours' waits are given up, too
+        const u32 begun = step(), failed = load_loose(state + 8);
         __threadfence_system();
-        for (u32 n = 0; n < neighbours; ++n)
-            store_loose(((const u64*)signals)[n], begun);
+        for (u32 n = 0; n < neighbours && !failed; ++n)
+            store_loose(signals[n], begun);
     }
 
     // Waits for the flag of a direction; false if a wait was given up.
-    __device__ bool until(u32 direction) const
+    __device__ bool until(u32 direction, u32 begun) const
     {
-        const u32 begun = step();
         for (u64 since = 0;;) {
             for (u32 poll = 0; poll < 64; ++poll)
                 if (reached(flags + 4 * direction, begun))
