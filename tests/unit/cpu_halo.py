@@ -38,7 +38,7 @@ static u32 atomicCAS(u32* at, u32 old, u32 value)
     return old;
 }
 static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
-static void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static u32 launches;
 static u32 grid_id() { return launches; }
 extern "C" void delay(u64 seed, u32 permille)

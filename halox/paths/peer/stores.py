@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -41,9 +41,6 @@ _COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
 _AXIS = _members(u4="stride", i4="extent begin low high end near far")
 
 Field: TypeAlias = tuple[Described, FieldLayout]
-Routes: TypeAlias = Iterable[tuple[int, str, str]]
-Starts: TypeAlias = Mapping[tuple[int, ...], tuple[int, ...]]
-"""First cell of the halo by direction."""
 
 
 def argument_dtype(ndim: int) -> np.dtype[Any]:
@@ -77,7 +74,7 @@ class Offer(NamedTuple):
     flags: DevicePlace
     fields: Sequence[DevicePlace]
     strides: Sequence[int]  # in bytes: components, then grid axes
-    received: Starts  # from the peer
+    received: Mapping[tuple[int, ...], Sequence[int]]  # first cell of the halo by direction
 
 
 def make_stores(context: Context, *given: Any) -> StoreChannel:
@@ -100,7 +97,7 @@ class StoreChannel(Channel):
     needs_host = False
 
     def __init__(
-        self, context: Context, read: Sequence[Field], corners: bool, arrays: Any, routes: Routes
+        self, context: Context, read: Sequence[Field], corners: bool, arrays: Any, routes: Any
     ) -> None:
         self._world, self._arrays = context.world, arrays
         self._fields, layout = [described for described, _ in read], read[0][1]
@@ -108,9 +105,7 @@ class StoreChannel(Channel):
         if device is None or context.device_arena is None:
             raise FieldError(f"plan.device: the fields are NumPy arrays; {_REMEDY}")
         if is_capturing():
-            raise StateError(
-                "plan.device: the current stream is being captured; use plan.device before the capture"
-            )
+            raise StateError("plan.device: a stream is being captured; use plan.device before")
         for peer, path, reason in routes:
             if path != "peer" and peer != self._world.rank:
                 raise PathError(
@@ -120,12 +115,12 @@ class StoreChannel(Channel):
                 )
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
-        regions = [r for r in layout.regions(corners) if r.send is not None or r.recv is not None]
+        regions = [region for region in layout.regions(corners) if region.send or region.recv]
         self._regions = {region.direction: region for region in regions}
         first = len(layout.spec.components_before)
-        self._cut = slice(first, first + layout.spec.ndim)
-        others = strides[:first] + strides[self._cut.stop :]
-        self._strides = (*(others or (0,)), *strides[self._cut])
+        self._cut = cut = slice(first, first + layout.spec.ndim)
+        self._received = {r.direction: r.recv.starts[cut] for r in regions if r.recv}
+        self._strides = (*(strides[:first] + strides[cut.stop :] or (0,)), *strides[cut])
         self.peers = sorted({r.peer for r in regions} - {self._world.rank})
         self._block: DeviceBlock | None = None
         self.failure = FailureWord(device)
@@ -140,10 +135,8 @@ class StoreChannel(Channel):
             cupy().cuda.runtime.deviceSynchronize()
         places = [self._place(field) for field in self._fields if self.peers]
         handles, flags = self._arena.handles([block.place, *places]), block.place.at(_FLAGS_AT)
-        return {
-            peer: Offer(handles, flags, places, self._strides, self._received(peer))
-            for peer in self.peers
-        }
+        offer = Offer(handles, flags, places, self._strides, self._received)
+        return dict.fromkeys(self.peers, offer)
 
     def _place(self, field: Described) -> DevicePlace:
         before, behind = span(field.shape, field.strides, field.dtype.itemsize)
@@ -154,13 +147,6 @@ class StoreChannel(Channel):
                 f"{_REMEDY}"
             )
         return place.at(before)
-
-    def _received(self, peer: int) -> Starts:
-        return {
-            direction: region.recv.starts[self._cut]
-            for direction, region in self._regions.items()
-            if region.peer == peer and region.recv is not None
-        }
 
     def accept(self, offers: Mapping[int, Offer]) -> StoreChannel:
         """Map the peers' memory, write the tables, and make the argument of kernels."""
@@ -173,13 +159,13 @@ class StoreChannel(Channel):
         for direction, region in self._regions.items():
             there, opposite = offers.get(region.peer), tuple(-side for side in direction)
             number = _number(direction)
-            if there and not self._is_covered(direction):
+            if there and not self._is_covered(direction, region.peer):
                 signals.append(arena.pointer(there.flags) + 4 * _number(opposite))
                 waited |= 1 << number
-            if region.send is not None:
+            if region.send:
                 stored |= 1 << number
                 strides = there.strides if there else self._strides
-                received = there.received if there else self._received(region.peer)
+                received = there.received if there else self._received
                 ends = received[opposite], region.send.starts[self._cut], strides[1:]
                 shift = sum((b - a) * n for b, a, n in zip(*ends, strict=True))
                 at = [arena.pointer(place) for place in there.fields] if there else own
@@ -195,12 +181,8 @@ class StoreChannel(Channel):
         components = np.prod(shape) // np.prod(shape[self._cut])
         counts = waited, stored, len(signals), len(fields), components, itemsize
         axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
-        form = argument_dtype(len(axes))
-        arrays = (
-            own + [0] * (_FIELDS - len(own)),
-            signals + [0] * (3 ** len(axes) - 1 - len(signals)),
-        )
-        self.argument = np.array((*words, *arrays, *counts, axes), form)
+        arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
+        self.argument = np.array((*words, *arrays, *counts, axes), argument_dtype(len(axes)))
         self.argument.flags.writeable = False
         return self
 
@@ -214,13 +196,12 @@ class StoreChannel(Channel):
         near, far = begin + max(low, below), min(high, end - above)
         return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far)
 
-    def _is_covered(self, direction: Sequence[int]) -> bool:
+    def _is_covered(self, direction: Sequence[int], peer: int) -> bool:
         """Whether a face or an edge on some of a direction's sides leads to the same rank."""
-        peer = self._regions[tuple(direction)].peer
         return any(
             region.peer == peer
             and sub != direction
-            and all(a in (0, b) for a, b in zip(sub, direction, strict=True))
+            and all(not a or a == b for a, b in zip(sub, direction, strict=True))
             for sub, region in self._regions.items()
         )
 
@@ -280,8 +261,10 @@ def _number(direction: Sequence[int]) -> int:
 
 def _check(read: Sequence[Field]) -> None:
     """Raise `FieldError` unless the fields are alike, and an exchange of them only copies boxes between neighbours."""
-    layout, spec, strides = read[0][1], read[0][1].spec, read[0][0].strides
+    (first, layout), spec, strides = read[0], read[0][1].spec, read[0][0].strides
+    alike = [replace(one, pointer=first.pointer) == first and of.spec == spec for one, of in read]
     reasons = {
+        "fields that differ in dtype, strides or halo (make a plan for each)": not all(alike),
         f"more than {_FIELDS} fields": len(read) > _FIELDS,
         "a grid of four axes": spec.ndim > 3,
         "fields with more than one axis of components": strides[spec.ndim + 1 :],
@@ -291,12 +274,5 @@ def _check(read: Sequence[Field]) -> None:
         "a halo wider than a neighbour's block": layout.is_wide,
         "connected sides of the grid": layout.decomposition.joined is not None,
     }
-    for why in (reason for reason, holds in reasons.items() if holds):
+    for why in [reason for reason, holds in reasons.items() if holds]:
         raise FieldError(f"plan.device: kernels cannot store to {why}; {_REMEDY}")
-    first = read[0][0]
-    for one, its in read:
-        if replace(one, pointer=first.pointer) != first or its.spec != spec:
-            raise FieldError(
-                f"plan.device: got {first} and {one}, which differ in dtype, strides or halo; make a plan for each, "
-                "and give their kernel both arguments"
-            )

@@ -34,6 +34,7 @@ __device__ __forceinline__ u32 grid_id()
     asm volatile("mov.u64 %0, %%gridid;" : "=l"(number));
     return u32(number);
 }
+__device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 #endif
 
 struct Axis {
@@ -79,9 +80,9 @@ struct Halo {
             is_first = is_first && cell[k] == axis[k].begin;
             sides |= u32(cell[k] < axis[k].near) << 2 * k | u32(cell[k] >= axis[k].far) << (2 * k + 1);
         }
-        if (is_first)
-            announce();
         const u32 begun = step();
+        if (is_first)
+            announce(begun);
         for (u32 left = waited & among(sides); left; left &= left - 1)
             if (!until(__ffs(left) - 1, begun))
                 return false;
@@ -167,10 +168,10 @@ private:
     __device__ u32 step() const { return load_loose(state + 4) + 1; }
 
     // Tells the neighbours that this rank's step has begun; not after a failure, so that their waits are given up, too.
-    __device__ void announce() const
+    __device__ void announce(u32 begun) const
     {
-        const u32 begun = step(), failed = load_loose(state + 8);
-        __threadfence_system();
+        const u32 failed = load_loose(state + 8);
+        fence();
         for (u32 n = 0; n < neighbours && !failed; ++n)
             store_loose(signals[n], begun);
     }
@@ -186,7 +187,7 @@ private:
                 return false;
             const u64 now = nanoseconds();
             if (!since) {
-                announce();
+                announce(begun);
                 since = now;
             }
             if (limit_ns && now - since > limit_ns)
