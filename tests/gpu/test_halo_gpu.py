@@ -36,8 +36,8 @@ def grid(shape: tuple[int, ...], halo: int = 1, periodic: Any = True, **options:
         ((256, 256), 1, True, "u4"),
         ((37, 70), 2, (True, False), "i2"),
         ((20, 24, 28), 1, True, "u8"),
-        ((9, 6, 11), 2, (False, True, True), "u4"),
-        ((2, 3), 2, True, "u4"),
+        ((9, 6, 11), 2, (False, True, True), "u8"),
+        ((2, 3), 2, True, "i2"),
     ],
 )
 def test_fused_steps(shape: tuple[int, ...], halo: int, periodic: Any, dtype: str) -> None:
