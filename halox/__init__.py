@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
     from halox.packing.pack import Choice, pack, packing_method, unpack
+    from halox.paths.peer.stores import device_header
     from halox.points import Points
     from halox.transpose import Transpose
 
@@ -42,6 +43,7 @@ __all__ = [
     "Transpose",
     "__version__",
     "datatypes",
+    "device_header",
     "errors",
     "pack",
     "packing_method",
@@ -57,6 +59,7 @@ _MODULES = {
     "Output": "halox.checkpoint.output",
     "Points": "halox.points",
     "Transpose": "halox.transpose",
+    "device_header": "halox.paths.peer.stores",
     "stopping": "halox.domain.stopping",
     **dict.fromkeys(("Exchange", "Recv", "Send"), "halox.exchange.typed"),
     **dict.fromkeys(("Choice", "pack", "packing_method", "unpack"), "halox.packing.pack"),

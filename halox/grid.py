@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from halox.domain.options import Arguments
     from halox.exchange.loops import Check
     from halox.linear_operators import FieldOperator
+    from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike, GpuArray
 
     FieldArray = TypeVar("FieldArray", default=Any)
@@ -846,7 +847,14 @@ class Grid(Closing, Generic[FieldArray]):
         debug = None
         if self._world.debug and all(isinstance(field, self.xp.ndarray) for field in fields):
             debug = UnchangedCheck([self.interior(field) for field in fields], self.device_id)
-        plan.serve(Loops(read, every, overlap, self.device_id, find), debug)
+
+        def stores(*given: object) -> StoreChannel:
+            from halox.paths.peer.stores import make_stores
+
+            with_corners = self.corners if corners is None else corners
+            return make_stores(self.domain.context, read, with_corners, *given)
+
+        plan.serve(Loops(read, every, overlap, self.device_id, find), debug, stores)
         return plan
 
     def explain(self, *fields: FieldLike) -> Report | str:

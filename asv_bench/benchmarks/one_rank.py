@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from halox.runtime.gpu.cuda import why_no_gpu
 
@@ -107,3 +107,30 @@ if why_no_gpu() is None:
         track_pack = time_of()
         track_pack_in_a_graph = track("us", lambda rows: rows[SELECTED]["graph_us"])
         track_share_of_bound = track("share", lambda rows: rows[SELECTED]["of_bound"])
+
+    class FusedSteps:
+        """5-point steps of float32 on a periodic block, in graphs: stores from the kernel, beside exchanges."""
+
+        params = ([256, 512, 1024, 2048],)
+        param_names = ("cells",)
+        timeout = 300
+
+        @classmethod
+        def small(cls) -> Self:
+            """Return an instance with little to do."""
+            tiny = cls()
+            tiny.params = ([64],)
+            return tiny
+
+        def setup_cache(self) -> dict[int, dict[str, Any]]:
+            from halox_bench.fused import measured
+
+            return {cells: measured(cells) for cells in self.params[0]}
+
+        def track_step(self, found: dict[int, dict[str, Any]], cells: int) -> float:
+            """Return the microseconds of a fused step."""
+            return float(found[cells]["fused_us"])
+
+        def track_time_over_exchange(self, found: dict[int, dict[str, Any]], cells: int) -> float:
+            """Return the time of a fused step over the time of a step with an exchange."""
+            return float(found[cells]["fused_over_exchange"])

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from operator import is_
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from halox.errors import ClosedError, FieldError, StateError
 from halox.exchange.measuring import Timer
@@ -29,6 +29,7 @@ from halox.runtime.world import FORKED
 if TYPE_CHECKING:
     from halox.exchange.loops import Loops
     from halox.exchange.regions import Cells
+    from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike
 
 _MemoryAt: TypeAlias = Callable[
@@ -110,7 +111,7 @@ class Plan(Unique):
         *,
         guard: CallGuard,
     ) -> None:
-        self._channels = tuple(channels)
+        self._channels = [*channels]
         self._life = _Life()
         release = partial(_close, self._channels, self._life, release_memory)
         # Not at exit, when MPI and CUDA may already be finalized.
@@ -131,6 +132,8 @@ class Plan(Unique):
         self.bound: Bound | None = None
         self.relocatable = False
         self._loops: Loops | None = None
+        self._make_stores: Callable[..., StoreChannel] | None = None
+        self._stores: StoreChannel | None = None
         self._report = report
         self._timer = timer
         self._check_open = check_open
@@ -187,9 +190,14 @@ class Plan(Unique):
             raise
         guard.user, life.state = outer, _READY
 
-    def serve(self, loops: Loops, check: Callable[[], None] | None) -> None:
-        """Allow loops over the plan's fields, and calls with other arrays; ``check`` runs before each exchange."""
-        self._loops = loops
+    def serve(
+        self,
+        loops: Loops,
+        check: Callable[[], None] | None,
+        make_stores: Callable[..., StoreChannel] | None = None,
+    ) -> None:
+        """Allow loops, calls with other arrays, and `device`; ``check`` runs before each exchange."""
+        self._loops, self._make_stores = loops, make_stores
         if check is not None:
             self._checks = (*self._checks, check)
 
@@ -426,6 +434,35 @@ class Plan(Unique):
             self._guard.refuse()
         raise StateError(misuse)
 
+    @property
+    def device(self) -> Any:
+        """Argument ``halox::Halo<N>`` of a `cupy.RawKernel` that stores cells into the neighbours' halos.
+
+        `halox.device_header` has the type, and the guide "Inside your kernels" the rules. A cell is an index of the
+        array, halo included:
+
+        - ``halo.wait({y, x})``, before the kernel reads around the cell or stores it;
+        - ``halo.store(field, {y, x}, value, component = 0)`` stores to field number ``field`` of the plan, in this
+          rank's array and in every copy of the cell;
+        - ``halo.done()``, by all threads of all blocks after all other accesses.
+
+        The first use is collective, and waits for the GPU. Call the plan before the first step: it fills the halos.
+        Raises `FieldError` if kernels cannot store to the fields, `PathError` if a message does not take the peer path,
+        and `ExchangeTimeoutError` if a kernel has waited for a neighbour for ``HALOX_TIMEOUT`` seconds.
+        """
+        self._check_open()
+        if self._stores is None:
+            if self._make_stores is None:
+                raise FieldError("plan.device: this plan fills no halos; use a plan of grid.plan")
+            self._check_state(_READY, "plan.device was used after start(); call finish() first")
+            with self._guard:
+                rows = [(row.peer, row.path, row.reason) for row in self._report.rows]
+                self._stores = self._make_stores(self.arrays, rows)
+            self._channels.append(self._stores)
+            self._checks = (*self._checks, self._stores.check)
+        self._stores.check()
+        return self._stores.argument
+
     def explain(self) -> Report:
         """Return, for each message, its bytes, blocks, path, the reason for it, and microseconds.
 
@@ -477,8 +514,10 @@ class Plan(Unique):
             raise StateError("this plan was made without a timer; make it with grid.plan()")
         timer = self._timer
 
+        channels = [channel for channel in self._channels if channel is not self._stores]
+
         def measure() -> None:
-            self._report = self._report.measured(timer.measure(self._channels, number))
+            self._report = self._report.measured(timer.measure(channels, number))
 
         with self._guard:
             number = timer.check(repeats)
@@ -503,7 +542,8 @@ class Plan(Unique):
             _, _, (release,), _ = detached
             release()
         self._life.state = _CLOSED
-        self._channels = self._checks = self._starts = self._steps = self._finishes = ()
+        self._checks = self._starts = self._steps = self._finishes = ()
+        self._channels, self._stores = [], None
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:

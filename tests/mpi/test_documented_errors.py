@@ -18,6 +18,7 @@ import halox
 from halox.errors import (
     ClosedError,
     ExchangeTimeoutError,
+    FieldError,
     HaloxError,
     MismatchError,
     PathError,
@@ -143,6 +144,14 @@ def measured_closed(plan: Any, comm: World) -> None:
     plan.measure()
 
 
+def device_between(plan: Any, comm: World) -> None:
+    plan.start()
+    try:
+        _ = plan.device
+    finally:
+        plan.finish()
+
+
 TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError]]] = {
     "calls that differ between ranks: a sum on one, an exchange on the other": (
         different_calls,
@@ -178,6 +187,8 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError]]] = {
     ),
     "`measure` between start and finish": (with_plan(measured_between), StateError),
     "`measure` of a closed plan": (with_plan(measured_closed), ClosedError),
+    "`plan.device` of NumPy arrays": (with_plan(lambda p, _: p.device), FieldError),
+    "`plan.device` between start and finish": (with_plan(device_between), StateError),
 }
 
 ON_FIRST = {

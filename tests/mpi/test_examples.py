@@ -18,6 +18,7 @@ SHORT = {
     "heat": ["--cells", "37", "24", "--steps", "60"],
     "poisson": ["--cells", "21", "23", "18"],
     "taylor_green": ["--cells", "17", "--steps", "20", "--dt", ".001"],
+    "fused": ["--cells", "37", "24", "--steps", "60"],
     "heat_walls": ["--cells", "37", "24", "--steps", "60"],
     "acoustic": ["--cells", "34", "21", "--steps", "80"],
     "acoustic --bang": ["--cells", "40", "36", "--steps", "50"],

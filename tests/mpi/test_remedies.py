@@ -511,6 +511,18 @@ CASES: dict[str, Case] = {
         "{}(grid.zeros(halo=2))()",
         before="plan = grid.plan(grid.zeros())",
     ),
+    "a kernel's argument of a plan that is no exchange of halos": Case(
+        "halox.Transpose(grid, other).plan(grid.zeros(), other.zeros()).device",
+        r"use a plan of (grid.plan)$",
+        "{}(grid.zeros())()",
+        before="other = halox.Grid((6, 8), comm=grid.comm, device='cpu')",
+    ),
+    "a kernel's argument of NumPy arrays": Case(
+        "plan.device",
+        r"(call plan\(\))",
+        "plan()",
+        before="plan = grid.plan(grid.zeros())",
+    ),
     "a fractional point, and a field without halo": Case(
         "halox.Points(grid, [(1.5, 1)]).get(grid.ones(halo=0))",
         r"make it with (halo=1)",
@@ -610,6 +622,7 @@ ELSEWHERE = {
     "HALOX_PATH=peer": "needs a GPU",
     "read-only and would be written to": "needs JAX",
     "page-locked": "needs a GPU",
+    "plan.device: field": "needs a GPU",
     "give path= and HALOX_PATH alike": "needs ranks that differ",
     "leave the choice to halox": "tests/mpi/test_path_errors.py",
     "same comm=": "needs ranks that differ",

@@ -21,10 +21,10 @@
 #define __align__(n) __attribute__((aligned(n)))
 
 struct Dim {
-    unsigned x;
+    unsigned x, y, z;
 };
 
-static Dim threadIdx, blockIdx, blockDim, gridDim;
+static Dim threadIdx, blockIdx, blockDim = {1, 1, 1}, gridDim = {1, 1, 1};
 
 static inline unsigned __umulhi(unsigned a, unsigned b)
 {

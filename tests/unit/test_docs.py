@@ -47,7 +47,7 @@ def test_there_are_snippets() -> None:
 def _by_default_or_not() -> list[Any]:
     """Return the examples; examples that tests/mpi runs on four ranks run here only in the full matrix."""
     gallery = {"heat", "heat_walls", "acoustic", "maxwell", "gray_scott", "shallow_water"}
-    gallery |= {"poisson", "taylor_green", "tripolar"}
+    gallery |= {"poisson", "taylor_green", "tripolar", "fused"}
     others = [example for example in EXAMPLES if example.stem not in gallery]
     return [*others, *support.full(*(e for e in EXAMPLES if e.stem in gallery))]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import halox
 from halox.collectives.device.field_plans import field_row, plan_field
 from halox.collectives.device.kernel_plans import (
     plan_oneshot,
@@ -344,3 +345,31 @@ def test_mark_compiles(architecture):
 def test_a_broken_kernel_is_noticed():
     with pytest.raises(AssertionError, match="no_such_name"):
         compiled("strided_add", (("ELEMENT", "no_such_name"),), "sm_90")
+
+
+STEP = """
+extern "C" __global__ void step(halox::Halo<2> halo, int field, const float* u, int nx, int ny)
+{
+    const int y = 1 + blockIdx.x * blockDim.x + threadIdx.x;
+    const int x = 1 + blockIdx.y * blockDim.y + threadIdx.y;
+    if (x <= nx && y <= ny) {
+        halo.wait({x, y});
+        const float* at = u + x * (ny + 2) + y;
+        halo.store(field, {x, y}, at[-1] + at[1] + at[-ny - 2] + at[ny + 2]);
+    }
+    halo.done();
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("debug", [False, True])
+def test_stores_from_a_users_kernel(debug, architecture):
+    """The argument stays where the launch puts it, and flags have the order of the whole system."""
+    text = halox.device_header(debug=debug) + STEP
+    found = by_nvrtc(text, "step.cu", (*OPTIONS, f"--gpu-architecture=compute_{architecture}"))
+    assert not found.log
+    assert ".local" not in found.ptx
+    assert "cvta.param" not in found.ptx, "the parameter's address was taken"
+    flags = "ld.acquire.sys.global.u32", "fence.acq_rel.sys", "st.relaxed.sys.global.u32"
+    assert all(access in found.ptx for access in flags)

@@ -1,0 +1,278 @@
+"""Stores from a user's kernel: the argument ``plan.device``, and the text of `device_header`.
+
+``kernels/halo.cu`` states the protocol between the kernels of the ranks, and why it suffices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from halox.decomposition import FieldLayout
+from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, PathError, StateError
+from halox.paths.base import Channel
+from halox.runtime.arrays import Described, span
+from halox.runtime.device_arena import Allocation, DeviceBlock, DevicePlace
+from halox.runtime.gpu.compiler import source
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.pools import FailureWord
+from halox.runtime.gpu.streams import is_capturing
+from halox.runtime.handshake import handshake
+
+if TYPE_CHECKING:
+    from halox.runtime.context import Context
+
+_FIELDS = 8  # largest number of fields
+_FLAGS_AT, _COPIES_AT = 128, 256  # in this rank's memory, behind the state
+_CHECKED = 1 << 31  # kinds of failures that only the debug header finds
+_REMEDY = "call plan() between the kernels of the steps instead"
+
+
+def _members(**types: str) -> list[tuple[str, str]]:
+    return [(name, dtype) for dtype, names in types.items() for name in names.split()]
+
+
+_WORDS = _members(i8="state flags copies failure limit_ns component_stride")
+_COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
+_AXIS = _members(u4="stride", i4="extent begin low high end near far")
+
+Field: TypeAlias = tuple[Described, FieldLayout]
+
+
+def argument_dtype(ndim: int) -> np.dtype[Any]:
+    """Return the layout of ``halox::Halo`` in ``halo.cu``."""
+    arrays = ("own", "i8", (_FIELDS,)), ("signals", "i8", (3**ndim - 1,))
+    return np.dtype([*_WORDS, *arrays, *_COUNTS, ("axis", _AXIS, (ndim,))])
+
+
+def device_header(*, debug: bool = False) -> str:
+    """Return the CUDA C++ text that precedes a kernel with an argument ``halox::Halo<N>``, for grids of N axes.
+
+    Parameters
+    ----------
+    debug : bool
+        Whether to check all calls. A store outside the array, to an unknown field or component, or of a value of
+        another size is left out. After such a store, or a kernel without ``done``, the next use of `Plan.device` and
+        the next call of the plan raise `FieldError`.
+
+    Returns
+    -------
+    str
+        Text, in the namespace ``halox``, for the source of a `cupy.RawKernel`. `Plan.device` lists the methods.
+    """
+    return ("#define HALOX_CHECKED 1\n" if debug else "") + source("halo")
+
+
+class Offer(NamedTuple):
+    """Places of a rank's flags and fields for a peer, and the layout of the fields there."""
+
+    handles: Mapping[Allocation, bytes]
+    flags: DevicePlace
+    fields: Sequence[DevicePlace]
+    strides: Sequence[int]  # in bytes: components, then grid axes
+    received: Mapping[tuple[int, ...], Sequence[int]]  # first cell of the halo by direction
+
+
+def make_stores(context: Context, *given: Any) -> StoreChannel:
+    """Make a `StoreChannel`, with further arguments as there; collective, and raises its errors on all ranks."""
+    context.world.begin("plan", "device")
+    begin = partial(StoreChannel, context, *given)
+    rounds = (StoreChannel.offer, StoreChannel.accept)
+    step = "the making of plan.device"
+    made: StoreChannel = handshake(context.world, begin, rounds, step, peers=lambda m: m.peers)
+    return made
+
+
+class StoreChannel(Channel):
+    """State, flags and tables of a plan's kernels on this rank; a channel only for its end with the plan.
+
+    ``read`` and ``arrays`` are the fields of the plan, ``routes`` the peer, path and reason of each message. Raises
+    `FieldError` if kernels cannot store to a field, and `PathError` if a message does not take the peer path.
+    """
+
+    needs_host = False
+
+    def __init__(
+        self, context: Context, read: Sequence[Field], corners: bool, arrays: Any, routes: Any
+    ) -> None:
+        self._world, self._arrays = context.world, arrays
+        self._fields, layout = [described for described, _ in read], read[0][1]
+        strides, device = self._fields[0].strides, self._fields[0].device
+        if device is None or context.device_arena is None:
+            raise FieldError(f"plan.device: the fields are NumPy arrays; {_REMEDY}")
+        if is_capturing():
+            raise StateError("plan.device: a stream is being captured; use plan.device before")
+        for peer, path, reason in routes:
+            if path != "peer" and peer != self._world.rank:
+                raise PathError(
+                    f"plan.device: the message to rank {peer} takes the path {path!r} ({reason}), and a kernel stores "
+                    f"only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU for each rank, on "
+                    "one node"
+                )
+        _check(read)
+        self._arena, self._layout, self._device = context.device_arena, layout, device
+        regions = [region for region in layout.regions(corners) if region.send or region.recv]
+        self._regions = {region.direction: region for region in regions}
+        first = len(layout.spec.components_before)
+        self._cut = cut = slice(first, first + layout.spec.ndim)
+        self._received = {r.direction: r.recv.starts[cut] for r in regions if r.recv}
+        self._strides = (*(strides[:first] + strides[cut.stop :] or (0,)), *strides[cut])
+        self.peers = sorted({r.peer for r in regions} - {self._world.rank})
+        self._block: DeviceBlock | None = None
+        self.failure = FailureWord(device)
+
+    def offer(self, _: object) -> dict[int, Offer]:
+        """Allocate this rank's memory, and return the places that each peer needs."""
+        width = 1 + len(self._strides)
+        self._copies = np.zeros((len(self._fields), 3 ** (width - 2), width), np.int64)
+        self._block = block = self._arena.allocate(_COPIES_AT + self._copies.nbytes)
+        with cupy().cuda.Device(self._device):
+            cupy().cuda.runtime.memset(block.pointer, 0, block.nbytes)
+            cupy().cuda.runtime.deviceSynchronize()
+        places = [self._place(field) for field in self._fields if self.peers]
+        handles, flags = self._arena.handles([block.place, *places]), block.place.at(_FLAGS_AT)
+        offer = Offer(handles, flags, places, self._strides, self._received)
+        return dict.fromkeys(self.peers, offer)
+
+    def _place(self, field: Described) -> DevicePlace:
+        before, behind = span(field.shape, field.strides, field.dtype.itemsize)
+        place = self._arena.locate(field.pointer - before, field.pointer + behind)
+        if place is None:
+            raise FieldError(
+                f"plan.device: field {field} is not in memory that other GPUs can map; allocate it with grid.zeros, or "
+                f"{_REMEDY}"
+            )
+        return place.at(before)
+
+    def accept(self, offers: Mapping[int, Offer]) -> StoreChannel:
+        """Map the peers' memory, write the tables, and make the argument of kernels."""
+        assert self._block is not None
+        pointer, arena, fields = self._block.pointer, self._arena, self._fields
+        for offer in offers.values():
+            arena.open(offer.handles)
+        copies, runtime, own = self._copies, cupy().cuda.runtime, [f.pointer for f in fields]
+        signals, waited, stored = [], 0, 0
+        for direction, region in self._regions.items():
+            there, opposite = offers.get(region.peer), tuple(-side for side in direction)
+            number = _number(direction)
+            if there and not self._is_covered(direction, region.peer):
+                signals.append(arena.pointer(there.flags) + 4 * _number(opposite))
+                waited |= 1 << number
+            if region.send:
+                stored |= 1 << number
+                strides = there.strides if there else self._strides
+                received = there.received if there else self._received
+                ends = received[opposite], region.send.starts[self._cut], strides[1:]
+                shift = sum((b - a) * n for b, a, n in zip(*ends, strict=True))
+                at = [arena.pointer(place) for place in there.fields] if there else own
+                copies[:, number, 0] = np.add(at, shift)
+                copies[:, number, 1:] = strides
+        flags, table = pointer + _FLAGS_AT, pointer + _COPIES_AT
+        with cupy().cuda.Device(self._device):
+            runtime.memcpy(table, copies.ctypes.data, copies.nbytes, runtime.memcpyHostToDevice)
+            runtime.deviceSynchronize()
+        limit_ns = int(self._world.limit_s * 1e9)
+        words = pointer, flags, table, self.failure.pointer, limit_ns, self._strides[0]
+        shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
+        components = np.prod(shape) // np.prod(shape[self._cut])
+        counts = waited, stored, len(signals), len(fields), components, itemsize
+        axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
+        arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
+        self.argument = np.array((*words, *arrays, *counts, axes), argument_dtype(len(axes)))
+        self.argument.flags.writeable = False
+        return self
+
+    def _axis(self, axis: int) -> tuple[int, ...]:
+        """Return an axis as ``halo.cu`` has it."""
+        decomposition = self._layout.decomposition
+        along = self._layout.along(axis, decomposition.coords_of(self._world.rank)[axis])
+        (begin, size), (high, _), (_, low) = along.sent()
+        _, (end, above), (_, below) = along.received()
+        assert end == begin + size
+        near, far = begin + max(low, below), min(high, end - above)
+        return (self._strides[1 + axis], along.stored, begin, begin + low, high, end, near, far)
+
+    def _is_covered(self, direction: Sequence[int], peer: int) -> bool:
+        """Whether a face or an edge on some of a direction's sides leads to the same rank."""
+        return any(
+            region.peer == peer
+            and sub != direction
+            and all(not a or a == b for a, b in zip(sub, direction, strict=True))
+            for sub, region in self._regions.items()
+        )
+
+    def check(self) -> None:
+        """Raise the failure that a kernel has reported."""
+        if self.failure.words[0]:
+            self.failure.was_raised = True
+            raise self.error()
+
+    def start(self) -> None:
+        """Do nothing: other channels exchange."""
+
+    def error(self) -> HaloxError:
+        """Return the failure that a kernel has reported, as an exception."""
+        kind, step, found, most = self.failure.words[:4]
+        if kind >= _CHECKED:
+            index = found - (found >> 31 << 32)
+            what = {
+                16: f"stored to field {index}, and the plan has {most}",
+                17: f"stored to component {index}, and the fields have {most}",
+                18: f"stored a value of {found} bytes, and a cell has {most}; convert it to {self._fields[0].dtype}",
+                19: "ended before all threads of all its blocks had called halo.done(), and another one began",
+            }
+            cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"
+            wrong = f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}"
+            return FieldError(f"{wrong}. Correct the kernel, and begin again on a new grid")
+        at = next(direction for direction in self._regions if _number(direction) == kind)
+        names = [f"the {('low', 'high')[s > 0]} side of axis {k}" for k, s in enumerate(at) if s]
+        return ExchangeTimeoutError(
+            f"rank {self._world.rank} has waited for rank {self._regions[at].peer}, beyond {' and '.join(names)}, in "
+            f"step {step} of plan.device for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields are no "
+            "longer valid. Launch the same steps on all ranks, let all threads of all blocks call halo.done(), and "
+            "begin again on a new grid"
+        )
+
+    def close(self) -> None:
+        """Wait for the kernels, which may still store to peers; warn of a failure that was not raised."""
+        self._arena.synchronize()
+        self.has_failed = self.failure.close(self.error)
+
+    def free(self) -> None:
+        """Release the memory and the fields, after all peers have closed the plan."""
+        if self._block is not None:
+            self._arena.release(self._block)
+        self._block, self._arrays = None, ()
+
+    def abandon(self) -> None:
+        """Release the memory, which no other rank uses."""
+        self.free()
+        self.failure.close(self.error)
+
+
+def _number(direction: Sequence[int]) -> int:
+    """Return the number of a direction, with a digit per axis to the base 3, as in ``halo.cu``."""
+    return sum(-side % 3 * 3**axis for axis, side in enumerate(direction))
+
+
+def _check(read: Sequence[Field]) -> None:
+    """Raise `FieldError` unless the fields are alike, and an exchange of them only copies boxes between neighbours."""
+    (first, layout), spec, strides = read[0], read[0][1].spec, read[0][0].strides
+    alike = [replace(one, pointer=first.pointer) == first and of.spec == spec for one, of in read]
+    reasons = {
+        "fields that differ in dtype, strides or halo (make a plan for each)": not all(alike),
+        f"more than {_FIELDS} fields": len(read) > _FIELDS,
+        "a grid of four axes": spec.ndim > 3,
+        "fields with more than one axis of components": strides[spec.ndim + 1 :],
+        "fields with a boundary, which exchanges fill": spec.boundary,
+        "fields of one parity": spec.parity,
+        "strides that are negative, or of 4 GiB": not 0 <= min(strides) <= max(strides) < 1 << 32,
+        "a halo wider than a neighbour's block": layout.is_wide,
+        "connected sides of the grid": layout.decomposition.joined is not None,
+    }
+    for why in [reason for reason, holds in reasons.items() if holds]:
+        raise FieldError(f"plan.device: kernels cannot store to {why}; {_REMEDY}")
