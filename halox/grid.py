@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
     from halox.domain.options import Arguments
+    from halox.exchange.device_loop import Loop
     from halox.exchange.loops import Check
     from halox.linear_operators import FieldOperator
     from halox.runtime.array_types import FieldLike, GpuArray
@@ -1149,6 +1150,60 @@ class Grid(Closing, Generic[FieldArray]):
         return result if out is None else out
 
     # Solvers
+
+    def loop(
+        self, step: Callable[[], object], until: Any, most: int = 100_000, every: int = 1
+    ) -> Loop:
+        """Return a loop that repeats a step until a flag is set; on a GPU it runs without the host.
+
+        Parameters
+        ----------
+        step : callable
+            Function without arguments: exchanges, kernels on the current stream, and reductions with ``out=``. A GPU
+            repeats the launches of one call, so that values pass from step to step only in arrays.
+        until : array
+            Array of one bool or integer on the device of the fields, which ``step`` writes, alike on all ranks. The
+            loop ends when it is not 0.
+        most : int
+            Limit of the number of steps, a multiple of ``every``.
+        every : int
+            Steps between two looks at the flag.
+
+        Returns
+        -------
+        Loop
+            ``loop()`` runs the steps, and returns their number.
+
+        Raises
+        ------
+        FieldError, DeviceError
+            If ``until`` is not an array of one bool or integer, or on another device.
+        HaloxError
+            If ``step`` is not callable, or a number of steps is invalid.
+        MismatchError
+            If ranks give different numbers of steps.
+
+        Notes
+        -----
+        Collective. The first call makes its first ``every`` steps by plain calls. If the step needs no host, a GPU then
+        repeats a graph of ``every`` steps (docs/loops.md). Otherwise, and for NumPy arrays, the host calls the steps.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> with halox.Grid(8, device="cpu") as grid:
+        ...     u, total, stop = grid.zeros(), np.zeros(()), np.zeros((), bool)
+        ...
+        ...     def step():
+        ...         u[...] += 1
+        ...         np.greater_equal(grid.sum(u, out=total), 40, out=stop)
+        ...
+        ...     grid.loop(step, until=stop)()
+        5
+        """
+        from halox.exchange.device_loop import Loop
+
+        return Loop(self._world, self.device_id, step, until, most, every)
 
     def linear_operator(self, apply: Callable[..., object], fields: Any) -> FieldOperator:
         """Return a function of fields as a matrix, for the solvers of SciPy, CuPy and PETSc.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halox.errors import HaloxError
 from halox.paths import stream_channel
 from halox.paths.base import Job
 from halox.paths.peer import channel as peer
@@ -22,7 +23,7 @@ class Agreed:
         self.world = SimpleNamespace(rank=0, limit_s=1.0)
         self.device, self.log = 0, log
         self.job = Job([], (), ())
-        self.failure = FailureWord(0)
+        self.failure = FailureWord(0, self.error)
 
     is_movable = True
 
@@ -30,9 +31,9 @@ class Agreed:
         launch = SimpleNamespace(launch=lambda stream: self.log.append("launched"))
         return SimpleNamespace(alone=launch, concurrent=launch, before=[], after=[])
 
-    def error(self) -> Exception:
+    def error(self) -> HaloxError:
         number, exchange = self.failure.words[:2]
-        return RuntimeError(f"message {number} has not come in exchange {exchange}")
+        return HaloxError(f"message {number} has not come in exchange {exchange}")
 
     def abandon(self) -> None:
         self.log.append("memory given back")

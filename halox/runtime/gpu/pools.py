@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
+from halox.errors import HaloxError
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import PinnedBuffer, pinned
 from halox.runtime.gpu.streams import Stream
@@ -85,20 +87,34 @@ HOST_WORDS = Pool(partial(_pinned_for, WORDS_BYTES))
 """Host memory for failure words and for marks."""
 
 
+_failures: weakref.WeakSet[FailureWord] = weakref.WeakSet()
+
+
+def unraised_failure(device: int) -> FailureWord | None:
+    """Return a failure on a GPU that has not been raised yet; None without one."""
+    for failure in list(_failures):
+        if failure.device == device and not failure.was_raised and failure.words[0]:
+            return failure
+    return None
+
+
 class FailureWord:
     """Report of a kernel wait that timed out: two 32-bit ``words`` in page-locked memory.
 
     The first word is the number of the failure, 0 without a failure. The second word is the call in which it happened.
-    ``was_raised`` is set once the failure has been raised.
+    ``was_raised`` is set once the failure has been raised. ``error`` is the method of the owner that returns the
+    failure as an exception.
     """
 
-    def __init__(self, device: int) -> None:
-        self._device = device
+    def __init__(self, device: int, error: Callable[[], HaloxError]) -> None:
+        self.device = device
+        self._error = weakref.WeakMethod(error)
         self._buffer = HOST_WORDS.acquire(device)
         self._buffer.array[:] = 0
         self.words = self._buffer.array.data.cast("I")
         self.was_raised = False
         self._is_open = True
+        _failures.add(self)
 
     @property
     def pointer(self) -> int:
@@ -109,7 +125,17 @@ class FailureWord:
         """Reset the failure."""
         self.words[0], self.was_raised = 0, False
 
-    def close(self, error: Callable[[], Exception]) -> bool:
+    def raise_error(self) -> NoReturn:
+        """Raise the failure."""
+        self.was_raised = True
+        raise self._exception()
+
+    def _exception(self) -> HaloxError:
+        error = self._error()
+        assert error is not None  # the owner closes the word
+        return error()
+
+    def close(self) -> bool:
         """Release the memory; warn of a failure that was not raised, and return whether there was a failure.
 
         Local, and harmless when repeated. All kernels that may write the words must have ended.
@@ -117,9 +143,10 @@ class FailureWord:
         if not self._is_open:
             return False
         self._is_open = False
+        _failures.discard(self)
         has_failed = bool(self.words[0])
         if has_failed and not self.was_raised:
-            warnings.warn(str(error()), stacklevel=3)
+            warnings.warn(str(self._exception()), stacklevel=3)
         self.words.release()
-        HOST_WORDS.release(self._device, self._buffer)
+        HOST_WORDS.release(self.device, self._buffer)
         return has_failed

@@ -1,0 +1,201 @@
+"""Loops of steps until a flag: on a GPU by a graph that repeats itself, without the host; else by plain calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from halox.errors import DeviceError, FieldError, HaloxError, StateError
+from halox.runtime.arrays import Described, describe
+from halox.runtime.call_guard import Unique
+from halox.runtime.world import World
+from halox.values import as_int, shown
+
+_CALL = "loop"
+
+
+class Loop(Unique):
+    """Steps that repeat until a flag is set: ``steps = loop()``; made by `Grid.loop`.
+
+    Attributes
+    ----------
+    why_host : str
+        Why the host calls the steps; empty if the GPU repeats them. Final after the first call that has made more than
+        ``every`` steps.
+    """
+
+    def __init__(
+        self, world: World, device: int | None, step: Any, until: Any, most: object, every: object
+    ) -> None:
+        def check() -> dict[str, int]:
+            if not callable(step):
+                raise HaloxError(f"step must be a function without arguments, got {shown(step)}")
+            self._flag = _check_flag(until, device)
+            return _check_counts(most, every)
+
+        with world.guard:
+            world.begin(_CALL)
+            counts = world.gather_result(check, _CALL)
+            world.check_alike(counts)
+        self._world, self._device = world, device
+        self._step: Callable[[], object] = step
+        self._until = until
+        self._most, self._every = counts[0]["most"], counts[0]["every"]
+        self._graph: Any = None
+        self.why_host = "" if device is not None else "the grid has NumPy arrays"
+
+    def __call__(self) -> int:
+        """Run steps until the flag is set, or the most steps are made.
+
+        Returns
+        -------
+        int
+            Number of steps: a multiple of ``every``, and at least ``every``; the same on all ranks.
+
+        Raises
+        ------
+        StateError
+            On all ranks, if a CUDA graph cannot contain the steps; if the current stream is being captured.
+        ExchangeTimeoutError
+            If a rank does not make its steps within ``HALOX_TIMEOUT`` seconds.
+        MismatchError
+            On all ranks, if flags differ, so that ranks end after different numbers of steps.
+        ClosedError
+            If the grid is closed.
+
+        Notes
+        -----
+        Collective. Blocks; while a GPU repeats the steps, the host sleeps. Runs on the current stream. An interrupt
+        (Ctrl-C) ends the loop on this rank after the present round of ``every`` steps.
+        """
+        self._world.check_open()
+        if self._device is not None:
+            from halox.runtime.gpu.streams import is_capturing
+
+            if is_capturing():
+                raise StateError(
+                    "a loop waits for the GPU, and the current stream is being captured; end the capture first"
+                )
+        made, is_over = 0, False
+        if self._graph is None and not self.why_host:
+            # The first round compiles kernels and makes plans, which is impossible in a capture.
+            made = self._call_steps(0, self._every)
+            is_over = made == self._most or bool(self._until)
+            self._agree(made, is_over, None if is_over else self._capture)
+        if not is_over:
+            in_graph = self._graph is not None
+            made = self._run_graph(made) if in_graph else self._call_steps(made, self._most)
+        self._agree(made, True)
+        return made
+
+    def _call_steps(self, made: int, most: int) -> int:
+        """Call the step until the flag is set or ``most`` steps are made; return their number."""
+        while made < most:
+            self._round()
+            made += self._every
+            if self._until:
+                break
+        return made
+
+    def _round(self) -> None:
+        for _ in range(self._every):
+            self._step()
+
+    def _agree(self, made: int, is_over: bool, prepare: Callable[[], str] | None = None) -> None:
+        """Raise `MismatchError` on all ranks unless all agree; collective.
+
+        ``prepare`` returns the reason why the host must call the steps on this rank, empty without a reason.
+        """
+
+        def mine() -> tuple[dict[str, int], str]:
+            state = {"the number of steps": made, "the end of the loop": is_over}
+            return state, "" if prepare is None else prepare()
+
+        with self._world.guard:
+            self._world.begin(_CALL)
+            states, reasons = zip(*self._world.gather_result(mine, _CALL), strict=True)
+            remedy = (
+                "compute the flag from the same bits on all ranks, as from a result of grid.norm"
+            )
+            self._world.check_alike(states, remedies=dict.fromkeys(states[0], remedy))
+        why = next(filter(None, reasons), "")
+        if why:
+            self._graph, self.why_host = None, why
+
+    def _capture(self) -> str:
+        """Capture a round; return the reason if the host must call the steps."""
+        from halox.runtime.gpu.while_graph import WhileGraph, why_no_while_graph
+
+        why = why_no_while_graph()
+        if why:
+            return why
+        try:
+            self._graph = WhileGraph(self._round, self._flag)
+        except Exception as error:
+            if isinstance(error, StateError) and error.needs_host:
+                return str(error)
+            raise StateError(
+                f"a CUDA graph cannot contain the steps of the loop ({type(error).__name__}: {error}); in a step "
+                "nothing may wait for the GPU, as float(x), print(x) and x.get() do, or make a plan: use arrays on the "
+                "GPU in their place, and make plans before the loop"
+            ) from error
+        return ""
+
+    def _run_graph(self, made: int) -> int:
+        """Repeat the graph after some steps; return the number of all steps."""
+        from halox.runtime.gpu.pools import unraised_failure
+
+        assert self._device is not None
+        find = partial(unraised_failure, self._device)
+        with self._world.guard:
+            self._world.begin(_CALL)
+            rounds: int = self._graph.run(
+                made // self._every,
+                self._most // self._every,
+                lambda: find() is not None,
+            )
+            if (failure := find()) is not None:
+                failure.raise_error()
+        return rounds * self._every
+
+    def __repr__(self) -> str:
+        """Return the numbers of steps, and how they are made."""
+        how = f"called by the host: {self.why_host}" if self.why_host else "repeated by the GPU"
+        return f"<halox.Loop of at most {self._most} steps, {self._every} a round, {how}>"
+
+
+def _check_flag(until: Any, device: int | None) -> Described:
+    """Describe the flag; raise `FieldError` or `DeviceError` if it is not a bool or an integer on the device."""
+    flag = describe(until, "until")
+    if any(extent != 1 for extent in flag.shape) or flag.dtype.kind not in "bui":
+        raise FieldError(
+            f"until must be an array of one bool or integer, got {flag}; as grid.xp.zeros((), bool), which a step sets "
+            "by grid.xp.less(..., out=until)"
+        )
+    if flag.device != device:
+        places = [
+            "the host" if number is None else f"GPU {number}" for number in (flag.device, device)
+        ]
+        raise DeviceError(
+            f"until is on {places[0]}, and the fields of the grid on {places[1]}; allocate it there, as by "
+            "grid.xp.zeros((), bool)"
+        )
+    return flag
+
+
+def _check_counts(most: object, every: object) -> dict[str, int]:
+    """Return the numbers of steps; raise `HaloxError` if they are invalid."""
+    counts = {}
+    for name, value in (("most", most), ("every", every)):
+        number = as_int(value)
+        if number is None or not 1 <= number < 1 << 63:
+            raise HaloxError(f"{name} must be an int >= 1, a number of steps, got {shown(value)}")
+        counts[name] = number
+    rest = counts["most"] % counts["every"]
+    if rest:
+        raise HaloxError(
+            f"most={most} is not a multiple of every={every}, the steps between two looks at the flag; give "
+            f"most={counts['most'] - rest + counts['every']}"
+        )
+    return counts
