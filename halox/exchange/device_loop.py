@@ -13,6 +13,7 @@ from halox.runtime.world import World
 from halox.values import as_int, shown
 
 _CALL = "loop"
+_REMEDY = "compute the flag from the same bits on all ranks, as from a result of grid.norm"
 
 
 class Loop(Unique):
@@ -114,11 +115,12 @@ class Loop(Unique):
 
         with self._world.guard:
             self._world.begin(_CALL)
-            states, reasons = zip(*self._world.gather_result(mine, _CALL), strict=True)
-            remedy = (
-                "compute the flag from the same bits on all ranks, as from a result of grid.norm"
-            )
-            self._world.check_alike(states, remedies=dict.fromkeys(states[0], remedy))
+            try:
+                states, reasons = zip(*self._world.gather_result(mine, _CALL), strict=True)
+                self._world.check_alike(states, remedies=dict.fromkeys(states[0], _REMEDY))
+            except HaloxError:
+                self._graph = None  # also if only another rank has none
+                raise
         why = next(filter(None, reasons), "")
         if why:
             self._graph, self.why_host = None, why
