@@ -60,7 +60,7 @@ class WhileGraph:
         owned = [partial(cu.cuGraphDestroy, graph)]
         weakref.finalize(self, _destroy, owned).atexit = False
         (context,) = driver.call(cu.cuCtxGetCurrent)
-        assign = int(cu.CUgraphConditionalHandle_flags.CU_GRAPH_COND_ASSIGN_DEFAULT)
+        assign = cu.CU_GRAPH_COND_ASSIGN_DEFAULT  # a launch begins with the value 1
         (handle,) = driver.call(cu.cuGraphConditionalHandleCreate, graph, context, 1, assign)
         node = cu.CUgraphNodeParams()
         node.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
