@@ -155,10 +155,6 @@ class FakeDriver:
                 assert machine.thread is not None
                 return not machine.thread.is_alive()
 
-        @contextmanager
-        def stream(non_blocking: bool = True) -> Any:
-            yield
-
         def new_stream(non_blocking: bool) -> Any:
             class Stream:
                 ptr = STREAM
@@ -241,7 +237,8 @@ def test_numbers_of_rounds(dtype: str, gpu: FakeDriver) -> None:
     for end, most, known in ((1, 9, 1), (5, 9, 5), (9, 9, 9), (20, 9, 9)):
         steps = Steps(gpu, end, dtype)
         graph = WhileGraph(steps, steps.flag)
-        assert gpu.calls[-2:] == ["pool of the loop", "default pool"]
+        pools = [call for call in gpu.calls if "pool" in call]
+        assert pools[-2:] == ["pool of the loop", "default pool"]
         assert (graph.run(0, most, never), steps.rounds) == (known, known)
         steps.rounds = 3
         assert graph.run(3, most, never) == max(known, 4)
