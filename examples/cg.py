@@ -1,14 +1,15 @@
 """Poisson's equation in a closed box by conjugate gradients; a GPU repeats the iterations without the host.
 
-Alone: ``python examples/cg.py``; on four ranks, with a picture: ``halox run examples/cg.py -n 4 --png cg.png``.
+The solution is a product of parabolas. On four ranks, with a picture: ``halox run examples/cg.py -n 4 --png cg.png``.
 """
 
 import argparse
+import sys
 
 import halox
 
 
-def main(arguments: list[str] | None = None) -> float:
+def main(arguments: list[str] | tuple[str, ...] = ()) -> float:
     """Run, and return the largest error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cells", type=int, nargs=2, default=(120, 80), metavar="N")
@@ -21,7 +22,6 @@ def main(arguments: list[str] | None = None) -> float:
             grid.zeros("f8") for _ in range(4)
         )  # A x = b, r = b - A x, direction p, q = A p
         rr, pq, new, stop = xp.zeros(()), xp.zeros(()), xp.zeros(()), xp.zeros((), bool)
-        # The solution is a product of parabolas, which differences solve exactly.
         sides = zip(grid.indices(), grid.grid_shape, strict=True)
         a, b = (4 * (i + 1.0) * (n - i) / (n + 1) ** 2 for i, n in sides)
         bend_x, bend_y = (8 / (n + 1) ** 2 for n in grid.grid_shape)
@@ -57,4 +57,4 @@ def main(arguments: list[str] | None = None) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
