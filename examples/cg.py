@@ -18,9 +18,7 @@ def main(arguments: list[str] | tuple[str, ...] = ()) -> float:
     options = parser.parse_args(arguments)
     with halox.Grid(options.cells, halo=1, device=options.device) as grid:
         xp = grid.xp
-        x, r, p, q = (
-            grid.zeros("f8") for _ in range(4)
-        )  # A x = b, r = b - A x, direction p, q = A p
+        x, r, p, q = (grid.zeros("f8") for _ in range(4))  # r = b - A x, q = A p
         rr, pq, new, stop = xp.zeros(()), xp.zeros(()), xp.zeros(()), xp.zeros((), bool)
         sides = zip(grid.indices(), grid.grid_shape, strict=True)
         a, b = (4 * (i + 1.0) * (n - i) / (n + 1) ** 2 for i, n in sides)

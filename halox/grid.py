@@ -1190,7 +1190,7 @@ class Grid(Closing, Generic[FieldArray]):
 
         Examples
         --------
-        >>> import numpy as np
+        >>> import halox, numpy as np
         >>> with halox.Grid(8, device="cpu") as grid:
         ...     u, total, stop = grid.zeros(), np.zeros(()), np.zeros((), bool)
         ...
