@@ -26,7 +26,7 @@ from halox.runtime.gpu.launch import PreparedLaunch
 
 _DRIVER = 12040  # CUDA version with conditional nodes
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-_SHARE, _LEAST_S, _MOST_S = 0.02, 2e-5, 2e-3  # a sleep, as a share of the time so far
+_SHARE, _LEAST_S, _MOST_S = 0.05, 2e-5, 5e-3  # a sleep, as a share of the time so far
 
 
 def why_no_while_graph() -> str:
