@@ -44,8 +44,6 @@ class ClosedError(HaloxError, RuntimeError):
 class StateError(HaloxError, RuntimeError):
     """A call is invalid in the current state: ``finish`` without ``start``, a stream capture, another thread's call."""
 
-    needs_host = False  # whether the call cannot be captured, since the host takes part in it
-
 
 class CheckpointError(HaloxError, OSError):
     """A checkpoint cannot be written or read: damaged, of another grid, in use, no space; the message says why."""

@@ -1154,52 +1154,27 @@ class Grid(Closing, Generic[FieldArray]):
     def loop(
         self, step: Callable[[], object], until: Any, most: int = 100_000, every: int = 1
     ) -> Loop:
-        """Return a loop that repeats a step until a flag is set; on a GPU it runs without the host.
+        """Return a loop that repeats a step until a flag is set; on a GPU it runs without the host (docs/loops.md).
 
         Parameters
         ----------
         step : callable
-            Function without arguments: exchanges, kernels on the current stream, and reductions with ``out=``. A GPU
-            repeats the launches of one call, so that values pass from step to step only in arrays.
+            Function without arguments: exchanges, kernels on the current stream, reductions with ``out=``. The GPU
+            repeats the launches of one call, so that values pass from step to step in arrays only.
         until : array
-            Array of one bool or integer on the device of the fields, which ``step`` writes, alike on all ranks. The
-            loop ends when it is not 0.
-        most : int
-            Limit of the number of steps, a multiple of ``every``.
-        every : int
-            Steps between two looks at the flag.
+            One bool or integer on the device of the fields, which ``step`` writes; not 0 ends the loop.
+        most, every : int
+            Limit of the steps; steps between two looks at the flag, a divisor of ``most``.
 
         Returns
         -------
         Loop
             ``loop()`` runs the steps, and returns their number.
 
-        Raises
-        ------
-        FieldError, DeviceError
-            If ``until`` is not an array of one bool or integer, or on another device.
-        HaloxError
-            If ``step`` is not callable, or a number of steps is invalid.
-        MismatchError
-            If ranks give different numbers of steps.
-
         Notes
         -----
-        Collective. The first call makes its first ``every`` steps by plain calls. If the step needs no host, a GPU then
-        repeats a graph of ``every`` steps (docs/loops.md). Otherwise, and for NumPy arrays, the host calls the steps.
-
-        Examples
-        --------
-        >>> import halox, numpy as np
-        >>> with halox.Grid(8, device="cpu") as grid:
-        ...     u, total, stop = grid.zeros(), np.zeros(()), np.zeros((), bool)
-        ...
-        ...     def step():
-        ...         u[...] += 1
-        ...         np.greater_equal(grid.sum(u, out=total), 40, out=stop)
-        ...
-        ...     grid.loop(step, until=stop)()
-        5
+        Collective. Raises `HaloxError`, `FieldError`, `DeviceError` or `MismatchError` for invalid arguments. The first
+        ``every`` steps of all are plain calls. So are all steps on CPUs, and if a step needs the host.
         """
         from halox.exchange.device_loop import Loop
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
@@ -22,8 +21,7 @@ class Loop(Unique):
     Attributes
     ----------
     why_host : str
-        Why the host calls the steps; empty if the GPU repeats them. Final after the first call that has made more than
-        ``every`` steps.
+        Why the host calls the steps; empty if the GPU repeats them. Known after a call of several rounds.
     """
 
     def __init__(
@@ -33,26 +31,25 @@ class Loop(Unique):
             if not callable(step):
                 raise HaloxError(f"step must be a function without arguments, got {shown(step)}")
             self._flag = _check_flag(until, device)
-            return _check_counts(most, every)
+            steps, round_steps = _check_count("most", most), _check_count("every", every)
+            if rest := steps % round_steps:
+                raise HaloxError(
+                    f"most={steps} is not a multiple of every={round_steps}, the steps between two looks at the flag; "
+                    f"give most={steps - rest + round_steps}"
+                )
+            return {"most": steps, "every": round_steps}
 
         with world.guard:
             world.begin(_CALL)
             counts = world.gather_result(check, _CALL)
             world.check_alike(counts)
-        self._world, self._device = world, device
-        self._step: Callable[[], object] = step
-        self._until = until
+        self._world, self._device, self._step, self._until = world, device, step, until
         self._most, self._every = counts[0]["most"], counts[0]["every"]
         self._graph: Any = None
         self.why_host = "" if device is not None else "the grid has NumPy arrays"
 
     def __call__(self) -> int:
-        """Run steps until the flag is set, or the most steps are made.
-
-        Returns
-        -------
-        int
-            Number of steps: a multiple of ``every``, and at least ``every``; the same on all ranks.
+        """Run steps until the flag is set or the most steps are made; return their number, the same on all ranks.
 
         Raises
         ------
@@ -62,22 +59,18 @@ class Loop(Unique):
             If a rank does not make its steps within ``HALOX_TIMEOUT`` seconds.
         MismatchError
             On all ranks, if flags differ, so that ranks end after different numbers of steps.
-        ClosedError
-            If the grid is closed.
 
         Notes
         -----
-        Collective. Blocks; while a GPU repeats the steps, the host sleeps. Runs on the current stream. An interrupt
-        (Ctrl-C) ends the loop on this rank after the present round of ``every`` steps.
+        Collective. Blocks; while a GPU repeats the steps, on the current stream, the host sleeps. An interrupt (Ctrl-C)
+        ends the loop on this rank after the present round of ``every`` steps.
         """
         self._world.check_open()
         if self._device is not None:
             from halox.runtime.gpu.streams import is_capturing
 
             if is_capturing():
-                raise StateError(
-                    "a loop waits for the GPU, and the current stream is being captured; end the capture first"
-                )
+                raise StateError("the current stream is being captured; end the capture first")
         made, is_over = 0, False
         if self._graph is None and not self.why_host:
             # The first round compiles kernels and makes plans, which is impossible in a capture.
@@ -85,8 +78,7 @@ class Loop(Unique):
             is_over = made == self._most or bool(self._until)
             self._agree(made, is_over, None if is_over else self._capture)
         if not is_over:
-            in_graph = self._graph is not None
-            made = self._run_graph(made) if in_graph else self._call_steps(made, self._most)
+            made = self._run_graph(made) if self._graph else self._call_steps(made, self._most)
         self._agree(made, True)
         return made
 
@@ -104,10 +96,7 @@ class Loop(Unique):
             self._step()
 
     def _agree(self, made: int, is_over: bool, prepare: Callable[[], str] | None = None) -> None:
-        """Raise `MismatchError` on all ranks unless all agree; collective.
-
-        ``prepare`` returns the reason why the host must call the steps on this rank, empty without a reason.
-        """
+        """Compare the ranks, and note the reason from ``prepare`` why the host calls the steps; collective."""
 
         def mine() -> tuple[dict[str, int], str]:
             state = {"the number of steps": made, "the end of the loop": is_over}
@@ -121,54 +110,44 @@ class Loop(Unique):
             except HaloxError:
                 self._graph = None  # also if only another rank has none
                 raise
-        why = next(filter(None, reasons), "")
-        if why:
+        if why := next(filter(None, reasons), ""):
             self._graph, self.why_host = None, why
 
     def _capture(self) -> str:
         """Capture a round; return the reason if the host must call the steps."""
-        from halox.runtime.gpu.while_graph import WhileGraph, why_no_while_graph
+        from halox.runtime.gpu.while_graph import WhileGraph, has_while_graphs
 
-        why = why_no_while_graph()
-        if why:
-            return why
+        if not has_while_graphs():
+            return "loops on a GPU need a driver and cuda.bindings of CUDA 12.4 or later"
         try:
             self._graph = WhileGraph(self._round, self._flag)
+        except StateError as error:  # halox refuses to be captured, before anything is launched
+            return str(error)
         except Exception as error:
-            if isinstance(error, StateError) and error.needs_host:
-                return str(error)
             raise StateError(
                 f"a CUDA graph cannot contain the steps of the loop ({type(error).__name__}: {error}); in a step "
-                "nothing may wait for the GPU, as float(x), print(x) and x.get() do, or make a plan: use arrays on the "
-                "GPU in their place, and make plans before the loop"
+                "nothing may wait for the GPU, as float(x), print(x) and x.get() do; keep numbers in arrays"
             ) from error
         return ""
 
     def _run_graph(self, made: int) -> int:
         """Repeat the graph after some steps; return the number of all steps."""
-        from halox.runtime.gpu.pools import unraised_failure
+        from halox.runtime.gpu.pools import count_failures
 
-        assert self._device is not None
-        find = partial(unraised_failure, self._device)
+        before = count_failures()
         with self._world.guard:
             self._world.begin(_CALL)
             rounds: int = self._graph.run(
-                made // self._every,
-                self._most // self._every,
-                lambda: find() is not None,
+                made // self._every, self._most // self._every, lambda: count_failures() > before
             )
-            if (failure := find()) is not None:
-                failure.raise_error()
+        if count_failures() > before:
+            self._round()  # the call that has failed raises the error
+            raise StateError("a call outside of the loop has failed on the GPU; call it to see why")
         return rounds * self._every
-
-    def __repr__(self) -> str:
-        """Return the numbers of steps, and how they are made."""
-        how = f"called by the host: {self.why_host}" if self.why_host else "repeated by the GPU"
-        return f"<halox.Loop of at most {self._most} steps, {self._every} a round, {how}>"
 
 
 def _check_flag(until: Any, device: int | None) -> Described:
-    """Describe the flag; raise `FieldError` or `DeviceError` if it is not a bool or an integer on the device."""
+    """Describe the flag; raise an error unless it is one bool or integer on the device."""
     flag = describe(until, "until")
     if any(extent != 1 for extent in flag.shape) or flag.dtype.kind not in "bui":
         raise FieldError(
@@ -176,28 +155,17 @@ def _check_flag(until: Any, device: int | None) -> Described:
             "by grid.xp.less(..., out=until)"
         )
     if flag.device != device:
-        places = [
-            "the host" if number is None else f"GPU {number}" for number in (flag.device, device)
-        ]
+        found, needed = ("the host" if n is None else f"GPU {n}" for n in (flag.device, device))
         raise DeviceError(
-            f"until is on {places[0]}, and the fields of the grid on {places[1]}; allocate it there, as by "
+            f"until is on {found}, and the fields of the grid on {needed}; allocate it there, as by "
             "grid.xp.zeros((), bool)"
         )
     return flag
 
 
-def _check_counts(most: object, every: object) -> dict[str, int]:
-    """Return the numbers of steps; raise `HaloxError` if they are invalid."""
-    counts = {}
-    for name, value in (("most", most), ("every", every)):
-        number = as_int(value)
-        if number is None or not 1 <= number < 1 << 63:
-            raise HaloxError(f"{name} must be an int >= 1, a number of steps, got {shown(value)}")
-        counts[name] = number
-    rest = counts["most"] % counts["every"]
-    if rest:
-        raise HaloxError(
-            f"most={most} is not a multiple of every={every}, the steps between two looks at the flag; give "
-            f"most={counts['most'] - rest + counts['every']}"
-        )
-    return counts
+def _check_count(name: str, value: object) -> int:
+    """Return a number of steps; raise `HaloxError` if it is invalid."""
+    number = as_int(value)
+    if number is None or not 1 <= number < 1 << 63:
+        raise HaloxError(f"{name} must be an int >= 1, a number of steps, got {shown(value)}")
+    return number

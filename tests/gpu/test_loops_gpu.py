@@ -98,21 +98,24 @@ def test_a_step_that_waits_for_the_gpu() -> None:
 
 
 def test_a_failure_ends_the_loop() -> None:
-    class Owner:
-        def error(self) -> ExchangeTimeoutError:
-            return ExchangeTimeoutError("rank 0 has waited")
-
-    owner = Owner()
-    failure = FailureWord(cupy.cuda.Device().id, owner.error)
+    """The step after it raises the error, as a failed plan does."""
+    failure = FailureWord(cupy.cuda.Device().id)
     with make_grid() as grid:
         steps, stop = cupy.zeros((), "i8"), cupy.zeros((), bool)
-        loop = grid.loop(lambda: cupy.add(steps, 1, out=steps), until=stop, most=FOREVER)
+
+        def step() -> None:
+            if failure.words[0]:
+                failure.was_raised = True
+                raise ExchangeTimeoutError("rank 0 has waited")
+            cupy.add(steps, 1, out=steps)
+
+        loop = grid.loop(step, until=stop, most=FOREVER)
         timer = Timer(0.2, lambda: failure.words.__setitem__(0, 1))
         timer.start()
         with pytest.raises(ExchangeTimeoutError, match="rank 0 has waited"):
             loop()
         timer.join()
-        failure.close()
+        failure.close(Exception)
         assert 1 < int(steps) < FOREVER
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.errors import HaloxError
 from halox.paths import stream_channel
 from halox.paths.base import Job
 from halox.paths.peer import channel as peer
@@ -23,7 +22,7 @@ class Agreed:
         self.world = SimpleNamespace(rank=0, limit_s=1.0)
         self.device, self.log = 0, log
         self.job = Job([], (), ())
-        self.failure = FailureWord(0, self.error)
+        self.failure = FailureWord(0)
 
     is_movable = True
 
@@ -31,9 +30,9 @@ class Agreed:
         launch = SimpleNamespace(launch=lambda stream: self.log.append("launched"))
         return SimpleNamespace(alone=launch, concurrent=launch, before=[], after=[])
 
-    def error(self) -> HaloxError:
+    def error(self) -> Exception:
         number, exchange = self.failure.words[:2]
-        return HaloxError(f"message {number} has not come in exchange {exchange}")
+        return RuntimeError(f"message {number} has not come in exchange {exchange}")
 
     def abandon(self) -> None:
         self.log.append("memory given back")

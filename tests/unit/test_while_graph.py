@@ -278,13 +278,13 @@ def test_errors_of_the_capture(gpu: FakeDriver) -> None:
     """An error of the work is raised as it is; the capture is ended, and the graph freed."""
 
     def work() -> None:
-        assert streams._loops
+        assert streams.loops
         raise StateError("needs the host")
 
     steps = Steps(gpu, 1)
     with pytest.raises(StateError, match="needs the host"):
         WhileGraph(work, steps.flag)
-    assert not gpu.is_capturing and not streams._loops
+    assert not gpu.is_capturing and not streams.loops
     gc.collect()
     assert gpu.calls.count(f"destroyed {GRAPH}") == 1
     gpu.is_invalid = True
@@ -298,15 +298,16 @@ def test_the_graph_is_freed(gpu: FakeDriver) -> None:
     gpu.calls.clear()
     del graph
     gc.collect()
-    assert gpu.calls == [f"destroyed {EXECUTABLE}", f"destroyed {GRAPH}"]
+    assert sorted(gpu.calls) == [f"destroyed {GRAPH}", f"destroyed {EXECUTABLE}"]
 
 
 def test_drivers_without_conditional_nodes(
     gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert while_graph.why_no_while_graph() == ""
+    assert while_graph.has_while_graphs()
     gpu.CUDA_VERSION = 12030
-    assert "supports CUDA 12.3, and loops on a GPU need 12.4" in while_graph.why_no_while_graph()
+    assert not while_graph.has_while_graphs()
     gpu.CUDA_VERSION = 12040
+    assert while_graph.has_while_graphs()
     monkeypatch.setattr(driver, "bindings", lambda: SimpleNamespace())
-    assert "cuda.bindings is older" in while_graph.why_no_while_graph()
+    assert not while_graph.has_while_graphs()

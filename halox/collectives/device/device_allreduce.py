@@ -22,7 +22,7 @@ from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe, 
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.runtime.gpu.devices import as_device_array
-from halox.runtime.gpu.streams import is_capturing, needs_host
+from halox.runtime.gpu.streams import is_capturing
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
@@ -57,7 +57,7 @@ class DeviceAllreduce(ArrayReduction):
         stream = self._current_stream()
         try:
             if not self.captures and is_capturing(stream):
-                raise needs_host(
+                raise StateError(
                     f"the {self.algorithm!r} algorithm needs the host in every call and cannot be captured in a CUDA "
                     "graph; 'oneshot' and 'reduce_scatter_allgather' can, where every rank has a GPU of its own, and "
                     "'hierarchical', where NCCL carries it between nodes"

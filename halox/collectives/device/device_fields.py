@@ -45,12 +45,12 @@ from halox.collectives.operations import (
 )
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.decomposition import Parity
-from halox.errors import DeviceError, FieldError, HaloxError
+from halox.errors import DeviceError, FieldError, HaloxError, StateError
 from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array, has_kernels
-from halox.runtime.gpu.streams import Stream, is_capturing, needs_host
+from halox.runtime.gpu.streams import Stream, is_capturing
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
@@ -281,7 +281,7 @@ class TwoStepReduction:
         stream = cp.cuda.get_current_stream()
         try:
             if not self._allreduce.captures and is_capturing(stream):
-                raise needs_host(
+                raise StateError(
                     f"a {self._name} cannot be captured in a CUDA graph here: the ranks are combined by the "
                     f"{self.algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
                 )

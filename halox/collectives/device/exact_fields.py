@@ -24,13 +24,13 @@ from halox.collectives.device.kernel_reductions import (
 )
 from halox.collectives.operations import REPRODUCIBLE, element, result_dtype
 from halox.collectives.prepared import Launch
-from halox.errors import FieldError
+from halox.errors import FieldError, StateError
 from halox.packing.strided_plan import MAX_WORDS
 from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.devices import as_device_array
-from halox.runtime.gpu.streams import is_capturing, needs_host
+from halox.runtime.gpu.streams import is_capturing
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
@@ -82,7 +82,7 @@ class ExactReduction:
         stream, allreduce = self._current_stream(), self._allreduce
         try:
             if allreduce is not None and not allreduce.captures and is_capturing(stream):
-                raise needs_host(
+                raise StateError(
                     f"a {self._name} cannot be captured in a CUDA graph here: the ranks are combined by the "
                     f"{self._algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
                 )

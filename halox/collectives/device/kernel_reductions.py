@@ -113,7 +113,7 @@ class _PlannedReduction:
         self._set_memory(0, [self._block.pointer])
 
     def _set_memory(self, place: int, memory: Sequence[int]) -> None:
-        self._failure = FailureWord(self._arena.device, self._error)
+        self._failure = FailureWord(self._arena.device)
         self._failed = self._failure.words
         limit_ns = int(self._world.limit_s * 1e9)
         parameter = self.plan.parameter(place, memory, self._failure.pointer, limit_ns)
@@ -222,7 +222,7 @@ class _PlannedReduction:
         self._order.synchronize()
         self._bound_call = None
         if self._failure is not None:
-            self._failure.close()
+            self._failure.close(self._error)
             self._failure = None
         if self._block is not None:
             # A peer that is behind may still store into the block.

@@ -79,7 +79,8 @@ class PeerChannel(StreamChannel):
 
     def _enter(self, stream: Stream, is_concurrent: bool) -> None:
         if self._failed[0]:
-            self._failure.raise_error()
+            self._failure.was_raised = True
+            raise self._agreed.error()
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
@@ -96,7 +97,7 @@ class PeerChannel(StreamChannel):
         The memory stays unchanged: the peers' launches may still store into it, and wait there for this rank's signals.
         """
         super().close()
-        self.has_failed = self._failure.close()
+        self.has_failed = self._failure.close(self._agreed.error)
 
     def free(self) -> None:
         """Release the memory, after the peers' last launches have ended, too."""

@@ -188,7 +188,7 @@ class Negotiation:
         with cupy().cuda.Device(self.device):
             cupy().cuda.runtime.memset(self._block.pointer, 0, memory.size)
             cupy().cuda.runtime.deviceSynchronize()
-        self.failure = FailureWord(self.device, self.error)
+        self.failure = FailureWord(self.device)
         for end in buffered:
             end.buffer = self._pointer(("buffer", *end.message.key))
         handles = self.arena.handles([self._block.place])
@@ -372,7 +372,7 @@ class Negotiation:
                 self.arena.release(block)
         self._block, self._own = None, []
         if self.failure is not None:
-            self.failure.close()
+            self.failure.close(self.error)
 
     def _pointer(self, key: _RegionName) -> int:
         assert self._block is not None

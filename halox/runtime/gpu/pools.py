@@ -7,9 +7,8 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, TypeVar
 
-from halox.errors import HaloxError
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import PinnedBuffer, pinned
 from halox.runtime.gpu.streams import Stream
@@ -90,25 +89,20 @@ HOST_WORDS = Pool(partial(_pinned_for, WORDS_BYTES))
 _failures: weakref.WeakSet[FailureWord] = weakref.WeakSet()
 
 
-def unraised_failure(device: int) -> FailureWord | None:
-    """Return a failure on a GPU that has not been raised yet; None without one."""
-    for failure in list(_failures):
-        if failure.device == device and not failure.was_raised and failure.words[0]:
-            return failure
-    return None
+def count_failures() -> int:
+    """Return the number of failures of this process that have not been raised yet."""
+    return sum(one.words[0] != 0 and not one.was_raised for one in list(_failures))
 
 
 class FailureWord:
     """Report of a kernel wait that timed out: two 32-bit ``words`` in page-locked memory.
 
     The first word is the number of the failure, 0 without a failure. The second word is the call in which it happened.
-    ``was_raised`` is set once the failure has been raised. ``error`` is the method of the owner that returns the
-    failure as an exception.
+    ``was_raised`` is set once the failure has been raised.
     """
 
-    def __init__(self, device: int, error: Callable[[], HaloxError]) -> None:
-        self.device = device
-        self._error = weakref.WeakMethod(error)
+    def __init__(self, device: int) -> None:
+        self._device = device
         self._buffer = HOST_WORDS.acquire(device)
         self._buffer.array[:] = 0
         self.words = self._buffer.array.data.cast("I")
@@ -125,17 +119,7 @@ class FailureWord:
         """Reset the failure."""
         self.words[0], self.was_raised = 0, False
 
-    def raise_error(self) -> NoReturn:
-        """Raise the failure."""
-        self.was_raised = True
-        raise self._exception()
-
-    def _exception(self) -> HaloxError:
-        error = self._error()
-        assert error is not None  # the owner closes the word
-        return error()
-
-    def close(self) -> bool:
+    def close(self, error: Callable[[], Exception]) -> bool:
         """Release the memory; warn of a failure that was not raised, and return whether there was a failure.
 
         Local, and harmless when repeated. All kernels that may write the words must have ended.
@@ -146,7 +130,7 @@ class FailureWord:
         _failures.discard(self)
         has_failed = bool(self.words[0])
         if has_failed and not self.was_raised:
-            warnings.warn(str(self._exception()), stacklevel=3)
+            warnings.warn(str(error()), stacklevel=3)
         self.words.release()
-        HOST_WORDS.release(self.device, self._buffer)
+        HOST_WORDS.release(self._device, self._buffer)
         return has_failed

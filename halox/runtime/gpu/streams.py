@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -18,7 +16,7 @@ LEGACY_STREAMS = (0, 1)
 """The null stream and CU_STREAM_LEGACY; neither can be captured."""
 
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
-_loops: list[bool] = []  # not empty while the body of a loop is captured
+loops: list[object] = []  # not empty while the body of a loop is captured
 
 
 def is_capturing(stream: Stream | int | None = None) -> bool:
@@ -49,34 +47,17 @@ def refuse_capture(stream: Stream | int, path: str, why: str | None = None) -> N
                 f"cannot be captured in a CUDA graph here: {why}",
                 "or nccl between nodes",
             )
-        raise needs_host(
+        raise StateError(
             f"the {path} path {reason}; capture only "
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
             f'its own (path="peer" or HALOX_PATH=peer), {others}'
         )
 
 
-def needs_host(text: str) -> StateError:
-    """Return the error of a call that cannot be captured, since the host takes part in it."""
-    error = StateError(text)
-    error.needs_host = True
-    return error
-
-
-@contextmanager
-def capturing_loop() -> Iterator[None]:
-    """Mark the capture of the body of a loop, which cannot contain all that a graph can; see `refuse_loop`."""
-    _loops.append(True)
-    try:
-        yield
-    finally:
-        _loops.pop()
-
-
 def refuse_loop(what: str) -> None:
-    """Raise `StateError` in the capture of the body of a loop, for work that is not only kernels."""
-    if _loops:
-        raise needs_host(f"{what} cannot be captured in the body of a loop; capture it in a graph")
+    """Raise `StateError` while the body of a loop is captured, which cannot contain all that other graphs can."""
+    if loops:
+        raise StateError(f"{what} cannot be captured in the body of a loop")
 
 
 @cache

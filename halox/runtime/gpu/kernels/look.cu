@@ -1,14 +1,8 @@
-// look: the end of a round of a loop on the GPU (runtime/gpu/while_graph.py): counts the round, and decides whether
-// the loop's graph runs another one. One thread.
-//
-// FLAG is the unsigned integer as wide as the flag, whose value other than 0 ends the loop. The words are the rounds so
-// far, the most, and whether the host wants the loop to end; only the host writes the last two.
+// look: the end of a round of a loop on the GPU (runtime/gpu/while_graph.py). Counts the round, and decides whether the
+// graph runs another one. One thread. FLAG is an unsigned integer as wide as the flag, which ends the loop if it is not
+// 0. The words are the rounds so far, the most, and whether the host ends the loop.
 
-#ifndef FLAG
-#define FLAG unsigned char
-#endif
-
-// Of CUDA's device runtime, which NVRTC does not declare.
+// Of CUDA's device runtime; NVRTC does not declare it.
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned value);
 
 extern "C" __global__ void look(unsigned long long loop, const volatile FLAG* flag, volatile unsigned long long* words)
