@@ -24,7 +24,7 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import PreparedLaunch
 
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-_SHARE, _LEAST_S, _MOST_S = 0.05, 2e-5, 5e-3  # a sleep, as a share of the time so far
+_SHARE, _LEAST_S, _MOST_S = 0.1, 2e-5, 1e-2  # a sleep, as a share of the time so far
 
 
 def has_while_graphs() -> bool:
