@@ -347,6 +347,7 @@ def test_look_compiles(architecture):
     found = compiled("look", (("FLAG", "unsigned short"),), f"sm_{architecture}")
     assert b"look\0" in found.code
     assert re.findall(r"\.extern \.func (\w+)", found.ptx) == ["cudaGraphSetConditional"]
+    assert ("griddepcontrol.wait" in found.ptx) is (architecture >= 90)
 
 
 def test_a_broken_kernel_is_noticed():

@@ -191,8 +191,10 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fake
     monkeypatch.setattr(while_graph, "cupy", fake.cupy)
 
     class Launch:
-        def __init__(self, run: Any, grid: int, block: int, args: Any, *, device: int) -> None:
-            assert (grid, block, device) == (1, 1, 0)
+        def __init__(
+            self, run: Any, grid: int, block: int, args: Any, *, device: int, dependent: bool
+        ) -> None:
+            assert (grid, block, device, dependent) == (1, 1, 0, True)
             self._run, self._args = run, args
 
         def launch(self, stream: int) -> None:

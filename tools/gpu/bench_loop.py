@@ -22,8 +22,8 @@ import halox
 from apps.capture import captured
 
 CELLS = (256, 256)
-STEPS = 40_000
-REPEATS = 3
+STEPS = 80_000
+REPEATS = 2
 MOST_RATIO, MOST_MORE_US, MOST_CPU = 1.10, 3.0, 0.01
 """Targets: every=10 over ten steps a graph; every=1 over one step a graph, in microseconds; share of a host's core."""
 

@@ -24,7 +24,7 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import PreparedLaunch
 
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-_SHARE, _LEAST_S, _MOST_S = 0.1, 2e-5, 1e-2  # a sleep, as a share of the time so far
+_SHARE, _LEAST_S, _MOST_S = 0.1, 2e-5, 2e-2  # a sleep, as a share of the time so far
 
 
 def has_while_graphs() -> bool:
@@ -44,8 +44,7 @@ class WhileGraph:
         cuda, cu = cupy().cuda, driver.bindings()
         self._words = cupy().zeros(3, "u8")
         self._stream, self._event = cuda.Stream(non_blocking=True), cuda.Event(disable_timing=True)
-        # In a common pool, other arrays would get the memory of freed temporaries.
-        self._pool = cuda.MemoryPool()
+        self._pool = cuda.MemoryPool()  # other arrays must not get the memory of temporaries
         (graph,) = driver.call(cu.cuGraphCreate, 0)
         weakref.finalize(self, cu.cuGraphDestroy, graph).atexit = False
         node = cu.CUgraphNodeParams()
@@ -58,24 +57,22 @@ class WhileGraph:
         condition.handle = handle
         dependencies = (None, None, 0) if cu.CUDA_VERSION >= 13000 else (None, 0)
         driver.call(cu.cuGraphAddNode, graph, *dependencies, node)
-        arguments = int(handle), flag.pointer, self._words.data.ptr
+        arguments = [*map(ctypes.c_uint64, (int(handle), flag.pointer, self._words.data.ptr))]
         device = flag.device or 0
         function = kernel("look", "look", device, (("FLAG", _TYPES[flag.dtype.itemsize]),))
-        look = PreparedLaunch(function, 1, 1, [*map(ctypes.c_uint64, arguments)], device=device)
-
-        stream = self._stream.ptr
+        look = PreparedLaunch(function, 1, 1, arguments, device=device, dependent=True)
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED  # CuPy may allocate
         how = condition.phGraph_out[0], None, None, 0, mode
         streams.loops.append(self)
         try:
             with self._stream, cuda.using_allocator(self._pool.malloc):
-                driver.call(cu.cuStreamBeginCaptureToGraph, stream, *how)
+                driver.call(cu.cuStreamBeginCaptureToGraph, self._stream.ptr, *how)
                 work()
-                look.launch(stream)
-                driver.call(cu.cuStreamEndCapture, stream)
+                look.launch(self._stream.ptr)
+                driver.call(cu.cuStreamEndCapture, self._stream.ptr)
         except BaseException:
             with suppress(Exception):  # an error may have ended the capture
-                driver.call(cu.cuStreamEndCapture, stream)
+                driver.call(cu.cuStreamEndCapture, self._stream.ptr)
             raise
         finally:
             streams.loops.pop()
