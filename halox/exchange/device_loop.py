@@ -157,8 +157,7 @@ def _check_flag(until: Any, device: int | None) -> Described:
     if flag.device != device:
         found, needed = ("the host" if n is None else f"GPU {n}" for n in (flag.device, device))
         raise DeviceError(
-            f"until is on {found}, and the fields of the grid on {needed}; allocate it there, as by "
-            "grid.xp.zeros((), bool)"
+            f"until is on {found}, and the fields of the grid on {needed}; allocate it there"
         )
     return flag
 
