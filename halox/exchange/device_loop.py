@@ -126,7 +126,7 @@ class Loop(Unique):
         except Exception as error:
             raise StateError(
                 f"a CUDA graph cannot contain the steps of the loop ({type(error).__name__}: {error}); in a step "
-                "nothing may wait for the GPU, as float(x), print(x) and x.get() do; keep numbers in arrays"
+                "nothing may wait for the GPU, as a conversion of an array to a number does; keep numbers in arrays"
             ) from error
         return ""
 
