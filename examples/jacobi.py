@@ -1,16 +1,16 @@
-"""Poisson's equation in a box by Jacobi's method; on a GPU, one graph launch runs two whole steps with their residuals.
+"""Poisson's equation in a box by Jacobi's method; a GPU repeats the steps without the host until the residual is small.
 
 In every cell ``6 u - (sum of the six neighbours) = f``; around the box u is 0. The solution is a sum of sines, and each
 step damps the error of each sine by a known factor. The values and the residual are therefore known after any number of
 steps, and the result is compared with them.
 
-A step exchanges the halo, computes the next values and the residual, and reduces the residual to its norm. On a GPU
-two steps, since two fields alternate, are captured in a CUDA graph, which is launched repeatedly. The norm stays
-on the GPU; the host reads it once in ``--read-every`` steps, to decide whether to continue.
+A step exchanges the halo, and computes the next values and the residual. Two steps, since two fields alternate, reduce
+the residual to its norm. `Grid.loop` repeats them, and looks at the norm once in ``--read-every`` steps; on a GPU all
+this needs no host.
 
 Alone: ``python examples/jacobi.py``; on four ranks, with a picture:
 ``halox run examples/jacobi.py -n 4 --cells 36 24 30 --png jacobi.png``. On two ranks, with the time of a step:
-``mpiexec -n 2 python -m mpi4py examples/jacobi.py --cells 256 256 256 --steps 200``, with ``--no-graph`` to compare.
+``mpiexec -n 2 python -m mpi4py examples/jacobi.py --cells 256 256 256 --steps 200``.
 With ``--reproducible`` the residual has the same bits on any number of ranks.
 """
 
@@ -21,7 +21,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +72,6 @@ def cupy_relax(grid: halox.Grid) -> Relax:
     return lambda u, f, following, r: kernel(blocks, THREADS, (u, f, following, r, *extents))
 
 
-def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
-    """Capture the launches of ``work`` on a stream; return a function that replays them by one launch."""
-    stream.begin_capture()
-    try:
-        work()
-    finally:
-        graph = stream.end_capture()
-    return lambda: graph.launch(stream)
-
-
 class Wave:
     """A product of sines, an eigenvector of Jacobi's method."""
 
@@ -102,54 +91,37 @@ class Wave:
 def main(arguments: Sequence[str] = ()) -> float:
     """Run, and return the largest error."""
     options = parse(arguments)
-    with ExitStack() as stack:
-        grid = stack.enter_context(
-            halox.Grid(
-                options.cells, halo=1, device=options.device, reproducible=options.reproducible
-            )
-        )
-        on_gpu = grid.device == "gpu"
-        if on_gpu:  # CUDA cannot capture the default stream
-            stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
+    with halox.Grid(
+        options.cells, halo=1, device=options.device, reproducible=options.reproducible
+    ) as grid:
+        xp, on_gpu = grid.xp, grid.device == "gpu"
         u, v, f, r = (grid.zeros("f8") for _ in range(4))
-        residual = grid.xp.zeros(())
+        residual, is_small = xp.zeros(()), xp.zeros((), bool)
         waves = [Wave(grid, halves, amplitude) for halves, amplitude in WAVES.items()]
         grid.interior(f)[...] = sum(wave.eigenvalue * wave.values for wave in waves)
+        first = float(grid.norm(f))
 
         relax = cupy_relax(grid) if on_gpu else numpy_relax
         exchange = grid.plan(u, corners=False)
 
-        def step(present: Any, following: Any) -> None:
-            exchange(present)
-            relax(present, f, following, r)
-            if on_gpu:
-                grid.norm(r, out=residual)
-            else:
-                residual[...] = grid.norm(r)
-
         def two_steps() -> None:
-            step(u, v)
-            step(v, u)
+            for present, following in ((u, v), (v, u)):
+                exchange(present)
+                relax(present, f, following, r)
+            grid.norm(r, out=residual)
+            xp.less_equal(residual, options.tolerance * first, out=is_small)
 
-        advance, mode = two_steps, "step by step"
-        two_steps()  # compiles kernels and builds plans, which is impossible in a capture
+        two_steps()  # compiles the kernels, which the time of a step leaves out
         u[...] = 0
-        if on_gpu and options.graph:
-            try:
-                advance, mode = captured(two_steps, stream), "two steps a graph launch"
-            except halox.errors.HaloxError as reason:  # for example if ranks share a GPU
-                if grid.rank == 0:
-                    print(f"cannot be captured: {reason}")
-
-        first = float(grid.norm(f))
-        steps, now = 0, first
+        rounds, every = -(-options.steps // options.read_every), options.read_every // 2
+        loop = grid.loop(two_steps, until=is_small, most=rounds * every, every=every)
         begin = time.perf_counter()
-        while steps < options.steps and now > options.tolerance * first:
-            for _ in range(options.read_every // 2):
-                advance()
-            steps += options.read_every
-            now = float(residual)  # the host waits only here; all ranks read the same bits
-        us = (time.perf_counter() - begin) / max(steps, 1) * 1e6
+        steps = 2 * loop()
+        us = (time.perf_counter() - begin) / steps * 1e6
+        now = float(residual)
+        mode = "steps called by the host" if loop.why_host else "steps repeated by the GPU"
+        if on_gpu and loop.why_host and grid.rank == 0:
+            print(f"the host calls the steps: {loop.why_host}")
 
         whole = grid.gather(u) if options.png else None
         grid.interior(r)[...] = abs(
@@ -194,13 +166,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--steps", type=int, default=100_000, help="end after so many steps, in multiples of K"
     )
     parser.add_argument(
-        "--read-every", type=int, default=100, metavar="K", help="steps between reads of it, even"
-    )
-    parser.add_argument(
-        "--graph",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="on GPUs, capture the steps",
+        "--read-every", type=int, default=100, metavar="K", help="steps between looks at it, even"
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from halox.cubed_sphere import CubedSphere
     from halox.decomposition.connections import Connection
     from halox.domain.stopping import stopping
+    from halox.exchange.device_loop import Loop
     from halox.exchange.typed import Exchange, Recv, Send
     from halox.fft import FFT
     from halox.packing.pack import Choice, pack, packing_method, unpack
@@ -34,6 +35,7 @@ __all__ = [
     "Exchange",
     "Grid",
     "HaloxError",
+    "Loop",
     "Output",
     "Plan",
     "Points",
@@ -56,6 +58,7 @@ _MODULES = {
     "Connection": "halox.decomposition.connections",
     "CubedSphere": "halox.cubed_sphere",
     "FFT": "halox.fft",
+    "Loop": "halox.exchange.device_loop",
     "Output": "halox.checkpoint.output",
     "Points": "halox.points",
     "Transpose": "halox.transpose",

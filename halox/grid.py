@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
     from halox.domain.options import Arguments
+    from halox.exchange.device_loop import Loop
     from halox.exchange.loops import Check
     from halox.linear_operators import FieldOperator
     from halox.paths.peer.stores import StoreChannel
@@ -1157,6 +1158,35 @@ class Grid(Closing, Generic[FieldArray]):
         return result if out is None else out
 
     # Solvers
+
+    def loop(
+        self, step: Callable[[], object], until: Any, most: int = 100_000, every: int = 1
+    ) -> Loop:
+        """Return a loop that repeats a step until a flag is set; on a GPU it runs without the host (docs/loops.md).
+
+        Parameters
+        ----------
+        step : callable
+            Function without arguments: exchanges, kernels on the current stream, reductions with ``out=``. The GPU
+            repeats the launches of one call, so that values pass from step to step in arrays only.
+        until : array
+            One bool or integer on the device of the fields, which ``step`` writes; not 0 ends the loop.
+        most, every : int
+            Limit of the steps; steps between two looks at the flag, a divisor of ``most``.
+
+        Returns
+        -------
+        Loop
+            ``loop()`` runs the steps, and returns their number.
+
+        Notes
+        -----
+        Collective. Raises `HaloxError`, `FieldError`, `DeviceError` or `MismatchError` for invalid arguments. The first
+        ``every`` steps of all are plain calls. So are all steps on CPUs, and if a step needs the host.
+        """
+        from halox.exchange.device_loop import Loop
+
+        return Loop(self._world, self.device_id, step, until, most, every)
 
     def linear_operator(self, apply: Callable[..., object], fields: Any) -> FieldOperator:
         """Return a function of fields as a matrix, for the solvers of SciPy, CuPy and PETSc.

@@ -16,6 +16,7 @@ from tests.support import full
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = {
     "heat": ["--cells", "37", "24", "--steps", "60"],
+    "cg": ["--cells", "37", "24"],
     "poisson": ["--cells", "21", "23", "18"],
     "taylor_green": ["--cells", "17", "--steps", "20", "--dt", ".001"],
     "fused": ["--cells", "37", "24", "--steps", "60"],

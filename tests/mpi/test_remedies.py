@@ -232,6 +232,19 @@ CASES: dict[str, Case] = {
         "halox.stopping({})",
         "result in (True, False)",
     ),
+    "a limit that is no multiple of a round": Case(
+        "grid.loop(print, stop, most=100, every=30)",
+        r"give (most=\d+)$",
+        "stop[...] = True; grid.loop(int, stop, {}, every=30)()",
+        "result == 30",
+        "stop = np.zeros((), bool)",
+    ),
+    "a flag that is a float": Case(
+        "grid.loop(print, np.zeros(()))",
+        r"as (grid.xp.zeros\(\(\), bool\)), which a step sets by (grid.xp.less)\(..., (out=)until\)$",
+        "stop = {}; grid.loop(lambda: {}(1, 2, {}stop), stop)()",
+        "result == 1",
+    ),
     "a record of an earlier time": Case(
         "out.append(time=1)",
         r"as in halox.Output\(..., (mode=\"a\", time=)...\)$",

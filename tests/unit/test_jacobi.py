@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import halox
-from halox.errors import StateError
 from tests import support
 from tests.unit.cpu_kernels import compiled_once
 from tests.unit.nvrtc import by_nvrtc
@@ -68,7 +67,7 @@ def test_equals_a_serial_run(ranks: int) -> None:
     assert ended.returncode == 0, ended.stderr
     way, steps, residual = printed(ended.stdout)
     known_steps, known = serial((9, 8, 11), 1e-3, 6)
-    assert (way, steps) == ("step by step", known_steps)
+    assert (way, steps) == ("steps called by the host", known_steps)
     assert residual == pytest.approx(known, rel=1e-11)
 
 
@@ -117,86 +116,20 @@ def test_options_that_cannot_be(words: str, capsys: pytest.CaptureFixture[str]) 
     assert words.split()[0] in capsys.readouterr().err
 
 
-class FakeStream:
-    """A stream that runs work immediately, or records it during a capture."""
-
-    def __init__(self, non_blocking: bool) -> None:
-        assert non_blocking
-        self.held: list[Callable[[], Any]] | None = None
-        self.launches = 0
-
-    def __enter__(self) -> FakeStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.held is None, "a capture was not ended"
-
-    def put(self, work: Callable[[], Any]) -> None:
-        if self.held is None:
-            work()
-        else:
-            self.held.append(work)
-
-    def begin_capture(self) -> None:
-        assert self.held is None
-        self.held = []
-
-    def end_capture(self) -> FakeGraph:
-        assert self.held is not None
-        graph, self.held = FakeGraph(self.held), None
-        return graph
-
-
-class FakeGraph:
-    def __init__(self, works: list[Callable[[], Any]]) -> None:
-        self.works = works
-
-    def launch(self, stream: FakeStream) -> None:
-        stream.launches += 1
-        for work in self.works:
-            work()
-
-
 class FakeGrid(halox.Grid):
-    """A grid of one rank with NumPy arrays that claims to be on a GPU."""
-
-    refused: bool
-    streams: list[FakeStream]
+    """A grid with NumPy arrays that claims to be on a GPU."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options | {"device": "cpu"})
         self.device = "gpu"
-        self.xp = FakeCupy(self)
-
-    def plan(self, *fields: Any, **options: Any) -> Any:
-        plan = super().plan(*fields, **options)
-        return lambda *arrays: self.streams[-1].put(lambda: plan(*arrays))
-
-    def norm(self, field: Any, out: Any = None) -> Any:
-        stream, cells = self.streams[-1], self.interior(field)
-        if self.refused and stream.held is not None:
-            raise StateError("this reduction cannot be captured")
-        result = np.zeros(()) if out is None else out
-        stream.put(lambda: np.copyto(result, np.linalg.norm(cells)))
-        return result
-
-    def max(self, field: Any, out: Any = None) -> Any:
-        return self.interior(field).max()
+        self.xp = FakeCupy()
 
 
 class FakeCupy:
-    """NumPy, with streams, and with kernels compiled by g++."""
-
-    def __init__(self, grid: FakeGrid) -> None:
-        self._grid = grid
-        self.cuda = self
+    """NumPy, with kernels compiled by g++."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
-
-    def Stream(self, non_blocking: bool) -> FakeStream:
-        FakeGrid.streams.append(FakeStream(non_blocking))
-        return FakeGrid.streams[-1]
 
     def RawKernel(self, source: str, name: str) -> Callable[..., None]:
         function = compiled(source, name)
@@ -210,7 +143,7 @@ class FakeCupy:
             shape = (ctypes.c_uint * 5)(*blocks, *threads)
             pointers = [ctypes.c_void_p(field.ctypes.data) for field in fields]
             extents = [ctypes.c_int(n) for n in (ny, nz)]
-            self._grid.streams[-1].put(lambda: function(shape, *pointers, *extents))
+            function(shape, *pointers, *extents)
 
         return launch
 
@@ -237,37 +170,19 @@ extern "C" void run(const unsigned* shape, const double* u, const double* f, dou
     return ctypes.CDLL(str(compiled_once(text, *flags, "-fno-sanitize-recover=all"))).run
 
 
-@pytest.mark.parametrize(
-    ("words", "refused", "way"),
-    [
-        ("", False, "two steps a graph launch"),
-        ("", True, "step by step"),
-        ("--no-graph", False, "step by step"),
-    ],
-)
-def test_what_a_gpu_does(
-    words: str,
-    refused: bool,
-    way: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The kernel, the capture, and the fallback if the capture is refused; odd extents, several thread blocks."""
+def test_the_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Odd extents, several thread blocks."""
     support.require("mpi")
     support.require("cxx")
     monkeypatch.setattr(halox, "Grid", FakeGrid)
-    for name, value in {"refused": refused, "streams": []}.items():
-        monkeypatch.setattr(FakeGrid, name, value, raising=False)
     options = "--cells 6 9 37 --tolerance 1e-2 --read-every 10"
-    assert example()["main"](options.split() + words.split()) < 1e-13
+    assert example()["main"](options.split()) < 1e-13
     said = capsys.readouterr().out
-    assert ("this reduction cannot be captured" in said) is refused
-    found, steps, residual = printed(said)
+    assert "the host calls the steps: the grid has NumPy arrays" in said
+    _, steps, residual = printed(said)
     known_steps, known = serial((6, 9, 37), 1e-2, 10)
-    assert (found, steps) == (way, known_steps)
+    assert steps == known_steps
     assert residual == pytest.approx(known, rel=1e-11)
-    (stream,) = FakeGrid.streams
-    assert stream.launches == (steps // 2 if "graph" in way else 0)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

@@ -342,6 +342,15 @@ def test_mark_compiles(architecture):
     assert set(stores) == {"st.volatile.global.u32", "st.volatile.global.u64"}, stores
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_look_compiles(architecture):
+    """The only function outside is the one that the driver supplies."""
+    found = compiled("look", (("FLAG", "unsigned short"),), f"sm_{architecture}")
+    assert b"look\0" in found.code
+    assert re.findall(r"\.extern \.func (\w+)", found.ptx) == ["cudaGraphSetConditional"]
+    assert ("griddepcontrol.wait" in found.ptx) is (architecture >= 90)
+
+
 def test_a_broken_kernel_is_noticed():
     with pytest.raises(AssertionError, match="no_such_name"):
         compiled("strided_add", (("ELEMENT", "no_such_name"),), "sm_90")

@@ -83,7 +83,10 @@ def test_a_failure_nobody_was_told_of(log: list[str]) -> None:
     agreed = Agreed(log)
     channel = peer.PeerChannel(agreed)  # type: ignore[arg-type]
     channel.run()
+    before = pools.count_failures()
     agreed.failure.words[0], agreed.failure.words[1] = 1, 5
+    assert pools.count_failures() == before + 1
     with pytest.warns(UserWarning, match="message 1 has not come in exchange 5"):
         channel.close()
     assert channel.has_failed and "memory given back" not in log
+    assert pools.count_failures() == before

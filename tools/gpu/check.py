@@ -227,6 +227,7 @@ def measure_ranks(result: Result) -> None:
 def measure_one(result: Result) -> None:
     """Run the benchmarks of one process."""
     measure(result, "nas_ft", ["tools.gpu.bench_nas_ft"], None)
+    measure(result, "loop", ["tools.gpu.bench_loop"], None)
     for kind in ("milc", "pack", "transpose"):
         targets(result, kind, None)
 

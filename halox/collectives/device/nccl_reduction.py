@@ -33,7 +33,7 @@ from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
-from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
+from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing, refuse_loop
 from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, NcclRanks, Watch, write
 from halox.values import rounded_up
 
@@ -232,6 +232,7 @@ class NcclHierarchicalReduction:
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine, or raise an error; this rank's next call then waits for all ranks on the host."""
         self._watch.check()
+        refuse_loop("a reduction by NCCL")
         if error is not None:
             self._has_refused |= not is_capturing(stream)
             raise error

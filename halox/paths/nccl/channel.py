@@ -44,7 +44,7 @@ from halox.paths.stream_channel import StreamChannel
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
-from halox.runtime.gpu.streams import Stream
+from halox.runtime.gpu.streams import Stream, refuse_loop
 from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -167,6 +167,10 @@ class NcclChannel(StreamChannel, MovableChannel):
         # For each stream that was used in two successive calls, the prepared steps of a call.
         self._steps: dict[int, Sequence[Callable[[], object]]] = {}
         self._last = 0
+
+    def check(self) -> None:
+        """Refuse the capture of a loop: NCCL may add nodes for the host."""
+        refuse_loop("the nccl path")
 
     def _enter(self, stream: Stream, is_concurrent: bool) -> None:
         self._watch.check()

@@ -43,7 +43,7 @@ from halox.runtime.device_arena import Allocation, DevicePlace
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.stream_words import why_not_captured
-from halox.runtime.gpu.streams import CallStreams
+from halox.runtime.gpu.streams import CallStreams, refuse_loop
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
 
     def check(self) -> None:
         """Refuse captures without driver support or of half an exchange, and calls behind a capture."""
+        refuse_loop("the scatter_gather path")
         is_captured = self._why_not_captured is None and self._streams.is_captured
         if self._is_concurrent and is_captured != self._is_captured:
             raise StateError(

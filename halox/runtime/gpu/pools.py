@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
@@ -85,6 +86,14 @@ HOST_WORDS = Pool(partial(_pinned_for, WORDS_BYTES))
 """Host memory for failure words and for marks."""
 
 
+_failures: weakref.WeakSet[FailureWord] = weakref.WeakSet()
+
+
+def count_failures() -> int:
+    """Return the number of failures of this process that have not been raised yet."""
+    return sum(one.words[0] != 0 and not one.was_raised for one in list(_failures))
+
+
 class FailureWord:
     """Report of a kernel wait that timed out: two 32-bit ``words`` in page-locked memory.
 
@@ -99,6 +108,7 @@ class FailureWord:
         self.words = self._buffer.array.data.cast("I")
         self.was_raised = False
         self._is_open = True
+        _failures.add(self)
 
     @property
     def pointer(self) -> int:
@@ -117,6 +127,7 @@ class FailureWord:
         if not self._is_open:
             return False
         self._is_open = False
+        _failures.discard(self)
         has_failed = bool(self.words[0])
         if has_failed and not self.was_raised:
             warnings.warn(str(error()), stacklevel=3)

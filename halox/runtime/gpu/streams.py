@@ -16,6 +16,7 @@ LEGACY_STREAMS = (0, 1)
 """The null stream and CU_STREAM_LEGACY; neither can be captured."""
 
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
+loops: list[object] = []  # not empty while the body of a loop is captured
 
 
 def is_capturing(stream: Stream | int | None = None) -> bool:
@@ -51,6 +52,12 @@ def refuse_capture(stream: Stream | int, path: str, why: str | None = None) -> N
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
             f'its own (path="peer" or HALOX_PATH=peer), {others}'
         )
+
+
+def refuse_loop(what: str) -> None:
+    """Raise `StateError` while the body of a loop is captured, which cannot contain all that other graphs can."""
+    if loops:
+        raise StateError(f"{what} cannot be captured in the body of a loop")
 
 
 @cache

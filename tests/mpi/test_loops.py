@@ -1,0 +1,383 @@
+"""`halox.Loop` on the host, and how ranks agree on a loop that a simulated GPU repeats."""
+
+from __future__ import annotations
+
+import copy
+import re
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import (
+    ClosedError,
+    DeviceError,
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    StateError,
+)
+from halox.exchange import device_loop
+from halox.exchange.device_loop import Loop
+from halox.runtime.gpu import pools, streams, while_graph
+from tests.mpi.bad_input import Table, check_error, documented, undocumented
+
+pytestmark = pytest.mark.usually(1, 2)
+
+CELLS = 12
+World = MPI.Intracomm
+
+
+def make_grid(comm: World, **options: Any) -> halox.Grid:
+    return halox.Grid((CELLS, 5), halo=1, comm=comm, device="cpu", **options)
+
+
+class Counter:
+    """Steps that count, and set the flag after ``end`` steps."""
+
+    def __init__(self, end: int) -> None:
+        self.steps, self.end = 0, end
+        self.until: Any = np.zeros((), bool)
+
+    def __call__(self) -> None:
+        self.steps += 1
+        self.until[...] = self.steps >= self.end
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i8"])
+def test_numbers_of_steps(dtype: str, comm: World) -> None:
+    with make_grid(comm) as grid:
+        for every, end, known in (
+            (1, 1, 1),
+            (1, 7, 7),
+            (3, 7, 9),
+            (3, 9, 9),
+            (3, 40, 30),
+            (30, 1, 30),
+        ):
+            counter = Counter(end)
+            counter.until = np.zeros((1, 1), dtype)
+            loop = grid.loop(counter, until=counter.until, most=30, every=every)
+            assert (loop(), counter.steps) == (known, known)
+            counter.end += known
+            assert (loop(), counter.steps) == (known, 2 * known)
+        assert loop.why_host == "the grid has NumPy arrays"
+        with pytest.raises(StateError, match="cannot be copied"):
+            copy.copy(loop)
+
+
+def test_jacobi_to_a_tolerance(comm: World) -> None:
+    """Steps and values of NumPy on the whole grid."""
+    whole = np.random.default_rng(2).random((CELLS, 5))
+    with make_grid(comm) as grid:
+        u, change = grid.scatter(whole if comm.rank == 0 else None), grid.zeros()
+        norm, until = np.zeros(()), np.zeros((), bool)
+
+        def step() -> None:
+            grid.exchange(u)
+            new = (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]) / 4
+            grid.interior(change)[...] = new - grid.interior(u)
+            grid.interior(u)[...] = new
+            np.less(grid.norm(change, out=norm), 0.05, out=until)
+
+        steps, size = grid.loop(step, until=until)(), np.inf
+        for _ in range(steps):
+            assert size >= 0.05
+            old = np.pad(whole, 1)
+            new = (old[:-2, 1:-1] + old[2:, 1:-1] + old[1:-1, :-2] + old[1:-1, 2:]) / 4
+            size, whole = float(np.linalg.norm(new - whole)), new
+        assert 1 < steps < 100 and size < 0.05
+        np.testing.assert_allclose(grid.interior(u), whole[grid.owned], rtol=1e-12)
+
+
+def with_loop(**options: Any) -> Callable[[World], None]:
+    def call(comm: World) -> None:
+        with make_grid(comm) as grid:
+            step = options.pop("step", print)
+            grid.loop(step, **{"until": np.zeros((), bool)} | options)
+
+    return call
+
+
+def on_one_rank(name: str, value: object) -> Callable[[World], None]:
+    return lambda comm: with_loop(**{name: value} if comm.rank == 0 else {})(comm)
+
+
+def flags_that_differ(comm: World) -> None:
+    with make_grid(comm) as grid:
+        counter = Counter(2 + comm.rank)
+        grid.loop(counter, until=counter.until)()
+
+
+BAD: Table = {
+    "loop: a step that is no function": (
+        with_loop(step=None),
+        HaloxError,
+        "step must be a function without arguments, got None",
+    ),
+    "loop: a flag that is no array": (with_loop(until=False), FieldError, "until must be a numpy"),
+    "loop: a flag of two elements": (
+        with_loop(until=np.zeros(2, bool)),
+        FieldError,
+        r"until must be an array of one bool or integer, got bool\[2\]",
+    ),
+    "loop: a flag of a float": (
+        with_loop(until=np.zeros(())),
+        FieldError,
+        r"until must be an array of one bool or integer, got float64\[\]",
+    ),
+    "loop: no steps": (with_loop(most=0), HaloxError, "most must be an int >= 1"),
+    "loop: no steps between looks": (with_loop(every=0), HaloxError, "every must be an int >= 1"),
+    "loop: half a step": (with_loop(every=0.5), HaloxError, "every must be an int >= 1"),
+    "loop: a limit that is not a multiple": (
+        with_loop(most=100, every=30),
+        HaloxError,
+        "most=100 is not a multiple of every=30.*give most=120",
+    ),
+    "loop: a limit below a round": (
+        with_loop(most=10, every=30),
+        HaloxError,
+        "most=10 is not a multiple of every=30.*give most=30",
+    ),
+    "loop: a bad flag on one rank": (
+        on_one_rank("until", np.zeros(2, bool)),
+        FieldError,
+        "until must be an array of one bool or integer",
+    ),
+    "loop: limits differ >1": (
+        on_one_rank("most", 7),
+        MismatchError,
+        "most differs between ranks: rank 0 has 7, rank 1 has 100000",
+    ),
+    "loop: flags differ >1": (
+        flags_that_differ,
+        MismatchError,
+        "the number of steps differs between ranks: rank 0 has 2, rank 1 has 3; compute the flag",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_error_on_all_ranks(name: str, comm: World) -> None:
+    check_error(BAD, name, comm)
+
+
+def test_bad_input_is_documented() -> None:
+    assert not undocumented(BAD)
+
+
+def test_a_closed_grid(comm: World) -> None:
+    with make_grid(comm) as grid:
+        loop = grid.loop(print, until=np.zeros((), bool))
+    with pytest.raises(ClosedError):
+        loop()
+
+
+def test_an_error_of_the_step_is_raised_as_it_is(comm: World) -> None:
+    with make_grid(comm) as grid:
+        counter = Counter(3)
+
+        def step() -> None:
+            counter()
+            if counter.steps == 2:
+                raise ZeroDivisionError("of the step")
+
+        loop = grid.loop(step, until=counter.until)
+        with pytest.raises(ZeroDivisionError, match="of the step"):
+            loop()
+        assert loop() == 1  # the grid can be used
+
+
+def test_an_interrupt_of_a_step(comm: World) -> None:
+    with make_grid(comm) as grid:
+        loop = grid.loop(lambda: signal.raise_signal(signal.SIGINT), until=np.zeros((), bool))
+        with pytest.raises(KeyboardInterrupt):
+            loop()
+
+
+def assert_documented(name: str, error: HaloxError) -> None:
+    assert re.fullmatch(documented(name), str(error)), error
+
+
+class Flag:
+    """A flag in the memory of a GPU; address 0 is not looked up."""
+
+    def __init__(self) -> None:
+        self.value = False
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (1,),
+            "typestr": "|b1",
+            "data": (0, False),
+        }
+
+    def __bool__(self) -> bool:
+        return self.value
+
+    def __setitem__(self, key: object, value: bool) -> None:
+        self.value = value
+
+
+class Graph:
+    """Takes the place of `WhileGraph`: calls a round in place of its launches, until the flag is set."""
+
+    made = 0
+
+    def __init__(self, work: Callable[[], None], flag: object) -> None:
+        self._work = work
+        Graph.made += 1
+        if self.error is not None:
+            raise self.error
+
+    error: Exception | None = None
+    fails = False
+    flag: Flag
+
+    def run(self, rounds: int, most: int, has_failed: Callable[[], bool]) -> int:
+        while rounds < most and not has_failed():
+            self._work()
+            rounds += 1
+            if self.flag:
+                break
+        return rounds
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flag]:
+    monkeypatch.setattr(while_graph, "WhileGraph", Graph)
+    monkeypatch.setattr(while_graph, "has_while_graphs", lambda: True)
+    monkeypatch.setattr(streams, "is_capturing", lambda stream=None: False)
+    monkeypatch.setattr(Graph, "made", 0)
+    monkeypatch.setattr(Graph, "error", None)
+    flag = Flag()
+    monkeypatch.setattr(Graph, "flag", flag, raising=False)
+    yield flag
+
+
+def loop_on_gpu(grid: halox.Grid, flag: Flag, end: int, most: int = 24, every: int = 1) -> Any:
+    counter = Counter(end)
+    counter.until = flag
+    return counter, Loop(grid.domain.world, 0, counter, flag, most, every)
+
+
+@pytest.mark.parametrize(("every", "end", "known"), [(1, 1, 1), (1, 9, 9), (4, 9, 12), (4, 99, 24)])
+def test_a_gpu_goes_on_after_the_first_round(
+    every: int, end: int, known: int, gpu: Flag, comm: World
+) -> None:
+    with make_grid(comm) as grid:
+        counter, loop = loop_on_gpu(grid, gpu, end, every=every)
+        for call in range(3):
+            counter.steps = 0
+            assert (loop(), counter.steps) == (known, known)
+            assert Graph.made == (known > every), call
+        assert loop.why_host == ""
+
+
+def test_one_rank_that_needs_the_host(gpu: Flag, comm: World) -> None:
+    """All ranks then call their steps, and the reason is the same on all."""
+    with make_grid(comm) as grid:
+        counter, loop = loop_on_gpu(grid, gpu, 9)
+        if comm.rank == comm.size - 1:
+            Graph.error = StateError("the staged path needs the host")
+        for _ in range(2):
+            counter.steps = 0
+            assert (loop(), counter.steps) == (9, 9)
+        assert loop.why_host == "the staged path needs the host" and Graph.made == 1
+
+
+def test_a_driver_without_conditional_nodes(
+    gpu: Flag, comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(while_graph, "has_while_graphs", lambda: False)
+    with make_grid(comm) as grid:
+        _, loop = loop_on_gpu(grid, gpu, 9)
+        assert loop() == 9 and "CUDA 12.4" in loop.why_host and not Graph.made
+
+
+def test_steps_that_a_graph_cannot_contain(gpu: Flag, comm: World) -> None:
+    """One error on all ranks, after which the grid can be used."""
+    with make_grid(comm) as grid:
+        _, loop = loop_on_gpu(grid, gpu, 9)
+        if comm.rank == 0:
+            Graph.error = RuntimeError("cudaErrorStreamCaptureUnsupported")
+        for _ in range(2):
+            with pytest.raises(StateError, match="CaptureUnsupported") as caught:
+                loop()
+            assert_documented("loop: steps that a CUDA graph cannot contain", caught.value)
+        assert grid.sum(grid.ones()) == CELLS * 5
+
+
+def test_flags_that_differ_after_the_first_round(gpu: Flag, comm: World) -> None:
+    if comm.size == 1:
+        return
+    with make_grid(comm) as grid:
+        _, loop = loop_on_gpu(grid, gpu, 1 if comm.rank else 9)
+        with pytest.raises(MismatchError) as caught:
+            loop()
+        if comm.size == 2:
+            assert_documented("loop: flags that differ after the first steps", caught.value)
+
+
+@pytest.mark.parametrize("is_in_loop", [True, False])
+def test_a_failure_on_the_gpu(
+    is_in_loop: bool, gpu: Flag, comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the loop; the failed call raises its error. An old failure of another call does not end it."""
+    with make_grid(comm) as grid:
+        counter, loop = loop_on_gpu(grid, gpu, 9)
+        monkeypatch.setattr(pools, "count_failures", lambda: 1)
+        assert loop() == 9
+        counter.steps = 0
+        step = counter.__call__
+
+        def failing() -> None:
+            if counter.steps > 4 and is_in_loop:
+                raise ExchangeTimeoutError("an exchange has failed")
+            step()
+
+        loop = Loop(grid.domain.world, 0, failing, gpu, 24, 1)
+        monkeypatch.setattr(pools, "count_failures", lambda: 1 + (counter.steps > 4))
+        kind, text = (
+            (ExchangeTimeoutError, "an exchange has failed")
+            if is_in_loop
+            else (StateError, "a call outside of the loop has failed on the GPU")
+        )
+        with pytest.raises(kind, match=text):
+            loop()
+        assert counter.steps == 5 + (not is_in_loop)
+
+
+def test_a_loop_in_a_capture(gpu: Flag, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_grid(comm) as grid:
+        counter, loop = loop_on_gpu(grid, gpu, 9)
+        monkeypatch.setattr(streams, "is_capturing", lambda stream=None: True)
+        with pytest.raises(StateError) as caught:
+            loop()
+        assert_documented("loop: a call while the current stream is captured", caught.value)
+        assert not counter.steps
+
+
+def test_flags_on_another_device(gpu: Flag, comm: World) -> None:
+    with make_grid(comm) as grid:
+        with pytest.raises(
+            DeviceError, match=r"until is on GPU 0, and the fields .* on the host; allocate"
+        ):
+            grid.loop(print, until=gpu)
+        with pytest.raises(DeviceError) as caught:
+            Loop(grid.domain.world, 0, print, np.zeros((), bool), 1, 1)
+        assert_documented("loop: a flag on the host, for a GPU", caught.value)
+
+
+def test_a_loop_body_refuses_what_only_graphs_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams.refuse_loop("the nccl path")
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "loops", [object()])
+        with pytest.raises(StateError, match="the nccl path cannot be captured"):
+            streams.refuse_loop("the nccl path")
+    streams.refuse_loop("the nccl path")
+    assert device_loop.Loop is halox.Loop
