@@ -6,7 +6,7 @@
       mpiexec, ranks 0 and 1  --------- veth ---------  daemon, ranks 2 and 3
 
 The veth pair is the only connection of the namespaces. Open MPI takes every daemon for a host, so it uses shared memory
-within a namespace and TCP between the namespaces.
+within a namespace and TCP between the namespaces. A token bucket filter can limit the rate of the pair.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pathlib import Path
 from halox.cli import launcher
 
 LIMIT_S = 500
+BURST_BYTES = 128 << 10
+"""Bytes that a limited link sends at once after a pause: two packets of TCP."""
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +39,12 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
         check=False,
         stdin=subprocess.DEVNULL,
     )
+
+
+def _check(command: list[str]) -> None:
+    done = _run(*command)
+    if done.returncode:
+        raise OSError(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
 
 
 @cache
@@ -72,6 +80,28 @@ def why_none() -> str | None:
     return None
 
 
+@cache
+def why_no_rate() -> str | None:
+    """Return the reason why this machine cannot limit the rate between two hosts, or None."""
+    if shutil.which("tc") is None:
+        return "no program 'tc' on the PATH"
+    name = f"halox-try-{os.getpid()}"
+    try:
+        for command in (["ip", "netns", "add", name], _rate_command(name, "lo", 100)):
+            done = _run(*command)
+            if done.returncode:
+                return f"`{shlex.join(command)}` failed: {done.stderr.strip()}"
+    finally:
+        _run("ip", "netns", "del", name)
+    return None
+
+
+def _rate_command(namespace: str, device: str, mbit: int) -> list[str]:
+    """Command line that limits the rate at which a device sends."""
+    limit = ["rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", "500ms"]
+    return ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *limit]
+
+
 @dataclass(frozen=True)
 class TwoHosts:
     """Two network namespaces, created by `two_hosts`."""
@@ -105,6 +135,11 @@ class TwoHosts:
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
+
+    def limit_rate(self, mbit: int) -> None:
+        """Limit each direction of the link to ``mbit`` Mbit/s."""
+        for name in self.names:
+            _check(_rate_command(name, name, mbit))
 
     def bytes_sent(self) -> int:
         """Bytes that namespace A has sent to B so far."""
@@ -143,9 +178,7 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
     agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
     try:
         for command in commands:
-            done = _run(*command)
-            if done.returncode:
-                raise OSError(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
+            _check(command)
         yield TwoHosts(names, addresses, f"{network}0/24", agent)
     finally:
         for name in names:

@@ -129,13 +129,13 @@ class SimulatedRanks(MPI.Intracomm):
             made.cast = cast
         return made
 
-    @property  # type: ignore[override]
-    def rank(self) -> int:
+    @property
+    def rank(self) -> int:  # type: ignore[override]
         """The rank that this process plays."""
         return self.cast.rank
 
-    @property  # type: ignore[override]
-    def size(self) -> int:
+    @property
+    def size(self) -> int:  # type: ignore[override]
         """Number of simulated ranks."""
         return self.cast.size
 

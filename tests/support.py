@@ -89,6 +89,11 @@ def _missing(need: str) -> str | None:
 
         reason = why_none()
         return None if reason is None else f"NOT RUN on two network namespaces: {reason}"
+    if need == "rate":
+        from tests.netns import why_no_rate
+
+        reason = why_no_rate()
+        return None if reason is None else f"NOT RUN over a link of limited rate: {reason}"
     raise ValueError(f"unknown need {need!r}")
 
 

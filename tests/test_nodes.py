@@ -15,6 +15,7 @@ from tests.launching import PYTEST, SETTINGS, run
 from tests.support import require
 
 RANKS = 4
+LINK_MBIT = 400
 
 # An empty addopts removes the default selection. The words contain nothing that a shell would expand.
 ON_EACH = [*PYTEST, "-o", "addopts="]
@@ -46,6 +47,22 @@ def test_two_hosts(tmp_path: Path) -> None:
         check_passed(said, 60)
         # One step of the largest test sends 3 MiB from each rank, half of it to the other host.
         assert hosts.bytes_sent() - before > 3 << 20
+
+
+@pytest.mark.full
+def test_limited_link(tmp_path: Path) -> None:
+    """Two namespaces with a link of known rate between them: bytes that cross it, and least times."""
+    for need in ("mpi", "netns", "rate"):
+        require(need)
+    with netns.two_hosts(tmp_path) as hosts:
+        hosts.limit_rate(LINK_MBIT)
+        environment = hosts.environment(RANKS) | {
+            "HALOX_TEST_NODES": "0,0,1,1",
+            "HALOX_TEST_LINK": f"{LINK_MBIT}",
+        }
+        environment.pop("HALOX_NODE", None)
+        said = passing(hosts.command(RANKS, [*ON_EACH, "tests/mpi/limited_link.py"]), environment)
+        check_passed(said, 4)
 
 
 @pytest.mark.parametrize(
