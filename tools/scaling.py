@@ -1,0 +1,146 @@
+"""``python3 -m tools.scaling`` measures the making of grids, plans and other objects on simulated ranks, in one process.
+
+It prints a table, by default for 64, 4,096 and 100,000 ranks: `tests.simulated` answers for the other ranks. Calls are
+Python calls in halox. Bytes are sent and received by the rank, in messages and collectives. Memory is the largest
+amount that was in use during the making beyond the amount before, with NumPy's arrays. The time is the least of several
+makings, without the time that the simulation takes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+import halox
+from halox.tables import text_table
+from tests.simulated import SimulatedRanks, simulated, torus_of
+
+CELLS = 8
+"""Cells of a block along each axis."""
+
+_HALOX = str(Path(halox.__file__).parent)
+
+Make = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one making on one rank."""
+
+    calls: int
+    bytes_sent: int
+    bytes_received: int
+    memory_bytes: int
+    time_s: float
+
+
+def count_calls(action: Make) -> int:
+    """Return the number of Python calls in halox."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(_HALOX)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def peak_bytes(action: Make) -> int:
+    """Return the most memory that Python and NumPy allocate during an action, beyond the memory in use before."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        made = action()
+        _, peak = tracemalloc.get_traced_memory()
+        del made
+    finally:
+        tracemalloc.stop()
+    return peak - before
+
+
+def cost_of(comm: SimulatedRanks, make: Make, repeats: int = 3) -> Cost:
+    """Measure an action that makes an object; it is run several times."""
+    traffic = comm.cast.traffic
+    make()  # imports and caches
+    sent, received = traffic.bytes_sent, traffic.bytes_received
+    calls = count_calls(make)
+    sent, received = traffic.bytes_sent - sent, traffic.bytes_received - received
+    times = []
+    for _ in range(repeats):
+        simulation_s, start = traffic.simulation_s, time.perf_counter()
+        make()
+        times.append(time.perf_counter() - start - (traffic.simulation_s - simulation_s))
+    return Cost(calls, sent, received, peak_bytes(make), min(times))
+
+
+def costs(ranks: int, repeats: int = 3) -> dict[str, Cost]:
+    """Return the costs of all kinds of objects among simulated ranks."""
+    found = {}
+    torus, options = torus_of(ranks), {"periodic": True, "device": "cpu"}
+    with simulated(torus) as comm, ExitStack() as stack:
+        shape = [CELLS * parts for parts in torus]
+
+        def grid() -> halox.Grid:
+            return halox.Grid(shape, halo=1, proc_shape=torus, comm=comm, **options)
+
+        found["grid"] = cost_of(comm, grid, repeats)
+        own = stack.enter_context(grid())
+        u = own.zeros()
+        found["plan"] = cost_of(comm, lambda: own.plan(u), repeats)
+        found["sum"] = cost_of(comm, lambda: own.sum(u), repeats)
+        found["allreduce"] = cost_of(
+            comm, lambda: halox.Allreduce(comm, 4, "f8", device="cpu"), repeats
+        )
+    pencils = torus_of(ranks, 2)
+    with simulated(pencils) as comm, ExitStack() as stack:
+        shape = [4 * parts for parts in (*pencils, max(pencils))]
+        rows, columns = (
+            stack.enter_context(
+                halox.Grid(shape, halo=0, proc_shape=procs, comm=comm, **options)
+            )
+            for procs in ((*pencils, 1), (pencils[0], 1, pencils[1]))
+        )
+        found["transpose"] = cost_of(comm, lambda: halox.Transpose(rows, columns), repeats)
+        u, v = rows.zeros(), columns.zeros()
+        found["transpose's plan"] = cost_of(
+            comm, lambda: halox.Transpose(rows, columns).forward(u, v), repeats
+        )
+        found["FFT"] = cost_of(comm, lambda: halox.FFT(rows), repeats)
+    return found
+
+
+def main(words: Sequence[str]) -> None:
+    """Print the table of costs on the given numbers of ranks."""
+    rows = [("object", "ranks", "calls", "sent B", "received B", "memory KiB", "ms")]
+    for ranks in [int(word) for word in words] or [64, 4096, 100_000]:
+        rows += [
+            (
+                *(name, f"{ranks:,}", f"{cost.calls:,}", f"{cost.bytes_sent:,}"),
+                f"{cost.bytes_received:,}",
+                f"{cost.memory_bytes / 1024:,.0f}",
+                f"{cost.time_s * 1e3:.1f}",
+            )
+            for name, cost in costs(ranks).items()
+        ]
+    rows[1:] = sorted(rows[1:], key=lambda row: [r[0] for r in rows].index(row[0]))
+    print("\n".join(text_table(rows, left={0})))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
