@@ -1,8 +1,16 @@
 """Private duplicates of users' communicators, with collective checks that all ranks make the same call.
 
-All control messages between ranks go through `Communicator.gather`. If all ranks are on one node, it uses shared
-memory; otherwise it uses one nonblocking MPI collective. Each record names the collective call of its rank. Ranks in
-different calls therefore detect the mismatch together, before they read any other part of the records.
+All control messages between ranks go through `Communicator.reduce`, which compares one object of every rank. If all
+ranks are on one node, it uses shared memory, otherwise MPI. The cost does not depend on the number of ranks as long as
+the objects are equal; only otherwise, or for `Communicator.gather`, each rank reads the objects of all ranks. Each
+object is sent with the collective call of its rank. Ranks in different calls therefore detect the mismatch together,
+before they read any other part of the records.
+
+Between nodes, every round begins with one reduction of `_TOTALS` words, so that MPI matches it in any call::
+
+    reduce, equal objects    | Iallreduce: digest, numbers |
+    reduce, other objects    | Iallreduce                  | Iallgather: heads, objects | Iallgatherv: long objects |
+    gather                   | Iallreduce and Iallgather together                       | Iallgatherv: long objects |
 
 All objects on a user's communicator use the same duplicate (`halox.runtime.duplicates`).
 """
@@ -13,10 +21,13 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from halox.errors import HaloxError, MismatchError, StateError
 from halox.runtime import shared_memory
@@ -25,6 +36,8 @@ from halox.runtime.status import (
     ANY_FAILED,
     BLOCK_BYTES,
     CODE_BITS,
+    HEADS,
+    MOST_NUMBERS,
     SLOT_BYTES,
     CallWatch,
     StatusBlock,
@@ -39,6 +52,7 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 256
 _HEAD = np.dtype([("word", "i8"), ("size", "i8"), ("kind", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
+_TOTALS = 1 + MOST_NUMBERS
 MAKING = "the making of a communicator"
 
 HANDSHAKE, CELLS = range(2)
@@ -52,7 +66,11 @@ VALUES = "values", None
 """Placeholder for the object of a rank that gathers values instead of objects."""
 
 Record = tuple[int, bytes]
-"""Record of a rank: its kind, 0 for a pickled object, and the bytes."""
+"""Record of a rank: its kind, and the bytes.
+
+The kind is 0 for a pickled object that all ranks read, an even digest for a pickled object that the ranks compare, and
+an odd digest of the meaning of values (`halox.runtime.gathered_values`).
+"""
 
 UNFINISHED: list[object] = []
 """Incomplete requests and their buffers, kept for the life of the process: MPI may access the buffers at any time."""
@@ -125,7 +143,7 @@ class Communicator:
     def _find_nodes(self) -> None:
         """Group the ranks into nodes: ranks that share memory and have the same ``HALOX_NODE``."""
         own = _machine(), node_name(), os.getpid(), _pid_namespace(), os.sched_getaffinity(0)
-        all_ranks = [own] if self.size == 1 else self._gather(own, MAKING)
+        all_ranks = [own] if self.size == 1 else self._gather(own)
         self.node_names: list[str] = [name for _, name, *_ in all_ranks]
         machines = [
             (machine, f"rank {rank}" if name == "rank" else f"name {name}")
@@ -144,6 +162,9 @@ class Communicator:
         self.crowded: bool = any(len(set().union(*c)) < len(c) for c in on_node.values())
         self._pids = {r: all_ranks[r][2] for r in mates if all_ranks[r][3] == own[3] is not None}
 
+    def _gather(self, mine: object) -> list[Any]:
+        return self._reduce(mine, MAKING, (), reads=True, is_of_node=False)[1] or []
+
     def _share_status(self) -> None:
         """Map the shared memory in which the ranks of this node publish their status, if shared memory works."""
         mates = list(self.node_ranks)
@@ -153,11 +174,11 @@ class Communicator:
                 name = shared_memory.new_name()
                 with suppress(OSError):
                     segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
-            names = self._gather(name if segment is not None else "", MAKING)
+            names = self._gather(name if segment is not None else "")
             if names[mates[0]] and segment is None:
                 with suppress(OSError):
                     segment = shared_memory.attach(names[mates[0]])
-            mapped = self._gather(segment is not None, MAKING)
+            mapped = self._gather(segment is not None)
         finally:
             if name:
                 shared_memory.unlink(name)
@@ -170,7 +191,13 @@ class Communicator:
         }
         self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
         self.blocks, self._own = list(blocks.values()), blocks[self.rank]
-        self.heads = [[block.heads[slot] for block in self.blocks] for slot in range(2)]
+        words = segment.memory[: len(mates) * BLOCK_BYTES].view("i8").reshape(len(mates), -1)
+        self._counts_of_rounds = words[:, 0].data
+        heads = [words[:, at : at + 3 + MOST_NUMBERS] for at in HEADS]
+        self.words, self._sizes, self.kinds = (
+            [head[:, column].data for head in heads] for column in range(3)
+        )
+        self._numbers = [head[:, 3:] for head in heads]
         self._rounds, self._first = 0, self.watch.first
 
     @property
@@ -223,29 +250,56 @@ class Communicator:
         Raises `MismatchError` on all ranks if they are in different calls, `ExchangeTimeoutError` if a rank is
         missing, and `StateError` if an earlier call has failed.
         """
-        if self.size == 1:
-            return [mine]
-        self.check()
-        return self._gather(mine, step)
+        return self.reduce(mine, step, reads=True)[1] or []
 
     def gather_node(self, mine: object, step: str) -> list[Any]:
         """Return an object of every rank of the node, in rank order; collective over them, needs shared memory."""
-        self.check()
-        return self._gather(mine, step, is_of_node=True)
+        return self.reduce(mine, step, reads=True, is_of_node=True)[1] or []
 
-    def _gather(self, mine: object, step: str, *, is_of_node: bool = False) -> list[Any]:
+    def reduce(
+        self,
+        mine: object,
+        step: str,
+        numbers: Sequence[int] = (),
+        *,
+        reads: bool = False,
+        is_of_node: bool = False,
+    ) -> tuple[list[int], list[Any] | None]:
+        """Return the sums of some numbers over all ranks, and the objects of all ranks if any two of them differ.
+
+        The objects are None if the pickled objects of all ranks are equal, and no rank ``reads``. All ranks give the
+        same number of integers, at most `MOST_NUMBERS`; sums are modulo 2**64. With ``is_of_node`` the ranks are those
+        of the node. Collective, blocks; raises the errors of `gather`.
+        """
+        if self.size == 1:
+            return [*numbers], [mine] if reads else None
+        self.check()
+        return self._reduce(mine, step, numbers, reads=reads, is_of_node=is_of_node)
+
+    def _reduce(
+        self, mine: object, step: str, numbers: Sequence[int], *, reads: bool, is_of_node: bool
+    ) -> tuple[list[int], list[Any] | None]:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
+        kind = 0 if reads else digest(sent) << 1
         if is_of_node or self.gathers_in_memory:
-            slot = self.round(0, len(sent), sent[:SLOT_BYTES], step)
-            return objects(self.read(slot, sent, step))
-        return objects(self.by_mpi(0, sent, step))
+            slot = self.round(kind, len(sent), sent[:SLOT_BYTES], step, numbers)
+            sums = self._numbers[slot][:, : len(numbers)].sum(0).tolist() if numbers else []
+            if kind and self.are_alike(slot, kind):
+                return sums, None
+            return sums, objects(self.read(slot, sent, step))
+        sums, records = self.by_mpi(kind, sent, step, numbers)
+        return sums, None if records is None else objects(records)
+
+    def are_alike(self, slot: int, kind: int) -> bool:
+        """Whether all records of a round are of one call and one kind."""
+        words, kinds = self.words[slot].tolist(), self.kinds[slot].tolist()
+        return words.count(self.watch.word) == kinds.count(kind) == len(kinds)
 
     def read(self, slot: int, sent: bytes, step: str) -> list[Record]:
         """Read the records of a round; run more rounds if an object is longer than a slot."""
-        blocks, heads, word = self.blocks, self.heads[slot], self.watch.word
-        words = [objects[0] for objects in heads]
-        sizes = [objects[1] for objects in heads]
-        kinds = [objects[2] for objects in heads]
+        blocks, word = self.blocks, self.watch.word
+        words, sizes = self.words[slot].tolist(), self._sizes[slot].tolist()
+        kinds = self.kinds[slot].tolist()
         if words.count(word) != len(words):
             self._compare(dict(zip(self.node_ranks, words, strict=True)))
         objects = [
@@ -262,61 +316,93 @@ class Communicator:
                 piece.append(bytes(block.slots[slot][: max(whole - start, 0)]))
         return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
-    def round(self, kind: int, size: int, part: bytes, step: str) -> int:
+    def round(
+        self, kind: int, size: int, part: bytes, step: str, numbers: Sequence[int] = ()
+    ) -> int:
         """Publish a part of this rank's record, wait for the parts of all ranks of the node, and return the slot.
 
         The contents of the slot stay valid until the next round of this rank; `read` returns them.
         """
-        own, blocks = self._own, self.blocks
+        own, counts = self._own, self._counts_of_rounds
         n = self._rounds = self._rounds + 1
         slot = n & 1
         head = own.heads[slot]
         head[0], head[1], head[2] = self.watch.word, size, kind
+        for place, number in enumerate(numbers, 3):
+            head[place] = number
         if part:
             own.slots[slot][: len(part)] = part
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
         own.count[0] = n
-        for block in blocks:
-            if block.count[0] < n:
-                for _ in self._spins:
-                    if block.count[0] >= n:
-                        break
-                else:
-                    self._wait_for(blocks, n, step)
+        if min(counts) < n:
+            for _ in self._spins:
+                if min(counts) >= n:
                     break
+            else:
+                self._wait_for(n, step)
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
         if self._first[ANY_FAILED]:  # the record of a failed rank may belong to an earlier call
             self.watch.look_for_failed(())
         return slot
 
-    def _wait_for(self, blocks: Sequence[StatusBlock], n: int, step: str) -> None:
-        counts = [block.count for block in blocks]
+    def _wait_for(self, n: int, step: str) -> None:
+        counts = self._counts_of_rounds
 
         def missing() -> list[int]:
-            pairs = zip(self.node_ranks, counts, strict=True)
-            return [rank for rank, count in pairs if count[0] < n]
+            pairs = zip(self.node_ranks, counts.tolist(), strict=True)
+            return [rank for rank, count in pairs if count < n]
 
         self.until(
-            lambda: all(count[0] >= n for count in counts),
+            lambda: min(counts) >= n,
             lambda: f"rank {self.rank} has waited in {step} for {ranks_text(missing())}",
             missing,
         )
 
-    def by_mpi(self, kind: int, sent: bytes, step: str) -> list[Record]:
-        """Gather by one MPI collective of fixed-size records; by a second one too if an object exceeds a record."""
+    def by_mpi(
+        self, kind: int, sent: bytes, step: str, numbers: Sequence[int] = ()
+    ) -> tuple[list[int], list[Record] | None]:
+        """Reduce by MPI, and gather the records unless all are of one call and one even kind; see `reduce`."""
+        # Values and objects to read need the records in any case: their ranks reduce 0, and do not wait in between.
+        reads = not kind or bool(kind & 1)
+        mine, totals = np.zeros((2, _TOTALS), "u8")
+        mine[0] = 0 if reads else digest(b"%d %d" % (self.watch.word, kind)) | 1
+        mine[1 : 1 + len(numbers)] = np.array(numbers, "i8").view("u8")
+        kept: list[object] = [mine, totals]
+        requests = [self.comm.Iallreduce(mine, totals)]
         record = np.zeros(_RECORD_BYTES, np.uint8)
         head = record[: _HEAD.itemsize].view(_HEAD)
         head["word"], head["size"], head["kind"] = self.watch.word, len(sent), kind
         inline = np.frombuffer(sent[:_INLINE_BYTES], np.uint8)
         record[_HEAD.itemsize : _HEAD.itemsize + len(inline)] = inline
-        records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
+
+        def gather() -> npt.NDArray[np.uint8]:
+            records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
+            kept.extend([record, records])
+            requests.append(self.comm.Iallgather(record, records))
+            return records
+
         try:
-            self._wait_mpi(self.comm.Iallgather(record, records), step)
+            records = gather() if reads else None
+            self._wait_mpi(requests, step)
+            if records is None:
+                sums = totals[1 : 1 + len(numbers)].view("i8").tolist()
+                # The sum of other digests, which are random, is wrong with a probability below 2**-40.
+                if int(totals[0]) == int(mine[0]) * self.size % 2**64:
+                    return sums, None
+                records = gather()
+                self._wait_mpi(requests[1:], step)
         except BaseException:
-            UNFINISHED.extend([record, records])
+            UNFINISHED.extend(kept)
             raise
+        sums = totals[1 : 1 + len(numbers)].view("i8").tolist()
+        return sums, self._read_gathered(records, sent, step)
+
+    def _read_gathered(
+        self, records: npt.NDArray[np.uint8], sent: bytes, step: str
+    ) -> list[Record]:
+        """Return the records gathered by MPI; gather their ends if an object exceeds a record."""
         heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
         self._compare(dict(enumerate(heads["word"].tolist())))
         sizes, kinds = heads["size"].tolist(), heads["kind"].tolist()
@@ -335,7 +421,7 @@ class Communicator:
             request = self.comm.Iallgatherv(
                 [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
             )
-            self._wait_mpi(request, step)
+            self._wait_mpi([request], step)
         except BaseException:
             UNFINISHED.extend([rest, all_rests])
             raise
@@ -344,12 +430,12 @@ class Communicator:
             for kind, start, a, n in zip(kinds, objects, starts, rests, strict=False)
         ]
 
-    def _wait_mpi(self, request: MPI.Request, step: str) -> None:
+    def _wait_mpi(self, requests: Sequence[MPI.Request], step: str) -> None:
         self.until(
-            request.Test,
+            partial(self.mpi.Request.Testall, requests),
             lambda: f"rank {self.rank} has waited in {step} for the other ranks",
             tuple,
-            [request],
+            requests,
         )
 
     def _compare(self, words: dict[int, int]) -> None:
@@ -399,8 +485,14 @@ class Communicator:
 def objects(records: Sequence[Record]) -> list[Any]:
     """Return the objects that gathered records hold; `VALUES` for the record of a rank that gathers values."""
     return [
-        VALUES if kind else pickle.loads(pickled) if pickled else None for kind, pickled in records
+        VALUES if kind & 1 else pickle.loads(pickled) if pickled else None
+        for kind, pickled in records
     ]
+
+
+def digest(meaning: bytes) -> int:
+    """Return a digest of 62 bits, the same on all ranks."""
+    return int.from_bytes(blake2b(meaning, digest_size=8).digest(), "little") >> 2
 
 
 def node_name() -> str:

@@ -91,10 +91,17 @@ CODE_BITS = 24
 
 BLOCK_BYTES = 8192
 SLOT_BYTES = 3520
-"""Bytes of a slot without its head; the head has the word of the call, the size of the whole object, and its kind."""
+"""Bytes of a slot without its head."""
+
+MOST_NUMBERS = 4
+"""Numbers in the head of a slot, behind the word of the call, the size of the whole object, and its kind."""
 
 _HEAD_BYTES = 64  # a cache line, so that values in slots are aligned alike on all ranks
 _WAIT, _RING, _SLOTS = 128, 256, 1024
+_STARTS = [_SLOTS + (_HEAD_BYTES + SLOT_BYTES) * slot for slot in range(2)]
+HEADS = [start // 8 for start in _STARTS]
+"""Places of the slots' heads in a block, in words."""
+
 _RING_WORDS = 64
 _PLAN_BITS, _KIND_BITS, _NUMBER_BITS = 10, 2, 6
 _NAME_SHIFT = _PLAN_BITS + _KIND_BITS + _NUMBER_BITS
@@ -206,9 +213,8 @@ class StatusBlock:
         self.count = memory[:8].data.cast("B").cast("q")
         self.wait = memory[_WAIT : _WAIT + 8 * len(_FIELDS)].data.cast("B").cast("q")
         self.ring = memory[_RING : _RING + 8 * _RING_WORDS].data.cast("B").cast("q")
-        starts = [_SLOTS + (_HEAD_BYTES + SLOT_BYTES) * n for n in range(2)]
-        self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in starts]
-        self.values = [memory[at + _HEAD_BYTES :][:SLOT_BYTES] for at in starts]
+        self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in _STARTS]
+        self.values = [memory[at + _HEAD_BYTES :][:SLOT_BYTES] for at in _STARTS]
         self.slots = [slot.data for slot in self.values]
 
     def last(self) -> int:

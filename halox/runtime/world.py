@@ -248,23 +248,52 @@ class World:
         of the first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
         different calls, and `ExchangeTimeoutError`.
         """
+        return self._round(mine, step, (), error, reads=True)[1] or []
+
+    def reduce(
+        self,
+        mine: Value | None,
+        step: str,
+        numbers: Sequence[int] = (),
+        error: Exception | None = None,
+    ) -> tuple[list[int], list[Value] | None]:
+        """Return the sums of some numbers over all ranks, and the objects of all ranks only if any two of them differ.
+
+        The objects are None if all are equal; the cost then does not depend on the number of ranks. The pickled bytes
+        are compared, so equal objects may be returned too, for example sets in another order. All ranks give the same
+        number of integers, at most `halox.runtime.status.MOST_NUMBERS`; sums are modulo 2**64. Raises the errors of
+        `gather`.
+        """
+        return self._round(mine, step, numbers, error, reads=error is not None)
+
+    def _round(
+        self,
+        mine: Value | None,
+        step: str,
+        numbers: Sequence[int],
+        error: Exception | None,
+        *,
+        reads: bool,
+    ) -> tuple[list[int], list[Value] | None]:
         if self.size == 1:
             if error is not None:
                 raise_together([(0, type(error), str(error))], 1, error)
-            return [cast("Value", mine)]
+            return [*numbers], [cast("Value", mine)] if reads else None
         sent: tuple[tuple[type[Exception], str] | None, Value | None] | None = None
         if error is not None:
             sent = (type(error), str(error)), None
         elif mine is not None:
             sent = None, mine
         try:
-            records = self.ranks.gather(sent, step)
+            sums, records = self.ranks.reduce(sent, step, numbers, reads=reads)
         except MismatchError as mismatch:
             # The other ranks may be in another call because of this rank's error, so report this error and not the
             # mismatch.
             raise (error or mismatch) from (None if error is None else mismatch)
+        if records is None:
+            return sums, None
         self.raise_errors(records, step, error)
-        return [cast("Value", None) if record is None else record[1] for record in records]
+        return sums, [cast("Value", None) if record is None else record[1] for record in records]
 
     def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
@@ -287,7 +316,7 @@ class World:
 
     def agree(self, error: Exception | None, step: str) -> None:
         """Raise on all ranks if any rank has an error; see `gather`."""
-        self.gather(None, step, error)
+        self.reduce(None, step, (), error)
 
     def compare(
         self,
@@ -298,7 +327,8 @@ class World:
         shown: Callable[[Any], object] = str,
     ) -> None:
         """Raise `MismatchError` on all ranks unless all have the same arguments; see `check_alike`."""
-        self.check_alike(self.gather(dict(mine), step), remedies=remedies, shown=shown)
+        _, arguments = self.reduce(dict(mine), step)
+        self.check_alike(arguments or (), remedies=remedies, shown=shown)
 
     def check_alike(
         self,
@@ -309,11 +339,11 @@ class World:
     ) -> None:
         """Raise `MismatchError` on all ranks unless the gathered arguments of all ranks are the same; local.
 
-        ``arguments`` has the arguments of every rank by name, in the order of comparison. The error names the first
-        argument that differs, its values as ``shown`` formats them, and its remedy ("give the same on all ranks" by
-        default).
+        ``arguments`` has the arguments of every rank by name, in the order of comparison, or nothing if `reduce` has
+        found them equal. The error names the first argument that differs, its values as ``shown`` formats them, and
+        its remedy ("give the same on all ranks" by default).
         """
-        first = arguments[0]
+        first = arguments[0] if arguments else {}
         errors = []
         for rank, other in enumerate(arguments):
             differs = next((name for name in first if other.get(name) != first[name]), None)
@@ -347,6 +377,16 @@ class World:
             error = as_halox_error(error, step)
         mine, shared = result or (None, None)
         return mine, self.gather(shared, step, error)
+
+    def prepare_alike(
+        self, build: Callable[[], tuple[Built, Value, Sequence[int]]], step: str
+    ) -> tuple[Built, list[int], list[Value] | None]:
+        """Return the first item of ``build()`` here, and `reduce` of the others; raise on all ranks if any raises."""
+        result, error = _attempt(build)
+        if error is not None:
+            error = as_halox_error(error, step)
+        mine, alike, numbers = result or (None, None, ())
+        return mine, *self.reduce(alike, step, numbers, error)
 
     def swap(
         self, records: Mapping[int, Value], sources: Sequence[int], step: str
