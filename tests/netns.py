@@ -140,6 +140,11 @@ class TwoHosts:
         """Limit each direction of the link to ``mbit`` Mbit/s."""
         for name in self.names:
             _check(_rate_command(name, name, mbit))
+            # TCP sends a whole message at once. Else acknowledgements, which wait behind the data of the opposite
+            # direction, halve the rate of an exchange.
+            window = ["initcwnd", "10000", "initrwnd", "10000"]
+            route = ["replace", self.network, "dev", name, "scope", "link", *window]
+            _check(["ip", "-n", name, "route", *route])
 
     def bytes_sent(self) -> int:
         """Bytes that namespace A has sent to B so far."""

@@ -207,12 +207,11 @@ class SimulatedRanks(MPI.Intracomm):
         sent = target.copy() if source is MPI.IN_PLACE else np.asarray(source)
         parts = self.cast.gathered(sent)
         images = self.size - len(parts)
-        functions: dict[MPI.Op, Any] = {MPI.MIN: np.minimum, MPI.MAX: np.maximum}
-        functions |= {MPI.BOR: np.bitwise_or, MPI.BAND: np.bitwise_and}
         if op == MPI.SUM:
             target[...] = images * parts[0] + sum(parts)
         else:  # the images change nothing
-            target[...] = functions[op].reduce(parts, axis=0)
+            functions = {MPI.MIN.handle: np.minimum, MPI.MAX.handle: np.maximum}
+            target[...] = functions[op.handle].reduce(parts, axis=0)
         self._count(sent.nbytes, sent.nbytes)
         return MPI.Request()
 
