@@ -1,9 +1,9 @@
-"""``python3 -m tools.scaling`` measures the making of grids, plans and other objects on simulated ranks, in one process.
+"""``python3 -m tools.scaling`` measures the making of grids, plans and reductions among simulated ranks.
 
-It prints a table, by default for 64, 4,096 and 100,000 ranks: `tests.simulated` answers for the other ranks. Calls are
-Python calls in halox. Bytes are sent and received by the rank, in messages and collectives. Memory is the largest
-amount that was in use during the making beyond the amount before, with NumPy's arrays. The time is the least of several
-makings, without the time that the simulation takes.
+It prints a table, by default for 64, 4,096 and 100,000 ranks. One process makes the objects of one rank, and
+`tests.simulated` answers for the other ranks. Calls are Python calls in halox. Bytes are sent and received by the rank,
+in messages and collectives. Memory is the largest amount that was in use during the making beyond the amount before,
+with NumPy's arrays. The time is the least of several makings, without the time that the simulation takes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import numpy as np
 
 import halox
 from halox.tables import text_table
@@ -92,53 +90,59 @@ def cost_of(comm: SimulatedRanks, make: Make, repeats: int = 3) -> Cost:
 def costs(ranks: int, repeats: int = 3) -> dict[str, Cost]:
     """Return the costs of all kinds of objects among simulated ranks."""
     found = {}
-    torus, options = torus_of(ranks), {"periodic": True, "device": "cpu"}
+    torus = torus_of(ranks)
+    options: dict[str, Any] = {"periodic": True, "device": "cpu"}
     with simulated(torus) as comm, ExitStack() as stack:
         shape = [CELLS * parts for parts in torus]
 
-        def grid() -> halox.Grid:
+        def grid() -> Any:
             return halox.Grid(shape, halo=1, proc_shape=torus, comm=comm, **options)
 
-        found["grid"] = cost_of(comm, grid, repeats)
+        found["grid, made and closed"] = cost_of(comm, lambda: grid().close(), repeats)
         own = stack.enter_context(grid())
         u = own.zeros()
         found["plan"] = cost_of(comm, lambda: own.plan(u), repeats)
-        found["sum"] = cost_of(comm, lambda: own.sum(u), repeats)
-        found["allreduce"] = cost_of(
-            comm, lambda: halox.Allreduce(comm, 4, "f8", device="cpu"), repeats
+        found["sum of a field"] = cost_of(comm, lambda: own.sum(u), repeats)
+        found["allreduce, made and closed"] = cost_of(
+            comm, lambda: halox.Allreduce(comm, 4, "f8", device="cpu").close(), repeats
         )
     pencils = torus_of(ranks, 2)
     with simulated(pencils) as comm, ExitStack() as stack:
         shape = [4 * parts for parts in (*pencils, max(pencils))]
         rows, columns = (
-            stack.enter_context(
-                halox.Grid(shape, halo=0, proc_shape=procs, comm=comm, **options)
-            )
+            stack.enter_context(halox.Grid(shape, halo=0, proc_shape=procs, comm=comm, **options))
             for procs in ((*pencils, 1), (pencils[0], 1, pencils[1]))
         )
-        found["transpose"] = cost_of(comm, lambda: halox.Transpose(rows, columns), repeats)
         u, v = rows.zeros(), columns.zeros()
-        found["transpose's plan"] = cost_of(
-            comm, lambda: halox.Transpose(rows, columns).forward(u, v), repeats
-        )
-        found["FFT"] = cost_of(comm, lambda: halox.FFT(rows), repeats)
+
+        def transpose() -> None:
+            with halox.Transpose(rows, columns) as made:
+                made.forward(u, v)
+
+        found["transpose, made and called"] = cost_of(comm, transpose, repeats)
+        found["FFT, made and closed"] = cost_of(comm, lambda: halox.FFT(rows).close(), repeats)
     return found
 
 
 def main(words: Sequence[str]) -> None:
     """Print the table of costs on the given numbers of ranks."""
-    rows = [("object", "ranks", "calls", "sent B", "received B", "memory KiB", "ms")]
-    for ranks in [int(word) for word in words] or [64, 4096, 100_000]:
-        rows += [
-            (
-                *(name, f"{ranks:,}", f"{cost.calls:,}", f"{cost.bytes_sent:,}"),
-                f"{cost.bytes_received:,}",
-                f"{cost.memory_bytes / 1024:,.0f}",
-                f"{cost.time_s * 1e3:.1f}",
+    rows: list[Sequence[str]] = [
+        ("object", "ranks", "calls", "sent B", "received B", "memory KiB", "ms")
+    ]
+    numbers = [int(word) for word in words] or [64, 4096, 100_000]
+    found = {ranks: costs(ranks) for ranks in numbers}
+    for name in found[numbers[0]]:
+        for ranks in numbers:
+            cost = found[ranks][name]
+            counts = ranks, cost.calls, cost.bytes_sent, cost.bytes_received
+            rows.append(
+                [
+                    name,
+                    *(f"{count:,}" for count in counts),
+                    f"{cost.memory_bytes / 1024:,.0f}",
+                    f"{cost.time_s * 1e3:.1f}",
+                ]
             )
-            for name, cost in costs(ranks).items()
-        ]
-    rows[1:] = sorted(rows[1:], key=lambda row: [r[0] for r in rows].index(row[0]))
     print("\n".join(text_table(rows, left={0})))
 
 
