@@ -7,17 +7,26 @@
 
 The veth pair is the only connection of the namespaces. Open MPI takes every daemon for a host, so it uses shared memory
 within a namespace and TCP between the namespaces. A token bucket filter can limit the rate of the pair.
+
+For a link with a delay, a thread of the launching process takes the place of the pair. Each namespace then has a TAP
+device, whose packets the thread passes on after the delay.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import shlex
 import shutil
 import stat
+import struct
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +37,11 @@ from halox.cli import launcher
 LIMIT_S = 500
 BURST_BYTES = 128 << 10
 """Bytes that a limited link sends at once after a pause: two packets of TCP."""
+
+_TUN = "/dev/net/tun"
+_TUNSETIFF = 0x400454CA
+_TAP_OF_PACKETS = 0x0002 | 0x1000  # IFF_TAP, and IFF_NO_PI: nothing precedes a packet
+_MOST_PACKET_BYTES = 1 << 16
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -155,22 +169,65 @@ class TwoHosts:
         return int(found.stdout)
 
 
+def why_no_delay() -> str | None:
+    """Return the reason why this machine cannot delay packets between two hosts, or None."""
+    return None if os.path.exists(_TUN) else f"no {_TUN}"
+
+
+class Delay:
+    """Thread that passes Ethernet packets between two new TAP devices, each ``delay_s`` seconds after its arrival."""
+
+    def __init__(self, names: tuple[str, str], delay_s: float) -> None:
+        self._delay_s, self._ended = delay_s, False
+        self._taps = [os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for _ in names]
+        for tap, name in zip(self._taps, names, strict=True):
+            fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _TAP_OF_PACKETS))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        opposite = dict(zip(self._taps, reversed(self._taps), strict=True))
+        packets: deque[tuple[float, int, bytes]] = deque()
+        while not self._ended:
+            wait_s = packets[0][0] - time.monotonic() if packets else 0.1
+            for tap in select.select(self._taps, [], [], max(wait_s, 0.0))[0]:
+                with contextlib.suppress(OSError):
+                    packet = os.read(tap, _MOST_PACKET_BYTES)
+                    packets.append((time.monotonic() + self._delay_s, opposite[tap], packet))
+            while packets and packets[0][0] <= time.monotonic():
+                _, tap, packet = packets.popleft()
+                with contextlib.suppress(OSError):  # the other device is not up yet
+                    os.write(tap, packet)
+
+    def close(self) -> None:
+        """End the thread, and remove the devices."""
+        self._ended = True
+        self._thread.join()
+        for tap in self._taps:
+            os.close(tap)
+
+
 @contextlib.contextmanager
-def two_hosts(folder: Path) -> Iterator[TwoHosts]:
-    """Context manager: two network namespaces connected by a veth pair.
+def two_hosts(folder: Path, delay_ms: float = 0.0) -> Iterator[TwoHosts]:
+    """Context manager: two network namespaces connected by a veth pair, or by a link with a delay.
 
     Parameters
     ----------
     folder : Path
         Receives the script that starts Open MPI's daemon in the second namespace.
+    delay_ms : float
+        Least time of a packet from one namespace to the other.
     """
     number = os.getpid() % 65000
     names = (f"hxa{number}", f"hxb{number}")  # of the namespaces and their veth devices
     network = f"10.77.{number % 250}."
     addresses = (f"{network}1", f"{network}2")
     commands = [["ip", "netns", "add", name] for name in names]
-    ends = [["type", "veth"], ["peer", "name", names[1], "netns", names[1]]]
-    commands.append(["ip", "link", "add", names[0], "netns", names[0], *ends[0], *ends[1]])
+    if delay_ms:
+        commands += [["ip", "link", "set", name, "netns", name] for name in names]
+    else:
+        ends = [["type", "veth"], ["peer", "name", names[1], "netns", names[1]]]
+        commands.append(["ip", "link", "add", names[0], "netns", names[0], *ends[0], *ends[1]])
     for name, address in zip(names, addresses, strict=True):
         commands.append(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", name])
         commands += [["ip", "-n", name, "link", "set", device, "up"] for device in ("lo", name)]
@@ -181,10 +238,11 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
         f'exec ip netns exec {names[1]} unshare --uts sh -c "hostname halox-b; $*"\n'
     )
     agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
-    try:
+    with contextlib.ExitStack() as stack:
+        if delay_ms:
+            stack.callback(Delay(names, delay_ms / 1e3).close)
+        for name in names:
+            stack.callback(_run, "ip", "netns", "del", name)
         for command in commands:
             _check(command)
         yield TwoHosts(names, addresses, f"{network}0/24", agent)
-    finally:
-        for name in names:
-            _run("ip", "netns", "del", name)

@@ -89,11 +89,11 @@ def _missing(need: str) -> str | None:
 
         reason = why_none()
         return None if reason is None else f"NOT RUN on two network namespaces: {reason}"
-    if need == "rate":
-        from tests.netns import why_no_rate
+    if need in ("rate", "delay"):
+        from tests import netns
 
-        reason = why_no_rate()
-        return None if reason is None else f"NOT RUN over a link of limited rate: {reason}"
+        reason = netns.why_no_rate() if need == "rate" else netns.why_no_delay()
+        return None if reason is None else f"NOT RUN over a link of known {need}: {reason}"
     raise ValueError(f"unknown need {need!r}")
 
 

@@ -50,15 +50,16 @@ def test_two_hosts(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_limited_link(tmp_path: Path) -> None:
-    """Two namespaces with a link of known rate between them: bytes that cross it, and least times."""
-    for need in ("mpi", "netns", "rate"):
+@pytest.mark.parametrize("delay_ms", [0, 10])
+def test_limited_link(delay_ms: int, tmp_path: Path) -> None:
+    """Two namespaces with a link of known rate and delay between them: bytes that cross it, and least times."""
+    for need in ("mpi", "netns", "rate", *(["delay"] if delay_ms else [])):
         require(need)
-    with netns.two_hosts(tmp_path) as hosts:
+    with netns.two_hosts(tmp_path, delay_ms) as hosts:
         hosts.limit_rate(LINK_MBIT)
         environment = hosts.environment(RANKS) | {
             "HALOX_TEST_NODES": "0,0,1,1",
-            "HALOX_TEST_LINK": f"{LINK_MBIT}",
+            "HALOX_TEST_LINK": f"{LINK_MBIT},{delay_ms}",
         }
         environment.pop("HALOX_NODE", None)
         said = passing(hosts.command(RANKS, [*ON_EACH, "tests/mpi/limited_link.py"]), environment)

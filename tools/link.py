@@ -1,9 +1,9 @@
 """``python3 -m tools.link`` measures exchanges between two nodes over a link of known rate, by default 400 Mbit/s.
 
-An argument is the rate in Mbit/s. The nodes are network namespaces of this machine with two ranks each (`tests.netns`).
-The table has the median times of `MPI_Sendrecv`, of an exchange and of a hierarchical allreduce, beside the least time,
-which is bytes / rate, and the time of the exchange that `halox.Grid.predict` predicts. It is measured with one and with
-two TCP connections of Open MPI.
+Arguments are the rate in Mbit/s, and the delay of a packet in ms (by default 0). The nodes are network namespaces of
+this machine with two ranks each (`tests.netns`). The table has the median times of `MPI_Sendrecv`, of an exchange and
+of a hierarchical allreduce, beside the least time, which is bytes / rate, and the time of the exchange that
+`halox.Grid.predict` predicts. It is measured with one and with two TCP connections of Open MPI.
 """
 
 from __future__ import annotations
@@ -97,14 +97,16 @@ def main(words: Sequence[str]) -> None:
     if words[:1] == [_RANK]:
         measure(int(words[1]))
         return
-    mbit = int(words[0]) if words else 400
-    reason = netns.why_none() or netns.why_no_rate()
+    mbit, delay_ms = (int(words[0]) if words else 400), float(words[1] if words[1:] else 0)
+    reason = netns.why_none() or netns.why_no_rate() or (delay_ms and netns.why_no_delay())
     if reason:
-        sys.exit(f"tools.link: no link of limited rate on this machine: {reason}")
-    with tempfile.TemporaryDirectory() as folder, netns.two_hosts(Path(folder)) as hosts:
+        sys.exit(f"tools.link: no link of known rate and delay on this machine: {reason}")
+    with tempfile.TemporaryDirectory() as folder, netns.two_hosts(Path(folder), delay_ms) as hosts:
         hosts.limit_rate(mbit)
         for links in "1", "2":
-            print(f"{mbit} Mbit/s, OMPI_MCA_btl_tcp_links={links}", flush=True)
+            print(
+                f"{mbit} Mbit/s, delay {delay_ms:g} ms, OMPI_MCA_btl_tcp_links={links}", flush=True
+            )
             environment = hosts.environment(RANKS) | {"OMPI_MCA_btl_tcp_links": links}
             environment["PYTHONPATH"] = os.getcwd()
             command = hosts.command(RANKS, ["-m", "tools.link", _RANK, str(mbit)])
