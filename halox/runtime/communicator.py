@@ -21,7 +21,7 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,8 @@ from halox.runtime.status import (
     HEADS,
     MOST_NUMBERS,
     SLOT_BYTES,
+    SLOTS,
     CallWatch,
-    StatusBlock,
     mismatch,
     ranks_text,
 )
@@ -53,6 +53,8 @@ _RECORD_BYTES = 256
 _HEAD = np.dtype([("word", "i8"), ("size", "i8"), ("kind", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 _TOTALS = 1 + MOST_NUMBERS
+_NAME_BYTES = 64
+_MOST_CORES = 8192  # of a machine with Linux
 MAKING = "the making of a communicator"
 
 HANDSHAKE, CELLS = range(2)
@@ -88,7 +90,7 @@ class Communicator:
     """A duplicate of a user's communicator, with the resources that its ranks share; `World` documents most attributes.
 
     ``data_comm`` is ``comm`` itself if the ranks gather in shared memory. ``node_comm`` is ``comm`` itself if all ranks
-    are on one node. ``node_names`` has the ``HALOX_NODE`` of each rank. ``guard`` is the `CallGuard` of all collective
+    are on one node. ``node_name`` is this rank's ``HALOX_NODE``. ``guard`` is the `CallGuard` of all collective
     calls. ``users`` is the number of open objects on the communicator.
 
     Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank does not enter the constructor within
@@ -110,21 +112,22 @@ class Communicator:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.shares_memory = False
         """Whether this node has several ranks, and they share memory."""
-        blocks = {self.rank: StatusBlock(np.zeros(BLOCK_BYTES, np.uint8))}
-        self.watch = CallWatch(mpi, self.comm, blocks, {})
+        memory = np.zeros((1, BLOCK_BYTES), np.uint8)
+        self.watch = CallWatch(mpi, self.comm, memory, [self.rank], {})
         self.guard = CallGuard()
+        self.crowded = False
         self._find_nodes()
+        self.node_comm: MPI.Intracomm = self.comm
+        if not self.is_one_node:
+            # Split now, when all ranks take part: later, only the ranks of some nodes may need ``node_comm``.
+            within: Any = self.comm.Split(self.node, self.rank)
+            self.node_comm = within
         if self.size > 1:
             self._share_status()
             self.guard.watch = self.watch
         self.data_comm: MPI.Intracomm = self.comm
         if not (self.is_one_node and self.shares_memory):
             self.data_comm = self._duplicate(self.comm)
-        self.node_comm: MPI.Intracomm = self.comm
-        if not self.is_one_node:
-            # Split now, when all ranks take part: later, only the ranks of some nodes may need ``node_comm``.
-            within: Any = self.comm.Split(self.nodes[self.rank], self.rank)
-            self.node_comm = within
         self._spins = range(0 if self.crowded else SPINS)
         self.set_limit(limit_s)
 
@@ -142,62 +145,74 @@ class Communicator:
 
     def _find_nodes(self) -> None:
         """Group the ranks into nodes: ranks that share memory and have the same ``HALOX_NODE``."""
-        own = _machine(), node_name(), os.getpid(), _pid_namespace(), os.sched_getaffinity(0)
-        all_ranks = [own] if self.size == 1 else self._gather(own)
-        self.node_names: list[str] = [name for _, name, *_ in all_ranks]
-        machines = [
-            (machine, f"rank {rank}" if name == "rank" else f"name {name}")
-            for rank, (machine, name, *_) in enumerate(all_ranks)
-        ]
-        numbers = {key: n for n, key in enumerate(dict.fromkeys(machines))}
-        self.nodes: tuple[int, ...] = tuple(numbers[key] for key in machines)
-        mates = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
-        self.node_ranks: dict[int, int] = {rank: place for place, rank in enumerate(mates)}
-        here = [r for r, (machine, *_) in enumerate(all_ranks) if machine == own[0]]
-        self.machine_rank: int = here.index(self.rank)
-        on_node: dict[int, list[set[int]]] = {}
-        for node, (*_, cores) in zip(self.nodes, all_ranks, strict=True):
-            on_node.setdefault(node, []).append(cores)
-        # A launcher may have bound each rank to a separate core.
-        self.crowded: bool = any(len(set().union(*c)) < len(c) for c in on_node.values())
-        self._pids = {r: all_ranks[r][2] for r in mates if all_ranks[r][3] == own[3] is not None}
+        self.node_name = node_name()
+        name = f"rank {self.rank}" if self.node_name == "rank" else f"name {self.node_name}"
+        machine, namespace = repr(_machine()), _pid_namespace()
+        texts = [machine, f"{machine} {name}", namespace or ""]
+        mine = np.array([*(digest(text.encode()) for text in texts), os.getpid()])
+        all_ranks = np.empty((self.size, 4), "i8")
+        self._wait_mpi([self.comm.Iallgather(mine, all_ranks)], MAKING)
+        machines, nodes, namespaces, pids = all_ranks.T
+        _, first_ranks, inverse = np.unique(nodes, return_index=True, return_inverse=True)
+        # Nodes are numbered in the order of their first ranks.
+        numbers = np.unique(first_ranks[inverse], return_inverse=True)[1]
+        self.node_of: npt.NDArray[np.int32] = numbers.astype(np.int32)
+        self.node, self.node_count = int(numbers[self.rank]), len(first_ranks)
+        mates = np.flatnonzero(nodes == mine[1])
+        self.node_ranks: dict[int, int] = {rank: n for n, rank in enumerate(mates.tolist())}
+        self.machine_rank = int(np.count_nonzero(machines[: self.rank] == mine[0]))
+        known = mates[namespaces[mates] == mine[2]] if namespace else mates[:0]
+        self._pids: dict[int, int] = dict(zip(known.tolist(), pids[known].tolist(), strict=True))
 
-    def _gather(self, mine: object) -> list[Any]:
-        return self._reduce(mine, MAKING, (), reads=True, is_of_node=False)[1] or []
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of each rank; `node_of` is an array of the same numbers."""
+        return tuple(self.node_of.tolist())
 
     def _share_status(self) -> None:
-        """Map the shared memory in which the ranks of this node publish their status, if shared memory works."""
+        """Map the shared memory in which the ranks of this node publish their status, if shared memory works.
+
+        Also finds out whether some node has more ranks than cores.
+        """
         mates = list(self.node_ranks)
-        segment, name = None, ""
-        try:
-            if self.rank == mates[0] and len(mates) > 1:
-                name = shared_memory.new_name()
+        segment, name, comm, mpi = None, "", self.node_comm, self.mpi
+        state = np.zeros(1 + _MOST_CORES, np.uint8)
+        if len(mates) > 1:
+            sent = np.zeros(_NAME_BYTES, np.uint8)
+            try:
                 with suppress(OSError):
-                    segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
-            names = self._gather(name if segment is not None else "")
-            if names[mates[0]] and segment is None:
+                    if self.rank == mates[0]:
+                        name = shared_memory.new_name()
+                        segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
+                        sent[: len(name)] = np.frombuffer(name.encode(), np.uint8)
+                self._wait_mpi([comm.Ibcast(sent, 0)], MAKING)
                 with suppress(OSError):
-                    segment = shared_memory.attach(names[mates[0]])
-            mapped = self._gather(segment is not None)
-        finally:
-            if name:
-                shared_memory.unlink(name)
-        self.shares_memory = len(mates) > 1 and all(mapped[mate] for mate in mates)
-        if segment is None or not self.shares_memory:
+                    if sent.any() and segment is None:
+                        segment = shared_memory.attach(sent.tobytes().rstrip(b"\0").decode())
+                # Whether the memory is missing on any rank, and the cores of all ranks, to which a launcher may have
+                # bound each rank.
+                state[0] = segment is None
+                state[[1 + core for core in os.sched_getaffinity(0)]] = 1
+                self._wait_mpi([comm.Iallreduce(mpi.IN_PLACE, state, mpi.BOR)], MAKING)
+            finally:
+                if name:
+                    shared_memory.unlink(name)
+        crowded = np.array([len(mates) > 1 and state[1:].sum() < len(mates)], np.uint8)
+        self._wait_mpi([self.comm.Iallreduce(mpi.IN_PLACE, crowded, mpi.BOR)], MAKING)
+        self.crowded = bool(crowded[0])
+        if segment is None or state[0]:
             return
-        parts = segment.memory.reshape(len(mates), -1)
-        blocks = {
-            rank: StatusBlock(parts[place][:BLOCK_BYTES]) for rank, place in self.node_ranks.items()
-        }
-        self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
-        self.blocks, self._own = list(blocks.values()), blocks[self.rank]
-        words = segment.memory[: len(mates) * BLOCK_BYTES].view("i8").reshape(len(mates), -1)
-        self._counts_of_rounds = words[:, 0].data
+        self.shares_memory = True
+        memory = segment.memory[: len(mates) * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
+        self.watch = CallWatch(mpi, self.comm, memory, mates, self._pids)
+        self._own, words = self.watch.own, memory.view("i8")
+        self._round_counts = words[:, 0].data
         heads = [words[:, at : at + 3 + MOST_NUMBERS] for at in HEADS]
-        self.words, self._sizes, self.kinds = (
+        self._words, self._sizes, self._kinds = (
             [head[:, column].data for head in heads] for column in range(3)
         )
         self._numbers = [head[:, 3:] for head in heads]
+        self.slots = [memory[:, at : at + SLOT_BYTES] for at in SLOTS]
         self._rounds, self._first = 0, self.watch.first
 
     @property
@@ -274,11 +289,6 @@ class Communicator:
         if self.size == 1:
             return [*numbers], [mine] if reads else None
         self.check()
-        return self._reduce(mine, step, numbers, reads=reads, is_of_node=is_of_node)
-
-    def _reduce(
-        self, mine: object, step: str, numbers: Sequence[int], *, reads: bool, is_of_node: bool
-    ) -> tuple[list[int], list[Any] | None]:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
         kind = 0 if reads else digest(sent) << 1
         if is_of_node or self.gathers_in_memory:
@@ -292,28 +302,25 @@ class Communicator:
 
     def are_alike(self, slot: int, kind: int) -> bool:
         """Whether all records of a round are of one call and one kind."""
-        words, kinds = self.words[slot].tolist(), self.kinds[slot].tolist()
+        words, kinds = self._words[slot].tolist(), self._kinds[slot].tolist()
         return words.count(self.watch.word) == kinds.count(kind) == len(kinds)
 
     def read(self, slot: int, sent: bytes, step: str) -> list[Record]:
         """Read the records of a round; run more rounds if an object is longer than a slot."""
-        blocks, word = self.blocks, self.watch.word
-        words, sizes = self.words[slot].tolist(), self._sizes[slot].tolist()
-        kinds = self.kinds[slot].tolist()
+        rows, word = self.slots[slot], self.watch.word
+        words, sizes = self._words[slot].tolist(), self._sizes[slot].tolist()
+        kinds = self._kinds[slot].tolist()
         if words.count(word) != len(words):
             self._compare(dict(zip(self.node_ranks, words, strict=True)))
-        objects = [
-            bytes(block.slots[slot][:size]) if size else b""
-            for block, size in zip(blocks, sizes, strict=True)
-        ]
+        objects = [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
         longest = max(sizes)
         if longest <= SLOT_BYTES:
             return list(zip(kinds, objects, strict=True))
         pieces = [[start] for start in objects]
         for start in range(SLOT_BYTES, longest, SLOT_BYTES):
             slot = self.round(0, len(sent), sent[start : start + SLOT_BYTES], step)
-            for piece, block, whole in zip(pieces, blocks, sizes, strict=True):
-                piece.append(bytes(block.slots[slot][: max(whole - start, 0)]))
+            for piece, row, whole in zip(pieces, self.slots[slot], sizes, strict=True):
+                piece.append(row[: max(whole - start, 0)].tobytes())
         return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
     def round(
@@ -323,7 +330,7 @@ class Communicator:
 
         The contents of the slot stay valid until the next round of this rank; `read` returns them.
         """
-        own, counts = self._own, self._counts_of_rounds
+        own, counts = self._own, self._round_counts
         n = self._rounds = self._rounds + 1
         slot = n & 1
         head = own.heads[slot]
@@ -348,7 +355,7 @@ class Communicator:
         return slot
 
     def _wait_for(self, n: int, step: str) -> None:
-        counts = self._counts_of_rounds
+        counts = self._round_counts
 
         def missing() -> list[int]:
             pairs = zip(self.node_ranks, counts.tolist(), strict=True)
@@ -369,7 +376,6 @@ class Communicator:
         mine, totals = np.zeros((2, _TOTALS), "u8")
         mine[0] = 0 if reads else digest(b"%d %d" % (self.watch.word, kind)) | 1
         mine[1 : 1 + len(numbers)] = np.array(numbers, "i8").view("u8")
-        kept: list[object] = [mine, totals]
         requests = [self.comm.Iallreduce(mine, totals)]
         record = np.zeros(_RECORD_BYTES, np.uint8)
         head = record[: _HEAD.itemsize].view(_HEAD)
@@ -379,24 +385,18 @@ class Communicator:
 
         def gather() -> npt.NDArray[np.uint8]:
             records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
-            kept.extend([record, records])
             requests.append(self.comm.Iallgather(record, records))
             return records
 
-        try:
-            records = gather() if reads else None
-            self._wait_mpi(requests, step)
-            if records is None:
-                sums = totals[1 : 1 + len(numbers)].view("i8").tolist()
-                # The sum of other digests, which are random, is wrong with a probability below 2**-40.
-                if int(totals[0]) == int(mine[0]) * self.size % 2**64:
-                    return sums, None
-                records = gather()
-                self._wait_mpi(requests[1:], step)
-        except BaseException:
-            UNFINISHED.extend(kept)
-            raise
+        records = gather() if reads else None
+        self._wait_mpi(requests, step)
         sums = totals[1 : 1 + len(numbers)].view("i8").tolist()
+        if records is None:
+            # The sum of other digests, which are random, is wrong with a probability below 2**-40.
+            if int(totals[0]) == int(mine[0]) * self.size % 2**64:
+                return sums, None
+            records = gather()
+            self._wait_mpi(requests[1:], step)
         return sums, self._read_gathered(records, sent, step)
 
     def _read_gathered(
@@ -417,14 +417,10 @@ class Communicator:
         starts = np.cumsum([0, *rests]).tolist()
         all_rests = np.zeros(starts[-1], np.uint8)
         byte = self.mpi.BYTE
-        try:
-            request = self.comm.Iallgatherv(
-                [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
-            )
-            self._wait_mpi([request], step)
-        except BaseException:
-            UNFINISHED.extend([rest, all_rests])
-            raise
+        request = self.comm.Iallgatherv(
+            [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
+        )
+        self._wait_mpi([request], step)
         return [
             (kind, start + all_rests[a : a + n].tobytes())
             for kind, start, a, n in zip(kinds, objects, starts, rests, strict=False)

@@ -38,10 +38,7 @@ class GatheredValues:
         self._in_memory = world.ranks.gathers_in_memory
         self._slots: list[list[Array]] = []
         if self._in_memory:
-            self._slots = [
-                [block.values[slot][:nbytes].view(dtype) for block in self._ranks.blocks]
-                for slot in range(2)
-            ]
+            self._slots = [[*rows[:, :nbytes].view(dtype)] for rows in self._ranks.slots]
         else:
             rows = aligned(world.size * rounded_up(nbytes, _LINE_BYTES)).reshape(world.size, -1)
             self._rows = [row[:nbytes] for row in rows]

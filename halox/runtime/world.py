@@ -84,10 +84,11 @@ class World:
     every collective call of every rank, with the time.
 
     ``ranks`` is the `Communicator` with its shared resources; it outlives the world. ``comm`` is its MPI communicator.
-    ``data_comm`` is used for collectives on users' data, and ``node_comm`` has the ranks of this
-    node. ``nodes`` has the node number of each rank. ``node_ranks`` maps each rank of this node to its index on the
-    node. ``machine_rank`` is the index of this rank on its machine. ``crowded`` is True if some node has more ranks
-    than cores. ``guard`` is the `CallGuard` of the collective calls on the communicator.
+    ``data_comm`` is used for collectives on users' data, and ``node_comm`` has the ranks of this node. ``nodes`` has
+    the node number of each rank, ``node`` the number of this rank's node, and ``node_count`` the number of nodes.
+    ``node_ranks`` maps each rank of this node to its index on the node. ``machine_rank`` is the index of this rank on
+    its machine. ``crowded`` is True if some node has more ranks than cores. ``guard`` is the `CallGuard` of the
+    collective calls on the communicator.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class World:
         self.comm: MPI.Intracomm = ranks.comm
         self.data_comm, self.node_comm = ranks.data_comm, ranks.node_comm
         self.rank, self.size = ranks.rank, ranks.size
-        self.nodes, self.node_ranks = ranks.nodes, ranks.node_ranks
+        self.node, self.node_count = ranks.node, ranks.node_count
+        self.node_ranks = ranks.node_ranks
         self.node_rank, self.node_size = ranks.node_ranks[ranks.rank], len(ranks.node_ranks)
         self.machine_rank = ranks.machine_rank
         self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
@@ -145,6 +147,11 @@ class World:
     def failed(self) -> str:
         """The error after which no further call is possible; empty as long as no call has failed."""
         return self.ranks.watch.failed
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of each rank; needs memory for all ranks."""
+        return self.ranks.nodes
 
     @property
     def turn(self) -> int | None:
