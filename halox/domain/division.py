@@ -169,6 +169,5 @@ def divide(
             "reproducible": reproducible,
         }
 
-    division, arguments = world.prepare(build, _MAKING)
-    world.check_alike(arguments, remedies={"device": 'say device="cpu" or device="gpu"'})
-    return division
+    remedies = {"device": 'say device="cpu" or device="gpu"'}
+    return world.prepare_compared(build, _MAKING, remedies=remedies)
