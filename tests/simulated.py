@@ -31,7 +31,8 @@ from unittest import mock
 import numpy as np
 from mpi4py import MPI
 
-from halox.runtime import world
+from halox.exchange import making
+from halox.runtime import communicator, world
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -77,6 +78,15 @@ class Cast:
         """Return the steps on the torus from one rank to another."""
         a, b = (np.unravel_index(rank, self.torus) for rank in (start, end))
         return tuple(int((j - i) % n) for i, j, n in zip(a, b, self.torus, strict=True))
+
+    def digest(self, ends: bytes) -> int:
+        """Return the digest that stands for a message in a sum over all ranks.
+
+        An image would send messages with other ends. With steps in place of ends, the sum over one rank is zero if the
+        sum over all ranks is.
+        """
+        start, end = map(int, ends.split())
+        return communicator.digest(repr(self.shift(start, end)).encode())
 
     def gathered(self, mine: Any) -> list[Any]:
         """Return the objects of all played ranks."""
@@ -323,6 +333,7 @@ def simulated(
     try:
         with (
             mock.patch.object(world, "load_mpi", lambda: _MPI),
+            mock.patch.object(making, "digest", cast.digest),
             mock.patch.dict(os.environ, HALOX_NODE="rank"),
         ):
             yield comm

@@ -11,7 +11,6 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import HaloxError, MismatchError, PathError
-from halox.exchange import making
 from tests.simulated import SimulatedRanks, simulated
 
 CELLS = 8
@@ -23,12 +22,6 @@ def make_grid(comm: SimulatedRanks, **options: Any) -> halox.Grid:
     torus = comm.cast.torus
     given = {"halo": 1, "periodic": True, "proc_shape": torus, "comm": comm, "device": "cpu"}
     return halox.Grid([CELLS * parts for parts in torus], **(given | options))
-
-
-@pytest.fixture(autouse=True)
-def one_record_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out a check of records that name peers, which the images do not rename."""
-    monkeypatch.setattr(making, "_check_counts", lambda records: None)
 
 
 @pytest.mark.ranks(1)
