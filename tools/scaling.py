@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -87,31 +87,44 @@ def cost_of(comm: SimulatedRanks, make: Make, repeats: int = 3) -> Cost:
     return Cost(calls, sent, received, peak_bytes(make), min(times))
 
 
-def costs(ranks: int, repeats: int = 3) -> dict[str, Cost]:
-    """Return the costs of all kinds of objects among simulated ranks."""
-    found = {}
+@contextmanager
+def blocks(ranks: int) -> Iterator[tuple[SimulatedRanks, dict[str, Make]]]:
+    """Context manager: simulated ranks with blocks of three axes, and the objects to make, by name."""
     torus = torus_of(ranks)
-    options: dict[str, Any] = {"periodic": True, "device": "cpu"}
+    shape = [CELLS * parts for parts in torus]
     with simulated(torus) as comm, ExitStack() as stack:
-        shape = [CELLS * parts for parts in torus]
 
         def grid() -> Any:
-            return halox.Grid(shape, halo=1, proc_shape=torus, comm=comm, **options)
+            return halox.Grid(
+                shape, halo=1, periodic=True, proc_shape=torus, comm=comm, device="cpu"
+            )
 
-        found["grid, made and closed"] = cost_of(comm, lambda: grid().close(), repeats)
         own = stack.enter_context(grid())
         u = own.zeros()
-        found["plan"] = cost_of(comm, lambda: own.plan(u), repeats)
-        found["sum of a field"] = cost_of(comm, lambda: own.sum(u), repeats)
-        found["allreduce, made and closed"] = cost_of(
-            comm, lambda: halox.Allreduce(comm, 4, "f8", device="cpu").close(), repeats
+        yield (
+            comm,
+            {
+                "grid, made and closed": lambda: grid().close(),
+                "plan": lambda: own.plan(u),
+                "sum of a field": lambda: own.sum(u),
+                "allreduce, made and closed": lambda: halox.Allreduce(
+                    comm, 4, "f8", device="cpu"
+                ).close(),
+            },
         )
-    pencils = torus_of(ranks, 2)
-    with simulated(pencils) as comm, ExitStack() as stack:
-        shape = [4 * parts for parts in (*pencils, max(pencils))]
+
+
+@contextmanager
+def pencils(ranks: int) -> Iterator[tuple[SimulatedRanks, dict[str, Make]]]:
+    """Context manager: the same as `blocks` for grids that are divided along two of three axes."""
+    torus = torus_of(ranks, 2)
+    shape = [4 * parts for parts in (*torus, max(torus))]
+    with simulated(torus) as comm, ExitStack() as stack:
         rows, columns = (
-            stack.enter_context(halox.Grid(shape, halo=0, proc_shape=procs, comm=comm, **options))
-            for procs in ((*pencils, 1), (pencils[0], 1, pencils[1]))
+            stack.enter_context(
+                halox.Grid(shape, halo=0, periodic=True, proc_shape=procs, comm=comm, device="cpu")
+            )
+            for procs in ((*torus, 1), (torus[0], 1, torus[1]))
         )
         u, v = rows.zeros(), columns.zeros()
 
@@ -119,8 +132,21 @@ def costs(ranks: int, repeats: int = 3) -> dict[str, Cost]:
             with halox.Transpose(rows, columns) as made:
                 made.forward(u, v)
 
-        found["transpose, made and called"] = cost_of(comm, transpose, repeats)
-        found["FFT, made and closed"] = cost_of(comm, lambda: halox.FFT(rows).close(), repeats)
+        yield (
+            comm,
+            {
+                "transpose, made and called": transpose,
+                "FFT, made and closed": lambda: halox.FFT(rows).close(),
+            },
+        )
+
+
+def costs(ranks: int) -> dict[str, Cost]:
+    """Return the costs of all kinds of objects among simulated ranks."""
+    found = {}
+    for division in blocks, pencils:
+        with division(ranks) as (comm, makes):
+            found.update({name: cost_of(comm, make) for name, make in makes.items()})
     return found
 
 
