@@ -57,8 +57,8 @@ def test_transposes_take_pieces_of_the_block() -> None:
         assert np.array_equal(v, np.concatenate([pieces[-rank % n] for rank in range(n)]))
 
 
-TORUS = 4, 4, 4
-MODEL, NEAR, ODD = 0, 41, 42
+TORUS = 16, 16, 16
+MODEL, NEAR, ODD = 0, 2183, 2184
 """Played ranks: the model of the images, a neighbour of the rank that differs, and the rank that differs."""
 
 
@@ -79,7 +79,7 @@ def raised(action: Callable[[], object], kind: type[HaloxError]) -> str:
 
 @pytest.mark.ranks(3)
 class TestOneOfManyDiffers:
-    """One rank of 64; every error names it."""
+    """One rank of 4,096; every error names it."""
 
     def test_halo(self, ranks: SimulatedRanks) -> None:
         halo = 2 if ranks.rank == ODD else 1
@@ -117,4 +117,4 @@ class TestOneOfManyDiffers:
         with make_grid(ranks) as grid:
             u = grid.zeros()
             text = raised(lambda: grid.sum(u) if ranks.rank == ODD else grid.max(u), MismatchError)
-        assert f"rank {ODD}: sum (call" in text and "(63): max (call" in text
+        assert f"rank {ODD}: sum (call" in text and "(4095): max (call" in text
