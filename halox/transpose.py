@@ -106,7 +106,7 @@ class Transpose(Closing):
                 "path": path,
                 "proc_shape of grid_b": of_b.proc_shape,
                 "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
-                "placement of grid_b": of_b.placement.coords,
+                "placement of grid_b": of_b.placement.shown,
             }
 
         with self._world.guard:

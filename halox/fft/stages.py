@@ -224,7 +224,7 @@ def placement_of(
             index = index * extent + coord
         rank_of[index] = rank
     between = like.bytes_between_nodes, like.bytes_between_nodes_by_rank_order
-    return Placement(parts, tuple(coords), tuple(rank_of), like.method, like.nodes, *between)
+    return Placement(parts, tuple(rank_of), like.method, like.nodes, *between)
 
 
 @dataclass(frozen=True)

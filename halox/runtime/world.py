@@ -300,7 +300,7 @@ class World:
         if records is None:
             return sums, None
         self.raise_errors(records, step, error)
-        return sums, [cast("Value", None) if record is None else record[1] for record in records]
+        return sums, [record and record[1] for record in records]
 
     def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
