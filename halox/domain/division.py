@@ -102,7 +102,7 @@ def divide(
     ``cartesian`` is the topology of a Cartesian communicator.
     """
 
-    def build() -> tuple[Division, dict[str, object], tuple[int, ...]]:
+    def build() -> tuple[Division, dict[str, object]]:
         options = given if cartesian is None else cartesian.with_options(given, grid_shape)
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
@@ -169,8 +169,7 @@ def divide(
             "dims": labels and labels.dims,
             "reproducible": reproducible,
         }
-        return division, arguments, ()
+        return division, arguments
 
-    division, _, arguments = world.prepare_alike(build, _MAKING)
-    world.check_alike(arguments or (), remedies={"device": 'say device="cpu" or device="gpu"'})
-    return division
+    remedies = {"device": 'say device="cpu" or device="gpu"'}
+    return world.prepare_compared(build, _MAKING, remedies=remedies)

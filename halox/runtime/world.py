@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from types import ModuleType
@@ -35,7 +35,7 @@ from halox.runtime.communicator import (
 )
 from halox.runtime.duplicates import duplicate_of
 from halox.runtime.finalizing import before_finalize
-from halox.runtime.status import CODE_BITS, code_of, object_code, ranks_text
+from halox.runtime.status import CODE_BITS, MOST_NUMBERS, code_of, object_code, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
 
@@ -394,6 +394,39 @@ class World:
             error = as_halox_error(error, step)
         mine, alike, numbers = result or (None, None, ())
         return mine, *self.reduce(alike, step, numbers, error)
+
+    def prepare_compared(
+        self,
+        build: Callable[[], tuple[Built, Mapping[str, object]]],
+        step: str,
+        *,
+        remedies: Mapping[str, str] | None = None,
+    ) -> Built:
+        """Return the first item of ``build()``; raise on all ranks if any raises, or its second items differ.
+
+        The second item has arguments by name; see `check_alike`.
+        """
+        mine, _, arguments = self.prepare_alike(lambda: (*build(), ()), step)
+        self.check_alike(arguments or (), remedies=remedies)
+        return mine
+
+    def union(
+        self,
+        mine: Collection[Value],
+        of: Sequence[Value],
+        step: str,
+        error: Exception | None = None,
+    ) -> list[Value]:
+        """Return the members of ``of``, the same on all ranks, that are in ``mine`` of any rank; raises as `gather`."""
+        bits = self.size.bit_length()  # of a count of ranks
+        each, found = 62 // bits, list[Value]()
+        for start in range(0, len(of), MOST_NUMBERS * each):
+            words = [of[at : at + each] for at in range(start, len(of), each)][:MOST_NUMBERS]
+            counts = [sum((m in mine) << bits * n for n, m in enumerate(word)) for word in words]
+            sums, _ = self.reduce(None, step, counts, error)
+            for word, total in zip(words, sums, strict=True):
+                found += [m for n, m in enumerate(word) if total >> bits * n & (1 << bits) - 1]
+        return found
 
     def swap(
         self, records: Mapping[int, Value], sources: Sequence[int], step: str
