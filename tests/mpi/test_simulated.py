@@ -118,3 +118,8 @@ class TestOneOfManyDiffers:
             u = grid.zeros()
             text = raised(lambda: grid.sum(u) if ranks.rank == ODD else grid.max(u), MismatchError)
         assert f"rank {ODD}: sum (call" in text and "(4095): max (call" in text
+
+    def test_operation(self, ranks: SimulatedRanks) -> None:
+        op = "max" if ranks.rank == ODD else "sum"
+        text = raised(lambda: halox.Allreduce(ranks, 4, "f8", op, device="cpu"), MismatchError)
+        assert text.startswith(f"[rank {ODD}] op differs between ranks: rank 0 has sum, rank {ODD}")
