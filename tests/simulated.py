@@ -57,8 +57,9 @@ class Cast:
     torus: tuple[int, ...]
     traffic: Traffic = field(default_factory=Traffic)
     tags: dict[object, int] = field(default_factory=dict)  # of messages to itself
-    boxes: dict[int, list[dict[int, Any]]] = field(default_factory=dict)
-    outbox: dict[int, dict[int, Any]] = field(default_factory=dict)
+    # By tag the pickled objects for each rank: of all played ranks, and not yet exchanged with them.
+    boxes: dict[int, list[dict[int, bytes]]] = field(default_factory=dict)
+    outbox: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -92,8 +93,8 @@ class Cast:
         """Return the objects of all played ranks."""
         return self.processes.allgather(mine) if len(self.played) > 1 else [mine]
 
-    def received(self, source: int, tag: int) -> tuple[Any, ...]:
-        """Return the object that ``source`` has sent to this rank, in a tuple; an empty tuple if there is none.
+    def received(self, source: int, tag: int) -> tuple[bytes, ...]:
+        """Return the pickled object that ``source`` has sent to this rank, in a tuple; an empty tuple if there is none.
 
         Collective over the processes, at the first call with a tag.
         """
@@ -252,10 +253,11 @@ class SimulatedRanks(MPI.Intracomm):
 
     @timed
     def isend(self, obj: Any, dest: int, tag: int = 0) -> MPI.Request:
-        self.cast.outbox.setdefault(tag, {})[dest] = obj
+        sent = pickle.dumps(obj)
+        self.cast.outbox.setdefault(tag, {})[dest] = sent
         self.cast.boxes.pop(tag, None)
         self.cast.traffic.messages += 1
-        self.cast.traffic.bytes_sent += len(pickle.dumps(obj))
+        self.cast.traffic.bytes_sent += len(sent)
         return MPI.Request()
 
     @timed
@@ -267,8 +269,8 @@ class SimulatedRanks(MPI.Intracomm):
         self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = 0, status: Any = None
     ) -> Any:
         (sent,) = self.cast.received(source, tag)
-        self.cast.traffic.bytes_received += len(pickle.dumps(sent))
-        return as_from(source, sent)
+        self.cast.traffic.bytes_received += len(sent)
+        return as_from(source, pickle.loads(sent))
 
     # Messages of buffers, which this process sends to itself
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,15 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import HaloxError, MismatchError, PathError
+from tests.mpi.test_call_counts import calls_of
 from tests.simulated import SimulatedRanks, simulated
 
 CELLS = 8
 """Cells of a block along each axis."""
 
 
-def make_grid(comm: SimulatedRanks, **options: Any) -> halox.Grid:
+def make_grid(comm: MPI.Intracomm, torus: Sequence[int], **options: Any) -> halox.Grid:
     """Return a periodic grid of equal blocks on the ranks of the torus."""
-    torus = comm.cast.torus
     given = {"halo": 1, "periodic": True, "proc_shape": torus, "comm": comm, "device": "cpu"}
     return halox.Grid([CELLS * parts for parts in torus], **(given | options))
 
@@ -28,7 +30,7 @@ def make_grid(comm: SimulatedRanks, **options: Any) -> halox.Grid:
 @pytest.mark.parametrize("torus", [(5,), (2, 3), (3, 1, 2), (4, 4, 4), (10, 25)])
 def test_exchanges_wrap_the_block(torus: tuple[int, ...]) -> None:
     """All blocks have equal contents, so that the halo of a block continues it periodically."""
-    with simulated(torus) as comm, make_grid(comm, halo=2) as grid:
+    with simulated(torus) as comm, make_grid(comm, torus, halo=2) as grid:
         inside = np.random.default_rng(len(torus)).random(grid.rank_shape)
         for u in (grid.zeros(), np.zeros(grid.padded_shape)):
             grid.interior(u)[...] = inside
@@ -57,6 +59,38 @@ def test_transposes_take_pieces_of_the_block() -> None:
         assert np.array_equal(v, np.concatenate([pieces[-rank % n] for rank in range(n)]))
 
 
+@pytest.mark.ranks(2, 3, 4)
+def test_real_ranks_make_the_same_calls(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The simulation leads a rank through the code that it runs among real ranks, each of them a node."""
+    monkeypatch.setenv("HALOX_NODE", "rank")
+    torus = (comm.size, 1)
+
+    def calls(ranks: MPI.Intracomm) -> Counter[str]:
+        make_grid(ranks, torus).close()  # imports and caches
+        grids: list[halox.Grid] = []
+        found = calls_of(lambda: grids.append(make_grid(ranks, torus)))
+        (grid,) = grids
+        u = grid.zeros()
+        grid.plan(u)
+        found += calls_of(lambda: grid.plan(u)) + calls_of(grid.close)
+        by_name: Counter[str] = Counter()
+        for code, number in found.items():
+            if "/halox/" in code.co_filename:
+                by_name[code.co_qualname] += number
+        return by_name
+
+    # A collection could call finalizers of other tests' objects.
+    gc.collect()
+    gc.disable()
+    request.addfinalizer(gc.enable)
+    real = calls(comm)
+    del real["load_mpi"]  # replaced in the simulation
+    with simulated(torus, [comm.rank]) as ranks:
+        assert calls(ranks) == real
+
+
 TORUS = 16, 16, 16
 MODEL, NEAR, ODD = 0, 2183, 2184
 """Played ranks: the model of the images, a neighbour of the rank that differs, and the rank that differs."""
@@ -83,14 +117,14 @@ class TestOneOfManyDiffers:
 
     def test_halo(self, ranks: SimulatedRanks) -> None:
         halo = 2 if ranks.rank == ODD else 1
-        text = raised(lambda: make_grid(ranks, halo=halo), MismatchError)
+        text = raised(lambda: make_grid(ranks, TORUS, halo=halo), MismatchError)
         assert text.startswith(f"[rank {ODD}] halo differs between ranks: rank 0 has ((1, 1)")
         assert f"rank {ODD} has ((2, 2)" in text
 
     @pytest.mark.parametrize("own", [False, True])
     def test_dtype(self, ranks: SimulatedRanks, own: bool) -> None:
         dtype = "f4" if ranks.rank == ODD else "f8"
-        with make_grid(ranks) as grid:
+        with make_grid(ranks, TORUS) as grid:
             u = np.zeros(grid.padded_shape, dtype) if own else grid.zeros(dtype)
             text = raised(lambda: grid.exchange(u), MismatchError)
         assert f"[rank {NEAR}] datatype 0 of the message from rank {ODD} to rank {NEAR}" in text
@@ -98,7 +132,7 @@ class TestOneOfManyDiffers:
 
     def test_path(self, ranks: SimulatedRanks) -> None:
         path = "staged" if ranks.rank == ODD else None
-        with make_grid(ranks) as grid:
+        with make_grid(ranks, TORUS) as grid:
             u = grid.zeros()
             text = raised(lambda: grid.plan(u, path=path), MismatchError)
         assert "different paths" in text and "staged" in text
@@ -106,15 +140,15 @@ class TestOneOfManyDiffers:
     def test_environment(self, ranks: SimulatedRanks, monkeypatch: pytest.MonkeyPatch) -> None:
         if ranks.rank == ODD:
             monkeypatch.setenv("HALOX_PATH", "perhaps")
-        text = raised(lambda: make_grid(ranks), PathError)
+        text = raised(lambda: make_grid(ranks, TORUS), PathError)
         assert text.startswith(f"[rank {ODD}] HALOX_PATH: there is no path 'perhaps'")
         if ranks.rank == ODD:
             monkeypatch.setenv("HALOX_TIMEOUT", "soon")
-        text = raised(lambda: make_grid(ranks), HaloxError)
+        text = raised(lambda: make_grid(ranks, TORUS), HaloxError)
         assert text.startswith(f"[rank {ODD}] HALOX_TIMEOUT='soon'")
 
     def test_call(self, ranks: SimulatedRanks) -> None:
-        with make_grid(ranks) as grid:
+        with make_grid(ranks, TORUS) as grid:
             u = grid.zeros()
             text = raised(lambda: grid.sum(u) if ranks.rank == ODD else grid.max(u), MismatchError)
         assert f"rank {ODD}: sum (call" in text and "(4095): max (call" in text
