@@ -497,7 +497,7 @@ def test_a_direction_makes_its_plans_in_its_first_call(comm: World) -> None:
 def test_first_calls_take_few_rounds(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each further transpose adds only the rounds of its plan."""
     steps: list[str] = []
-    reduce = Communicator._reduce
+    reduce = Communicator.reduce
 
     def counted(self: Communicator, mine: object, step: str, *given: Any, **options: Any) -> Any:
         steps.append(step)
@@ -505,7 +505,7 @@ def test_first_calls_take_few_rounds(comm: World, monkeypatch: pytest.MonkeyPatc
 
     with box(comm) as grid:
         u = grid.ones("c16")
-        monkeypatch.setattr(Communicator, "_reduce", counted)
+        monkeypatch.setattr(Communicator, "reduce", counted)
         with halox.FFT(grid) as fft:
             assert 0 < len(steps) <= 3, steps
             steps.clear()
