@@ -77,3 +77,35 @@ def test_a_new_array_makes_no_datatype_and_no_word(comm: World) -> None:
         assert not [name for name in files if name.startswith(("datatypes", "decomposition"))]
         assert not {"gather", "swap", "begin"} & {code.co_name for code in calls}
         assert calls.total() < 110
+
+
+def making_calls(comm: World) -> Counter[CodeType]:
+    """Count the calls of making and closing a grid and a plan; each rank has two neighbours."""
+
+    def make() -> None:
+        with halox.Grid(
+            (8 * comm.size, 8),
+            halo=((1, 1), (0, 0)),
+            periodic=(True, False),
+            proc_shape=(comm.size, 1),
+            comm=comm,
+            device="cpu",
+        ) as grid:
+            grid.plan(np.zeros(grid.padded_shape))
+
+    make()  # imports modules, and makes the communicator
+    return calls_of(make)
+
+
+@pytest.mark.ranks(8, 40)
+@pytest.mark.parametrize("node", ["", "rank"])
+def test_making_costs_as_much_on_more_ranks(
+    comm: World, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grid and a plan with the same neighbours, on four ranks and on all ranks."""
+    monkeypatch.setenv("HALOX_NODE", node)
+    few = comm.Split(comm.rank // 4, comm.rank)
+    on_few, on_all = making_calls(few), making_calls(comm)
+    few.Free()
+    more = (on_all - on_few).most_common(12)
+    assert on_all.total() <= 1.1 * on_few.total(), [(n, code.co_qualname) for code, n in more]
