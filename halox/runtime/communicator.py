@@ -32,6 +32,7 @@ import numpy.typing as npt
 from halox.errors import HaloxError, MismatchError, StateError
 from halox.runtime import shared_memory
 from halox.runtime.call_guard import CallGuard
+from halox.runtime.shared_memory import Bytes
 from halox.runtime.status import (
     ANY_FAILED,
     BLOCK_BYTES,
@@ -268,8 +269,8 @@ class Communicator:
         return self.reduce(mine, step, reads=True)[1] or []
 
     def gather_node(self, mine: object, step: str) -> list[Any]:
-        """Return an object of every rank of the node, in rank order; collective over them, needs shared memory."""
-        return self.reduce(mine, step, reads=True, is_of_node=True)[1] or []
+        """Return an object of every rank of the node, in rank order; collective over them."""
+        return self.reduce(mine, step, reads=True, of_node=True)[1] or []
 
     def reduce(
         self,
@@ -278,26 +279,26 @@ class Communicator:
         numbers: Sequence[int] = (),
         *,
         reads: bool = False,
-        is_of_node: bool = False,
+        of_node: bool = False,
     ) -> tuple[list[int], list[Any] | None]:
         """Return the sums of some numbers over all ranks, and the objects of all ranks if any two of them differ.
 
         The objects are None if the pickled objects of all ranks are equal, and no rank ``reads``. All ranks give the
-        same number of integers, at most `MOST_NUMBERS`; sums are modulo 2**64. With ``is_of_node`` the ranks are those
+        same number of integers, at most `MOST_NUMBERS`; sums are modulo 2**64. With ``of_node`` the ranks are those
         of the node. Collective, blocks; raises the errors of `gather`.
         """
-        if self.size == 1:
+        if (len(self.node_ranks) if of_node else self.size) == 1:
             return [*numbers], [mine] if reads else None
         self.check()
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
         kind = 0 if reads else digest(sent) << 1
-        if is_of_node or self.gathers_in_memory:
+        if self.gathers_in_memory or (of_node and self.shares_memory):
             slot = self.round(kind, len(sent), sent[:SLOT_BYTES], step, numbers)
             sums = self._numbers[slot][:, : len(numbers)].sum(0).tolist() if numbers else []
             if kind and self.are_alike(slot, kind):
                 return sums, None
             return sums, objects(self.read(slot, sent, step))
-        sums, records = self.by_mpi(kind, sent, step, numbers)
+        sums, records = self.by_mpi(kind, sent, step, numbers, of_node=of_node)
         return sums, None if records is None else objects(records)
 
     def are_alike(self, slot: int, kind: int) -> bool:
@@ -368,24 +369,33 @@ class Communicator:
         )
 
     def by_mpi(
-        self, kind: int, sent: bytes, step: str, numbers: Sequence[int] = ()
+        self,
+        kind: int,
+        sent: bytes,
+        step: str,
+        numbers: Sequence[int] = (),
+        *,
+        of_node: bool = False,
     ) -> tuple[list[int], list[Record] | None]:
         """Reduce by MPI, and gather the records unless all are of one call and one even kind; see `reduce`."""
+        comm, ranks = (
+            (self.node_comm, self.node_ranks) if of_node else (self.comm, range(self.size))
+        )
         # Values and objects to read need the records in any case: their ranks reduce 0, and do not wait in between.
         reads = not kind or bool(kind & 1)
         mine, totals = np.zeros((2, _TOTALS), "u8")
         mine[0] = 0 if reads else digest(b"%d %d" % (self.watch.word, kind)) | 1
         mine[1 : 1 + len(numbers)] = np.array(numbers, "i8").view("u8")
-        requests = [self.comm.Iallreduce(mine, totals)]
+        requests = [comm.Iallreduce(mine, totals)]
         record = np.zeros(_RECORD_BYTES, np.uint8)
         head = record[: _HEAD.itemsize].view(_HEAD)
         head["word"], head["size"], head["kind"] = self.watch.word, len(sent), kind
         inline = np.frombuffer(sent[:_INLINE_BYTES], np.uint8)
         record[_HEAD.itemsize : _HEAD.itemsize + len(inline)] = inline
 
-        def gather() -> npt.NDArray[np.uint8]:
-            records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
-            requests.append(self.comm.Iallgather(record, records))
+        def gather() -> Bytes:
+            records = np.zeros((len(ranks), _RECORD_BYTES), np.uint8)
+            requests.append(comm.Iallgather(record, records))
             return records
 
         records = gather() if reads else None
@@ -393,18 +403,18 @@ class Communicator:
         sums = totals[1 : 1 + len(numbers)].view("i8").tolist()
         if records is None:
             # The sum of other digests, which are random, is wrong with a probability below 2**-40.
-            if int(totals[0]) == int(mine[0]) * self.size % 2**64:
+            if int(totals[0]) == int(mine[0]) * len(ranks) % 2**64:
                 return sums, None
             records = gather()
             self._wait_mpi(requests[1:], step)
-        return sums, self._read_gathered(records, sent, step)
+        heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
+        self._compare(dict(zip(ranks, heads["word"].tolist(), strict=True)))
+        return sums, self._read_gathered(comm, records, heads, sent, step)
 
     def _read_gathered(
-        self, records: npt.NDArray[np.uint8], sent: bytes, step: str
+        self, comm: MPI.Intracomm, records: Bytes, heads: npt.NDArray[Any], sent: bytes, step: str
     ) -> list[Record]:
         """Return the records gathered by MPI; gather their ends if an object exceeds a record."""
-        heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
-        self._compare(dict(enumerate(heads["word"].tolist())))
         sizes, kinds = heads["size"].tolist(), heads["kind"].tolist()
         objects = [
             row[_HEAD.itemsize : _HEAD.itemsize + min(size, _INLINE_BYTES)].tobytes()
@@ -417,9 +427,7 @@ class Communicator:
         starts = np.cumsum([0, *rests]).tolist()
         all_rests = np.zeros(starts[-1], np.uint8)
         byte = self.mpi.BYTE
-        request = self.comm.Iallgatherv(
-            [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
-        )
+        request = comm.Iallgatherv([rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte])
         self._wait_mpi([request], step)
         return [
             (kind, start + all_rests[a : a + n].tobytes())
