@@ -68,3 +68,12 @@ def test_128_ranks(record_property: Callable[[str, object], None]) -> None:
     assert line is not None, ended.said[-4000:]
     record_property("ranks", line[0])
     print(line[0])
+
+
+def test_making_costs_as_much_on_40_ranks() -> None:
+    require("mpi")
+    faulthandler.cancel_dump_traceback_later()
+    command = launcher.command(launcher.find(), 40, ["-m", "tests.calls"])
+    ended = run(command, launcher.environment(40) | SETTINGS)
+    assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
+    assert len(re.findall(r"calls on 8 ranks, \d+ on 40", ended.said)) == 2, ended.said[-4000:]

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable
-from types import CodeType, FrameType
-from typing import Any
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import halox
 from halox.paths.base import Channel
-from halox.runtime import waiting
+from tests.calls import calls_of, compare_calls
 
 World = MPI.Intracomm
-
-
-def calls_of(action: Callable[[], Any]) -> Counter[CodeType]:
-    """Count the Python calls of an action, except calls while the rank waits, which vary."""
-    found: Counter[CodeType] = Counter()
-    waits = 0
-    until = waiting.Waiter.until.__code__
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal waits
-        if event == "call" and not waits:
-            found[frame.f_code] += 1
-        if frame.f_code is until:
-            waits += (event == "call") - (event == "return")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
-    return found
 
 
 @pytest.mark.ranks(2)
@@ -79,33 +51,12 @@ def test_a_new_array_makes_no_datatype_and_no_word(comm: World) -> None:
         assert calls.total() < 110
 
 
-def making_calls(comm: World) -> Counter[CodeType]:
-    """Count the calls of making and closing a grid and a plan; each rank has two neighbours."""
-
-    def make() -> None:
-        with halox.Grid(
-            (8 * comm.size, 8),
-            halo=((1, 1), (0, 0)),
-            periodic=(True, False),
-            proc_shape=(comm.size, 1),
-            comm=comm,
-            device="cpu",
-        ) as grid:
-            grid.plan(np.zeros(grid.padded_shape))
-
-    make()  # imports modules, and makes the communicator
-    return calls_of(make)
-
-
-@pytest.mark.ranks(8, 40)
+@pytest.mark.ranks(8)
+@pytest.mark.usually(8)
 @pytest.mark.parametrize("node", ["", "rank"])
 def test_making_costs_as_much_on_more_ranks(
     comm: World, node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grid and a plan with the same neighbours, on four ranks and on all ranks."""
     monkeypatch.setenv("HALOX_NODE", node)
-    few = comm.Split(comm.rank // 4, comm.rank)
-    on_few, on_all = making_calls(few), making_calls(comm)
-    few.Free()
-    more = (on_all - on_few).most_common(12)
-    assert on_all.total() <= 1.1 * on_few.total(), [(n, code.co_qualname) for code, n in more]
+    compare_calls(comm, 4)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import HaloxError, MismatchError, PathError
-from tests.mpi.test_call_counts import calls_of
+from tests.calls import calls_of
 from tests.simulated import SimulatedRanks, simulated
 
 CELLS = 8
