@@ -53,3 +53,13 @@ def test_late_messages(ranks: int) -> None:
     ended = on_ranks(ranks, "tests/mpi/late_messages.py", "-k", _LATE)
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
     assert len(re.findall(r"(\d+) passed", ended.said)) == ranks, ended.said[-4000:]
+
+
+@pytest.mark.full
+def test_making_costs_as_much_on_40_ranks() -> None:
+    require("mpi")
+    faulthandler.cancel_dump_traceback_later()
+    command = launcher.command(launcher.find(), 40, ["-m", "tests.calls"])
+    ended = run(command, launcher.environment(40) | SETTINGS)
+    assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
+    assert len(re.findall(r"calls on 8 ranks, \d+ on 40", ended.said)) == 2, ended.said[-4000:]
