@@ -57,6 +57,6 @@ def test_a_new_array_makes_no_datatype_and_no_word(comm: World) -> None:
 def test_making_costs_as_much_on_more_ranks(
     comm: World, node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A grid and a plan with the same neighbours, on four ranks and on all ranks."""
+    """Objects of a grid with the same neighbours, on four ranks and on all ranks."""
     monkeypatch.setenv("HALOX_NODE", node)
     compare_calls(comm, 4)
