@@ -127,7 +127,7 @@ class SharedArena:
         self.node_rank = ranks.node_ranks[ranks.rank]
         self.shares_memory = ranks.shares_memory
         self._node_size = len(ranks.node_ranks)
-        self._gather: Callable[[object, str], list[Any]] = ranks.gather_node
+        self._gather: Callable[..., list[Any]] = ranks.gather
         self._reduce = ranks.reduce
 
     def open(self) -> None:
@@ -240,7 +240,7 @@ class SharedArena:
         mapped = {} if segment is None else {self.node_rank: segment}
         try:
             is_made = segment is not None or not nbytes
-            names = self._gather((is_made, name), _ALLOCATING)
+            names = self._gather((is_made, name), _ALLOCATING, of_node=True)
             is_mapped = all([is_made for is_made, _ in names])
             if is_mapped:
                 with suppress(OSError):

@@ -152,7 +152,7 @@ class Communicator:
         texts = [machine, f"{machine} {name}", namespace or ""]
         mine = np.array([*(digest(text.encode()) for text in texts), os.getpid()])
         all_ranks = np.empty((self.size, 4), "i8")
-        self._wait_mpi([self.comm.Iallgather(mine, all_ranks)], MAKING)
+        self._wait_mpi([self.comm.Iallgather(mine, all_ranks)], MAKING, mine, all_ranks)
         machines, nodes, namespaces, pids = all_ranks.T
         _, first_ranks, inverse = np.unique(nodes, return_index=True, return_inverse=True)
         # Nodes are numbered in the order of their first ranks.
@@ -186,7 +186,7 @@ class Communicator:
                         name = shared_memory.new_name()
                         segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
                         sent[: len(name)] = np.frombuffer(name.encode(), np.uint8)
-                self._wait_mpi([comm.Ibcast(sent, 0)], MAKING)
+                self._wait_mpi([comm.Ibcast(sent, 0)], MAKING, sent)
                 with suppress(OSError):
                     if sent.any() and segment is None:
                         segment = shared_memory.attach(sent.tobytes().rstrip(b"\0").decode())
@@ -194,12 +194,13 @@ class Communicator:
                 # bound each rank.
                 state[0] = segment is None
                 state[[1 + core for core in os.sched_getaffinity(0)]] = 1
-                self._wait_mpi([comm.Iallreduce(mpi.IN_PLACE, state, mpi.BOR)], MAKING)
+                self._wait_mpi([comm.Iallreduce(mpi.IN_PLACE, state, mpi.BOR)], MAKING, state)
             finally:
                 if name:
                     shared_memory.unlink(name)
         crowded = np.array([len(mates) > 1 and state[1:].sum() < len(mates)], np.uint8)
-        self._wait_mpi([self.comm.Iallreduce(mpi.IN_PLACE, crowded, mpi.BOR)], MAKING)
+        request = self.comm.Iallreduce(mpi.IN_PLACE, crowded, mpi.BOR)
+        self._wait_mpi([request], MAKING, crowded)
         self.crowded = bool(crowded[0])
         if segment is None or state[0]:
             return
@@ -233,15 +234,18 @@ class Communicator:
         ready: Callable[[], bool],
         what: Callable[[], str],
         ranks: Ranks,
-        requests: Sequence[MPI.Request] = (),
+        kept: Sequence[object] = (),
     ) -> None:
-        """Wait for a step of all ranks. After an error no further call is possible, and ``requests`` are kept alive."""
+        """Wait for a step of all ranks. After an error no further call is possible.
+
+        ``kept`` are then kept alive: the requests, and their buffers, which mpi4py's requests do not keep.
+        """
         try:
             self.waiter.until(ready, what, ranks)
         except BaseException as error:
             if not isinstance(error, MismatchError):  # the other ranks raise it too
                 self.watch.fail(f"{error}" or type(error).__name__)
-            UNFINISHED.extend(requests)
+            UNFINISHED.extend(kept)
             if isinstance(error, self.mpi.Exception):
                 raise HaloxError(f"MPI has failed where {what()}: {error}") from error
             raise
@@ -260,17 +264,13 @@ class Communicator:
 
     # Gathering
 
-    def gather(self, mine: object, step: str) -> list[Any]:
-        """Return an object of every rank, in the order of the ranks; collective, blocks.
+    def gather(self, mine: object, step: str, *, of_node: bool = False) -> list[Any]:
+        """Return an object of every rank, or of every rank of the node, in the order of the ranks; collective, blocks.
 
         Raises `MismatchError` on all ranks if they are in different calls, `ExchangeTimeoutError` if a rank is
         missing, and `StateError` if an earlier call has failed.
         """
-        return self.reduce(mine, step, reads=True)[1] or []
-
-    def gather_node(self, mine: object, step: str) -> list[Any]:
-        """Return an object of every rank of the node, in rank order; collective over them."""
-        return self.reduce(mine, step, reads=True, of_node=True)[1] or []
+        return self.reduce(mine, step, reads=True, of_node=of_node)[1] or []
 
     def reduce(
         self,
@@ -399,14 +399,14 @@ class Communicator:
             return records
 
         records = gather() if reads else None
-        self._wait_mpi(requests, step)
+        self._wait_mpi(requests, step, mine, totals, record, records)
         sums = totals[1 : 1 + len(numbers)].view("i8").tolist()
         if records is None:
             # The sum of other digests, which are random, is wrong with a probability below 2**-40.
             if int(totals[0]) == int(mine[0]) * len(ranks) % 2**64:
                 return sums, None
             records = gather()
-            self._wait_mpi(requests[1:], step)
+            self._wait_mpi(requests[1:], step, record, records)
         heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
         self._compare(dict(zip(ranks, heads["word"].tolist(), strict=True)))
         return sums, self._read_gathered(comm, records, heads, sent, step)
@@ -428,18 +428,18 @@ class Communicator:
         all_rests = np.zeros(starts[-1], np.uint8)
         byte = self.mpi.BYTE
         request = comm.Iallgatherv([rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte])
-        self._wait_mpi([request], step)
+        self._wait_mpi([request], step, rest, all_rests)
         return [
             (kind, start + all_rests[a : a + n].tobytes())
             for kind, start, a, n in zip(kinds, objects, starts, rests, strict=False)
         ]
 
-    def _wait_mpi(self, requests: Sequence[MPI.Request], step: str) -> None:
+    def _wait_mpi(self, requests: Sequence[MPI.Request], step: str, *buffers: object) -> None:
         self.until(
             partial(self.mpi.Request.Testall, requests),
             lambda: f"rank {self.rank} has waited in {step} for the other ranks",
             tuple,
-            requests,
+            [*requests, *buffers],
         )
 
     def _compare(self, words: dict[int, int]) -> None:

@@ -110,7 +110,7 @@ class Context:
             self.leftovers.close()
         # Memory must not be freed while a peer has it mapped.
         if arenas:
-            names = world.gather(arena.name if arena else "", _CLOSING, of_node=True)
+            names = world.ranks.gather(arena.name if arena else "", _CLOSING, of_node=True)
             if arena is not None:
                 arena.unmap([name for name in names if name])
             world.agree(None, _CLOSING)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -133,7 +133,8 @@ def survey(world: World) -> Attachments:
     token = os.urandom(_TOKEN_BYTES)
     memory[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
     mine = os.getpid(), _namespace(), memory.ctypes.data, token
-    probes = world.gather(mine, _SURVEYING, of_node=True)
+    near = partial(world.ranks.reduce, step=_SURVEYING, of_node=True)
+    probes = world.ranks.gather(mine, _SURVEYING, of_node=True)
     pids = {rank: probe[0] for rank, probe in zip(ranks, probes, strict=True)}
 
     def refusals(others: Sequence[int]) -> dict[tuple[int, int], str]:
@@ -158,15 +159,15 @@ def survey(world: World) -> Attachments:
         }
 
     def gathered(whys: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
-        of_all = world.gather(whys, _SURVEYING, of_node=True)
+        of_all = world.ranks.gather(whys, _SURVEYING, of_node=True)
         return {pair: why for whys in of_all for pair, why in whys.items()}
 
     others = [other for other in range(len(ranks)) if other != place]
     refused = refusals(others and [(place + 1) % len(ranks)])
-    (count,), unlike = world.reduce(_credentials(), _SURVEYING, [len(refused)], of_node=True)
+    (count,), unlike = near(_credentials(), numbers=[len(refused)])
     if not count and unlike is None:
         lost = losses(others and [(place - 1) % len(ranks)])
-        if world.reduce(None, _SURVEYING, [len(lost)], of_node=True)[0] == [0]:
+        if near(None, numbers=[len(lost)])[0] == [0]:
             return Attachments(pids, {})
     failures = gathered(refusals(others))
     lost = {pair: why for pair, why in losses(others).items() if pair not in failures}

@@ -247,22 +247,15 @@ class World:
 
     # Agreement
 
-    def gather(
-        self,
-        mine: Value | None,
-        step: str,
-        error: Exception | None = None,
-        *,
-        of_node: bool = False,
-    ) -> list[Value]:
+    def gather(self, mine: Value | None, step: str, error: Exception | None = None) -> list[Value]:
         """Return an object of every rank, in rank order, or raise an error on all ranks.
 
         ``mine`` is this rank's object and must be picklable. ``step`` names the collective step in the text of a
         timeout. ``error`` is the reason why this rank has no object. If any rank has an error, all ranks raise an error
         of the first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
-        different calls, and `ExchangeTimeoutError`. With ``of_node``, all this concerns the ranks of this node only.
+        different calls, and `ExchangeTimeoutError`.
         """
-        return self._round(mine, step, (), error, reads=True, of_node=of_node)[1] or []
+        return self._round(mine, step, (), error, reads=True)[1] or []
 
     def reduce(
         self,
@@ -270,8 +263,6 @@ class World:
         step: str,
         numbers: Sequence[int] = (),
         error: Exception | None = None,
-        *,
-        of_node: bool = False,
     ) -> tuple[list[int], list[Value] | None]:
         """Return the sums of some numbers over all ranks, and the objects of all ranks only if any two of them differ.
 
@@ -280,7 +271,7 @@ class World:
         number of integers, at most `halox.runtime.status.MOST_NUMBERS`; sums are modulo 2**64. Raises the errors of
         `gather`.
         """
-        return self._round(mine, step, numbers, error, reads=error is not None, of_node=of_node)
+        return self._round(mine, step, numbers, error, reads=error is not None)
 
     def _round(
         self,
@@ -290,12 +281,10 @@ class World:
         error: Exception | None,
         *,
         reads: bool,
-        of_node: bool,
     ) -> tuple[list[int], list[Value] | None]:
-        size = self.node_size if of_node else self.size
-        if size == 1:
+        if self.size == 1:
             if error is not None:
-                raise_together([(self.rank, type(error), str(error))], 1, error)
+                raise_together([(0, type(error), str(error))], 1, error)
             return [*numbers], [cast("Value", mine)] if reads else None
         sent: tuple[tuple[type[Exception], str] | None, Value | None] | None = None
         if error is not None:
@@ -303,36 +292,30 @@ class World:
         elif mine is not None:
             sent = None, mine
         try:
-            sums, records = self.ranks.reduce(sent, step, numbers, reads=reads, of_node=of_node)
+            sums, records = self.ranks.reduce(sent, step, numbers, reads=reads)
         except MismatchError as mismatch:
             # The other ranks may be in another call because of this rank's error, so report this error and not the
             # mismatch.
             raise (error or mismatch) from (None if error is None else mismatch)
         if records is None:
             return sums, None
-        self.raise_errors(records, step, error, [*self.node_ranks] if of_node else None)
+        self.raise_errors(records, step, error)
         return sums, [record and record[1] for record in records]
 
-    def raise_errors(
-        self,
-        records: Sequence[Any],
-        step: str,
-        own: Exception | None = None,
-        ranks: Sequence[int] | None = None,
-    ) -> None:
-        """Raise the errors in gathered records; `MismatchError` if some ranks have gathered values instead.
-
-        The records are those of ``ranks``, by default of all ranks.
-        """
+    def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
+        """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
         # Records with an error, and `VALUES`.
-        pairs = zip(ranks or range(self.size), records, strict=True)
-        reports = {rank: record for rank, record in pairs if record is not None and record[0]}
+        reports = {
+            rank: record[0]
+            for rank, record in enumerate(records)
+            if record is not None and record[0]
+        }
         if not reports:
             return
-        errors = [(rank, *record[0]) for rank, record in reports.items() if record is not VALUES]
+        errors = [(rank, *why) for rank, why in reports.items() if records[rank] is not VALUES]
         if errors:
-            raise_together(errors, len(records), own)
-        if len(reports) < len(records):
+            raise_together(errors, self.size, own)
+        if len(reports) < self.size:
             raise MismatchError(
                 f"in {step} {ranks_text([*reports])} gave an array or a number of the host, and "
                 "other ranks one on a GPU; give the same kind on all ranks"
