@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -133,7 +133,6 @@ def survey(world: World) -> Attachments:
     token = os.urandom(_TOKEN_BYTES)
     memory[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
     mine = os.getpid(), _namespace(), memory.ctypes.data, token
-    near = partial(world.ranks.reduce, step=_SURVEYING, of_node=True)
     probes = world.ranks.gather(mine, _SURVEYING, of_node=True)
     pids = {rank: probe[0] for rank, probe in zip(ranks, probes, strict=True)}
 
@@ -147,30 +146,25 @@ def survey(world: World) -> Attachments:
         }
         return {pair: why for pair, why in whys.items() if why is not None}
 
-    def losses(others: Sequence[int]) -> dict[tuple[int, int], str]:
-        """Return which of the ranks at some places have not written to this rank's memory."""
-        return {
-            (
-                ranks[other],
-                world.rank,
-            ): f"what rank {ranks[other]} wrote to memory of rank {world.rank} did not arrive"
-            for other in others
-            if not memory[_TOKEN_BYTES + other]
-        }
-
     def gathered(whys: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
         of_all = world.ranks.gather(whys, _SURVEYING, of_node=True)
         return {pair: why for whys in of_all for pair, why in whys.items()}
 
     others = [other for other in range(len(ranks)) if other != place]
     refused = refusals(others and [(place + 1) % len(ranks)])
-    (count,), unlike = near(_credentials(), numbers=[len(refused)])
-    if not count and unlike is None:
-        lost = losses(others and [(place - 1) % len(ranks)])
-        if near(None, numbers=[len(lost)])[0] == [0]:
-            return Attachments(pids, {})
+    numbers = [len(refused)]
+    sums, unlike = world.ranks.reduce(_credentials(), _SURVEYING, numbers, of_node=True)
+    if sums == [0] and unlike is None:
+        return Attachments(pids, {})
     failures = gathered(refusals(others))
-    lost = {pair: why for pair, why in losses(others).items() if pair not in failures}
+    lost = {
+        (
+            ranks[other],
+            world.rank,
+        ): f"what rank {ranks[other]} wrote to memory of rank {world.rank} did not arrive"
+        for other in others
+        if (ranks[other], world.rank) not in failures and not memory[_TOKEN_BYTES + other]
+    }
     return Attachments(pids, failures | gathered(lost))
 
 
