@@ -99,7 +99,7 @@ def coarsen(
 
     connect = domain.options.connect
 
-    def build() -> tuple[tuple[AxisPartition, ...], dict[str, Any]]:
+    def build() -> tuple[tuple[tuple[AxisPartition, ...], bool], dict[str, Any]]:
         nonlocal connect
         is_even = check_bool("even", even, DecompositionError)
         entries = [as_int(entry) for entry in as_entries(factor)]
@@ -124,13 +124,12 @@ def coarsen(
         )
         if whole is not None:
             is_whole = check_bool("whole", whole, DecompositionError)
-        return axes, {"factor": tuple(factors), "even": is_even, "whole": is_whole}
+        return (axes, is_whole), {"factor": tuple(factors), "even": is_even, "whole": is_whole}
 
     with world.guard:
         world.begin(_CALL)
-        axes, arguments = world.prepare(build, _CALL)
-        world.check_alike(arguments)
-        is_whole = arguments[0]["whole"] and world.size > 1
+        axes, is_whole = world.prepare_compared(build, _CALL)
+        is_whole = is_whole and world.size > 1
         over = Decomposition(axes, domain.decomposition.placement)
         options = replace(domain.options, periodic=over.periodic, device=finer.device, coords=None)
         options = replace(options, connect=connect)

@@ -868,7 +868,7 @@ class Grid(Closing, Generic[FieldArray]):
             for `exchange`.
         """
         if not fields:
-            return Text(self.domain.division.text(self.rank, len(set(self._world.nodes))))
+            return Text(self.domain.division.text(self.rank, self._world.node_count))
         key = self.corners
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
         if cached is None:

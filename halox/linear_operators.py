@@ -39,7 +39,8 @@ class FieldOperator:
         views = [array[find(array).interior] for array in self._arguments]
         self._inputs, self._outputs = views[: len(fields)], views[len(fields) :]
         mine = sum(view.size for view in self._inputs)
-        self.sizes = ((mine, sum(domain.world.gather(mine, _CALL))),) * 2
+        (total,), _ = domain.world.reduce(None, _CALL, [mine])
+        self.sizes = ((mine, total),) * 2
         # The other base of the class is `LinearOperator`.
         cast("Any", super()).__init__(self._inputs[0].dtype, (mine, mine))
 
@@ -95,8 +96,7 @@ def linear_operator(domain: Domain, apply: Callable[..., object], fields: Any) -
 
     with world.guard:
         world.begin(_CALL)
-        linalg, counts = world.prepare(build, _CALL)
-        world.check_alike(counts)
+        linalg = world.prepare_compared(build, _CALL)
         return type("FieldOperator", (FieldOperator, linalg.LinearOperator), {})(
             domain, apply, given
         )

@@ -107,15 +107,12 @@ class Transpose(Closing):
                 "path": path,
                 "proc_shape of grid_b": of_b.proc_shape,
                 "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
-                "placement of grid_b": of_b.placement.coords,
+                "placement of grid_b": of_b.placement.shown,
             }
 
         with self._world.guard:
             self._world.begin("making a Transpose")
-            (self.domain_b, self.axes), arguments = self._world.prepare(
-                check, f"{_MAKING} from grid_a"
-            )
-            self._world.check_alike(arguments)
+            self.domain_b, self.axes = self._world.prepare_compared(check, f"{_MAKING} from grid_a")
         layouts_a, layouts_b = self.domain_a.layouts, self.domain_b.layouts
         self._plans = PlanCache(
             lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))
@@ -243,9 +240,12 @@ class Transpose(Closing):
         world = self._world
         world.begin("plan" if keep else direction)
         self._plans.sweep()
-        (of_u, of_v), records = world.prepare(lambda: self._read(direction, u, v), _MAKING)
-        world.check_alike([arguments for arguments, _ in records])
-        order = records[0][1]
+        (of_u, of_v, order), _, records = world.prepare_alike(
+            lambda: self._read(direction, u, v), _MAKING
+        )
+        if records is not None:
+            world.check_alike([arguments for arguments, _ in records])
+            order = records[0][1]
 
         def draft() -> Draft:
             sides = transpose_ends(u, of_u, v, of_v, self.axes)
@@ -265,8 +265,12 @@ class Transpose(Closing):
 
     def _read(
         self, direction: str, u: object, v: object
-    ) -> tuple[tuple[FieldLayout, FieldLayout], tuple[dict[str, object], tuple[int, ...]]]:
-        """Check this rank's arguments; return the layouts, the arguments to compare, and the memory order of ``u``."""
+    ) -> tuple[
+        tuple[FieldLayout, FieldLayout, tuple[int, ...]],
+        tuple[dict[str, object], tuple[int, ...]],
+        tuple[()],
+    ]:
+        """Check this rank's arguments; return the layouts, the memory order of ``u``, and the arguments to compare."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
         self.domain_b.world.check_open()
@@ -290,7 +294,7 @@ class Transpose(Closing):
             "layout of v": layout_v.spec.without_boundary,
         }
         order = memory_order(first, common_axes(layout_u.spec, range(len(self.axes))))
-        return (layout_u, layout_v), (arguments, order)
+        return (layout_u, layout_v, order), (arguments, order), ()
 
 
 def _check_ranks(a: Domain, b: Domain) -> None:

@@ -89,6 +89,11 @@ def _missing(need: str) -> str | None:
 
         reason = why_none()
         return None if reason is None else f"NOT RUN on two network namespaces: {reason}"
+    if need in ("rate", "delay"):
+        from tests import netns
+
+        reason = netns.why_no_rate() if need == "rate" else netns.why_no_delay()
+        return None if reason is None else f"NOT RUN over a link of known {need}: {reason}"
     raise ValueError(f"unknown need {need!r}")
 
 

@@ -15,6 +15,7 @@ from tests.launching import PYTEST, SETTINGS, run
 from tests.support import require
 
 RANKS = 4
+LINK_MBIT = 400
 
 # An empty addopts removes the default selection. The words contain nothing that a shell would expand.
 ON_EACH = [*PYTEST, "-o", "addopts="]
@@ -46,6 +47,23 @@ def test_two_hosts(tmp_path: Path) -> None:
         check_passed(said, 60)
         # One step of the largest test sends 3 MiB from each rank, half of it to the other host.
         assert hosts.bytes_sent() - before > 3 << 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("delay_ms", [0, 10])
+def test_limited_link(delay_ms: int, tmp_path: Path) -> None:
+    """Two namespaces with a link of known rate and delay between them: bytes that cross it, and least times."""
+    for need in ("mpi", "netns", "rate", *(["delay"] if delay_ms else [])):
+        require(need)
+    with netns.two_hosts(tmp_path, delay_ms) as hosts:
+        hosts.limit_rate(LINK_MBIT)
+        environment = hosts.environment(RANKS) | {
+            "HALOX_TEST_NODES": "0,0,1,1",
+            "HALOX_TEST_LINK": f"{LINK_MBIT},{delay_ms}",
+        }
+        environment.pop("HALOX_NODE", None)
+        said = passing(hosts.command(RANKS, [*ON_EACH, "tests/mpi/limited_link.py"]), environment)
+        check_passed(said, 4)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import re
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -58,3 +59,26 @@ def test_late_messages(ranks: int) -> None:
     ended = on_ranks(ranks, "tests/mpi/late_messages.py", "-k", _LATE)
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
     assert len(re.findall(r"(\d+) passed", ended.said)) == ranks, ended.said[-4000:]
+
+
+@pytest.mark.full
+def test_128_ranks(record_property: Callable[[str, object], None]) -> None:
+    """Exchange and sum of 128 ranks on the cores of this machine; the report has their times and memory."""
+    require("mpi")
+    faulthandler.cancel_dump_traceback_later()
+    command = launcher.command(launcher.find(), 128, ["-m", "tests.many_ranks"])
+    ended = run(command, launcher.environment(128) | SETTINGS)
+    assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
+    line = re.search(r"128 ranks correct: .*", ended.said)
+    assert line is not None, ended.said[-4000:]
+    record_property("ranks", line[0])
+    print(line[0])
+
+
+def test_making_costs_as_much_on_40_ranks() -> None:
+    require("mpi")
+    faulthandler.cancel_dump_traceback_later()
+    command = launcher.command(launcher.find(), 40, ["-m", "tests.calls"])
+    ended = run(command, launcher.environment(40) | SETTINGS)
+    assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
+    assert len(re.findall(r"calls on 8 ranks, \d+ on 40", ended.said)) == 2, ended.said[-4000:]

@@ -148,7 +148,7 @@ class Allreduce(Closing):
                     )
                 return found_shape, found_dtype, "host", None
             nbytes = prod(found_shape) * found_dtype.itemsize
-            chosen = choose_algorithm(algorithm, nbytes, world.size, len(set(world.nodes)))
+            chosen = choose_algorithm(algorithm, nbytes, world.size, world.node_count)
             return found_shape, found_dtype, chosen, None
 
         try:

@@ -40,6 +40,8 @@ def integer_tuple(name: str, values: object) -> tuple[int, ...]:
     items = as_list(values)
     if items is None:
         raise DatatypeError(f"{name} must be a sequence of integers, got {shown(values)}")
+    if {*map(type, items)} == {int} and max(map(abs, items)) <= LARGEST:
+        return tuple(items)
     return tuple(integer(f"{name}[{axis}]", value) for axis, value in enumerate(items))
 
 

@@ -9,6 +9,9 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from halox.decomposition.normalise import (
     check_periods,
     normalise_blocks,
@@ -97,7 +100,7 @@ class Decomposition:
         """Coordinates of ``rank`` in the process grid; raises `DecompositionError` if ``rank`` is out of range."""
         if not 0 <= rank < self.ranks:
             raise DecompositionError(f"rank: expected 0 <= rank < {self.ranks}, got {rank}")
-        return self.placement.coords[rank]
+        return self.placement.coords_of(rank)
 
     def rank_at(self, coords: Sequence[int]) -> int | None:
         """Rank at ``coords``, wrapped along periodic axes; None outside the process grid."""
@@ -167,7 +170,7 @@ def decompose(
     periodic: bool | Sequence[bool] = False,
     proc_shape: int | Sequence[int | None] | None = None,
     blocks: Sequence[Sequence[int] | None] | None = None,
-    nodes: Sequence[int] | None = None,
+    nodes: Sequence[int] | npt.NDArray[np.int32] | None = None,
     placement: Placement | None = None,
     checkerboard: bool = False,
 ) -> Decomposition:

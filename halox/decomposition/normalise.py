@@ -8,7 +8,7 @@ given value, the allowed values and the remedy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from halox.errors import DecompositionError
 from halox.values import LARGEST, as_entries, as_int, as_list, check_bool, shown
@@ -193,7 +193,9 @@ def normalise_ranks(ranks: object) -> int:
     return count
 
 
-def _integers(name: str, values: list[object], meaning: str) -> tuple[int, ...]:
+def _integers(name: str, values: list[Any], meaning: str) -> tuple[int, ...]:
+    if {*map(type, values)} == {int} and max(map(abs, values)) <= LARGEST:
+        return tuple(values)
     return tuple(_integer(value, f"{name}[{i}]", meaning) for i, value in enumerate(values))
 
 

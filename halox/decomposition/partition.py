@@ -6,27 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import sub
 
 from halox.errors import DecompositionError
-
-
-def owned_range(n: int, parts: int, part: int) -> tuple[int, int]:
-    """Half-open range of cells that one of ``parts`` parts owns along an axis of ``n`` cells.
-
-    The first ``n % parts`` parts own one extra cell. Raises `DecompositionError` if ``n < parts`` (the error names
-    the largest usable ``parts``), or if ``part`` is out of range.
-
-    Examples
-    --------
-    >>> owned_range(10, 4, 1)
-    (3, 6)
-    """
-    _check_parts(n, parts)
-    if not 0 <= part < parts:
-        raise DecompositionError(f"part: expected 0 <= part < {parts}, got {part}")
-    size, extra = divmod(n, parts)
-    start = part * size + min(part, extra)
-    return start, start + size + (part < extra)
 
 
 @dataclass(frozen=True)
@@ -67,8 +49,10 @@ class AxisPartition:
         """
         units = cells // unit
         _check_parts(units, parts)
-        starts = (unit * owned_range(units, parts, part)[0] for part in range(parts))
-        return cls(cells, (*starts, cells), periodic)
+        size, extra = divmod(units, parts)
+        larger = extra * (size + 1)  # units of the larger parts
+        starts = [*range(0, larger, size + 1), *range(larger, units, size)]
+        return cls(cells, (*map(unit.__mul__, starts), cells), periodic)
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[int], periodic: bool) -> AxisPartition:
@@ -93,9 +77,7 @@ class AxisPartition:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Cells per part."""
-        return tuple(
-            stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
-        )
+        return tuple(map(sub, self.bounds[1:], self.bounds))
 
     def owned(self, part: int) -> tuple[int, int]:
         """Half-open range of the cells that ``part`` owns."""

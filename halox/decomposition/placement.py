@@ -22,7 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from functools import cached_property
+from itertools import permutations
 from typing import TypeAlias
 
 import numpy as np
@@ -38,8 +39,9 @@ class Placement:
     """Assignment of ranks to the blocks of the process grid."""
 
     proc_shape: tuple[int, ...]
-    coords: tuple[tuple[int, ...], ...]  # block of each rank
-    rank_of: tuple[int, ...]  # rank of each block, blocks in C order of their coordinates
+    rank_of: Sequence[
+        int
+    ]  # rank of each block in C order of the coordinates: a range in rank order, or a tuple
     method: str  # name of the placement, for messages
     nodes: int
     bytes_between_nodes: int  # through all faces between blocks of different nodes
@@ -49,8 +51,31 @@ class Placement:
     def by_rank(cls, proc_shape: Sequence[int]) -> Placement:
         """Place the ranks on the blocks in C order, all on one node."""
         shape = tuple(proc_shape)
-        coords = tuple(product(*map(range, shape)))
-        return cls(shape, coords, tuple(range(len(coords))), _RANK_ORDER, 1, 0, 0)
+        return cls(shape, range(math.prod(shape)), _RANK_ORDER, 1, 0, 0)
+
+    @cached_property
+    def block_of(self) -> Sequence[int]:
+        """Index of each rank's block in C order."""
+        in_order = isinstance(self.rank_of, range)
+        return self.rank_of if in_order else tuple(np.argsort(self.rank_of).tolist())
+
+    def coords_of(self, rank: int) -> tuple[int, ...]:
+        """Coordinates of a rank's block."""
+        block, coords = self.block_of[rank], []
+        for extent in reversed(self.proc_shape):
+            block, coord = divmod(block, extent)
+            coords.append(coord)
+        return tuple(reversed(coords))
+
+    @cached_property
+    def coords(self) -> tuple[tuple[int, ...], ...]:
+        """Coordinates of the blocks of all ranks."""
+        return tuple(map(self.coords_of, range(len(self.rank_of))))
+
+    @property
+    def shown(self) -> object:
+        """The placement in errors, equal for equal placements: rank order, or the coordinates of all ranks."""
+        return _RANK_ORDER if isinstance(self.rank_of, range) else self.coords
 
     def summary(self) -> str:
         """One sentence with the nodes, the placement and the bytes saved.
@@ -62,7 +87,7 @@ class Placement:
         8 ranks on 2 nodes, placed in tiles of 2x2 blocks: 16 bytes between nodes,
         32 in rank order (50 % less).
         """
-        ranks = f"{len(self.coords)} rank{'s' * (len(self.coords) > 1)}"
+        ranks = f"{len(self.rank_of)} rank{'s' * (len(self.rank_of) > 1)}"
         if self.nodes == 1:
             return f"{ranks} on 1 node, placed in rank order: nothing crosses between nodes."
         now, before = self.bytes_between_nodes, self.bytes_between_nodes_by_rank_order
@@ -84,7 +109,7 @@ def place(
     proc_shape: Sequence[int],
     periodic: Sequence[bool],
     axis_bytes: Sequence[int],
-    nodes: Sequence[int],
+    nodes: Sequence[int] | npt.NDArray[np.int32],
 ) -> Placement:
     """Put ranks on blocks so that few bytes cross between nodes.
 
@@ -107,24 +132,17 @@ def place(
     node_of = np.asarray(nodes, dtype=np.int64)
     candidates = _candidates(shape, node_of)
     method, rank_of = next(candidates)
+    count = len(np.unique(node_of))
     cost = by_rank_order = _bytes_between(node_of[rank_of], periodic, axis_bytes)
     for other_method, other in candidates:
-        if cost == 0:
+        # If each rank has a node, all placements cost the same.
+        if cost == 0 or count == node_of.size:
             break
         other_cost = _bytes_between(node_of[other], periodic, axis_bytes)
         if other_cost < cost:
             method, rank_of, cost = other_method, other, other_cost
-    coords = np.empty((node_of.size, len(shape)), dtype=np.int64)
-    coords[rank_of.ravel()] = np.indices(shape).reshape(len(shape), -1).T
-    return Placement(
-        shape,
-        tuple(map(tuple, coords.tolist())),
-        tuple(rank_of.ravel().tolist()),
-        method,
-        len(set(nodes)),
-        cost,
-        by_rank_order,
-    )
+    ranks = range(node_of.size) if method == _RANK_ORDER else tuple(rank_of.ravel().tolist())
+    return Placement(shape, ranks, method, count, cost, by_rank_order)
 
 
 def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str, _Blocks]]:

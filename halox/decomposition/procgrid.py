@@ -14,11 +14,12 @@ cells to other ranks. The process grid minimises this number for the rank that s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any
+
+import numpy as np
 
 from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
@@ -58,23 +59,15 @@ def choose_proc_shape(
     axes = tuple(map(_Axis, range(len(shape)), shape, halo, counted, periodic, blocks, units))
     of_any_width = tuple(replace(axis, halo=(0, 0)) for axis in axes)
     for some in (axes, of_any_width):
-        workable = list(_workable(some, ranks, given))
+        workable = _workable(some, ranks, given)
         if workable:
-            return min(workable, key=lambda procs: _cost(axes, procs))
+            return _cheapest(axes, workable)
     raise DecompositionError(_refusal(of_any_width, ranks, given))
 
 
 def counted_halo(halo: Halo) -> Halo:
     """Halo widths for comparing decompositions: 1 everywhere if all widths are 0."""
     return halo if any(map(any, halo)) else ((1, 1),) * len(halo)
-
-
-class _Load(NamedTuple):
-    """Load of a part along one axis."""
-
-    owned: int
-    reached: int  # owned cells, and all halo cells that the part fills
-    local: int  # owned cells, and the halo cells that the part fills on its own rank
 
 
 @dataclass(frozen=True)
@@ -92,12 +85,6 @@ class _Axis:
     blocks: tuple[int, ...] | None = None
     unit: int = 1
 
-    def cut(self, parts: int) -> AxisPartition:
-        """Cut the axis into ``parts`` parts."""
-        if self.blocks is not None:
-            return AxisPartition.from_blocks(self.blocks, self.periodic)
-        return AxisPartition.even(self.cells, parts, self.periodic, self.unit)
-
     def obstacle(self, parts: int) -> str | None:
         """Reason why the axis has no cut into ``parts`` parts, wide enough or not; None if it has one."""
         cells = f"{self.cells} cell{'s' * (self.cells > 1)}"
@@ -108,67 +95,91 @@ class _Axis:
             return f"axis {self.index} has {cells}{together}, too few for {parts} ranks"
         return None
 
+    def fits(self, parts: int) -> bool:
+        """Whether the axis can be cut into ``parts`` parts."""
+        even, units = self.blocks is None, self.cells // self.unit // parts
+        if even and units * self.unit >= max(1, *self.halo):
+            return True
+        if even and parts > 1 and (units + 1) * self.unit < max(self.halo):
+            return False
+        if self.obstacle(parts) is not None:
+            return False
+        if self.blocks is not None:
+            cut = AxisPartition.from_blocks(self.blocks, self.periodic)
+        else:
+            cut = AxisPartition.even(self.cells, parts, self.periodic, self.unit)
+        return all(
+            limit is None or width <= limit
+            for width, limit in zip(self.halo, cut.width_limits(), strict=True)
+        )
 
-@lru_cache(maxsize=4096)
-def _fits(axis: _Axis, parts: int) -> bool:
-    """Whether the axis can be cut into ``parts`` parts."""
-    even, units = axis.blocks is None, axis.cells // axis.unit // parts
-    if even and units * axis.unit >= max(1, *axis.halo):
-        return True
-    if even and parts > 1 and (units + 1) * axis.unit < max(axis.halo):
-        return False
-    if axis.obstacle(parts) is not None:
-        return False
-    limits = axis.cut(parts).width_limits()
-    return all(
-        limit is None or width <= limit for width, limit in zip(axis.halo, limits, strict=True)
-    )
+    def loads(self, parts: Any) -> list[tuple[Any, Any]]:
+        """Owned cells, and halo cells filled in other parts, of all parts that may be the busiest.
 
-
-@lru_cache(maxsize=4096)
-def _loads(axis: _Axis, parts: int) -> tuple[_Load, ...]:
-    """Return the loads of the parts, except loads with no more cells and no wider halo than another load.
-
-    The omitted loads cannot change the maxima in `_cost`.
-    """
-    low, high = axis.counted
-    pairs = set()
-    for part, size in enumerate(axis.cut(parts).sizes):
+        ``parts`` is an array of numbers of parts, and so are the cells: 0 if there is no such part.
+        """
+        low, high = self.counted
         # A part fills the low halo of the part above it, and the high halo of the part below it.
-        is_below = axis.periodic or part < parts - 1
-        is_above = axis.periodic or part > 0
-        pairs.add((size, low * is_below + high * is_above))
-    return tuple(
-        _Load(size, size + width, size + width if parts == 1 else size)
-        for size, width in sorted(pairs)
-        if not any(size <= n and width <= w for n, w in pairs - {(size, width)})
+        if self.blocks is not None:
+            last = len(self.blocks) - 1
+            pairs = {
+                (size, low * (self.periodic or n < last) + high * (self.periodic or n > 0))
+                for n, size in enumerate(self.blocks)
+            }
+            return [
+                (size, width)
+                for size, width in sorted(pairs)
+                if not any(size <= n and width <= w for n, w in pairs - {(size, width)})
+            ]
+        units = self.cells // self.unit
+        size, extra = units // parts, units % parts
+        first = self.unit * (size + (extra > 0))
+        if self.periodic:
+            return [(first, low + high)]
+        # The second part is as large as any part with a part on either side.
+        middle, last = (
+            self.unit * (size + (extra > 1)) * (parts > 2),
+            self.unit * size * (parts > 1),
+        )
+        return [
+            (first, low * (parts > 1)),
+            (middle, (low + high) * (parts > 2)),
+            (last, high * (parts > 1)),
+        ]
+
+
+def _workable(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return every usable process grid for ``ranks`` that agrees with ``given``."""
+    small = [parts for parts in range(1, math.isqrt(ranks) + 1) if ranks % parts == 0]
+    divisors = sorted({*small, *(ranks // parts for parts in small)})
+    *choices, last = (
+        [parts for parts in divisors if want in (0, parts) and axis.fits(parts)]
+        for axis, want in zip(axes, given, strict=True)
     )
+    return [
+        (*procs, rest)
+        for procs in product(*choices)
+        if ranks % (known := math.prod(procs)) == 0 and (rest := ranks // known) in last
+    ]
 
 
-def _workable(
-    axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]
-) -> Iterator[tuple[int, ...]]:
-    """Yield every usable process grid for ``ranks`` that agrees with ``given``."""
-    if not axes:
-        if ranks == 1:
-            yield ()
-        return
-    axis, *others = axes
-    choices = [given[0]] if given[0] else range(1, min(ranks, axis.cells) + 1)
-    for parts in choices:
-        if ranks % parts == 0 and _fits(axis, parts):
-            for rest in _workable(others, ranks // parts, given[1:]):
-                yield (parts, *rest)
+def _cheapest(axes: Sequence[_Axis], workable: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the process grid of least cost.
 
-
-def _cost(axes: Sequence[_Axis], procs: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-    """Cost to minimise: most cells that a rank sends, then most cells copied within a rank, then cuts of inner axes."""
-    sent = copied = 0
-    for loads in product(*(_loads(axis, parts) for axis, parts in zip(axes, procs, strict=True))):
-        local = math.prod(load.local for load in loads)
-        sent = max(sent, math.prod(load.reached for load in loads) - local)
-        copied = max(copied, local - math.prod(load.owned for load in loads))
-    return sent, copied, tuple(-parts for parts in procs)
+    The cost is most cells that a rank sends, then most cells copied within a rank, then cuts of inner axes.
+    """
+    most = math.prod(axis.cells + sum(axis.counted) for axis in axes)
+    procs = np.array(workable, np.int64 if most < 2**62 else object).T
+    sent = copied = 0 * procs[0]
+    for loads in product(*(axis.loads(parts) for axis, parts in zip(axes, procs, strict=True))):
+        reached = math.prod(owned + width for owned, width in loads)
+        local = math.prod(
+            owned + width * (parts == 1) for (owned, width), parts in zip(loads, procs, strict=True)
+        )
+        sent = np.maximum(sent, reached - local)
+        copied = np.maximum(copied, local - math.prod(owned for owned, _ in loads))
+    costs = zip(sent.tolist(), copied.tolist(), (-procs.T).tolist(), workable, strict=True)
+    return min(costs)[-1]
 
 
 def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
@@ -182,7 +193,7 @@ def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
         remedy = f"workable for {ranks} ranks: {', '.join(map(str, others))}"
     else:
         near = [n for n in (_near(axes, ranks, -1), _near(axes, ranks, +1)) if n]
-        examples = " or ".join(f"{n} (proc_shape={next(_workable(axes, n, free))})" for n in near)
+        examples = " or ".join(f"{n} (proc_shape={_workable(axes, n, free)[0]})" for n in near)
         remedy = f"no process grid works for {ranks} ranks; nearest numbers of ranks: {examples}"
     if any(given):
         return f"proc_shape={given} with {ranks} ranks: {_reason(axes, ranks, given)}; {remedy}"
@@ -214,4 +225,4 @@ def _near(axes: Sequence[_Axis], ranks: int, step: int) -> int | None:
     fixed = math.prod(len(axis.blocks) for axis in axes if axis.blocks is not None)
     most = 2 * max(ranks, fixed)
     candidates = range(ranks - 1, 0, -1) if step < 0 else range(ranks + 1, most + 1)
-    return next((n for n in candidates if next(_workable(axes, n, free), None)), None)
+    return next((n for n in candidates if _workable(axes, n, free)), None)

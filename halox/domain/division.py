@@ -107,6 +107,7 @@ def divide(
         corners = check_bool("corners", options.corners, DecompositionError)
         placed = options.placement if isinstance(options.placement, Placement) else None
         by_node = placed is None and check_bool("placement", options.placement, DecompositionError)
+        several = world.node_count > 1
         ndim = len(normalise_grid_shape(grid_shape))
         periodic = normalise_periodic(False if options.periodic is None else options.periodic, ndim)
         if isinstance(options.boundary, Mapping):
@@ -124,7 +125,7 @@ def divide(
             periodic=periodic,
             proc_shape=options.proc_shape,
             blocks=options.blocks,
-            nodes=world.nodes if by_node and cartesian is None else None,
+            nodes=world.ranks.node_of if by_node and cartesian is None and several else None,
             placement=placed,
             checkerboard=check_bool("checkerboard", options.checkerboard, DecompositionError),
         )
@@ -151,7 +152,7 @@ def divide(
         division = Division(
             *(decomposition, layout, gpu, corners, options.path, leave_sms), labels, reproducible
         )
-        return division, {
+        arguments = {
             "grid_shape": decomposition.grid_shape,
             "halo": layout.spec.halo,
             "periodic": decomposition.periodic,
@@ -161,14 +162,14 @@ def divide(
             "blocks": tuple(axis.bounds for axis in decomposition.axes),
             "corners": corners,
             "device": division.device,
-            "placement": decomposition.placement.coords,
+            "placement": decomposition.placement.shown,
             "path": options.path,
             "leave_sms": leave_sms,
             "coords": (labels and labels.text()) or None,
             "dims": labels and labels.dims,
             "reproducible": reproducible,
         }
+        return division, arguments
 
-    division, arguments = world.prepare(build, _MAKING)
-    world.check_alike(arguments, remedies={"device": 'say device="cpu" or device="gpu"'})
-    return division
+    remedies = {"device": 'say device="cpu" or device="gpu"'}
+    return world.prepare_compared(build, _MAKING, remedies=remedies)

@@ -2,7 +2,8 @@
 
 The steps, each of which is collective:
 
-1. Every rank makes and checks its `Draft`, and the ranks compare their `PlanRecord`.
+1. Every rank makes and checks its `Draft`, and the ranks compare digests of their `PlanRecord`. They gather the records
+   only if they differ.
 2. The two ends of every message swap their descriptions, compare signatures, and choose the same route.
 3. The ranks of each node make the shared memory that their routes need (`NodeLink`).
 4. The paths negotiate, and make their channels.
@@ -38,10 +39,12 @@ from halox.paths.base import (
 )
 from halox.paths.messages import Message, check_match
 from halox.paths.node import NodeLink
+from halox.runtime.communicator import digest
 from halox.runtime.context import Context
 from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"
+_DIGESTS = 1 << 62
 NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared memory"
 
 Routes = dict[Key, tuple[Route, EndpointInfo]]
@@ -50,18 +53,17 @@ Routes = dict[Key, tuple[Route, EndpointInfo]]
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """The facts about a rank's draft that all ranks compare; `Draft` explains the fields without a comment."""
+    """The facts about a rank's draft that all ranks compare; `Draft` explains the fields without a comment.
+
+    Records may differ without an error, but only equal records cost the same on any number of ranks.
+    """
 
     requested: str | None  # path
-    on_gpu: bool
-    sends: Counter[int]  # messages to each rank
-    receives: Counter[int]
     operation: Operation
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
     closed: tuple[int, ...]  # plans that this rank has closed, but other ranks perhaps have not
     plans: int  # number of the last plan that this rank has made on these ranks
-    relocatable: bool
 
 
 def make_plan(
@@ -85,20 +87,26 @@ def make_plan(
     its part or the two ends of a message do not match.
     """
     world = context.world
-    (drafted, arrays), records = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
+    (drafted, arrays, record), sums, differing = world.prepare_alike(
+        lambda: _prepared(context, draft, path), _MAKING
+    )
+    records = differing or [record]
     # Above every rank's number: ranks whose calls differed may have begun different plans.
     number = world.ranks.plans = 1 + max(record.plans for record in records)
     _check_alike(records)
-    _check_counts(records)
+    on_gpu, fixed, unmatched = sums
+    if unmatched % _DIGESTS:
+        _check_counts(world, drafted)
     if context.device_arena is not None:
         # The GPUs of all ranks were idle before the first rank returned from `prepare`.
         context.device_arena.reclaim()
     context.leftovers.reclaim([record.closed for record in records])
     # If so, the plan must not depend on the addresses of these arrays.
-    relocatable = all(record.relocatable for record in records)
+    relocatable = not fixed
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
-    choose = _chooser(context, records, leave_sms=leave_sms)
+    paths: Mapping[str, Path] = PATHS if on_gpu else PATHS.on_host()
+    choose = _chooser(context, record, paths, leave_sms=leave_sms)
     ends = {
         m.key: describe_end(
             m,
@@ -110,7 +118,7 @@ def make_plan(
         for m in whole.messages
     }
     routes, error = _choose_routes(world, whole, ends, choose)
-    build = _build(context, number, whole, drafted.device, routes, error)
+    build = _build(context, number, whole, drafted.device, routes, paths, error)
     channels, needs_host, is_movable = _make_channels(build, drafted)
     plan = Plan(
         [each.channel for each in channels],
@@ -155,8 +163,12 @@ def make_domain_plan(
 
 def _prepared(
     context: Context, draft: Callable[[], Draft], path: str | None
-) -> tuple[tuple[Draft, Borrowed], PlanRecord]:
-    """Return this rank's draft, its arrays in the form that paths use, and its record; the GPU is then idle."""
+) -> tuple[tuple[Draft, Borrowed, PlanRecord], PlanRecord, list[int]]:
+    """Return this rank's draft with its arrays in the form that paths use, its record, and numbers for the sums.
+
+    Their sums over all ranks are zero unless arrays are on a GPU, drafts are not relocatable, or (modulo `_DIGESTS`)
+    the messages of two ranks do not match. The GPU is then idle.
+    """
     requested = requested_path(path)
     drafted = draft()
     arrays = check_draft(drafted)
@@ -173,33 +185,33 @@ def _prepared(
         cupy().cuda.Device(drafted.device).synchronize()
     record = PlanRecord(
         requested,
-        drafted.device is not None,
-        Counter([m.peer for m in drafted.sends]),
-        Counter([m.peer for m in drafted.receives]),
         drafted.operation,
         drafted.numbers,
         drafted.specs,
         context.leftovers.closed_plans(),
         context.world.ranks.plans,
-        drafted.relocatable,
     )
-    return (drafted, arrays), record
+    # A message adds the digest of its ranks where it is sent, and subtracts it where it is received.
+    rank = context.world.rank
+    unmatched = sum(digest(b"%d %d" % (rank, m.peer)) for m in drafted.sends)
+    unmatched -= sum(digest(b"%d %d" % (m.peer, rank)) for m in drafted.receives)
+    numbers = [drafted.device is not None, not drafted.relocatable, unmatched % _DIGESTS]
+    return (drafted, arrays, record), record, numbers
 
 
 def _chooser(
-    context: Context, records: Sequence[PlanRecord], *, leave_sms: bool
+    context: Context, record: PlanRecord, paths: Mapping[str, Path], *, leave_sms: bool
 ) -> Callable[..., Route]:
     """Return `choose_route` with the inputs common to all messages; collective."""
     topology, costs = None, None
-    paths: Mapping[str, Path] = PATHS.on_host()
-    if any(record.on_gpu for record in records):
+    if paths is PATHS:
         from halox.exchange.calibration import costs_of
 
-        topology, costs, paths = context.find_gpus(), context.once(costs_of), PATHS
-    named = (records[0].requested or "").partition("/")[0]
+        topology, costs = context.find_gpus(), context.once(costs_of)
+    named = (record.requested or "").partition("/")[0]
     surveys = {name: path.survey(context, is_named=name == named) for name, path in paths.items()}
-    selection = SelectionContext(records[0].operation, topology, surveys, leave_sms)
-    return partial(choose_route, selection=selection, costs=costs, requested=records[0].requested)
+    selection = SelectionContext(record.operation, topology, surveys, leave_sms)
+    return partial(choose_route, selection=selection, costs=costs, requested=record.requested)
 
 
 def _report(rank: int, drafted: Draft, build: Build) -> Report:
@@ -238,15 +250,17 @@ def _check_alike(records: Sequence[PlanRecord]) -> None:
                 )
 
 
-def _check_counts(records: Sequence[PlanRecord]) -> None:
+def _check_counts(world: World, drafted: Draft) -> None:
     """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
+    counts = [Counter(m.peer for m in messages) for messages in (drafted.sends, drafted.receives)]
+    records = world.gather(counts, _MAKING)
     errors: list[tuple[int, type[Exception], str]] = []
-    for rank, record in enumerate(records):
-        for peer, other in enumerate(records):
-            if other.sends[rank] != record.receives[peer]:
+    for rank, (_, receives) in enumerate(records):
+        for peer, (sends, _) in enumerate(records):
+            if sends[rank] != receives[peer]:
                 text = (
-                    f"rank {peer} sends {other.sends[rank]} message(s) to rank {rank}, which receives "
-                    f"{record.receives[peer]} from it; every send needs a receive with the same tag"
+                    f"rank {peer} sends {sends[rank]} message(s) to rank {rank}, which receives "
+                    f"{receives[peer]} from it; every send needs a receive with the same tag"
                 )
                 errors.append((rank, MismatchError, text))
                 break
@@ -292,21 +306,20 @@ def _build(
     whole: Job,
     device: int | None,
     routes: Routes,
+    paths: Mapping[str, Path],
     error: HaloxError | None,
 ) -> Build:
     """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
 
     Raises on all ranks if any rank has an error.
     """
-    by_path = _needing_links(whole, routes) if error is None else {}
     mine = {(route.path, route.protocol) for route, _ in routes.values()}
-    records = context.world.gather((mine, set(by_path)), _MAKING, error)
-    chosen = set().union(*(chosen for chosen, _ in records))
-    # Also paths that only other ranks of the node link: making a link is collective over the node.
-    linked = set().union(*(records[rank][1] for rank in context.world.node_ranks))
-    routes, links = _link(
-        context, whole, routes, {name: by_path.get(name, []) for name in PATHS if name in linked}
-    )
+    possible = [(name, each.name) for name, path in paths.items() for each in path.protocols]
+    chosen = context.world.union(mine, possible, _MAKING, error)
+    by_path = _needing_links(whole, routes)
+    # Also paths that only other ranks link: making a link is collective over the node.
+    linked = dict.fromkeys(path for path, name in chosen if _protocol(path, name).fallback)
+    routes, links = _link(context, whole, routes, {path: by_path.get(path, []) for path in linked})
     build = Build(context, number, whole, device, routes, chosen, links)
     return replace(build, copies_path=_copies_path(build))
 
@@ -316,13 +329,13 @@ def _needing_links(whole: Job, routes: Routes) -> dict[str, list[Message]]:
     messages: dict[str, list[Message]] = {}
     for message in whole.messages:
         route, _ = routes[message.key]
-        if _protocol(route).fallback is not None:
+        if _protocol(route.path, route.protocol).fallback:
             messages.setdefault(route.path, []).append(message)
     return messages
 
 
-def _protocol(route: Route) -> Protocol:
-    protocol = PATHS[route.path].protocol(route.protocol)
+def _protocol(path: str, name: str) -> Protocol:
+    protocol = PATHS[path].protocol(name)
     assert protocol is not None
     return protocol
 
@@ -337,7 +350,8 @@ def _link(
     """
     routes, links = dict(routes), {}
     for name, messages in by_path.items():
-        protocols = {m.key: _protocol(routes[m.key][0]) for m in messages}
+        chosen = {m.key: routes[m.key][0] for m in messages}
+        protocols = {key: _protocol(route.path, route.protocol) for key, route in chosen.items()}
         packed = [m for m in messages if m.direction == "send" and protocols[m.key].is_packed]
         peers = sorted({m.peer for m in messages})
         link = NodeLink(context.world, context.arena, packed, peers, words=len(whole.arrays))
@@ -379,7 +393,7 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
     anywhere = {path for path, _ in build.chosen}
     agreed = {name: PATHS[name].negotiate(build) for name in PATHS if name in anywhere}
 
-    def make_all() -> tuple[list[ChannelMessages], tuple[bool, bool]]:
+    def make_all() -> tuple[list[ChannelMessages], None, Sequence[int]]:
         paths, walls = _paths_of(build), None
         if drafted.walls:
             walls = WallChannel(
@@ -407,9 +421,9 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
             messages = build.whole.messages if walls.has_copies else ()
             carried.insert(place, ChannelMessages("walls", walls, messages))
         channels = [each.channel for each in carried]
-        return carried, (any(c.needs_host for c in channels), all(c.is_movable for c in channels))
+        counts = sum(c.needs_host for c in channels), sum(not c.is_movable for c in channels)
+        return carried, None, counts
 
     # Page-locking and compiling can fail on one rank alone.
-    channels, flags = build.world.prepare(make_all, _MAKING)
-    needs_host, is_movable = zip(*flags, strict=True)
-    return channels, any(needs_host), all(is_movable)
+    channels, (needing_host, fixed), _ = build.world.prepare_alike(make_all, _MAKING)
+    return channels, bool(needing_host), not fixed

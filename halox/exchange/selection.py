@@ -33,7 +33,7 @@ def describe_end(
             if description is not None:
                 paths[name] = description
     return EndpointInfo(
-        world.nodes[world.rank],
+        world.node,
         "host" if on_host else "gpu",
         message.block_bytes if on_host else message.row_bytes,
         message.signatures,

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import chain, combinations, count, product
 from typing import TypeAlias
+
+import numpy as np
 
 from halox.decomposition import AxisPartition, Decomposition, Placement
 from halox.errors import DecompositionError
@@ -194,37 +196,28 @@ def moved_parts(parts: Sequence[int], moves: AxisMoves) -> tuple[int, ...]:
 
 def moved_placement(placement: Placement, moves: AxisMoves) -> Placement:
     """Return the placement after moves: the ranks of a row stay in one row."""
+    merged = [[axis] for axis in range(len(placement.proc_shape))]
+    for source, target in moves:
+        merged[target].append(source)
+        merged[source] = []
     parts = moved_parts(placement.proc_shape, moves)
-    coords = []
-    for old in placement.coords:
-        new = list(old)
-        for source, target in moves:
-            new[target] = new[target] * placement.proc_shape[source] + old[source]
-            new[source] = 0
-        coords.append(tuple(new))
-    return placement_of(parts, coords, placement)
+    return _placed(placement, parts, list(chain.from_iterable(merged)))
 
 
 def turned_placement(placement: Placement, order: Sequence[int]) -> Placement:
     """Return the same ranks on the same blocks with the axes in another order."""
-    parts = tuple(placement.proc_shape[axis] for axis in order)
-    return placement_of(
-        parts, [tuple(c[axis] for axis in order) for c in placement.coords], placement
+    return _placed(placement, tuple(placement.proc_shape[axis] for axis in order), order)
+
+
+def _placed(placement: Placement, parts: tuple[int, ...], order: Sequence[int]) -> Placement:
+    """Return the placement on a process grid ``parts``, its axes merged from axes in another order."""
+    count = len(placement.rank_of)
+    ranks = np.fromiter(placement.rank_of, int, count).reshape(placement.proc_shape)
+    turned = ranks.transpose(order).ravel()
+    in_order = np.array_equal(turned, np.arange(count))
+    return replace(
+        placement, proc_shape=parts, rank_of=range(count) if in_order else tuple(turned.tolist())
     )
-
-
-def placement_of(
-    parts: tuple[int, ...], coords: Sequence[tuple[int, ...]], like: Placement
-) -> Placement:
-    """Return the placement of ranks on blocks ``coords``, with the other attributes of ``like``."""
-    rank_of = [0] * len(coords)
-    for rank, block in enumerate(coords):
-        index = 0
-        for coord, extent in zip(block, parts, strict=True):
-            index = index * extent + coord
-        rank_of[index] = rank
-    between = like.bytes_between_nodes, like.bytes_between_nodes_by_rank_order
-    return Placement(parts, tuple(coords), tuple(rank_of), like.method, like.nodes, *between)
 
 
 @dataclass(frozen=True)

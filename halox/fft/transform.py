@@ -142,10 +142,9 @@ class FFT(Closing):
 
         with self._world.guard:
             self._world.begin("making an FFT")
-            (self.axes, self.real, self.dealias), arguments = self._world.prepare(
+            self.axes, self.real, self.dealias = self._world.prepare_compared(
                 read, f"{_MAKING} of this grid"
             )
-            self._world.check_alike(arguments)
             self.norm = norm
             self._path = grid.domain.division.path if path is None else path
             try:
@@ -417,8 +416,7 @@ class FFT(Closing):
 
         world = self._world
         world.begin(direction)
-        call, arguments = world.prepare(read, direction)
-        world.check_alike(arguments)
+        call = world.prepare_compared(read, direction)
         key = call.dtype, call.components
         pipeline = self._pipelines.get(key)
         if pipeline is None:

@@ -54,17 +54,24 @@ class _GatherRecord:
     spec: FieldSpec
 
 
-_LocalArrays = tuple[FieldLayout, Array | None, Array | None]
-"""Layout, the rank's cells, and on the root the whole array. The cells are None if they are already in that array."""
+_Record = tuple[int, DType, str]
+"""The root, the dtype, and a digest of the spec, since a spec is long."""
+
+_Local = tuple[FieldLayout, Array | None, Array | None, _Record]
+"""Layout, the rank's cells, on the root the whole array, and the record for the other ranks.
+
+The cells are None if they are already in the whole array.
+"""
 
 
 def gather(domain: Domain, field: object, root: int) -> Array | None:
     """Return the whole field on rank ``root``, None on other ranks; see `halox.Grid.gather`. Collective; blocks."""
     world = domain.world
-    local, records = world.prepare(lambda: _prepare(domain, field, root), _GATHER)
-    layout, cells, whole = local
-    root_rank, dtype, _ = records[world.rank]
-    if any(record != records[0] for record in records):
+    (layout, cells, whole, record), _, records = world.prepare_alike(
+        lambda: _prepare(domain, field, root), _GATHER
+    )
+    root_rank, dtype, _ = record
+    if records is not None and any(other != records[0] for other in records):
         # The records have digests of the specs; gather the specs themselves for the error.
         _compare(
             world.gather(_GatherRecord(root_rank, dtype, layout.spec.without_boundary), _GATHER)
@@ -84,11 +91,8 @@ def gather(domain: Domain, field: object, root: int) -> Array | None:
     return whole
 
 
-def _prepare(domain: Domain, field: Any, root: int) -> tuple[_LocalArrays, tuple[int, DType, str]]:
-    """Check this rank's arguments, and allocate its memory.
-
-    The other ranks get the root, the dtype, and a digest of the spec, since a spec is long.
-    """
+def _prepare(domain: Domain, field: Any, root: int) -> tuple[_Local, _Record, tuple[()]]:
+    """Check this rank's arguments, and allocate its memory."""
     world = domain.world
     root_rank, layout = root_of(world, root), domain.layouts.find(field)
     dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
@@ -101,7 +105,8 @@ def _prepare(domain: Domain, field: Any, root: int) -> tuple[_LocalArrays, tuple
         )
         _copy_from_device(cells, as_void(own))
         cells = own if whole is None else None
-    return (layout, cells, whole), (root_rank, dtype, layout.spec.without_boundary.digest)
+    record = root_rank, dtype, layout.spec.without_boundary.digest
+    return (layout, cells, whole, record), record, ()
 
 
 def _copy_from_device(cells: Any, target: Array) -> None:

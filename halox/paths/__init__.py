@@ -32,6 +32,7 @@ class Registry(MutableMapping[str, Path]):
 
     def __init__(self, paths: Mapping[str, Path | Shipped]) -> None:
         self._paths = dict(paths)
+        self._on_host: dict[str, Path] = {}
 
     def __getitem__(self, name: str) -> Path:
         """Return a path."""
@@ -43,10 +44,12 @@ class Registry(MutableMapping[str, Path]):
 
     def __setitem__(self, name: str, path: Path) -> None:
         """Add a path at the end, or replace a path."""
+        self._on_host = {}
         self._paths[name] = path
 
     def __delitem__(self, name: str) -> None:
         """Remove a path."""
+        self._on_host = {}
         del self._paths[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -57,14 +60,16 @@ class Registry(MutableMapping[str, Path]):
         """Return the number of paths."""
         return len(self._paths)
 
-    def on_host(self) -> dict[str, Path]:
+    def on_host(self) -> Mapping[str, Path]:
         """Return the paths with protocols for arrays on the host; imports no other path."""
-        names = [
-            name
-            for name, one in self._paths.items()
-            if (one.on_host if isinstance(one, Shipped) else one.moves("host"))
-        ]
-        return {name: self[name] for name in names}
+        if not self._on_host:
+            names = [
+                name
+                for name, one in self._paths.items()
+                if (one.on_host if isinstance(one, Shipped) else one.moves("host"))
+            ]
+            self._on_host = {name: self[name] for name in names}
+        return self._on_host
 
 
 PATHS = Registry(

@@ -126,7 +126,9 @@ class SharedArena:
         self._is_open = True
         self.node_rank = ranks.node_ranks[ranks.rank]
         self.shares_memory = ranks.shares_memory
-        self._gather: Callable[[object, str], list[Any]] = ranks.gather_node
+        self._node_size = len(ranks.node_ranks)
+        self._gather: Callable[..., list[Any]] = ranks.gather
+        self._reduce = ranks.reduce
 
     def open(self) -> None:
         """Serve another object after `close`; local."""
@@ -145,7 +147,9 @@ class SharedArena:
         if not self.shares_memory:
             return None
         room = self.reserve(nbytes)
-        return self.commit(room, self._gather(room.requests, _ALLOCATING), is_field=is_field)
+        return self.commit(
+            room, self._reduce(room.requests, _ALLOCATING, of_node=True)[1], is_field=is_field
+        )
 
     def reserve(self, nbytes: int) -> Room:
         """Reserve room for a block; local. Pass the room to `commit` after the gather of the node, or to `cancel`."""
@@ -163,16 +167,18 @@ class SharedArena:
             self._own[room.segment].free.release(room.offset, room.rounded)
 
     def commit(
-        self, room: Room, gathered: Sequence[Requests | None], *, is_field: bool = False
+        self, room: Room, gathered: Sequence[Requests | None] | None, *, is_field: bool = False
     ) -> Block | None:
-        """Return the reserved block, after the requests of all ranks of the node have been gathered.
+        """Return the reserved block, after the ranks of the node have compared their requests.
 
-        ``gathered`` holds these requests, by rank on the node. Collective over the ranks of the node if any rank has a
-        request, and local otherwise. Returns None in the cases of `allocate`, and if nothing was reserved.
+        ``gathered`` holds these requests, by rank on the node; it is None if all are equal. Collective over the ranks
+        of the node if any rank has a request, and local otherwise. Returns None in the cases of `allocate`, and if
+        nothing was reserved.
         """
-        for node_rank, requests in enumerate(gathered):
-            self._unmap(node_rank, requests[1] if requests else ())
-        if any(requests and requests[0] for requests in gathered):
+        if gathered is None:
+            gathered = [room.requests] * self._node_size
+        self._unmap([requests[1] if requests else () for requests in gathered])
+        if any([requests is not None and requests[0] for requests in gathered]):
             number = self._create_segment(room.rounded if room.needs_segment else 0)
             if number is None:
                 self.cancel(room)
@@ -234,15 +240,15 @@ class SharedArena:
         mapped = {} if segment is None else {self.node_rank: segment}
         try:
             is_made = segment is not None or not nbytes
-            names = self._gather((is_made, name), _ALLOCATING)
-            is_mapped = all(is_made for is_made, _ in names)
+            names = self._gather((is_made, name), _ALLOCATING, of_node=True)
+            is_mapped = all([is_made for is_made, _ in names])
             if is_mapped:
                 with suppress(OSError):
                     for node_rank, (_, other) in enumerate(names):
                         if other and node_rank != self.node_rank:
                             mapped[node_rank] = shared_memory.attach(other)
-                is_mapped = len(mapped) == sum(bool(other) for _, other in names)
-            is_mapped = all(self._gather(is_mapped, _ALLOCATING))
+                is_mapped = len(mapped) == len([other for _, other in names if other])
+            is_mapped = self._reduce(None, _ALLOCATING, [not is_mapped], of_node=True)[0] == [0]
         finally:
             if name:
                 shared_memory.unlink(name)
@@ -330,8 +336,8 @@ class SharedArena:
             for number, own in self._own.items()
             if own.free.is_whole and (is_last or own.segment.nbytes > _LAST_CHUNK)
         ]
-        for node_rank, dropped in enumerate(self._gather(unused, _CLOSING)):
-            self._unmap(node_rank, dropped)
+        of_all = self._reduce(unused, _CLOSING, of_node=True)[1]
+        self._unmap(of_all or [unused] * self._node_size)
 
     def _release_plans(self) -> None:
         """Release all blocks except the fields'. Plans that failed, at construction or later, do not release theirs."""
@@ -339,12 +345,13 @@ class SharedArena:
         self._released.extend(key for key, (*_, is_field) in used.items() if not is_field)
         self._sweep()
 
-    def _unmap(self, node_rank: int, numbers: Sequence[int]) -> None:
-        """Unmap segments that their rank no longer uses."""
-        for number in numbers:
-            registration = self._registered.pop(SegmentKey(number, node_rank), None)
-            if registration is not None:
-                registration.close()
-            self._segments.pop(SegmentKey(number, node_rank), None)
-            if node_rank == self.node_rank:
-                self._own.pop(number, None)
+    def _unmap(self, dropped: Sequence[Sequence[int]]) -> None:
+        """Unmap segments, by number, that each rank of the node no longer uses."""
+        for node_rank, numbers in enumerate(dropped):
+            for number in numbers:
+                registration = self._registered.pop(SegmentKey(number, node_rank), None)
+                if registration is not None:
+                    registration.close()
+                self._segments.pop(SegmentKey(number, node_rank), None)
+                if node_rank == self.node_rank:
+                    self._own.pop(number, None)

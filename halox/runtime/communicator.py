@@ -1,8 +1,16 @@
 """Private duplicates of users' communicators, with collective checks that all ranks make the same call.
 
-All control messages between ranks go through `Communicator.gather`. If all ranks are on one node, it uses shared
-memory; otherwise it uses one nonblocking MPI collective. Each record names the collective call of its rank. Ranks in
-different calls therefore detect the mismatch together, before they read any other part of the records.
+All control messages between ranks go through `Communicator.reduce`, which compares one object of every rank. If all
+ranks are on one node, it uses shared memory, otherwise MPI. The cost does not depend on the number of ranks as long as
+the objects are equal; only otherwise, or for `Communicator.gather`, each rank reads the objects of all ranks. Each
+object is sent with the collective call of its rank. Ranks in different calls therefore detect the mismatch together,
+before they read any other part of the records.
+
+Between nodes, every round begins with one reduction of `_TOTALS` words, so that MPI matches it in any call::
+
+    reduce, equal objects    | Iallreduce: digest, numbers |
+    reduce, other objects    | Iallreduce                  | Iallgather: heads, objects | Iallgatherv: long objects |
+    gather                   | Iallreduce and Iallgather together                       | Iallgatherv: long objects |
 
 All objects on a user's communicator use the same duplicate (`halox.runtime.duplicates`).
 """
@@ -13,21 +21,27 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property, partial
+from hashlib import blake2b
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from halox.errors import HaloxError, MismatchError, StateError
 from halox.runtime import shared_memory
 from halox.runtime.call_guard import CallGuard
+from halox.runtime.shared_memory import Bytes
 from halox.runtime.status import (
     ANY_FAILED,
     BLOCK_BYTES,
     CODE_BITS,
+    HEADS,
+    MOST_NUMBERS,
     SLOT_BYTES,
+    SLOTS,
     CallWatch,
-    StatusBlock,
     mismatch,
     ranks_text,
 )
@@ -39,6 +53,9 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 256
 _HEAD = np.dtype([("word", "i8"), ("size", "i8"), ("kind", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
+_TOTALS = 1 + MOST_NUMBERS
+_NAME_BYTES = 64
+_MOST_CORES = 8192  # of a machine with Linux
 MAKING = "the making of a communicator"
 
 HANDSHAKE, CELLS = range(2)
@@ -52,7 +69,11 @@ VALUES = "values", None
 """Placeholder for the object of a rank that gathers values instead of objects."""
 
 Record = tuple[int, bytes]
-"""Record of a rank: its kind, 0 for a pickled object, and the bytes."""
+"""Record of a rank: its kind, and the bytes.
+
+The kind is 0 for a pickled object that all ranks read, an even digest for a pickled object that the ranks compare, and
+an odd digest of the meaning of values (`halox.runtime.gathered_values`).
+"""
 
 UNFINISHED: list[object] = []
 """Incomplete requests and their buffers, kept for the life of the process: MPI may access the buffers at any time."""
@@ -70,7 +91,7 @@ class Communicator:
     """A duplicate of a user's communicator, with the resources that its ranks share; `World` documents most attributes.
 
     ``data_comm`` is ``comm`` itself if the ranks gather in shared memory. ``node_comm`` is ``comm`` itself if all ranks
-    are on one node. ``node_names`` has the ``HALOX_NODE`` of each rank. ``guard`` is the `CallGuard` of all collective
+    are on one node. ``node_name`` is this rank's ``HALOX_NODE``. ``guard`` is the `CallGuard` of all collective
     calls. ``users`` is the number of open objects on the communicator.
 
     Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank does not enter the constructor within
@@ -92,21 +113,22 @@ class Communicator:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.shares_memory = False
         """Whether this node has several ranks, and they share memory."""
-        blocks = {self.rank: StatusBlock(np.zeros(BLOCK_BYTES, np.uint8))}
-        self.watch = CallWatch(mpi, self.comm, blocks, {})
+        memory = np.zeros((1, BLOCK_BYTES), np.uint8)
+        self.watch = CallWatch(mpi, self.comm, memory, [self.rank], {})
         self.guard = CallGuard()
+        self.crowded = False
         self._find_nodes()
+        self.node_comm: MPI.Intracomm = self.comm
+        if not self.is_one_node:
+            # Split now, when all ranks take part: later, only the ranks of some nodes may need ``node_comm``.
+            within: Any = self.comm.Split(self.node, self.rank)
+            self.node_comm = within
         if self.size > 1:
             self._share_status()
             self.guard.watch = self.watch
         self.data_comm: MPI.Intracomm = self.comm
         if not (self.is_one_node and self.shares_memory):
             self.data_comm = self._duplicate(self.comm)
-        self.node_comm: MPI.Intracomm = self.comm
-        if not self.is_one_node:
-            # Split now, when all ranks take part: later, only the ranks of some nodes may need ``node_comm``.
-            within: Any = self.comm.Split(self.nodes[self.rank], self.rank)
-            self.node_comm = within
         self._spins = range(0 if self.crowded else SPINS)
         self.set_limit(limit_s)
 
@@ -124,53 +146,75 @@ class Communicator:
 
     def _find_nodes(self) -> None:
         """Group the ranks into nodes: ranks that share memory and have the same ``HALOX_NODE``."""
-        own = _machine(), node_name(), os.getpid(), _pid_namespace(), os.sched_getaffinity(0)
-        all_ranks = [own] if self.size == 1 else self._gather(own, MAKING)
-        self.node_names: list[str] = [name for _, name, *_ in all_ranks]
-        machines = [
-            (machine, f"rank {rank}" if name == "rank" else f"name {name}")
-            for rank, (machine, name, *_) in enumerate(all_ranks)
-        ]
-        numbers = {key: n for n, key in enumerate(dict.fromkeys(machines))}
-        self.nodes: tuple[int, ...] = tuple(numbers[key] for key in machines)
-        mates = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
-        self.node_ranks: dict[int, int] = {rank: place for place, rank in enumerate(mates)}
-        here = [r for r, (machine, *_) in enumerate(all_ranks) if machine == own[0]]
-        self.machine_rank: int = here.index(self.rank)
-        on_node: dict[int, list[set[int]]] = {}
-        for node, (*_, cores) in zip(self.nodes, all_ranks, strict=True):
-            on_node.setdefault(node, []).append(cores)
-        # A launcher may have bound each rank to a separate core.
-        self.crowded: bool = any(len(set().union(*c)) < len(c) for c in on_node.values())
-        self._pids = {r: all_ranks[r][2] for r in mates if all_ranks[r][3] == own[3] is not None}
+        self.node_name = node_name()
+        name = f"rank {self.rank}" if self.node_name == "rank" else f"name {self.node_name}"
+        machine, namespace = repr(_machine()), _pid_namespace()
+        texts = [machine, f"{machine} {name}", namespace or ""]
+        mine = np.array([*(digest(text.encode()) for text in texts), os.getpid()])
+        all_ranks = np.empty((self.size, 4), "i8")
+        self._wait_mpi([self.comm.Iallgather(mine, all_ranks)], MAKING, mine, all_ranks)
+        machines, nodes, namespaces, pids = all_ranks.T
+        _, first_ranks, inverse = np.unique(nodes, return_index=True, return_inverse=True)
+        # Nodes are numbered in the order of their first ranks.
+        numbers = np.unique(first_ranks[inverse], return_inverse=True)[1]
+        self.node_of: npt.NDArray[np.int32] = numbers.astype(np.int32)
+        self.node, self.node_count = int(numbers[self.rank]), len(first_ranks)
+        mates = np.flatnonzero(nodes == mine[1])
+        self.node_ranks: dict[int, int] = {rank: n for n, rank in enumerate(mates.tolist())}
+        self.machine_rank = int(np.count_nonzero(machines[: self.rank] == mine[0]))
+        known = mates[namespaces[mates] == mine[2]] if namespace else mates[:0]
+        self._pids: dict[int, int] = dict(zip(known.tolist(), pids[known].tolist(), strict=True))
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of each rank; `node_of` is an array of the same numbers."""
+        return tuple(self.node_of.tolist())
 
     def _share_status(self) -> None:
-        """Map the shared memory in which the ranks of this node publish their status, if shared memory works."""
+        """Map the shared memory in which the ranks of this node publish their status, if shared memory works.
+
+        Also finds out whether some node has more ranks than cores.
+        """
         mates = list(self.node_ranks)
-        segment, name = None, ""
-        try:
-            if self.rank == mates[0] and len(mates) > 1:
-                name = shared_memory.new_name()
+        segment, name, comm, mpi = None, "", self.node_comm, self.mpi
+        state = np.zeros(1 + _MOST_CORES, np.uint8)
+        if len(mates) > 1:
+            sent = np.zeros(_NAME_BYTES, np.uint8)
+            try:
                 with suppress(OSError):
-                    segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
-            names = self._gather(name if segment is not None else "", MAKING)
-            if names[mates[0]] and segment is None:
+                    if self.rank == mates[0]:
+                        name = shared_memory.new_name()
+                        segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
+                        sent[: len(name)] = np.frombuffer(name.encode(), np.uint8)
+                self._wait_mpi([comm.Ibcast(sent, 0)], MAKING, sent)
                 with suppress(OSError):
-                    segment = shared_memory.attach(names[mates[0]])
-            mapped = self._gather(segment is not None, MAKING)
-        finally:
-            if name:
-                shared_memory.unlink(name)
-        self.shares_memory = len(mates) > 1 and all(mapped[mate] for mate in mates)
-        if segment is None or not self.shares_memory:
+                    if sent.any() and segment is None:
+                        segment = shared_memory.attach(sent.tobytes().rstrip(b"\0").decode())
+                # Whether the memory is missing on any rank, and the cores of all ranks, to which a launcher may have
+                # bound each rank.
+                state[0] = segment is None
+                state[[1 + core for core in os.sched_getaffinity(0)]] = 1
+                self._wait_mpi([comm.Iallreduce(mpi.IN_PLACE, state, mpi.BOR)], MAKING, state)
+            finally:
+                if name:
+                    shared_memory.unlink(name)
+        crowded = np.array([len(mates) > 1 and state[1:].sum() < len(mates)], np.uint8)
+        request = self.comm.Iallreduce(mpi.IN_PLACE, crowded, mpi.BOR)
+        self._wait_mpi([request], MAKING, crowded)
+        self.crowded = bool(crowded[0])
+        if segment is None or state[0]:
             return
-        parts = segment.memory.reshape(len(mates), -1)
-        blocks = {
-            rank: StatusBlock(parts[place][:BLOCK_BYTES]) for rank, place in self.node_ranks.items()
-        }
-        self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
-        self.blocks, self._own = list(blocks.values()), blocks[self.rank]
-        self.heads = [[block.heads[slot] for block in self.blocks] for slot in range(2)]
+        self.shares_memory = True
+        memory = segment.memory[: len(mates) * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
+        self.watch = CallWatch(mpi, self.comm, memory, mates, self._pids)
+        self._own, words = self.watch.own, memory.view("i8")
+        self._round_counts = words[:, 0].data
+        heads = [words[:, at : at + 3 + MOST_NUMBERS] for at in HEADS]
+        self._words, self._sizes, self._kinds = (
+            [head[:, column].data for head in heads] for column in range(3)
+        )
+        self._numbers = [head[:, 3:] for head in heads]
+        self.slots = [memory[:, at : at + SLOT_BYTES] for at in SLOTS]
         self._rounds, self._first = 0, self.watch.first
 
     @property
@@ -190,15 +234,18 @@ class Communicator:
         ready: Callable[[], bool],
         what: Callable[[], str],
         ranks: Ranks,
-        requests: Sequence[MPI.Request] = (),
+        kept: Sequence[object] = (),
     ) -> None:
-        """Wait for a step of all ranks. After an error no further call is possible, and ``requests`` are kept alive."""
+        """Wait for a step of all ranks. After an error no further call is possible.
+
+        ``kept`` are then kept alive: the requests, and their buffers, which mpi4py's requests do not keep.
+        """
         try:
             self.waiter.until(ready, what, ranks)
         except BaseException as error:
             if not isinstance(error, MismatchError):  # the other ranks raise it too
                 self.watch.fail(f"{error}" or type(error).__name__)
-            UNFINISHED.extend(requests)
+            UNFINISHED.extend(kept)
             if isinstance(error, self.mpi.Exception):
                 raise HaloxError(f"MPI has failed where {what()}: {error}") from error
             raise
@@ -217,108 +264,157 @@ class Communicator:
 
     # Gathering
 
-    def gather(self, mine: object, step: str) -> list[Any]:
-        """Return an object of every rank, in the order of the ranks; collective, blocks.
+    def gather(self, mine: object, step: str, *, of_node: bool = False) -> list[Any]:
+        """Return an object of every rank, or of every rank of the node, in the order of the ranks; collective, blocks.
 
         Raises `MismatchError` on all ranks if they are in different calls, `ExchangeTimeoutError` if a rank is
         missing, and `StateError` if an earlier call has failed.
         """
-        if self.size == 1:
-            return [mine]
-        self.check()
-        return self._gather(mine, step)
+        return self.reduce(mine, step, reads=True, of_node=of_node)[1] or []
 
-    def gather_node(self, mine: object, step: str) -> list[Any]:
-        """Return an object of every rank of the node, in rank order; collective over them, needs shared memory."""
-        self.check()
-        return self._gather(mine, step, is_of_node=True)
+    def reduce(
+        self,
+        mine: object,
+        step: str,
+        numbers: Sequence[int] = (),
+        *,
+        reads: bool = False,
+        of_node: bool = False,
+    ) -> tuple[list[int], list[Any] | None]:
+        """Return the sums of some numbers over all ranks, and the objects of all ranks if any two of them differ.
 
-    def _gather(self, mine: object, step: str, *, is_of_node: bool = False) -> list[Any]:
+        The objects are None if the pickled objects of all ranks are equal, and no rank ``reads``. All ranks give the
+        same number of integers, at most `MOST_NUMBERS`; sums are modulo 2**64. With ``of_node`` the ranks are those
+        of the node. Collective, blocks; raises the errors of `gather`.
+        """
+        if (len(self.node_ranks) if of_node else self.size) == 1:
+            return [*numbers], [mine] if reads else None
+        self.check()
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
-        if is_of_node or self.gathers_in_memory:
-            slot = self.round(0, len(sent), sent[:SLOT_BYTES], step)
-            return objects(self.read(slot, sent, step))
-        return objects(self.by_mpi(0, sent, step))
+        kind = 0 if reads else digest(sent) << 1
+        if self.gathers_in_memory or (of_node and self.shares_memory):
+            slot = self.round(kind, len(sent), sent[:SLOT_BYTES], step, numbers)
+            sums = self._numbers[slot][:, : len(numbers)].sum(0).tolist() if numbers else []
+            if kind and self.are_alike(slot, kind):
+                return sums, None
+            return sums, objects(self.read(slot, sent, step))
+        sums, records = self.by_mpi(kind, sent, step, numbers, of_node=of_node)
+        return sums, None if records is None else objects(records)
+
+    def are_alike(self, slot: int, kind: int) -> bool:
+        """Whether all records of a round are of one call and one kind."""
+        words, kinds = self._words[slot].tolist(), self._kinds[slot].tolist()
+        return words.count(self.watch.word) == kinds.count(kind) == len(kinds)
 
     def read(self, slot: int, sent: bytes, step: str) -> list[Record]:
         """Read the records of a round; run more rounds if an object is longer than a slot."""
-        blocks, heads, word = self.blocks, self.heads[slot], self.watch.word
-        words = [objects[0] for objects in heads]
-        sizes = [objects[1] for objects in heads]
-        kinds = [objects[2] for objects in heads]
+        rows, word = self.slots[slot], self.watch.word
+        words, sizes = self._words[slot].tolist(), self._sizes[slot].tolist()
+        kinds = self._kinds[slot].tolist()
         if words.count(word) != len(words):
             self._compare(dict(zip(self.node_ranks, words, strict=True)))
-        objects = [
-            bytes(block.slots[slot][:size]) if size else b""
-            for block, size in zip(blocks, sizes, strict=True)
-        ]
+        objects = [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
         longest = max(sizes)
         if longest <= SLOT_BYTES:
             return list(zip(kinds, objects, strict=True))
         pieces = [[start] for start in objects]
         for start in range(SLOT_BYTES, longest, SLOT_BYTES):
             slot = self.round(0, len(sent), sent[start : start + SLOT_BYTES], step)
-            for piece, block, whole in zip(pieces, blocks, sizes, strict=True):
-                piece.append(bytes(block.slots[slot][: max(whole - start, 0)]))
+            for piece, row, whole in zip(pieces, self.slots[slot], sizes, strict=True):
+                piece.append(row[: max(whole - start, 0)].tobytes())
         return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
-    def round(self, kind: int, size: int, part: bytes, step: str) -> int:
+    def round(
+        self, kind: int, size: int, part: bytes, step: str, numbers: Sequence[int] = ()
+    ) -> int:
         """Publish a part of this rank's record, wait for the parts of all ranks of the node, and return the slot.
 
         The contents of the slot stay valid until the next round of this rank; `read` returns them.
         """
-        own, blocks = self._own, self.blocks
+        own, counts = self._own, self._round_counts
         n = self._rounds = self._rounds + 1
         slot = n & 1
         head = own.heads[slot]
         head[0], head[1], head[2] = self.watch.word, size, kind
+        for place, number in enumerate(numbers, 3):
+            head[place] = number
         if part:
             own.slots[slot][: len(part)] = part
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
         own.count[0] = n
-        for block in blocks:
-            if block.count[0] < n:
-                for _ in self._spins:
-                    if block.count[0] >= n:
-                        break
-                else:
-                    self._wait_for(blocks, n, step)
+        if min(counts) < n:
+            for _ in self._spins:
+                if min(counts) >= n:
                     break
+            else:
+                self._wait_for(n, step)
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
         if self._first[ANY_FAILED]:  # the record of a failed rank may belong to an earlier call
             self.watch.look_for_failed(())
         return slot
 
-    def _wait_for(self, blocks: Sequence[StatusBlock], n: int, step: str) -> None:
-        counts = [block.count for block in blocks]
+    def _wait_for(self, n: int, step: str) -> None:
+        counts = self._round_counts
 
         def missing() -> list[int]:
-            pairs = zip(self.node_ranks, counts, strict=True)
-            return [rank for rank, count in pairs if count[0] < n]
+            pairs = zip(self.node_ranks, counts.tolist(), strict=True)
+            return [rank for rank, count in pairs if count < n]
 
         self.until(
-            lambda: all(count[0] >= n for count in counts),
+            lambda: min(counts) >= n,
             lambda: f"rank {self.rank} has waited in {step} for {ranks_text(missing())}",
             missing,
         )
 
-    def by_mpi(self, kind: int, sent: bytes, step: str) -> list[Record]:
-        """Gather by one MPI collective of fixed-size records; by a second one too if an object exceeds a record."""
+    def by_mpi(
+        self,
+        kind: int,
+        sent: bytes,
+        step: str,
+        numbers: Sequence[int] = (),
+        *,
+        of_node: bool = False,
+    ) -> tuple[list[int], list[Record] | None]:
+        """Reduce by MPI, and gather the records unless all are of one call and one even kind; see `reduce`."""
+        comm, ranks = (
+            (self.node_comm, self.node_ranks) if of_node else (self.comm, range(self.size))
+        )
+        # Values and objects to read need the records in any case: their ranks reduce 0, and do not wait in between.
+        reads = not kind or bool(kind & 1)
+        mine, totals = np.zeros((2, _TOTALS), "u8")
+        mine[0] = 0 if reads else digest(b"%d %d" % (self.watch.word, kind)) | 1
+        mine[1 : 1 + len(numbers)] = np.array(numbers, "i8").view("u8")
+        requests = [comm.Iallreduce(mine, totals)]
         record = np.zeros(_RECORD_BYTES, np.uint8)
         head = record[: _HEAD.itemsize].view(_HEAD)
         head["word"], head["size"], head["kind"] = self.watch.word, len(sent), kind
         inline = np.frombuffer(sent[:_INLINE_BYTES], np.uint8)
         record[_HEAD.itemsize : _HEAD.itemsize + len(inline)] = inline
-        records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
-        try:
-            self._wait_mpi(self.comm.Iallgather(record, records), step)
-        except BaseException:
-            UNFINISHED.extend([record, records])
-            raise
+
+        def gather() -> Bytes:
+            records = np.zeros((len(ranks), _RECORD_BYTES), np.uint8)
+            requests.append(comm.Iallgather(record, records))
+            return records
+
+        records = gather() if reads else None
+        self._wait_mpi(requests, step, mine, totals, record, records)
+        sums = totals[1 : 1 + len(numbers)].view("i8").tolist()
+        if records is None:
+            # The sum of other digests, which are random, is wrong with a probability below 2**-40.
+            if int(totals[0]) == int(mine[0]) * len(ranks) % 2**64:
+                return sums, None
+            records = gather()
+            self._wait_mpi(requests[1:], step, record, records)
         heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
-        self._compare(dict(enumerate(heads["word"].tolist())))
+        self._compare(dict(zip(ranks, heads["word"].tolist(), strict=True)))
+        return sums, self._read_gathered(comm, records, heads, sent, step)
+
+    def _read_gathered(
+        self, comm: MPI.Intracomm, records: Bytes, heads: npt.NDArray[Any], sent: bytes, step: str
+    ) -> list[Record]:
+        """Return the records gathered by MPI; gather their ends if an object exceeds a record."""
         sizes, kinds = heads["size"].tolist(), heads["kind"].tolist()
         objects = [
             row[_HEAD.itemsize : _HEAD.itemsize + min(size, _INLINE_BYTES)].tobytes()
@@ -331,25 +427,19 @@ class Communicator:
         starts = np.cumsum([0, *rests]).tolist()
         all_rests = np.zeros(starts[-1], np.uint8)
         byte = self.mpi.BYTE
-        try:
-            request = self.comm.Iallgatherv(
-                [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
-            )
-            self._wait_mpi(request, step)
-        except BaseException:
-            UNFINISHED.extend([rest, all_rests])
-            raise
+        request = comm.Iallgatherv([rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte])
+        self._wait_mpi([request], step, rest, all_rests)
         return [
             (kind, start + all_rests[a : a + n].tobytes())
             for kind, start, a, n in zip(kinds, objects, starts, rests, strict=False)
         ]
 
-    def _wait_mpi(self, request: MPI.Request, step: str) -> None:
+    def _wait_mpi(self, requests: Sequence[MPI.Request], step: str, *buffers: object) -> None:
         self.until(
-            request.Test,
+            partial(self.mpi.Request.Testall, requests),
             lambda: f"rank {self.rank} has waited in {step} for the other ranks",
             tuple,
-            [request],
+            [*requests, *buffers],
         )
 
     def _compare(self, words: dict[int, int]) -> None:
@@ -399,8 +489,14 @@ class Communicator:
 def objects(records: Sequence[Record]) -> list[Any]:
     """Return the objects that gathered records hold; `VALUES` for the record of a rank that gathers values."""
     return [
-        VALUES if kind else pickle.loads(pickled) if pickled else None for kind, pickled in records
+        VALUES if kind & 1 else pickle.loads(pickled) if pickled else None
+        for kind, pickled in records
     ]
+
+
+def digest(meaning: bytes) -> int:
+    """Return a digest of 62 bits, the same on all ranks."""
+    return int.from_bytes(blake2b(meaning, digest_size=8).digest(), "little") >> 2
 
 
 def node_name() -> str:

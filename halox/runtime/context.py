@@ -101,22 +101,19 @@ class Context:
         """Free the memory, which other ranks may have mapped; collective."""
         world, arena = self.world, self.device_arena
         world.begin("close")
-        mine = (
-            world.ranks.users == 1,
-            self.leftovers.closed_plans(),
-            None if arena is None else arena.name,
-        )
-        answers = world.gather(mine, _CLOSING)
-        is_last = all(is_last for is_last, _, _ in answers)
-        self.leftovers.reclaim([closed for _, closed, _ in answers])
+        mine = world.ranks.users == 1, self.leftovers.closed_plans()
+        (arenas,), answers = world.reduce(mine, _CLOSING, [arena is not None])
+        answers = answers or [mine]
+        is_last = all(is_last for is_last, _ in answers)
+        self.leftovers.reclaim([closed for _, closed in answers])
         if is_last:
             self.leftovers.close()
         # Memory must not be freed while a peer has it mapped.
-        names = [name for _, _, name in answers if name is not None]
-        if names:
+        if arenas:
+            names = world.ranks.gather(arena.name if arena else "", _CLOSING, of_node=True)
             if arena is not None:
-                arena.unmap(names)
-            world.gather(None, _CLOSING)
+                arena.unmap([name for name in names if name])
+            world.agree(None, _CLOSING)
         if arena is not None:
             arena.free()
             self.leftovers.arenas.discard(arena)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -99,7 +100,7 @@ def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
 
 
 class _Probe(NamedTuple):
-    """PID of a rank, its namespace, and the address of its test memory: a token, then one byte per rank."""
+    """PID of a rank, its namespace, and the address of its test memory: a token, then one byte per rank of the node."""
 
     pid: int
     namespace: int
@@ -109,47 +110,70 @@ class _Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Attachments:
-    """PIDs of all ranks; for pairs (rank that attaches, target rank) on one node, the reason why attaching fails."""
+    """PIDs of the ranks of this node; for pairs (rank that attaches, target), the reason why attaching fails."""
 
-    pids: tuple[int, ...]
-    nodes: tuple[int, ...]
+    pids: Mapping[int, int]
     refused: Mapping[tuple[int, int], str]
 
     def why_not(self, a: int, b: int) -> str | None:
         """Return why two ranks cannot access each other's memory, None if they can."""
-        if self.nodes[a] != self.nodes[b]:
+        if a not in self.pids or b not in self.pids:
             return f"ranks {a} and {b} are on different nodes"
         return self.refused.get((a, b)) or self.refused.get((b, a))
 
 
 def survey(world: World) -> Attachments:
-    """Try to read and write memory of the other ranks of the node; collective over the world.
+    """Try to read and write memory of the other ranks of the node; collective over the ranks of the node.
 
-    A rank writes to another process only after it has read that rank's token there.
+    A rank writes to another process only after it has read that rank's token there. If all ranks have the same
+    credentials, each rank tries one other rank, in a ring, and tries the others only if this fails on any rank.
     """
-    memory = np.zeros(_TOKEN_BYTES + world.size, np.uint8)
+    ranks, place = [*world.node_ranks], world.node_rank
+    memory = np.zeros(_TOKEN_BYTES + len(ranks), np.uint8)
     token = os.urandom(_TOKEN_BYTES)
     memory[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
-    mine = _Probe(os.getpid(), _namespace(), memory.ctypes.data, token)
-    probes: list[_Probe] = world.gather(mine, _SURVEYING)
-    refused: dict[tuple[int, int], str] = {}
-    for rank in world.node_ranks:
-        if rank != world.rank:
-            why = _why_refused(world.rank, rank, mine, probes[rank])
-            if why is not None:
-                refused[world.rank, rank] = why
-    refusals = world.gather(refused, _SURVEYING)
-    failures = {pair: why for whys in refusals for pair, why in whys.items()}
-    not_written = {
-        (rank, world.rank): f"what rank {rank} wrote to memory of rank {world.rank} did not arrive"
-        for rank in world.node_ranks
-        if rank != world.rank
-        and (rank, world.rank) not in failures
-        and not memory[_TOKEN_BYTES + rank]
+    mine = os.getpid(), _namespace(), memory.ctypes.data, token
+    probes = world.ranks.gather(mine, _SURVEYING, of_node=True)
+    pids = {rank: probe[0] for rank, probe in zip(ranks, probes, strict=True)}
+
+    def refusals(others: Sequence[int]) -> dict[tuple[int, int], str]:
+        """Return why this rank cannot attach to the ranks at some places on the node."""
+        whys = {
+            (world.rank, ranks[other]): _why_refused(
+                world.rank, place, ranks[other], _Probe(*mine), _Probe(*probes[other])
+            )
+            for other in others
+        }
+        return {pair: why for pair, why in whys.items() if why is not None}
+
+    def gathered(whys: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
+        of_all = world.ranks.gather(whys, _SURVEYING, of_node=True)
+        return {pair: why for whys in of_all for pair, why in whys.items()}
+
+    others = [other for other in range(len(ranks)) if other != place]
+    refused = refusals(others and [(place + 1) % len(ranks)])
+    numbers = [len(refused)]
+    sums, unlike = world.ranks.reduce(_credentials(), _SURVEYING, numbers, of_node=True)
+    if sums == [0] and unlike is None:
+        return Attachments(pids, {})
+    failures = gathered(refusals(others))
+    lost = {
+        (
+            ranks[other],
+            world.rank,
+        ): f"what rank {ranks[other]} wrote to memory of rank {world.rank} did not arrive"
+        for other in others
+        if (ranks[other], world.rank) not in failures and not memory[_TOKEN_BYTES + other]
     }
-    for whys in world.gather(not_written, _SURVEYING):
-        failures.update(whys)
-    return Attachments(tuple(probe.pid for probe in probes), world.nodes, failures)
+    return Attachments(pids, failures | gathered(lost))
+
+
+def _credentials() -> tuple[str, ...]:
+    """Return the properties of this process by which the kernel decides."""
+    names = "Uid:", "Gid:", "CapEff:", "NoNewPrivs:", "Seccomp:"
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return str(_namespace()), *(line for line in file if line.startswith(names))
+    return ()
 
 
 def _namespace() -> int:
@@ -160,13 +184,13 @@ def _namespace() -> int:
         return 0
 
 
-def _why_refused(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
+def _why_refused(own: int, place: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
     """Return why this rank cannot read and write another rank's memory, None if it can."""
     if mine.namespace != probe.namespace and mine.namespace and probe.namespace:
         return f"ranks {min(own, rank)} and {max(own, rank)} {_APART}"
     token, mark = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
     their_token = np.array([[probe.address, _TOKEN_BYTES]], np.uint64)
-    their_mark = np.array([[probe.address + _TOKEN_BYTES + own, 1]], np.uint64)
+    their_mark = np.array([[probe.address + _TOKEN_BYTES + place, 1]], np.uint64)
     try:
         MemoryCopy("read", probe.pid, iovec_of(token), their_token)()
         if token.tobytes() != probe.token:

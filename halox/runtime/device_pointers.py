@@ -83,7 +83,7 @@ def find_out(world: World, device: int | None) -> Verdict:
     refused = [(rank, verdict) for rank, verdict in by_rank if not verdict.takes]
     if refused:
         rank, verdict = refused[0]
-        where = "" if len(set(world.nodes)) == 1 else f" (rank {rank})"
+        where = "" if world.node_count == 1 else f" (rank {rank})"
         return Verdict(False, verdict.reason + where)
     if not by_rank:
         return Verdict(False, "no rank has a GPU")

@@ -29,7 +29,7 @@ _MOST_NAMED = 32
 def duplicate_of(
     mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
 ) -> tuple[Communicator, list[str]]:
-    """Return the private duplicate of a communicator, and the errors of all ranks; collective over its ranks.
+    """Return the private duplicate of a communicator, and the errors of all ranks, or one that all have; collective.
 
     The result for a private duplicate is the duplicate itself. Each rank passes its ``error``, or an empty text.
     ``making`` is the name of the constructing call, for errors.
@@ -48,13 +48,13 @@ def duplicate_of(
     duplicate.comm.Set_attr(_keyvals(mpi)[1], duplicate)
     duplicates.append(duplicate)
     duplicate.watch.call(code_of(making))
-    return duplicate, duplicate.gather(error, making)
+    return duplicate, duplicate.reduce(error, making)[1] or [error]
 
 
 def _find_usable(
     duplicates: Sequence[Communicator], making: str, limit_s: float, error: str, *, is_fixed: bool
 ) -> tuple[Communicator, list[str]] | None:
-    """Return an existing duplicate, chosen by a gather on the latest one, and the errors of all ranks.
+    """Return an existing duplicate, chosen by all ranks on the latest one, and the errors of `duplicate_of`.
 
     ``is_fixed`` means that only the latest duplicate can be used. Returns None if a new duplicate is needed: no
     duplicate has the current ``HALOX_NODE`` of the ranks, or calls have failed.
@@ -63,23 +63,26 @@ def _find_usable(
     latest.guard.check_thread()
     latest.set_limit(limit_s)
     latest.watch.call(code_of(making))
-    failed = [number for number, duplicate in enumerate(duplicates) if duplicate.watch.failed]
+    usable = [
+        number
+        for number, duplicate in enumerate(duplicates)
+        if not duplicate.watch.failed and duplicate.node_name == node_name()
+    ]
     try:
-        answers = latest.gather((node_name(), error, failed), making)
+        answers = latest.reduce((error, usable), making)[1] or [(error, usable)]
     except (ExchangeTimeoutError, MismatchError):
         if is_fixed or not latest.watch.has_failed_before():
             raise
         return None  # the rank where a call has failed will not use this duplicate again
-    errors = [text for _, text, _ in answers]
+    errors = [text for text, _ in answers]
     if is_fixed:
         return latest, errors
-    names = [name for name, _, _ in answers]
-    unusable = set[int]().union(*(numbers for _, _, numbers in answers))
-    for number, duplicate in reversed([*enumerate(duplicates)]):
-        if number not in unusable and duplicate.node_names == names:
-            duplicate.set_limit(limit_s)
-            return duplicate, errors
-    return None
+    common = set(usable).intersection(*(numbers for _, numbers in answers))
+    if not common:
+        return None
+    duplicate = duplicates[max(common)]
+    duplicate.set_limit(limit_s)
+    return duplicate, errors
 
 
 def _wait_for_all(mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: float) -> None:

@@ -8,12 +8,11 @@ reductions on the host use this module, since `World.gather` pickles objects, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import numpy as np
 
 from halox.runtime.arrays import Array, DType
-from halox.runtime.communicator import objects
+from halox.runtime.communicator import digest, objects
 from halox.runtime.status import SLOT_BYTES
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -34,16 +33,12 @@ class GatheredValues:
 
     def __init__(self, world: World, meaning: object, dtype: DType, elements: int) -> None:
         self._world, self._ranks, self._dtype = world, world.ranks, dtype
-        digest = blake2b(repr(meaning).encode(), digest_size=8).digest()
-        self._kind = int.from_bytes(digest, "little") >> 1 | 1  # kind 0 is reserved for objects
+        self._kind = digest(repr(meaning).encode()) << 1 | 1  # even kinds are objects
         self._nbytes = nbytes = elements * dtype.itemsize
         self._in_memory = world.ranks.gathers_in_memory
         self._slots: list[list[Array]] = []
         if self._in_memory:
-            self._slots = [
-                [block.values[slot][:nbytes].view(dtype) for block in self._ranks.blocks]
-                for slot in range(2)
-            ]
+            self._slots = [[*rows[:, :nbytes].view(dtype)] for rows in self._ranks.slots]
         else:
             rows = aligned(world.size * rounded_up(nbytes, _LINE_BYTES)).reshape(world.size, -1)
             self._rows = [row[:nbytes] for row in rows]
@@ -61,15 +56,12 @@ class GatheredValues:
             ranks.check()
         kind = self._kind
         if self._in_memory:
-            slot, word = ranks.round(kind, len(mine), mine, step), ranks.watch.word
-            for head in ranks.heads[slot]:
-                if head[0] != word or head[2] != kind:
-                    break
-            else:
+            slot = ranks.round(kind, len(mine), mine, step)
+            if ranks.are_alike(slot, kind):
                 return self._slots[slot]
             records = ranks.read(slot, mine, step)
         else:
-            records = ranks.by_mpi(kind, mine, step)
+            records = ranks.by_mpi(kind, mine, step)[1] or []
             if all(sent_kind == kind for sent_kind, _ in records):
                 for row, (_, raw) in zip(self._rows, records, strict=True):
                     row[...] = np.frombuffer(raw, np.uint8)

@@ -15,6 +15,7 @@ ibv_reg_mr(3) and ibv_modify_qp(3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -236,24 +237,28 @@ def _text(name: str | bytes) -> str:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapter of this rank, and for each rank the reason why it has no adapter (None if it has one)."""
+    """Adapter of this rank, and for each rank the reason why it has no adapter (None if it has one).
+
+    ``refused`` has the reasons of the ranks, or a single reason of all ranks.
+    """
 
     own: Adapter | None
-    refused: tuple[str | None, ...]
+    refused: Sequence[str | None]
 
     def why_not(self, a: int, b: int) -> str | None:
         """Return why at least one of two ranks has no adapter, None if both have one."""
         for rank in (a, b):
-            if self.refused[rank] is not None:
-                return f"rank {rank} has no mlx5 adapter: {self.refused[rank]}"
+            why = self.refused[rank if len(self.refused) > 1 else 0]
+            if why is not None:
+                return f"rank {rank} has no mlx5 adapter: {why}"
         return None
 
 
 def survey(world: World) -> Adapters:
-    """Open this rank's adapter, and gather which ranks have an adapter; collective over the world."""
+    """Open this rank's adapter, and agree on which ranks have an adapter; collective over the world."""
     own, why = None, None
     try:
         own = open_adapter(world.machine_rank)
     except (MissingPackageError, PathError) as error:
         why = str(error)
-    return Adapters(own, tuple(world.gather(why, _SURVEYING)))
+    return Adapters(own, world.reduce(why, _SURVEYING)[1] or [why])

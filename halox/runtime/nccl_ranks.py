@@ -98,7 +98,7 @@ def nccl_of(context: Context) -> NcclRanks:
     communicator: NcclRanks | None = world.ranks.resources.get(key)
     mine = None if communicator is None or communicator.failed else communicator.unique_id
     # A rank that has used another GPU in between may hold an older communicator.
-    is_common = all(unique_id == mine for unique_id in world.gather(mine, _MAKING))
+    is_common = world.reduce(mine, _MAKING)[1] is None
     if communicator is not None and mine is not None and is_common:
         return communicator
     if communicator is not None:

@@ -133,7 +133,7 @@ def create(name: str, nbytes: int) -> SharedSegment:
 
 def attach(name: str) -> SharedSegment:
     """Map a file that another rank has created; raise OSError if it is missing or cannot be mapped."""
-    handle = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    handle = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return SharedSegment(mmap.mmap(handle, os.fstat(handle).st_size))
     finally:

@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -92,10 +93,19 @@ CODE_BITS = 24
 
 BLOCK_BYTES = 8192
 SLOT_BYTES = 3520
-"""Bytes of a slot without its head; the head has the word of the call, the size of the whole object, and its kind."""
+"""Bytes of a slot without its head."""
+
+MOST_NUMBERS = 4
+"""Numbers in the head of a slot, behind the word of the call, the size of the whole object, and its kind."""
 
 _HEAD_BYTES = 64  # a cache line, so that values in slots are aligned alike on all ranks
 _WAIT, _RING, _SLOTS = 128, 256, 1024
+_STARTS = [_SLOTS + (_HEAD_BYTES + SLOT_BYTES) * slot for slot in range(2)]
+HEADS = [start // 8 for start in _STARTS]
+"""Places of the slots' heads in a block, in words."""
+SLOTS = [start + _HEAD_BYTES for start in _STARTS]
+"""Places of the slots in a block, in bytes."""
+
 _RING_WORDS = 64
 _PLAN_BITS, _KIND_BITS, _NUMBER_BITS = 10, 2, 6
 _NAME_SHIFT = _PLAN_BITS + _KIND_BITS + _NUMBER_BITS
@@ -207,10 +217,8 @@ class StatusBlock:
         self.count = memory[:8].data.cast("B").cast("q")
         self.wait = memory[_WAIT : _WAIT + 8 * len(_FIELDS)].data.cast("B").cast("q")
         self.ring = memory[_RING : _RING + 8 * _RING_WORDS].data.cast("B").cast("q")
-        starts = [_SLOTS + (_HEAD_BYTES + SLOT_BYTES) * n for n in range(2)]
-        self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in starts]
-        self.values = [memory[at + _HEAD_BYTES :][:SLOT_BYTES] for at in starts]
-        self.slots = [slot.data for slot in self.values]
+        self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in _STARTS]
+        self.slots = [memory[at : at + SLOT_BYTES].data for at in SLOTS]
 
     def last(self) -> int:
         """Return the word of the latest call."""
@@ -225,23 +233,25 @@ class StatusBlock:
 class CallWatch:
     """Progress of this rank through the collective calls of a communicator, and its view of the other ranks.
 
-    ``blocks`` are the blocks of the ranks of this node. ``pids`` are the processes of the ranks in the same PID
-    namespace. After a wait of ``note_after_s`` seconds, this rank exchanges notes with ranks of other nodes. ``failed``
-    is the reason why no further call is possible; it is empty as long as no call has failed. ``first`` has the status
-    words of the node's first rank.
+    ``memory`` has the blocks of ``near``, the ranks of this node, as bytes: one block a row. ``pids`` are the processes
+    of the ranks in the same PID namespace. After a wait of ``note_after_s`` seconds, this rank exchanges notes with
+    ranks of other nodes. ``failed`` is the reason why no further call is possible; it is empty as long as no call has
+    failed. ``own`` is the block of this rank. ``first`` has the status words of the node's first rank.
     """
 
     def __init__(
         self,
         mpi: ModuleType,
         comm: MPI.Intracomm,
-        blocks: dict[int, StatusBlock],
+        memory: Bytes,
+        near: Sequence[int],
         pids: dict[int, int],
     ) -> None:
         self.note_after_s = _NOTE_AFTER_S
         self._mpi, self._comm, self.rank = mpi, comm, comm.rank
-        self.blocks, self._own, self._pids = blocks, blocks[comm.rank], pids
-        self.first = next(iter(blocks.values())).wait
+        self._memory, self._near, self._pids = memory, near, pids
+        self.own = self._own = StatusBlock(memory[near.index(comm.rank)])
+        self.first = StatusBlock(memory[0]).wait
         self.number = 0
         self.word = 0
         self.failed = ""
@@ -249,6 +259,11 @@ class CallWatch:
         self._notes: dict[int, tuple[MPI.Request, Array]] = {}
         self._received: dict[int, int] = {}
         self._is_notified = False
+
+    @cached_property
+    def blocks(self) -> dict[int, StatusBlock]:
+        """The blocks of the ranks of this node, for long waits and errors."""
+        return {rank: StatusBlock(row) for rank, row in zip(self._near, self._memory, strict=True)}
 
     # Calls
 
@@ -290,6 +305,8 @@ class CallWatch:
 
     def find_failed(self, ranks: Sequence[int]) -> int | None:
         """Return a rank among ``ranks`` (all if empty) on which a call has failed, None if no failure is known."""
+        if not (self._failed_ranks or self.first[ANY_FAILED]):
+            return None
         for rank in ranks or range(self._comm.size):
             block = self.blocks.get(rank)
             if rank in self._failed_ranks or (block is not None and block.wait[_FAILED]):

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from types import ModuleType
@@ -35,7 +35,7 @@ from halox.runtime.communicator import (
 )
 from halox.runtime.duplicates import duplicate_of
 from halox.runtime.finalizing import before_finalize
-from halox.runtime.status import CODE_BITS, code_of, object_code, ranks_text
+from halox.runtime.status import CODE_BITS, MOST_NUMBERS, code_of, object_code, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
 
@@ -84,10 +84,11 @@ class World:
     every collective call of every rank, with the time.
 
     ``ranks`` is the `Communicator` with its shared resources; it outlives the world. ``comm`` is its MPI communicator.
-    ``data_comm`` is used for collectives on users' data, and ``node_comm`` has the ranks of this
-    node. ``nodes`` has the node number of each rank. ``node_ranks`` maps each rank of this node to its index on the
-    node. ``machine_rank`` is the index of this rank on its machine. ``crowded`` is True if some node has more ranks
-    than cores. ``guard`` is the `CallGuard` of the collective calls on the communicator.
+    ``data_comm`` is used for collectives on users' data, and ``node_comm`` has the ranks of this node. ``nodes`` has
+    the node number of each rank, ``node`` the number of this rank's node, and ``node_count`` the number of nodes.
+    ``node_ranks`` maps each rank of this node to its index on the node. ``machine_rank`` is the index of this rank on
+    its machine. ``crowded`` is True if some node has more ranks than cores. ``guard`` is the `CallGuard` of the
+    collective calls on the communicator.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class World:
         self.comm: MPI.Intracomm = ranks.comm
         self.data_comm, self.node_comm = ranks.data_comm, ranks.node_comm
         self.rank, self.size = ranks.rank, ranks.size
-        self.nodes, self.node_ranks = ranks.nodes, ranks.node_ranks
+        self.node, self.node_count = ranks.node, ranks.node_count
+        self.node_ranks = ranks.node_ranks
         self.node_rank, self.node_size = ranks.node_ranks[ranks.rank], len(ranks.node_ranks)
         self.machine_rank = ranks.machine_rank
         self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
@@ -145,6 +147,11 @@ class World:
     def failed(self) -> str:
         """The error after which no further call is possible; empty as long as no call has failed."""
         return self.ranks.watch.failed
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of each rank; needs memory for all ranks."""
+        return self.ranks.nodes
 
     @property
     def turn(self) -> int | None:
@@ -248,23 +255,52 @@ class World:
         of the first rank's type, with the texts of all ranks. Also raises `MismatchError` on all ranks if they are in
         different calls, and `ExchangeTimeoutError`.
         """
+        return self._round(mine, step, (), error, reads=True)[1] or []
+
+    def reduce(
+        self,
+        mine: Value | None,
+        step: str,
+        numbers: Sequence[int] = (),
+        error: Exception | None = None,
+    ) -> tuple[list[int], list[Value] | None]:
+        """Return the sums of some numbers over all ranks, and the objects of all ranks only if any two of them differ.
+
+        The objects are None if all are equal; the cost then does not depend on the number of ranks. The pickled bytes
+        are compared, so equal objects may be returned too, for example sets in another order. All ranks give the same
+        number of integers, at most `halox.runtime.status.MOST_NUMBERS`; sums are modulo 2**64. Raises the errors of
+        `gather`.
+        """
+        return self._round(mine, step, numbers, error, reads=error is not None)
+
+    def _round(
+        self,
+        mine: Value | None,
+        step: str,
+        numbers: Sequence[int],
+        error: Exception | None,
+        *,
+        reads: bool,
+    ) -> tuple[list[int], list[Value] | None]:
         if self.size == 1:
             if error is not None:
                 raise_together([(0, type(error), str(error))], 1, error)
-            return [cast("Value", mine)]
+            return [*numbers], [cast("Value", mine)] if reads else None
         sent: tuple[tuple[type[Exception], str] | None, Value | None] | None = None
         if error is not None:
             sent = (type(error), str(error)), None
         elif mine is not None:
             sent = None, mine
         try:
-            records = self.ranks.gather(sent, step)
+            sums, records = self.ranks.reduce(sent, step, numbers, reads=reads)
         except MismatchError as mismatch:
             # The other ranks may be in another call because of this rank's error, so report this error and not the
             # mismatch.
             raise (error or mismatch) from (None if error is None else mismatch)
+        if records is None:
+            return sums, None
         self.raise_errors(records, step, error)
-        return [cast("Value", None) if record is None else record[1] for record in records]
+        return sums, [record and record[1] for record in records]
 
     def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
@@ -287,7 +323,7 @@ class World:
 
     def agree(self, error: Exception | None, step: str) -> None:
         """Raise on all ranks if any rank has an error; see `gather`."""
-        self.gather(None, step, error)
+        self.reduce(None, step, (), error)
 
     def compare(
         self,
@@ -298,7 +334,8 @@ class World:
         shown: Callable[[Any], object] = str,
     ) -> None:
         """Raise `MismatchError` on all ranks unless all have the same arguments; see `check_alike`."""
-        self.check_alike(self.gather(dict(mine), step), remedies=remedies, shown=shown)
+        _, arguments = self.reduce(dict(mine), step)
+        self.check_alike(arguments or (), remedies=remedies, shown=shown)
 
     def check_alike(
         self,
@@ -309,11 +346,11 @@ class World:
     ) -> None:
         """Raise `MismatchError` on all ranks unless the gathered arguments of all ranks are the same; local.
 
-        ``arguments`` has the arguments of every rank by name, in the order of comparison. The error names the first
-        argument that differs, its values as ``shown`` formats them, and its remedy ("give the same on all ranks" by
-        default).
+        ``arguments`` has the arguments of every rank by name, in the order of comparison, or nothing if `reduce` has
+        found them equal. The error names the first argument that differs, its values as ``shown`` formats them, and
+        its remedy ("give the same on all ranks" by default).
         """
-        first = arguments[0]
+        first = arguments[0] if arguments else {}
         errors = []
         for rank, other in enumerate(arguments):
             differs = next((name for name in first if other.get(name) != first[name]), None)
@@ -347,6 +384,49 @@ class World:
             error = as_halox_error(error, step)
         mine, shared = result or (None, None)
         return mine, self.gather(shared, step, error)
+
+    def prepare_alike(
+        self, build: Callable[[], tuple[Built, Value, Sequence[int]]], step: str
+    ) -> tuple[Built, list[int], list[Value] | None]:
+        """Return the first item of ``build()`` here, and `reduce` of the others; raise on all ranks if any raises."""
+        result, error = _attempt(build)
+        if error is not None:
+            error = as_halox_error(error, step)
+        mine, alike, numbers = result or (None, None, ())
+        return mine, *self.reduce(alike, step, numbers, error)
+
+    def prepare_compared(
+        self,
+        build: Callable[[], tuple[Built, Mapping[str, object]]],
+        step: str,
+        *,
+        remedies: Mapping[str, str] | None = None,
+    ) -> Built:
+        """Return the first item of ``build()``; raise on all ranks if any raises, or its second items differ.
+
+        The second item has arguments by name; see `check_alike`.
+        """
+        mine, _, arguments = self.prepare_alike(lambda: (*build(), ()), step)
+        self.check_alike(arguments or (), remedies=remedies)
+        return mine
+
+    def union(
+        self,
+        mine: Collection[Value],
+        of: Sequence[Value],
+        step: str,
+        error: Exception | None = None,
+    ) -> list[Value]:
+        """Return the members of ``of``, the same on all ranks, that are in ``mine`` of any rank; raises as `gather`."""
+        bits = self.size.bit_length()  # of a count of ranks
+        each, found = 62 // bits, list[Value]()
+        for start in range(0, len(of), MOST_NUMBERS * each):
+            words = [of[at : at + each] for at in range(start, len(of), each)][:MOST_NUMBERS]
+            counts = [sum((m in mine) << bits * n for n, m in enumerate(word)) for word in words]
+            sums, _ = self.reduce(None, step, counts, error)
+            for word, total in zip(words, sums, strict=True):
+                found += [m for n, m in enumerate(word) if total >> bits * n & (1 << bits) - 1]
+        return found
 
     def swap(
         self, records: Mapping[int, Value], sources: Sequence[int], step: str

@@ -43,14 +43,13 @@ def test_known_layouts_are_allocated_in_one_meeting(
     u = grid.zeros(components=3)
     grid.zeros_like(u)
     met: list[str] = []
-    gather = Communicator.gather
+    reduce = Communicator.reduce
 
-    def counted(self: Communicator, mine: object, step: str) -> list[Any]:
+    def counted(self: Communicator, mine: object, step: str, *given: Any, **options: Any) -> Any:
         met.append(step)
-        return gather(self, mine, step)
+        return reduce(self, mine, step, *given, **options)
 
-    monkeypatch.setattr(Communicator, "gather", counted)
-    monkeypatch.setattr(Communicator, "gather_node", counted)
+    monkeypatch.setattr(Communicator, "reduce", counted)
     for make in (grid.zeros_like, grid.empty_like, grid.ones_like):
         v = make(u)
         assert grid.layout(v) is grid.layout(u)

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable
-from types import CodeType, FrameType
-from typing import Any
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import halox
 from halox.paths.base import Channel
-from halox.runtime import waiting
+from tests.calls import calls_of, compare_calls
 
 World = MPI.Intracomm
-
-
-def calls_of(action: Callable[[], Any]) -> Counter[CodeType]:
-    """Count the Python calls of an action, except calls while the rank waits, which vary."""
-    found: Counter[CodeType] = Counter()
-    waits = 0
-    until = waiting.Waiter.until.__code__
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal waits
-        if event == "call" and not waits:
-            found[frame.f_code] += 1
-        if frame.f_code is until:
-            waits += (event == "call") - (event == "return")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
-    return found
 
 
 @pytest.mark.ranks(2)
@@ -77,3 +49,14 @@ def test_a_new_array_makes_no_datatype_and_no_word(comm: World) -> None:
         assert not [name for name in files if name.startswith(("datatypes", "decomposition"))]
         assert not {"gather", "swap", "begin"} & {code.co_name for code in calls}
         assert calls.total() < 110
+
+
+@pytest.mark.ranks(8)
+@pytest.mark.usually(8)
+@pytest.mark.parametrize("node", ["", "rank"])
+def test_making_costs_as_much_on_more_ranks(
+    comm: World, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects of a grid with the same neighbours, on four ranks and on all ranks."""
+    monkeypatch.setenv("HALOX_NODE", node)
+    compare_calls(comm, 4)

@@ -494,18 +494,18 @@ def test_a_direction_makes_its_plans_in_its_first_call(comm: World) -> None:
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_first_calls_gather_few_times(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each further transpose adds only the gathers of its plan."""
+def test_first_calls_take_few_rounds(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further transpose adds only the rounds of its plan."""
     steps: list[str] = []
-    gather = Communicator._gather
+    reduce = Communicator.reduce
 
-    def counted(self: Communicator, mine: object, step: str, **options: Any) -> list[Any]:
+    def counted(self: Communicator, mine: object, step: str, *given: Any, **options: Any) -> Any:
         steps.append(step)
-        return gather(self, mine, step, **options)
+        return reduce(self, mine, step, *given, **options)
 
     with box(comm) as grid:
         u = grid.ones("c16")
-        monkeypatch.setattr(Communicator, "_gather", counted)
+        monkeypatch.setattr(Communicator, "reduce", counted)
         with halox.FFT(grid) as fft:
             assert 0 < len(steps) <= 3, steps
             steps.clear()

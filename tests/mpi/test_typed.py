@@ -12,7 +12,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import FieldError
+from halox.errors import FieldError, MismatchError
 from halox.paths.host import odd_blocks
 from halox.paths.host.odd_blocks import OddBlocks
 from tests.support import trials
@@ -98,6 +98,38 @@ def test_the_names_of_messages_with_bytes_in_common(comm: MPI.Intracomm) -> None
             [Recv(u, four, me), Recv(v[2:], four, me, tag=1)],
             comm=comm,
         )
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("change", ["none", "one more", "other pairs"])
+def test_numbers_of_messages(change: str, comm: MPI.Intracomm) -> None:
+    """The error names a pair of ranks, also if each rank sends and receives as many messages in all."""
+    n, rng = comm.size, np.random.default_rng(comm.size)
+    sent = rng.integers(0, 3, (n, n))  # messages of each rank to each rank
+    if change == "other pairs":
+        sent[:2, :2] = np.eye(min(n, 2))
+    received = sent.copy()
+    if change == "one more":
+        received[rng.integers(n), n - 1] += 1
+    elif change == "other pairs":
+        received[:2, :2] = received[:2, :2][::-1]
+    own = comm.rank
+    counts = {Send: sent[own], Recv: received[:, own]}
+    sends, receives = (
+        [kind(np.zeros(1), "f8", peer, tag=tag) for peer in range(n) for tag in range(count[peer])]
+        for kind, count in counts.items()
+    )
+    wrong = np.argwhere((sent != received).T)
+    if not len(wrong):
+        Exchange(sends, receives, comm=comm).close()
+        return
+    receiver, sender = wrong[0]
+    with pytest.raises(MismatchError) as caught:
+        Exchange(sends, receives, comm=comm)
+    assert (
+        f"rank {sender} sends {sent[sender, receiver]} message(s) to rank {receiver}, which receives "
+        f"{received[sender, receiver]} from it"
+    ) in str(caught.value)
 
 
 def test_messages_far_outside_their_arrays(comm: MPI.Intracomm) -> None:

@@ -118,7 +118,9 @@ def test_plans_whose_arrays_go_while_another_is_added(monkeypatch: pytest.Monkey
 
 def test_fields_that_go_while_their_grid_is_closed() -> None:
     found: list[SharedArena] = []
-    ranks: Any = SimpleNamespace(rank=0, node_ranks={0: 0}, shares_memory=True, gather_node=None)
+    ranks: Any = SimpleNamespace(
+        rank=0, node_ranks={0: 0}, shares_memory=True, gather=None, reduce=None
+    )
 
     def make() -> tuple[list[Any], Any]:
         if found:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import pytest
 
 from halox.decomposition import AxisPartition
-from halox.decomposition.partition import owned_range
 from halox.errors import DecompositionError
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12, 13])
 def test_parts_cover_the_axis_once_in_order_and_evenly(n: int) -> None:
     for parts in range(1, n + 1):
-        ranges = [range(*owned_range(n, parts, part)) for part in range(parts)]
+        axis = AxisPartition.even(n, parts, periodic=False)
+        ranges = [range(*axis.owned(part)) for part in range(parts)]
         assert [cell for cells in ranges for cell in cells] == list(range(n))
         sizes = [len(cells) for cells in ranges]
         assert sizes == sorted(sizes, reverse=True)
         assert max(sizes) - min(sizes) <= 1
-        axis = AxisPartition.even(n, parts, periodic=False)
-        assert [range(*axis.owned(part)) for part in range(parts)] == ranges
         assert axis.sizes == tuple(sizes) and axis.parts == parts
 
 
@@ -29,11 +27,10 @@ def test_an_axis_that_does_not_exchange_has_no_limits() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: owned_range(3, 4, 0), "4 parts need at least 4 cells, got an axis of 3; use at"),
-        (lambda: owned_range(3, 0, 0), "parts: expected at least 1, got 0"),
-        (lambda: owned_range(3, 2, 2), "part: expected 0 <= part < 2, got 2"),
-        (lambda: owned_range(3, 2, -1), "part: expected 0 <= part < 2, got -1"),
-        (lambda: AxisPartition.even(3, 4, True), "use at most 3 parts"),
+        (
+            lambda: AxisPartition.even(3, 4, True),
+            "4 parts need at least 4 cells, got an axis of 3; use at most 3 parts",
+        ),
         (lambda: AxisPartition.even(3, 0, True), "parts: expected at least 1, got 0"),
         (lambda: AxisPartition.from_blocks([], True), "blocks: expected at least one block"),
         (lambda: AxisPartition.from_blocks([2, 0], True), r"one cell or more, got \[2, 0\]"),

@@ -13,6 +13,7 @@ If every rank has NCCL and a separate GPU, NCCL transfers the nodes' values inst
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import combinations
@@ -156,7 +157,7 @@ class HierarchicalReduction:
         self._order = StreamOrder()
         self._buffer = _pinned(world, dtype, elements)
         self._values = self._buffer.array.view(dtype)
-        self._nodes = len(set(world.nodes))
+        self._nodes = world.node_count
         self._node: Context | None = None
         self._within: DeviceAlgorithm | None = None
 
@@ -298,10 +299,14 @@ def make_algorithm(
         )
     if not elements:
         return EmptyReduction(), requested or "oneshot", reasons
-    sharers = 1 + max(len(topology.sharers(rank)) for rank in range(world.size))
-    nodes = len(set(world.nodes))
+    sharers = max(Counter(filter(None, topology.gpus)).values(), default=1)
     ranked = rank_algorithms(
-        possible, nbytes, world.size, nodes, sharers=sharers, by_nccl=_can_use_nccl(context)
+        possible,
+        nbytes,
+        world.size,
+        world.node_count,
+        sharers=sharers,
+        by_nccl=_can_use_nccl(context),
     )
     for name in [requested] if requested is not None else ranked:
         try:
@@ -337,7 +342,7 @@ def _make(
 
 def _can_use_nccl(context: Context) -> bool:
     """Whether ``hierarchical`` may use NCCL between nodes; collective."""
-    return len(set(context.world.nodes)) > 1 and context.once(why_no_nccl) is None
+    return context.world.node_count > 1 and context.once(why_no_nccl) is None
 
 
 class _NodeReduction:

@@ -19,6 +19,7 @@ pieces, one for each node::
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -162,9 +163,9 @@ class NcclHierarchicalReduction:
         assert arena is not None
         self._ranks, self._arena, self._within = ranks, arena, within
         self._item = dtype.itemsize
-        nodes = len(set(world.nodes))
+        nodes = world.node_count
         nbytes = elements * self._item
-        slices = min(world.nodes.count(node) for node in world.nodes)
+        slices = min(Counter(world.nodes).values())
         # Between two ranks, pieces would be as many bytes in total, in two steps.
         pays = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and nodes * slices > 2
         is_cut = pays and elements >= world.size

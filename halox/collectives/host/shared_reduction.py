@@ -110,7 +110,7 @@ class SharedReduction:
         flag = block.memory[:8].data.cast("B").cast("q")
         if not 0 <= flag[0] < _MOST:
             flag[0] = 0  # the block was a field's memory, and nobody reads these bytes any longer
-        records = world.ranks.gather_node((block.place, flag[0]), _MAKING)
+        records = world.ranks.gather((block.place, flag[0]), _MAKING, of_node=True)
         places = [place for place, _ in records]
         # Blocks that the moves of this rank write and read.
         self.moved = {places[world.node_rank], places[world.node_rank if self._is_small else 0]}

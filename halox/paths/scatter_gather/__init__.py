@@ -98,7 +98,7 @@ class ScatterGatherPath(Path):
         world = context.world
         if self.name not in world.ranks.resources:
             adapters = None
-            if len(set(world.nodes)) > 1:
+            if world.node_count > 1:
                 from halox.runtime import mlx5
 
                 adapters = mlx5.survey(world)

@@ -7,7 +7,7 @@ other arrays of a layout follow from known keys.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -28,7 +28,7 @@ A window is a call of about 1 us; copying 8 KiB takes at least as long.
 
 
 class ProcessVm(Engine):
-    """Mover of windows between processes of a node; ``pids`` has the process IDs of all ranks."""
+    """Mover of windows between processes of a node; ``pids`` has the process IDs of the ranks of the node."""
 
     name = PROCESS_VM
     limits = Limits(
@@ -40,7 +40,7 @@ class ProcessVm(Engine):
     )
     needs_registration = False
 
-    def __init__(self, rank: int, pids: Sequence[int]) -> None:
+    def __init__(self, rank: int, pids: Mapping[int, int]) -> None:
         self._rank, self._pids = rank, pids
 
     def export(self, key: Key) -> RemoteKey:
