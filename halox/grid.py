@@ -866,6 +866,14 @@ class Grid(Closing, Generic[FieldArray]):
             cached = self._cached("copy", fields, None, key)
         return cached[0].explain()
 
+    def predict(
+        self, ranks: int | Sequence[int], *fields: Any, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Predict the time of a step on other numbers of ranks; nothing is exchanged (docs/predict.md)."""
+        from halox.prediction import predict
+
+        return predict(self, ranks, fields, **options)
+
     # Reductions
 
     def sum(

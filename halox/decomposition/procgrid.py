@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from halox.decomposition.normalise import Halo
+from halox.decomposition.normalise import Halo, normalise_proc_shape
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError
 
@@ -62,6 +62,41 @@ def choose_proc_shape(
         if workable:
             return min(workable, key=lambda procs: _cost(axes, procs))
     raise DecompositionError(_refusal(of_any_width, ranks, given))
+
+
+def workable_proc_shapes(
+    ranks: int,
+    shape: tuple[int, ...],
+    halo: Halo,
+    periodic: tuple[bool, ...],
+    proc_shape: object = None,
+) -> list[tuple[int, ...]]:
+    """Every process grid for ``ranks`` that agrees with ``proc_shape`` and has blocks as wide as their halos.
+
+    Raises `DecompositionError`, with the most ranks of each axis, if there is none.
+
+    Examples
+    --------
+    >>> workable_proc_shapes(4, (8, 3), ((1, 1), (2, 2)), (True, True))
+    [(4, 1)]
+    """
+    given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
+    axes = [
+        _Axis(*each, each[2], wrap)
+        for *each, wrap in zip(range(len(shape)), shape, halo, periodic, strict=True)
+    ]
+    if workable := list(_workable(axes, ranks, given)):
+        return workable
+    limits = ", ".join(
+        f"axis {axis.index} ({axis.cells} cells, halo {axis.halo}) "
+        f"{max(parts for parts in range(1, axis.cells + 1) if parts == 1 or _fits(axis, parts))}"
+        for axis in axes
+    )
+    given_text = f" with proc_shape={given}" if any(given) else ""
+    raise DecompositionError(
+        f"ranks={ranks}: the grid has no division{given_text} into blocks as wide as the halo; most ranks along "
+        f"{limits}; take numbers of ranks that divide so, or a narrower halo"
+    )
 
 
 def counted_halo(halo: Halo) -> Halo:
