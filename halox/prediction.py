@@ -136,7 +136,7 @@ class Model:
         widths = [sum(pair) for pair in self.specs[0][1].halo]
         inner = math.prod(max(n - width, 0) for n, width in zip(block, widths, strict=True))
         inner_us = stencil_us * inner / cells if self.overlap else 0.0
-        reduction_us = self.reductions * self.reduction_us(divided.ranks, node, cells)
+        reduction_us = self.reductions * self.reduction_us(divided.ranks, math.ceil(divided.ranks / node))
         return {
             "ranks": divided.ranks,
             "proc_shape": divided.proc_shape,
@@ -210,22 +210,19 @@ class Model:
         ]
         return sum(cost.us(nbytes, run) - cost.latency_us for nbytes, run in runs)
 
-    def reduction_us(self, ranks: int, node: int, cells: int) -> float:
-        """Return the time of a sum: the pass over the first field's block, and a number's sum over the ranks."""
-        # A sum reads a block; a copy also writes it.
-        own = self.costs.protocols["local/copy"]
-        us = own.us(cells * self.specs[0][0].itemsize, RUN_BYTES[-1]) / 2
-        nodes, sharers = math.ceil(ranks / node), self.gpu_ranks
+    def reduction_us(self, ranks: int, nodes: int) -> float:
+        """Return the time of the sum of one number over the ranks."""
         if ranks == 1:
-            return us
+            return 0.0
         if not self.on_gpu:
             name = algorithms.choose_algorithm(None, 8, ranks, nodes)
-            return us + algorithms.predict_us(name, 8, ranks, nodes)
-        possible = ("hierarchical", "host") if nodes > 1 else algorithms.DEVICE_ALGORITHMS[:2]
-        possible = algorithms.DEVICE_ALGORITHMS[2:] if sharers > 1 else possible
+            return algorithms.predict_us(name, 8, ranks, nodes)
+        sharers, possible = self.gpu_ranks, algorithms.DEVICE_ALGORITHMS[:2]
+        if nodes > 1 or sharers > 1:
+            possible = algorithms.DEVICE_ALGORITHMS[2 if nodes == 1 else -2 :]
         how: Any = {"sharers": sharers, "by_nccl": sharers == 1}
         name = algorithms.rank_algorithms(possible, 8, ranks, nodes, **how)[0]
-        return us + algorithms.predict_device_us(name, 8, ranks, nodes, **how)
+        return algorithms.predict_device_us(name, 8, ranks, nodes, **how)
 
 
 def predict(
