@@ -65,37 +65,30 @@ def choose_proc_shape(
 
 
 def workable_proc_shapes(
-    ranks: int,
-    shape: tuple[int, ...],
-    halo: Halo,
-    periodic: tuple[bool, ...],
-    proc_shape: object = None,
+    ranks: int, shape: tuple[int, ...], halo: Halo, periodic: tuple[bool, ...], proc_shape: object
 ) -> list[tuple[int, ...]]:
     """Every process grid for ``ranks`` that agrees with ``proc_shape`` and has blocks as wide as their halos.
 
-    Raises `DecompositionError`, with the most ranks of each axis, if there is none.
+    Raises `DecompositionError`, with the most ranks along each axis, if there is none.
 
     Examples
     --------
-    >>> workable_proc_shapes(4, (8, 3), ((1, 1), (2, 2)), (True, True))
+    >>> workable_proc_shapes(4, (8, 3), ((1, 1), (2, 2)), (True, True), None)
     [(4, 1)]
     """
     given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
-    axes = [
-        _Axis(*each, each[2], wrap)
-        for *each, wrap in zip(range(len(shape)), shape, halo, periodic, strict=True)
-    ]
+    axes = [*map(_Axis, range(len(shape)), shape, halo, halo, periodic)]
     if workable := list(_workable(axes, ranks, given)):
         return workable
-    limits = ", ".join(
-        f"axis {axis.index} ({axis.cells} cells, halo {axis.halo}) "
+    limits = [
+        f"axis {axis.index} ({axis.cells} cells, halo {max(axis.halo)}) up to "
         f"{max(parts for parts in range(1, axis.cells + 1) if parts == 1 or _fits(axis, parts))}"
         for axis in axes
-    )
-    given_text = f" with proc_shape={given}" if any(given) else ""
+    ]
+    asked = f" and proc_shape={given}" if any(given) else ""
     raise DecompositionError(
-        f"ranks={ranks}: the grid has no division{given_text} into blocks as wide as the halo; most ranks along "
-        f"{limits}; take numbers of ranks that divide so, or a narrower halo"
+        f"the grid has no division for ranks={ranks}{asked} into blocks as wide as the halo; along each axis ranks fit "
+        f"as follows: {', '.join(limits)}; give numbers of ranks that are products of such numbers"
     )
 
 
