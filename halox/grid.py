@@ -870,9 +870,9 @@ class Grid(Closing, Generic[FieldArray]):
         self, ranks: int | Sequence[int], *fields: Any, **options: Any
     ) -> list[dict[str, Any]]:
         """Predict the time of a step on other numbers of ranks; nothing is exchanged (docs/predict.md)."""
-        from halox.prediction import predict
+        from halox.prediction import constants, predict
 
-        return predict(self, ranks, fields, **options)
+        return predict(self, ranks, fields, constants(self), **options)
 
     # Reductions
 

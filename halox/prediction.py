@@ -44,6 +44,15 @@ HOST_COSTS = Costs(
 )
 """Constants of NumPy arrays, whose paths follow fixed rules."""
 
+CALL_US = 8.0
+"""Time of the host for an exchange or a reduction on a GPU outside of a graph; measured beside two H100."""
+MEMORY_GB_PER_S = 2900.0
+"""Bytes that a GPU reads and writes in its memory; of an H100."""
+CACHE_BYTES = 64e6
+"""Size of arrays whose faces a step may find in a GPU's cache."""
+LINE_BYTES = 64
+"""Bytes that the memory moves at least; to write fewer bytes, a GPU first reads them."""
+
 Link: TypeAlias = tuple[float, float]
 """Latency in microseconds, and bandwidth in GB/s (1e9 bytes per second)."""
 
@@ -61,6 +70,7 @@ class Model:
     stencil: float | Callable[[tuple[int, ...]], float] = 0.0
     overlap: bool = False
     reductions: int = 0
+    graph: bool = False
     weak: bool = False
     proc_shape: Sequence[int] | None = None
     node_ranks: int | None = None
@@ -85,15 +95,15 @@ class Model:
 
     def fastest(self, ranks: int) -> dict[str, Any]:
         """Return the step on halox's process grid, for weak scaling on the fastest, with the fastest process grid."""
-        old, block, node = self.decomposition, _block(self.decomposition), self.node_ranks or ranks
-        shape = tuple(cells * ranks for cells in block) if self.weak else old.grid_shape
+        old, node = self.decomposition, self.node_ranks or ranks
+        shape = tuple(cells * ranks if self.weak else cells for cells in old.grid_shape)
         nodes = [rank // node for rank in range(ranks)] if node < ranks else None
         common: Any = {"halo": self.halo, "periodic": old.periodic, "nodes": nodes}
         common["checkerboard"] = any(spec.parity for _, spec in self.specs)
         steps = {}
         for procs in workable_proc_shapes(ranks, shape, self.halo, old.periodic, self.proc_shape):
             if self.weak:
-                shape = tuple(map(mul, block, procs))
+                shape = tuple(map(mul, old.grid_shape, procs))
             steps[procs] = self.step(decompose(shape, ranks, proc_shape=procs, **common))
         best = min(steps, key=lambda procs: (steps[procs]["step_us"], steps[procs]["exchange_us"]))
         chosen = best
@@ -103,7 +113,8 @@ class Model:
 
     def step(self, divided: Decomposition) -> dict[str, Any]:
         """Predict a step of divided ranks."""
-        ranks, block, node = divided.ranks, _block(divided), self.node_ranks or divided.ranks
+        ranks, node = divided.ranks, self.node_ranks or divided.ranks
+        block = tuple(max(axis.sizes) for axis in divided.axes)
         exchange_us, busiest = 0.0, (0, 0)
         # Even cuts put the largest blocks first, and the second block has neighbours on both sides.
         seconds = [min(axis.parts, 2) - 1 for axis in divided.axes]
@@ -120,14 +131,16 @@ class Model:
                 exchange_us = max(exchange_us, us + self._far_us(far[rank], node_bytes))
                 others = [message.nbytes for message in messages if message.peer != rank]
                 busiest = max(busiest, (sum(others), len(others)))
-        cells = math.prod(block)
+        cells, nodes = math.prod(block), math.ceil(ranks / node)
+        call_us = CALL_US if self.on_gpu and not self.graph else 0.0
+        exchange_us = max(exchange_us, call_us) if any(map(any, self.halo)) else 0.0
+        reduction_us = self.reductions * max(self._reduction_us(ranks, nodes), call_us)
         if callable(self.stencil):
             stencil_us = float(self.stencil(block))
         else:
             stencil_us = self.stencil * 1e-3 * cells * self.gpu_ranks
         inner = [max(n - sum(width), 0) for n, width in zip(block, self.halo, strict=True)]
         inner_us = stencil_us * math.prod(inner) / cells if self.overlap else 0.0
-        reduction_us = self.reductions * self._reduction_us(ranks, math.ceil(ranks / node))
         return {
             **{"ranks": ranks, "proc_shape": divided.proc_shape, "rank_shape": block},
             **{"messages": busiest[1], "bytes": busiest[0]},
@@ -178,8 +191,8 @@ class Model:
             return 0.0
         if self.network is None:
             raise HaloxError(
-                f"node_ranks={self.node_ranks} makes several nodes; give the latency in us and the bandwidth in GB/s of "
-                "a node's network, such as network=(5, 25)"
+                f"node_ranks={self.node_ranks} makes several nodes; give the latency in us and the bandwidth in GB/s "
+                "of a node's network, such as network=(5, 25)"
             )
         wire = _link_cost("network", self.network)
         cost = self.costs.protocols["nccl/packed" if self.on_gpu else "host/mpi"]
@@ -189,38 +202,39 @@ class Model:
 
     def _bytes_us(self, cost: ProtocolCost, messages: Sequence[Message]) -> float:
         """Return the time of the messages' bytes, without latencies; each part has blocks of its own length."""
-        parts = [Message(m.peer, "send", (part,)) for m in messages for part in m.parts]
-        blocks = [part.row_bytes if self.on_gpu else part.block_bytes for part in parts]
-        times = [cost.us(p.nbytes, block) for p, block in zip(parts, blocks, strict=True)]
-        return sum(times) - len(times) * cost.latency_us
+        us = 0.0
+        for part in (Message(m.peer, "send", (part,)) for m in messages for part in m.parts):
+            block = part.row_bytes if self.on_gpu else part.block_bytes
+            moved = 2 * block if block >= LINE_BYTES else 3 * LINE_BYTES
+            floor_us = part.nbytes / block * moved / (MEMORY_GB_PER_S * 1e3)
+            is_large = self.on_gpu and part.parts[0].datatype.extent > CACHE_BYTES
+            us += max(cost.us(part.nbytes, block) - cost.latency_us, floor_us * is_large)
+        return us
 
     def _reduction_us(self, ranks: int, nodes: int) -> float:
         """Return the time of the sum of one number over the ranks."""
         if ranks == 1:
             return 0.0
         if not self.on_gpu:
-            name = algorithms.choose_algorithm(None, 8, ranks, nodes)
-            return algorithms.predict_us(name, 8, ranks, nodes)
-        sharers, known = self.gpu_ranks, algorithms.DEVICE_ALGORITHMS
+            known = algorithms.HOST_ALGORITHMS
+            return min(algorithms.predict_us(name, 8, ranks, nodes) for name in known)
+        known, sharers = algorithms.DEVICE_ALGORITHMS, self.gpu_ranks
         possible = known[-2:] if nodes > 1 else known[2:] if sharers > 1 else known[:2]
         how: Any = {"sharers": sharers, "by_nccl": sharers == 1}
-        name = algorithms.rank_algorithms(possible, 8, ranks, nodes, **how)[0]
-        return algorithms.predict_device_us(name, 8, ranks, nodes, **how)
+        return min(algorithms.predict_device_us(name, 8, ranks, nodes, **how) for name in possible)
+
+
+def constants(grid: Grid[Any]) -> Costs:
+    """Return the constants of a grid's ranks; collective on GPUs."""
+    return grid.domain.context.once(costs_of) if grid.device == "gpu" else HOST_COSTS
 
 
 def predict(
-    grid: Grid[Any],
-    ranks: object,
-    fields: Sequence[Any],
-    costs: Costs | None = None,
-    **options: Any,
+    grid: Grid[Any], ranks: object, fields: Sequence[Any], costs: Costs, **options: Any
 ) -> list[dict[str, Any]]:
-    """Predict steps of a grid's fields (or dtypes), by default with the grid's constants; see `halox.Grid.predict`."""
-    domain, on_gpu = grid.domain, grid.device == "gpu"
-    if costs is None:
-        costs = domain.context.once(costs_of) if on_gpu else HOST_COSTS
+    """Predict steps of fields or dtypes with the constants of a machine; see `halox.Grid.predict`."""
     specs = [_spec(grid, field) for field in fields or ("f8",)]
-    setup = domain.decomposition, grid.halo, specs, grid.corners, on_gpu, costs
+    setup = grid.domain.decomposition, grid.halo, specs, grid.corners, grid.device == "gpu", costs
     model = Model(*setup, **options)
     whole = as_int(ranks)
     numbers = [as_int(each) or 0 for each in ([ranks] if whole else as_list(ranks) or [])]
@@ -256,7 +270,3 @@ def _link_cost(name: str, link: Link) -> ProtocolCost:
         raise HaloxError(
             f"{name} must be a latency in us and a bandwidth in GB/s above 0, such as {name}=(5, 25), got {shown(link)}"
         ) from error
-
-
-def _block(decomposition: Decomposition) -> tuple[int, ...]:
-    return tuple(max(axis.sizes) for axis in decomposition.axes)

@@ -1,5 +1,4 @@
-"""The command line: ``run`` (mini-apps and user scripts), ``info``, ``probe``, ``tune``,
-``predict``, ``view``, ``bench``.
+"""The command line: ``run`` (mini-apps and scripts), ``info``, ``probe``, ``tune``, ``predict``, ``view``, ``bench``.
 
 `build_parser` defines the words and options, and `main` calls the module of the subcommand.
 """

@@ -1,23 +1,18 @@
-"""``halox predict``: tables and pictures of `halox.prediction`, with links and stencils measured on the ranks here."""
+"""``halox predict``: `Grid.predict` with constants of links and stencils that are measured on the ranks here."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import runpy
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import halox
-from halox.cli import probing, report, run, tune
-from halox.cli.progress import TerminalProgress
+from halox.cli import probing, report, run
 from halox.errors import HaloxError
-from halox.exchange.costs import Costs
-from halox.prediction import HOST_COSTS, predict
-from halox.runtime.gpu.devices import choose_device
-from halox.runtime.world import World
+from halox.prediction import HOST_COSTS, constants, predict
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,8 +20,7 @@ if TYPE_CHECKING:
 NAME = "halox predict"
 _HOST_PROTOCOLS = [("local", "copy"), ("host", "direct"), ("host", "shared")]
 _MOST_BYTES = 1 << 20
-_MOST_CELLS = 1 << 25
-"""Cells of a measured block; larger blocks take as long per cell."""
+_MOST_CELLS = 1 << 25  # of a measured block; larger blocks take as long per cell
 
 
 def add_parser(
@@ -34,35 +28,35 @@ def add_parser(
 ) -> None:
     """Add ``predict`` to the command's parser."""
     about = "predict the time of a step on other numbers of ranks"
-    add = commands.add_parser(
-        "predict", parents=[common], help=about, description=f"{about}."
-    ).add_argument
-    numbers, link = _list_of(int), _list_of(float)
-    add("predicted", type=numbers, metavar="RANKS", help="1, 2, 4, ... up to RANKS; or 1,3,9")
-    add("--grid", type=numbers, required=True, help="cells per axis, such as 512,512,512")
+    parser = commands.add_parser("predict", parents=[common], help=about, description=f"{about}.")
+    add = parser.add_argument
+    add("predicted", type=_integers, metavar="RANKS", help="1, 2, 4, ... RANKS; or 1,3,9")
+    add("--grid", type=_integers, required=True, help="cells per axis, such as 512,512,512")
     add("--halo", type=int, default=1, help="width of the halo (default: 1)")
-    add("--periodic", action="store_true", help="all axes are periodic")
-    add("--fields", default="f8", help="dtypes, such as f8,f8,f4, or a number of f8 (default: f8)")
-    add("--stencil", type=float, default=0.0, metavar="NS", help="time of a step per cell")
-    text = "measure step(grid, *fields) of a Python file instead, without exchanges"
+    add("--periodic", action="store_true", help="along all axes")
+    add("--fields", default="f8", help="number of f8 fields, or dtypes: f8,f8,f4 (default: f8)")
+    add("--stencil", type=float, default=0.0, metavar="NS", help="computing time per cell")
+    text = "measure the function step(grid, *fields) of a Python file, without exchanges"
     add("--script", type=Path, metavar="FILE", help=text)
     add("--overlap", action="store_true", help="the exchange overlaps the interior")
-    add("--reductions", type=int, default=0, metavar="N", help="sums of a field per step")
+    add("--reductions", type=int, default=0, metavar="N", help="sums over the ranks in a step")
+    add("--graph", action="store_true", help="a step is a CUDA graph")
     add("--weak", action="store_true", help="each rank has a block of --grid")
-    add("--proc-shape", type=numbers, help="ranks per axis, 0 to choose, such as 0,0,1")
+    add("--proc-shape", type=_integers, help="ranks per axis, 0 to choose, such as 0,0,1")
     add("--node-ranks", type=int, metavar="N", help="ranks of a node (default: all)")
-    add("--gpu-ranks", type=int, default=1, metavar="N", help="ranks that share a GPU (default: 1)")
-    add("--link", type=link, metavar="US,GB/S", help="latency and bandwidth within a node")
-    add("--network", type=link, metavar="US,GB/S", help="latency and bandwidth of a node's network")
+    add("--gpu-ranks", type=int, default=1, metavar="N", help="ranks of a GPU (default: 1)")
+    add("--link", type=_floats, metavar="US,GB/S", help="latency and bandwidth within a node")
+    add("--network", type=_floats, metavar="US,GB/S", help="the same between nodes, of a node")
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="memory of the fields")
     add("--png", type=Path, metavar="FILE", help="draw the times into FILE")
 
 
-def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    def numbers(text: str) -> list[Any]:
-        return [kind(word) for word in text.split(",")]
+def _integers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
 
-    return numbers
+
+def _floats(text: str) -> list[float]:
+    return [float(word) for word in text.split(",")]
 
 
 def show(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -74,49 +68,32 @@ def show(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _show_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
-    world = World(comm, "tune")
-    try:
-        device = world.guarded(lambda: choose_device(args.device, world.turn), "the choice of GPUs")
+    fields = ["f8"] * int(args.fields) if args.fields.isdecimal() else args.fields.split(",")
+    names = "stencil overlap reductions graph weak proc_shape node_ranks gpu_ranks link network"
+    options = {name: getattr(args, name) for name in names.split()}
+    division = {"halo": args.halo, "periodic": args.periodic, "device": args.device}
+    with halox.Grid(args.grid, comm=comm, **division) as grid:
+        world, costs = grid.domain.world, constants(grid)
         near, far = probing.partners(comm.rank, world.nodes)
-        prober = probing.Prober(world, comm, device, near, far)
-        costs = _costs(prober)
-        fields = args.fields.split(",")
-        fields = ["f8"] * int(args.fields) if args.fields.isdecimal() else fields
-        names = "overlap reductions weak proc_shape node_ranks gpu_ranks link network stencil"
-        options = {name: getattr(args, name) for name in names.split()}
-        division: dict[str, Any] = {"halo": args.halo, "periodic": args.periodic}
-        division |= {"comm": world.mpi.COMM_SELF, "device": "cpu" if device is None else "gpu"}
+        prober = probing.Prober(world, grid.comm, grid.device_id, near, far)
+        if grid.device == "cpu" and comm.size > 1:
+            points = [point for point in probing.POINTS if point.nbytes <= _MOST_BYTES]
+            found = probing.campaign(
+                prober, _HOST_PROTOCOLS, points, lambda *_: None, lambda: False
+            )
+            fitted = probing.fitted(found, costs, shared_gpu=False)
+            costs = HOST_COSTS.updated(fitted, f"measured on {comm.size} ranks")
         if args.script is not None:
+            division["comm"] = world.mpi.COMM_SELF
             options["stencil"] = _stencil(args.script, fields, division, prober)
-        ranks = args.predicted[0] if len(args.predicted) == 1 else args.predicted
-        with halox.Grid(args.grid, **division) as grid:
-            rows = predict(grid, ranks, fields, costs, **options)
-        if comm.rank == 0:
-            figures = {"constants": costs.origin, "rows": rows}
-            print(report.as_json(figures) if args.json else report.as_text(figures), flush=True)
-            if args.png is not None:
-                _draw(rows, args)
-    except HaloxError as error:
-        world.close_after(error)
-        raise
-    world.close()
+        ranks = args.predicted if len(args.predicted) > 1 else args.predicted[0]
+        rows = predict(grid, ranks, fields, costs, **options)
+    if comm.rank == 0:
+        figures = {"constants": costs.origin, "rows": rows}
+        print(report.as_json(figures) if args.json else report.as_text(figures), flush=True)
+        if args.png is not None:
+            _draw(rows, args.png)
     return 0
-
-
-def _costs(prober: probing.Prober) -> Costs:
-    """Return the constants of the ranks' GPUs, or measure the links of ranks on the host; collective."""
-    size = prober.comm.size
-    if prober.device is not None:
-        with warnings.catch_warnings():
-            return tune.topology_and_costs(prober)[1] if size > 1 else Costs.default()
-    if size == 1:
-        return HOST_COSTS
-    points = [point for point in probing.POINTS if point.nbytes <= _MOST_BYTES]
-    progress = TerminalProgress(prober.comm.rank)
-    found = probing.campaign(prober, _HOST_PROTOCOLS, points, progress, lambda: False)
-    progress.clear()
-    fitted = probing.fitted(found, HOST_COSTS, shared_gpu=False)
-    return HOST_COSTS.updated(fitted, f"measured on {size} ranks")
 
 
 def _stencil(
@@ -128,7 +105,7 @@ def _stencil(
     step = runpy.run_path(str(path)).get("step")
     if not callable(step):
         raise HaloxError(
-            f"--script {path} measures nothing: define step(grid, *fields) there, one step without exchanges"
+            f"--script {path} measures nothing: it has no function step(grid, *fields), one step without exchanges"
         )
     ns: dict[int, float] = {}
 
@@ -137,30 +114,26 @@ def _stencil(
         # Blocks of similar size take as long per cell.
         size = round(4 * math.log2(cells))
         if size not in ns:
-            rows = max(1, min(block[0], block[0] * _MOST_CELLS // cells))
-            shape = (rows, *block[1:])
+            shape = (max(1, min(block[0], block[0] * _MOST_CELLS // cells)), *block[1:])
             with halox.Grid(shape, **division) as grid:
                 arrays = [grid.ones(dtype) for dtype in fields]
-                us = prober.time(lambda: step(grid, *arrays))
-            ns[size] = us / math.prod(shape)
+                ns[size] = prober.time_us(lambda: step(grid, *arrays)) / math.prod(shape)
         return ns[size] * cells
 
     return stencil
 
 
-def _draw(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
+def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the times of a step and of its parts."""
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
-    axes = figure.add_subplot(xlabel="ranks", ylabel="us", xscale="log", yscale="log")
-    axes.set_title(f"{'weak' if args.weak else 'strong'} scaling of {args.grid}")
+    axes = figure.add_subplot(xlabel="ranks", ylabel="us", yscale="log")
+    axes.set_xscale("log", base=2)
     ranks = [row["ranks"] for row in rows]
     for part in ("step", "stencil", "exchange", "reduction"):
-        times = [row[f"{part}_us"] for row in rows]
-        if any(times):
+        if any(times := [row[f"{part}_us"] for row in rows]):
             axes.plot(ranks, times, ".-", label=part)
     axes.set_xticks(ranks, ranks)
-    axes.minorticks_off()
     axes.legend()
-    figure.savefig(args.png)
+    figure.savefig(path)
