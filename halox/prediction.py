@@ -7,18 +7,18 @@ chooses paths, and the times of reductions from the model that chooses their alg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import accumulate, product
+from operator import le, mul
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from halox.collectives import algorithms
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec, Halo, decompose
-from halox.decomposition.procgrid import workable_proc_shapes
-from halox.errors import FieldError, HaloxError
+from halox.decomposition.normalise import normalise_proc_shape
+from halox.errors import DecompositionError, FieldError, HaloxError
 from halox.exchange.calibration import costs_of
 from halox.exchange.costs import Costs, protocol_name
 from halox.exchange.halo import halo_draft
@@ -53,6 +53,8 @@ CACHE_BYTES = 64e6
 LINE_BYTES = 64
 """Bytes that the memory moves at least; to write fewer bytes, a GPU first reads them."""
 
+_COLUMNS = "ranks proc_shape rank_shape messages bytes stencil_us exchange_us reduction_us step_us efficiency"
+
 Link: TypeAlias = tuple[float, float]
 """Latency in microseconds, and bandwidth in GB/s (1e9 bytes per second)."""
 
@@ -67,7 +69,7 @@ class Model:
     corners: bool
     on_gpu: bool
     costs: Costs
-    stencil: float | Callable[[tuple[int, ...]], float] = 0.0
+    stencil: float = 0.0
     overlap: bool = False
     reductions: int = 0
     graph: bool = False
@@ -80,36 +82,49 @@ class Model:
 
     def __post_init__(self) -> None:
         """Raise a `HaloxError` for an invalid option."""
-        for name, least in (("reductions", 0), ("gpu_ranks", 1), ("node_ranks", 1)):
-            number = as_int(value := getattr(self, name))
-            if (number is None or number < least) and (name != "node_ranks" or value is not None):
+        options = ("reductions", 0), ("gpu_ranks", 1), ("node_ranks", 1)
+        for name, least in options if self.node_ranks is not None else options[:2]:
+            if (number := as_int(value := getattr(self, name))) is None or number < least:
                 raise HaloxError(f"{name} must be an int >= {least}, got {shown(value)}")
-        for name, link in (("link", self.link), ("network", self.network)):
-            if link is not None:
-                _link_cost(name, link)
-        ns = 0.0 if callable(self.stencil) else self.stencil
-        if isinstance(ns, bool) or not isinstance(ns, int | float) or not 0 <= ns < math.inf:
-            raise HaloxError(
-                f"stencil must be ns per cell, at least 0, or a function from a block's shape to us, got {shown(ns)}"
-            )
+        for name in ("link", "network"):
+            if getattr(self, name) is not None:
+                _link_cost(name, getattr(self, name))
+        if not isinstance(self.stencil, int | float) or not 0 <= self.stencil < math.inf:
+            raise HaloxError(f"stencil must be ns per cell, at least 0, got {shown(self.stencil)}")
 
     def fastest(self, ranks: int) -> dict[str, Any]:
         """Return the step on halox's process grid, for weak scaling on the fastest, with the fastest process grid."""
         old, node = self.decomposition, self.node_ranks or ranks
-        shape = tuple(cells * ranks if self.weak else cells for cells in old.grid_shape)
         nodes = [rank // node for rank in range(ranks)] if node < ranks else None
         common: Any = {"halo": self.halo, "periodic": old.periodic, "nodes": nodes}
         common["checkerboard"] = any(spec.parity for _, spec in self.specs)
         steps = {}
-        for procs in workable_proc_shapes(ranks, shape, self.halo, old.periodic, self.proc_shape):
-            if self.weak:
-                shape = tuple(map(mul, old.grid_shape, procs))
+        for procs in self._proc_shapes(ranks):
+            shape = tuple(map(mul, old.grid_shape, procs)) if self.weak else old.grid_shape
             steps[procs] = self.step(decompose(shape, ranks, proc_shape=procs, **common))
-        best = min(steps, key=lambda procs: (steps[procs]["step_us"], steps[procs]["exchange_us"]))
-        chosen = best
+        chosen = best = min(steps, key=lambda p: (steps[p]["step_us"], steps[p]["exchange_us"]))
         if not self.weak:
-            chosen = decompose(shape, ranks, proc_shape=self.proc_shape, **common).proc_shape
+            wanted = self.proc_shape
+            chosen = decompose(old.grid_shape, ranks, proc_shape=wanted, **common).proc_shape
         return steps[chosen] | {"best_proc_shape": best, "best_us": steps[best]["step_us"]}
+
+    def _proc_shapes(self, ranks: int) -> list[tuple[int, ...]]:
+        """Return the process grids that agree with ``proc_shape`` and have blocks as wide as the halo."""
+        shape = self.decomposition.grid_shape
+        given = normalise_proc_shape(self.proc_shape, len(shape)) or (0,) * len(shape)
+        most = [max(n // max(1, *pair), 1) for n, pair in zip(shape, self.halo, strict=True)]
+        parts = [
+            [n for n in range(1, ranks + 1) if ranks % n == 0 and want in (0, n)] for want in given
+        ]
+        found = [procs for procs in product(*parts) if math.prod(procs) == ranks]
+        found = found if self.weak else [p for p in found if all(map(le, p, most))]
+        if not found:
+            limits = [f"axis {n} takes at most {limit} ranks" for n, limit in enumerate(most)]
+            raise DecompositionError(
+                f"ranks={ranks}, proc_shape={given}: {', '.join(limits)} in blocks as wide as the halo {self.halo} "
+                f"(grid_shape={shape}); give numbers of ranks that divide so, or a narrower halo"
+            )
+        return found
 
     def step(self, divided: Decomposition) -> dict[str, Any]:
         """Predict a step of divided ranks."""
@@ -123,32 +138,28 @@ class Model:
             members = range(number * node, min(number * node + node, ranks))
             # Without a network, ranks do not depend on the others of their node.
             sent = {r: self._messages(divided, r) for r in (members if node < ranks else watched)}
-            far = {r: [m for m in sent[r] if m.peer // node != number] for r in sent}
-            node_bytes = sum(message.nbytes for some in far.values() for message in some)
+            far = [m.nbytes for some in sent.values() for m in some if m.peer // node != number]
             for rank, messages in sent.items():
-                near = [message for message in messages if message.peer // node == number]
-                us = self._near_us(rank, near, bool(far[rank]))
-                exchange_us = max(exchange_us, us + self._far_us(far[rank], node_bytes))
+                us = self._exchange_us(rank, messages, node, sum(far))
                 others = [message.nbytes for message in messages if message.peer != rank]
-                busiest = max(busiest, (sum(others), len(others)))
-        cells, nodes = math.prod(block), math.ceil(ranks / node)
+                exchange_us, busiest = (
+                    max(exchange_us, us),
+                    max(busiest, (sum(others), len(others))),
+                )
         call_us = CALL_US if self.on_gpu and not self.graph else 0.0
-        exchange_us = max(exchange_us, call_us) if any(map(any, self.halo)) else 0.0
-        reduction_us = self.reductions * max(self._reduction_us(ranks, nodes), call_us)
-        if callable(self.stencil):
-            stencil_us = float(self.stencil(block))
-        else:
-            stencil_us = self.stencil * 1e-3 * cells * self.gpu_ranks
+        exchange_us = max(exchange_us, call_us) if exchange_us else 0.0
+        sum_us = self._reduction_us(ranks, math.ceil(ranks / node))
+        reduction_us = self.reductions * max(sum_us, call_us)
+        cells = math.prod(block)
+        stencil_us = self.stencil * 1e-3 * cells * self.gpu_ranks
+        stencil_us = max(stencil_us, call_us) if self.stencil else 0.0
         inner = [max(n - sum(width), 0) for n, width in zip(block, self.halo, strict=True)]
         inner_us = stencil_us * math.prod(inner) / cells if self.overlap else 0.0
-        return {
-            **{"ranks": ranks, "proc_shape": divided.proc_shape, "rank_shape": block},
-            **{"messages": busiest[1], "bytes": busiest[0]},
-            **{"stencil_us": stencil_us, "exchange_us": exchange_us, "reduction_us": reduction_us},
-            # With overlap the rims follow the exchange.
-            "step_us": max(inner_us, exchange_us) + stencil_us - inner_us + reduction_us,
-            "efficiency": None,
-        }
+        # With overlap the rims follow the exchange.
+        step_us = max(inner_us, exchange_us) + stencil_us - inner_us + reduction_us
+        times = stencil_us, exchange_us, reduction_us, step_us, None
+        row = ranks, divided.proc_shape, block, busiest[1], busiest[0], *times
+        return dict(zip(_COLUMNS.split(), row, strict=True))
 
     def _messages(self, divided: Decomposition, rank: int) -> Sequence[Message]:
         """Return the messages that a rank's plan would send."""
@@ -162,43 +173,42 @@ class Model:
         arrays = (None,) * len(read)
         return halo_draft(arrays, read, operation="copy", corners=self.corners).sends
 
-    def _near_us(self, rank: int, messages: Sequence[Message], has_far: bool) -> float:
-        """Return the time of a rank's messages to itself and to its node: one kernel on a GPU, in turn on the host."""
-        own = self.costs.protocols["local/copy"]
-        copied = [message for message in messages if message.peer == rank]
-        used = [(m, self._near_cost(m)) for m in messages if m.peer != rank]
-        us = self._bytes_us(own, copied) + sum(self._bytes_us(cost, [m]) for m, cost in used)
-        us += sum(sorted(cost.message_us for _, cost in used)[1:])
+    def _exchange_us(
+        self, rank: int, messages: Sequence[Message], node: int, node_bytes: int
+    ) -> float:
+        """Return the time of a rank's messages to itself, then to its node, then to other nodes."""
+        known, far = self.costs.protocols, [m for m in messages if m.peer // node != rank // node]
+        own = [message for message in messages if message.peer == rank]
+        near = [(m, self._near_cost(m)) for m in messages if m not in own and m not in far]
+        us = self._bytes_us(known["local/copy"], own)
+        us += sum(self._bytes_us(cost, [m]) for m, cost in near)
+        us += sum(sorted(cost.message_us for _, cost in near)[1:])
         # Copies travel with messages to other ranks, if there are any.
-        alone = own.latency_us if copied and not has_far else 0.0
-        return us + max((cost.latency_us for _, cost in used), default=alone)
+        alone = known["local/copy"].latency_us if own and not far else 0.0
+        us += max((cost.latency_us for _, cost in near), default=alone)
+        if not far:
+            return us
+        if self.network is None:
+            raise HaloxError(
+                f"node_ranks={self.node_ranks} makes several nodes; give the latency in us and the bandwidth in GB/s "
+                "of a node's network, such as network=(5, 25)"
+            )
+        cost = known["nccl/packed" if self.on_gpu else "host/mpi"]
+        us += self.network[0] + cost.latency_us + (len(far) - 1) * cost.message_us
+        # The slower of packing and of the network, which the ranks of a node share.
+        return us + max(self._bytes_us(cost, far), node_bytes / (self.network[1] * 1e3))
 
     def _near_cost(self, message: Message) -> ProtocolCost:
         """Return the constants of the protocol that a message takes on a node."""
-        known, shared = self.costs.protocols, self.gpu_ranks > 1
         if self.link is not None:
             return _link_cost("link", self.link)
+        known, shared = self.costs.protocols, self.gpu_ranks > 1
         if not self.on_gpu:
             return known["host/direct" if message.block_bytes >= DIRECT_BYTES else "host/shared"]
         path = PATHS["ipc" if shared else "peer"]
         offers = [Candidate(path.name, protocol.name, "") for protocol in path.protocols]
         best = self.costs.best(offers, message.nbytes, message.row_bytes, shared_gpu=shared)
         return known[protocol_name(best.path, best.protocol, shared)]
-
-    def _far_us(self, messages: Sequence[Message], node_bytes: int) -> float:
-        """Return the time of a rank's messages to other nodes: the slower of packing and of the node's network."""
-        if not messages:
-            return 0.0
-        if self.network is None:
-            raise HaloxError(
-                f"node_ranks={self.node_ranks} makes several nodes; give the latency in us and the bandwidth in GB/s "
-                "of a node's network, such as network=(5, 25)"
-            )
-        wire = _link_cost("network", self.network)
-        cost = self.costs.protocols["nccl/packed" if self.on_gpu else "host/mpi"]
-        us = wire.latency_us + cost.latency_us + (len(messages) - 1) * cost.message_us
-        wire_us = wire.us(node_bytes, RUN_BYTES[-1]) - wire.latency_us
-        return us + max(self._bytes_us(cost, messages), wire_us)
 
     def _bytes_us(self, cost: ProtocolCost, messages: Sequence[Message]) -> float:
         """Return the time of the messages' bytes, without latencies; each part has blocks of its own length."""
@@ -215,13 +225,13 @@ class Model:
         """Return the time of the sum of one number over the ranks."""
         if ranks == 1:
             return 0.0
+        names: Sequence[str] = algorithms.HOST_ALGORITHMS
         if not self.on_gpu:
-            known = algorithms.HOST_ALGORITHMS
-            return min(algorithms.predict_us(name, 8, ranks, nodes) for name in known)
-        known, sharers = algorithms.DEVICE_ALGORITHMS, self.gpu_ranks
-        possible = known[-2:] if nodes > 1 else known[2:] if sharers > 1 else known[:2]
-        how: Any = {"sharers": sharers, "by_nccl": sharers == 1}
-        return min(algorithms.predict_device_us(name, 8, ranks, nodes, **how) for name in possible)
+            return min(algorithms.predict_us(name, 8, ranks, nodes) for name in names)
+        names = algorithms.DEVICE_ALGORITHMS
+        names = names[-2:] if nodes > 1 else names[2:] if self.gpu_ranks > 1 else names[:2]
+        how: Any = {"sharers": self.gpu_ranks, "by_nccl": self.gpu_ranks == 1}
+        return min(algorithms.predict_device_us(name, 8, ranks, nodes, **how) for name in names)
 
 
 def constants(grid: Grid[Any]) -> Costs:
@@ -233,7 +243,14 @@ def predict(
     grid: Grid[Any], ranks: object, fields: Sequence[Any], costs: Costs, **options: Any
 ) -> list[dict[str, Any]]:
     """Predict steps of fields or dtypes with the constants of a machine; see `halox.Grid.predict`."""
-    specs = [_spec(grid, field) for field in fields or ("f8",)]
+    specs = []
+    for field in fields or cast(Any, ["f8"]):
+        layout = grid.layout(field) if hasattr(field, "shape") else grid.domain.plain
+        try:
+            specs.append((np.dtype(getattr(field, "dtype", field)), layout.spec))
+        except TypeError as error:
+            text = "is neither an array of the grid nor a dtype, such as 'f8'"
+            raise FieldError(f"field {shown(field)} {text}") from error
     setup = grid.domain.decomposition, grid.halo, specs, grid.corners, grid.device == "gpu", costs
     model = Model(*setup, **options)
     whole = as_int(ranks)
@@ -248,18 +265,6 @@ def predict(
             share = 1.0 if model.weak else rows[0]["ranks"] / row["ranks"]
             row["efficiency"] = rows[0]["step_us"] * share / row["step_us"]
     return rows
-
-
-def _spec(grid: Grid[Any], field: Any) -> tuple[DType, FieldSpec]:
-    """Return the dtype and layout of a field, or of a plain field of a dtype."""
-    if hasattr(field, "shape"):
-        return np.dtype(field.dtype), grid.layout(field).spec
-    try:
-        return np.dtype(field), grid.domain.plain.spec
-    except TypeError as error:
-        raise FieldError(
-            f"field {shown(field)} is neither an array of the grid nor a dtype, such as 'f8'"
-        ) from error
 
 
 def _link_cost(name: str, link: Link) -> ProtocolCost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,8 @@ def add_parser(
     about = "predict the time of a step on other numbers of ranks"
     parser = commands.add_parser("predict", parents=[common], help=about, description=f"{about}.")
     add = parser.add_argument
-    add("predicted", type=_integers, metavar="RANKS", help="1, 2, 4, ... RANKS; or 1,3,9")
-    add("--grid", type=_integers, required=True, help="cells per axis, such as 512,512,512")
+    add("predicted", type=_numbers, metavar="RANKS", help="1, 2, 4, ... RANKS; or 1,3,9")
+    add("--grid", type=_numbers, required=True, help="cells per axis, such as 512,512,512")
     add("--halo", type=int, default=1, help="width of the halo (default: 1)")
     add("--periodic", action="store_true", help="along all axes")
     add("--fields", default="f8", help="number of f8 fields, or dtypes: f8,f8,f4 (default: f8)")
@@ -42,21 +42,17 @@ def add_parser(
     add("--reductions", type=int, default=0, metavar="N", help="sums over the ranks in a step")
     add("--graph", action="store_true", help="a step is a CUDA graph")
     add("--weak", action="store_true", help="each rank has a block of --grid")
-    add("--proc-shape", type=_integers, help="ranks per axis, 0 to choose, such as 0,0,1")
+    add("--proc-shape", type=_numbers, help="ranks per axis, 0 to choose, such as 0,0,1")
     add("--node-ranks", type=int, metavar="N", help="ranks of a node (default: all)")
     add("--gpu-ranks", type=int, default=1, metavar="N", help="ranks of a GPU (default: 1)")
-    add("--link", type=_floats, metavar="US,GB/S", help="latency and bandwidth within a node")
-    add("--network", type=_floats, metavar="US,GB/S", help="the same between nodes, of a node")
+    add("--link", type=_numbers, metavar="US,GB/S", help="latency and bandwidth within a node")
+    add("--network", type=_numbers, metavar="US,GB/S", help="the same between nodes, of a node")
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="memory of the fields")
     add("--png", type=Path, metavar="FILE", help="draw the times into FILE")
 
 
-def _integers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
-def _floats(text: str) -> list[float]:
-    return [float(word) for word in text.split(",")]
+def _numbers(text: str) -> list[float]:
+    return [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
 
 
 def show(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -84,8 +80,7 @@ def _show_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
             fitted = probing.fitted(found, costs, shared_gpu=False)
             costs = HOST_COSTS.updated(fitted, f"measured on {comm.size} ranks")
         if args.script is not None:
-            division["comm"] = world.mpi.COMM_SELF
-            options["stencil"] = _stencil(args.script, fields, division, prober)
+            options["stencil"] = _stencil_ns(args.script, fields, division, prober, grid.grid_shape)
         ranks = args.predicted if len(args.predicted) > 1 else args.predicted[0]
         rows = predict(grid, ranks, fields, costs, **options)
     if comm.rank == 0:
@@ -96,44 +91,29 @@ def _show_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     return 0
 
 
-def _stencil(
-    path: Path, fields: Sequence[str], division: dict[str, Any], prober: probing.Prober
-) -> Callable[[tuple[int, ...]], float]:
-    """Return a function that measures a script's step on a block, in microseconds; collective."""
-    if not path.is_file():
-        raise HaloxError(f"--script {path}: there is no such file")
-    step = runpy.run_path(str(path)).get("step")
+def _stencil_ns(
+    path: Path, fields: Sequence[str], division: dict[str, Any], prober: probing.Prober, shape: Any
+) -> float:
+    """Return the time per cell of a script's step on a large block; collective."""
+    step = runpy.run_path(str(path)).get("step") if path.is_file() else None
     if not callable(step):
         raise HaloxError(
-            f"--script {path} measures nothing: it has no function step(grid, *fields), one step without exchanges"
+            f"--script {path} measures nothing: it must be a Python file with a function step(grid, *fields), one step "
+            "without exchanges"
         )
-    ns: dict[int, float] = {}
-
-    def stencil(block: tuple[int, ...]) -> float:
-        cells = math.prod(block)
-        # Blocks of similar size take as long per cell.
-        size = round(4 * math.log2(cells))
-        if size not in ns:
-            shape = (max(1, min(block[0], block[0] * _MOST_CELLS // cells)), *block[1:])
-            with halox.Grid(shape, **division) as grid:
-                arrays = [grid.ones(dtype) for dtype in fields]
-                ns[size] = prober.time_us(lambda: step(grid, *arrays)) / math.prod(shape)
-        return ns[size] * cells
-
-    return stencil
+    rows = max(1, min(shape[0], _MOST_CELLS // math.prod(shape[1:])))
+    with halox.Grid((rows, *shape[1:]), comm=prober.world.mpi.COMM_SELF, **division) as grid:
+        arrays = [grid.ones(dtype) for dtype in fields]
+        return prober.time_us(lambda: step(grid, *arrays)) * 1e3 / math.prod(grid.grid_shape)
 
 
 def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the times of a step and of its parts."""
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")
-    axes = figure.add_subplot(xlabel="ranks", ylabel="us", yscale="log")
-    axes.set_xscale("log", base=2)
-    ranks = [row["ranks"] for row in rows]
+    axes = figure.add_subplot(xlabel="ranks", ylabel="us")
     for part in ("step", "stencil", "exchange", "reduction"):
-        if any(times := [row[f"{part}_us"] for row in rows]):
-            axes.plot(ranks, times, ".-", label=part)
-    axes.set_xticks(ranks, ranks)
+        times = [row[f"{part}_us"] for row in rows]
+        axes.loglog([row["ranks"] for row in rows], times, ".-", label=part)
     axes.legend()
     figure.savefig(path)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from halox.decomposition.normalise import Halo, normalise_proc_shape
+from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError
 
@@ -62,34 +62,6 @@ def choose_proc_shape(
         if workable:
             return min(workable, key=lambda procs: _cost(axes, procs))
     raise DecompositionError(_refusal(of_any_width, ranks, given))
-
-
-def workable_proc_shapes(
-    ranks: int, shape: tuple[int, ...], halo: Halo, periodic: tuple[bool, ...], proc_shape: object
-) -> list[tuple[int, ...]]:
-    """Every process grid for ``ranks`` that agrees with ``proc_shape`` and has blocks as wide as their halos.
-
-    Raises `DecompositionError`, with the most ranks along each axis, if there is none.
-
-    Examples
-    --------
-    >>> workable_proc_shapes(4, (8, 3), ((1, 1), (2, 2)), (True, True), None)
-    [(4, 1)]
-    """
-    given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
-    axes = [*map(_Axis, range(len(shape)), shape, halo, halo, periodic)]
-    if workable := list(_workable(axes, ranks, given)):
-        return workable
-    limits = [
-        f"axis {axis.index} ({axis.cells} cells, halo {max(axis.halo)}) up to "
-        f"{max(parts for parts in range(1, axis.cells + 1) if parts == 1 or _fits(axis, parts))}"
-        for axis in axes
-    ]
-    asked = f" and proc_shape={given}" if any(given) else ""
-    raise DecompositionError(
-        f"the grid has no division for ranks={ranks}{asked} into blocks as wide as the halo; along each axis ranks fit "
-        f"as follows: {', '.join(limits)}; give numbers of ranks that are products of such numbers"
-    )
 
 
 def counted_halo(halo: Halo) -> Halo:
