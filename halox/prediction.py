@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
-from operator import le, mul
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from operator import mul
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -44,19 +44,11 @@ HOST_COSTS = Costs(
 )
 """Constants of NumPy arrays, whose paths follow fixed rules."""
 
-CALL_US = 8.0
-"""Time of the host for an exchange or a reduction on a GPU outside of a graph; measured beside two H100."""
-MEMORY_GB_PER_S = 2900.0
-"""Bytes that a GPU reads and writes in its memory; of an H100."""
-CACHE_BYTES = 64e6
-"""Size of arrays whose faces a step may find in a GPU's cache."""
-LINE_BYTES = 64
-"""Bytes that the memory moves at least; to write fewer bytes, a GPU first reads them."""
+CALL_US = 8.0  # of the host, for a launch, an exchange or a reduction outside of a CUDA graph
+# A GPU's memory: bytes read and written, fields that a cache does not hold, least bytes of a block read or written.
+MEMORY_GB_PER_S, CACHE_BYTES, LEAST_BYTES = 2900.0, 64e6, 96
 
 _COLUMNS = "ranks proc_shape rank_shape messages bytes stencil_us exchange_us reduction_us step_us efficiency"
-
-Link: TypeAlias = tuple[float, float]
-"""Latency in microseconds, and bandwidth in GB/s (1e9 bytes per second)."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +69,8 @@ class Model:
     proc_shape: Sequence[int] | None = None
     node_ranks: int | None = None
     gpu_ranks: int = 1
-    link: Link | None = None
-    network: Link | None = None
+    link: tuple[float, float] | None = None
+    network: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         """Raise a `HaloxError` for an invalid option."""
@@ -97,15 +89,14 @@ class Model:
         old, node = self.decomposition, self.node_ranks or ranks
         nodes = [rank // node for rank in range(ranks)] if node < ranks else None
         common: Any = {"halo": self.halo, "periodic": old.periodic, "nodes": nodes}
-        common["checkerboard"] = any(spec.parity for _, spec in self.specs)
         steps = {}
         for procs in self._proc_shapes(ranks):
             shape = tuple(map(mul, old.grid_shape, procs)) if self.weak else old.grid_shape
             steps[procs] = self.step(decompose(shape, ranks, proc_shape=procs, **common))
         chosen = best = min(steps, key=lambda p: (steps[p]["step_us"], steps[p]["exchange_us"]))
         if not self.weak:
-            wanted = self.proc_shape
-            chosen = decompose(old.grid_shape, ranks, proc_shape=wanted, **common).proc_shape
+            common["proc_shape"] = self.proc_shape
+            chosen = decompose(old.grid_shape, ranks, **common).proc_shape
         return steps[chosen] | {"best_proc_shape": best, "best_us": steps[best]["step_us"]}
 
     def _proc_shapes(self, ranks: int) -> list[tuple[int, ...]]:
@@ -114,10 +105,10 @@ class Model:
         given = normalise_proc_shape(self.proc_shape, len(shape)) or (0,) * len(shape)
         most = [max(n // max(1, *pair), 1) for n, pair in zip(shape, self.halo, strict=True)]
         parts = [
-            [n for n in range(1, ranks + 1) if ranks % n == 0 and want in (0, n)] for want in given
+            [n for n in range(1, limit + 1) if ranks % n == 0 and want in (0, n)]
+            for limit, want in zip([ranks] * len(most) if self.weak else most, given, strict=True)
         ]
         found = [procs for procs in product(*parts) if math.prod(procs) == ranks]
-        found = found if self.weak else [p for p in found if all(map(le, p, most))]
         if not found:
             limits = [f"axis {n} takes at most {limit} ranks" for n, limit in enumerate(most)]
             raise DecompositionError(
@@ -141,16 +132,14 @@ class Model:
             far = [m.nbytes for some in sent.values() for m in some if m.peer // node != number]
             for rank, messages in sent.items():
                 us = self._exchange_us(rank, messages, node, sum(far))
+                exchange_us = max(exchange_us, us)
                 others = [message.nbytes for message in messages if message.peer != rank]
-                exchange_us, busiest = (
-                    max(exchange_us, us),
-                    max(busiest, (sum(others), len(others))),
-                )
+                busiest = max(busiest, (sum(others), len(others)))
+        cells = math.prod(block)
         call_us = CALL_US if self.on_gpu and not self.graph else 0.0
-        exchange_us = max(exchange_us, call_us) if exchange_us else 0.0
         sum_us = self._reduction_us(ranks, math.ceil(ranks / node))
         reduction_us = self.reductions * max(sum_us, call_us)
-        cells = math.prod(block)
+        exchange_us = max(exchange_us, call_us) if exchange_us else 0.0
         stencil_us = self.stencil * 1e-3 * cells * self.gpu_ranks
         stencil_us = max(stencil_us, call_us) if self.stencil else 0.0
         inner = [max(n - sum(width), 0) for n, width in zip(block, self.halo, strict=True)]
@@ -179,7 +168,8 @@ class Model:
         """Return the time of a rank's messages to itself, then to its node, then to other nodes."""
         known, far = self.costs.protocols, [m for m in messages if m.peer // node != rank // node]
         own = [message for message in messages if message.peer == rank]
-        near = [(m, self._near_cost(m)) for m in messages if m not in own and m not in far]
+        others = [m for m in messages if m.peer != rank and m.peer // node == rank // node]
+        near = [(message, self._near_cost(message)) for message in others]
         us = self._bytes_us(known["local/copy"], own)
         us += sum(self._bytes_us(cost, [m]) for m, cost in near)
         us += sum(sorted(cost.message_us for _, cost in near)[1:])
@@ -215,10 +205,11 @@ class Model:
         us = 0.0
         for part in (Message(m.peer, "send", (part,)) for m in messages for part in m.parts):
             block = part.row_bytes if self.on_gpu else part.block_bytes
-            moved = 2 * block if block >= LINE_BYTES else 3 * LINE_BYTES
-            floor_us = part.nbytes / block * moved / (MEMORY_GB_PER_S * 1e3)
-            is_large = self.on_gpu and part.parts[0].datatype.extent > CACHE_BYTES
-            us += max(cost.us(part.nbytes, block) - cost.latency_us, floor_us * is_large)
+            part_us = cost.us(part.nbytes, block) - cost.latency_us
+            if self.on_gpu and part.parts[0].datatype.extent > CACHE_BYTES:
+                moved = 2 * part.nbytes / block * max(block, LEAST_BYTES)
+                part_us = max(part_us, moved / (MEMORY_GB_PER_S * 1e3))
+            us += part_us
         return us
 
     def _reduction_us(self, ranks: int, nodes: int) -> float:
@@ -267,7 +258,7 @@ def predict(
     return rows
 
 
-def _link_cost(name: str, link: Link) -> ProtocolCost:
+def _link_cost(name: str, link: tuple[float, float]) -> ProtocolCost:
     try:
         latency_us, gb_per_s = link
         return ProtocolCost(latency_us, 0.0, (gb_per_s,) * len(RUN_BYTES))
