@@ -44,9 +44,8 @@ HOST_COSTS = Costs(
 )
 """Constants of NumPy arrays, whose paths follow fixed rules."""
 
-CALL_US = 8.0  # of the host, for a launch, an exchange or a reduction outside of a CUDA graph
-# A GPU's memory: bytes read and written, fields that a cache does not hold, least bytes of a block read or written.
-MEMORY_GB_PER_S, CACHE_BYTES, LEAST_BYTES = 2900.0, 64e6, 96
+# On an H100: us of the host for a launch; bytes that an exchange finds in the cache, GB/s of others; bytes of a line.
+CALL_US, CACHE_BYTES, UNCACHED_GB_PER_S, LINE_BYTES = 8.0, 33e6, 2200.0, 64
 
 _COLUMNS = "ranks proc_shape rank_shape messages bytes stencil_us exchange_us reduction_us step_us efficiency"
 
@@ -136,16 +135,15 @@ class Model:
                 others = [message.nbytes for message in messages if message.peer != rank]
                 busiest = max(busiest, (sum(others), len(others)))
         cells = math.prod(block)
-        call_us = CALL_US if self.on_gpu and not self.graph else 0.0
-        sum_us = self._reduction_us(ranks, math.ceil(ranks / node))
-        reduction_us = self.reductions * max(sum_us, call_us)
-        exchange_us = max(exchange_us, call_us) if exchange_us else 0.0
         stencil_us = self.stencil * 1e-3 * cells * self.gpu_ranks
-        stencil_us = max(stencil_us, call_us) if self.stencil else 0.0
+        reduction_us = self.reductions * self._reduction_us(ranks, math.ceil(ranks / node))
         inner = [max(n - sum(width), 0) for n, width in zip(block, self.halo, strict=True)]
         inner_us = stencil_us * math.prod(inner) / cells if self.overlap else 0.0
         # With overlap the rims follow the exchange.
         step_us = max(inner_us, exchange_us) + stencil_us - inner_us + reduction_us
+        if self.on_gpu and not self.graph:
+            calls = bool(stencil_us) + bool(exchange_us) + self.reductions
+            step_us = max(step_us, calls * CALL_US)
         times = stencil_us, exchange_us, reduction_us, step_us, None
         row = ranks, divided.proc_shape, block, busiest[1], busiest[0], *times
         return dict(zip(_COLUMNS.split(), row, strict=True))
@@ -166,16 +164,22 @@ class Model:
         self, rank: int, messages: Sequence[Message], node: int, node_bytes: int
     ) -> float:
         """Return the time of a rank's messages to itself, then to its node, then to other nodes."""
-        known, far = self.costs.protocols, [m for m in messages if m.peer // node != rank // node]
+        known, copy = self.costs.protocols, self.costs.protocols["local/copy"]
         own = [message for message in messages if message.peer == rank]
+        far = [message for message in messages if message.peer // node != rank // node]
         others = [m for m in messages if m.peer != rank and m.peer // node == rank // node]
         near = [(message, self._near_cost(message)) for message in others]
-        us = self._bytes_us(known["local/copy"], own)
-        us += sum(self._bytes_us(cost, [m]) for m, cost in near)
+        us = self._bytes_us(copy, own) + sum(self._bytes_us(cost, [m]) for m, cost in near)
         us += sum(sorted(cost.message_us for _, cost in near)[1:])
         # Copies travel with messages to other ranks, if there are any.
-        alone = known["local/copy"].latency_us if own and not far else 0.0
+        alone = copy.latency_us if own and not far else 0.0
         us += max((cost.latency_us for _, cost in near), default=alone)
+        if self.on_gpu:  # lines are read, and before a part of a line is written
+            lines = [
+                nbytes / block * (2 * block if block >= LINE_BYTES else 3 * LINE_BYTES)
+                for nbytes, block in self._blocks(messages)
+            ]
+            us += max(sum(lines) - CACHE_BYTES, 0.0) / (UNCACHED_GB_PER_S * 1e3)
         if not far:
             return us
         if self.network is None:
@@ -200,17 +204,14 @@ class Model:
         best = self.costs.best(offers, message.nbytes, message.row_bytes, shared_gpu=shared)
         return known[protocol_name(best.path, best.protocol, shared)]
 
+    def _blocks(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
+        """Return the bytes of each part of the messages, and the length of its blocks."""
+        parts = [Message(m.peer, "send", (part,)) for m in messages for part in m.parts]
+        return [(p.nbytes, p.row_bytes if self.on_gpu else p.block_bytes) for p in parts]
+
     def _bytes_us(self, cost: ProtocolCost, messages: Sequence[Message]) -> float:
-        """Return the time of the messages' bytes, without latencies; each part has blocks of its own length."""
-        us = 0.0
-        for part in (Message(m.peer, "send", (part,)) for m in messages for part in m.parts):
-            block = part.row_bytes if self.on_gpu else part.block_bytes
-            part_us = cost.us(part.nbytes, block) - cost.latency_us
-            if self.on_gpu and part.parts[0].datatype.extent > CACHE_BYTES:
-                moved = 2 * part.nbytes / block * max(block, LEAST_BYTES)
-                part_us = max(part_us, moved / (MEMORY_GB_PER_S * 1e3))
-            us += part_us
-        return us
+        """Return the time of the messages' bytes, without latencies."""
+        return sum(cost.us(*part) - cost.latency_us for part in self._blocks(messages))
 
     def _reduction_us(self, ranks: int, nodes: int) -> float:
         """Return the time of the sum of one number over the ranks."""

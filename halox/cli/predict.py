@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import halox
 from halox.cli import probing, report, run
 from halox.errors import HaloxError
+from halox.paths.costs import RUN_BYTES
 from halox.prediction import HOST_COSTS, constants, predict
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 NAME = "halox predict"
 _HOST_PROTOCOLS = [("local", "copy"), ("host", "direct"), ("host", "shared")]
-_MOST_BYTES = 1 << 20
+_HOST_POINTS = (
+    *(probing.Point(size << 10, run) for size in (2, 32, 128) for run in RUN_BYTES),
+    probing.Point(64 << 10, RUN_BYTES[-1], 8),
+)
 _MOST_CELLS = 1 << 25  # of a measured block; larger blocks take as long per cell
 
 
@@ -73,10 +77,8 @@ def _show_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
         near, far = probing.partners(comm.rank, world.nodes)
         prober = probing.Prober(world, grid.comm, grid.device_id, near, far)
         if grid.device == "cpu" and comm.size > 1:
-            points = [point for point in probing.POINTS if point.nbytes <= _MOST_BYTES]
-            found = probing.campaign(
-                prober, _HOST_PROTOCOLS, points, lambda *_: None, lambda: False
-            )
+            how = _HOST_PROTOCOLS, _HOST_POINTS, lambda *_: None, lambda: False
+            found = probing.campaign(prober, *how)
             fitted = probing.fitted(found, costs, shared_gpu=False)
             costs = HOST_COSTS.updated(fitted, f"measured on {comm.size} ranks")
         if args.script is not None:
