@@ -49,9 +49,9 @@ class TestByHand:
 
     def test_fields_and_halos_of_both_sides_are_one_message(self) -> None:
         with alone(64, halo=((1, 2),), periodic=True) as grid:
-            (row,) = grid.predict([2], "f8", "f4", grid.zeros("f4", components=3), link=(7, 1))
+            (row,) = grid.predict([2], "f8", "c16", grid.zeros(components=3), link=(7, 1))
         # Both neighbours are the same rank.
-        assert (row["messages"], row["bytes"]) == (1, 3 * (8 + 4 + 3 * 4))
+        assert (row["messages"], row["bytes"]) == (1, 3 * (8 + 16 + 3 * 8))
         assert row["exchange_us"] == pytest.approx(7 + row["bytes"] / 1000)
 
     def test_two_neighbours_share_the_latency(self) -> None:
@@ -157,7 +157,7 @@ def test_times_follow_the_constants() -> None:
 
 
 @ONE
-@pytest.mark.parametrize("ranks", [1, 7, 12, 24])
+@pytest.mark.parametrize("ranks", [1, 7, 12])
 def test_the_fastest_process_grid_is_the_fastest_of_all(ranks: int) -> None:
     options: dict[str, Any] = {"link": (1, 0.1), "stencil": 3, "node_ranks": 6, "network": (2, 0.1)}
     with alone((30, 24, 14), halo=(1, 2, 1), periodic=(True, False, True)) as grid:
