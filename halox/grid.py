@@ -876,35 +876,35 @@ class Grid(Closing, Generic[FieldArray]):
         ranks : int or sequence of int
             Numbers of ranks; an int stands for the powers of two up to it, and for itself.
         *fields
-            The fields of an exchange, or their dtypes; by default one float64 field.
+            Fields of an exchange, or dtypes; by default one float64 field.
         **options
-            ``stencil``: computing time in ns per cell. ``overlap``: whether the exchange overlaps the interior.
-            ``reductions``: sums of a number over the ranks in a step. ``graph``: whether a step is a CUDA graph.
-            ``weak``: whether each rank has a block like the whole grid. ``proc_shape``: as for `halox.Grid`.
-            ``node_ranks``, ``gpu_ranks``: ranks of a node (all by default) and of a GPU (1). ``link``, ``network``:
-            (latency in us, bandwidth in GB/s) within a node, instead of measured constants, and of a node's network.
+            ``stencil``: computing time in ns per cell. ``reductions``: sums of a number per step. ``overlap``: whether
+            the exchange overlaps the interior. ``graph``: whether a step is a CUDA graph. ``weak``: whether each rank
+            has a block like the whole grid. ``proc_shape``: as for `halox.Grid`. ``node_ranks``, ``gpu_ranks``: ranks
+            of a node (default: all) and of a GPU (1). ``link``, ``network``: (latency in us, bandwidth in GB/s) within
+            a node (default: constants) and of a node's network.
 
         Returns
         -------
         list of dict
-            For each number of ranks: ``ranks``, ``proc_shape``, ``rank_shape``; ``messages`` and ``bytes`` that the
-            busiest rank sends to others; ``stencil_us``, ``exchange_us``, ``reduction_us``, ``step_us``; ``efficiency``
-            relative to the first number; ``best_proc_shape`` and ``best_us``, the fastest process grid and its step.
+            For each number of ranks its ``proc_shape`` and ``rank_shape``, ``messages`` and ``bytes`` that the busiest
+            rank sends to others, times (``step_us`` is the whole step), ``efficiency`` relative to the first number,
+            and the fastest process grid, ``best_proc_shape`` and ``best_us``.
 
         Raises
         ------
         DecompositionError
             If ranks cannot have blocks as wide as the halo; names the most ranks along each axis.
         HaloxError, FieldError
-            If ranks or an option are invalid, or a field is neither a field of the grid nor a dtype.
+            If ranks, an option or a field is invalid.
 
         Notes
         -----
-        Collective on GPUs, where the ranks agree on the constants; local on the host.
+        Collective on GPUs, where ranks agree on constants, else local.
         """
         from halox.prediction import constants, predict
 
-        return predict(self, ranks, fields, constants(self), **options)
+        return predict(self, ranks, fields or ["f8"], constants(self), **options)
 
     # Reductions
 

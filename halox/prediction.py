@@ -1,8 +1,4 @@
-"""Prediction of a step's time on other numbers of ranks, for `Grid.predict` and ``halox predict``.
-
-The messages are those of the plans that the ranks would make. Their times follow from the constants by which halox
-chooses paths, and the times of reductions from the model that chooses their algorithm: docs/predict.md.
-"""
+"""Prediction of a step's time on other numbers of ranks, by the model of docs/predict.md."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from operator import mul
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,11 +38,8 @@ HOST_COSTS = Costs(
     },
     "shipped constants of CPU cores; halox predict -n 2 measures them",
 )
-"""Constants of NumPy arrays, whose paths follow fixed rules."""
 
-# On an H100: us of the host for a launch; bytes that an exchange finds in the cache, GB/s of others; bytes of a line.
-CALL_US, CACHE_BYTES, UNCACHED_GB_PER_S, LINE_BYTES = 8.0, 33e6, 2200.0, 64
-
+CALL_US = 8.0  # of the host for a launch, an exchange or a reduction outside of a CUDA graph, beside an H100
 _COLUMNS = "ranks proc_shape rank_shape messages bytes stencil_us exchange_us reduction_us step_us efficiency"
 
 
@@ -77,9 +70,13 @@ class Model:
         for name, least in options if self.node_ranks is not None else options[:2]:
             if (number := as_int(value := getattr(self, name))) is None or number < least:
                 raise HaloxError(f"{name} must be an int >= {least}, got {shown(value)}")
-        for name in ("link", "network"):
-            if getattr(self, name) is not None:
-                _link_cost(name, getattr(self, name))
+        for name, link in (("link", self.link), ("network", self.network)):
+            numbers = [0, 1] if link is None else as_list(link) or [-1]
+            is_number = [isinstance(number, int | float) for number in numbers]
+            if is_number != [True, True] or not numbers[0] >= 0 < numbers[1] < math.inf:
+                raise HaloxError(
+                    f"{name} must be a latency in us and a bandwidth in GB/s, such as (5, 25), got {shown(link)}"
+                )
         if not isinstance(self.stencil, int | float) or not 0 <= self.stencil < math.inf:
             raise HaloxError(f"stencil must be ns per cell, at least 0, got {shown(self.stencil)}")
 
@@ -87,15 +84,15 @@ class Model:
         """Return the step on halox's process grid, for weak scaling on the fastest, with the fastest process grid."""
         old, node = self.decomposition, self.node_ranks or ranks
         nodes = [rank // node for rank in range(ranks)] if node < ranks else None
-        common: Any = {"halo": self.halo, "periodic": old.periodic, "nodes": nodes}
+        same: Any = {"halo": self.halo, "periodic": old.periodic, "nodes": nodes}
         steps = {}
         for procs in self._proc_shapes(ranks):
             shape = tuple(map(mul, old.grid_shape, procs)) if self.weak else old.grid_shape
-            steps[procs] = self.step(decompose(shape, ranks, proc_shape=procs, **common))
+            steps[procs] = self.step(decompose(shape, ranks, proc_shape=procs, **same))
         chosen = best = min(steps, key=lambda p: (steps[p]["step_us"], steps[p]["exchange_us"]))
         if not self.weak:
-            common["proc_shape"] = self.proc_shape
-            chosen = decompose(old.grid_shape, ranks, **common).proc_shape
+            same["proc_shape"] = self.proc_shape
+            chosen = decompose(old.grid_shape, ranks, **same).proc_shape
         return steps[chosen] | {"best_proc_shape": best, "best_us": steps[best]["step_us"]}
 
     def _proc_shapes(self, ranks: int) -> list[tuple[int, ...]]:
@@ -109,10 +106,10 @@ class Model:
         ]
         found = [procs for procs in product(*parts) if math.prod(procs) == ranks]
         if not found:
-            limits = [f"axis {n} takes at most {limit} ranks" for n, limit in enumerate(most)]
+            limits = ", ".join(f"axis {n} takes at most {limit}" for n, limit in enumerate(most))
             raise DecompositionError(
-                f"ranks={ranks}, proc_shape={given}: {', '.join(limits)} in blocks as wide as the halo {self.halo} "
-                f"(grid_shape={shape}); give numbers of ranks that divide so, or a narrower halo"
+                f"ranks={ranks} do not divide grid_shape={shape}, proc_shape={given}, into blocks as wide as the halo "
+                f"{self.halo}: {limits}; give other numbers of ranks, or a narrower halo"
             )
         return found
 
@@ -142,8 +139,9 @@ class Model:
         # With overlap the rims follow the exchange.
         step_us = max(inner_us, exchange_us) + stencil_us - inner_us + reduction_us
         if self.on_gpu and not self.graph:
-            calls = bool(stencil_us) + bool(exchange_us) + self.reductions
-            step_us = max(step_us, calls * CALL_US)
+            step_us = max(
+                step_us, CALL_US * (self.reductions + (stencil_us > 0) + (exchange_us > 0))
+            )
         times = stencil_us, exchange_us, reduction_us, step_us, None
         row = ranks, divided.proc_shape, block, busiest[1], busiest[0], *times
         return dict(zip(_COLUMNS.split(), row, strict=True))
@@ -155,47 +153,37 @@ class Model:
             layout = FieldLayout(divided, rank, spec)
             shape = layout.padded_shape
             strides = tuple(accumulate(shape[:0:-1], mul, initial=dtype.itemsize))[::-1]
-            device = 0 if self.on_gpu else None
-            read.append((Described(0, shape, strides, dtype, device, True), layout))
-        arrays = (None,) * len(read)
-        return halo_draft(arrays, read, operation="copy", corners=self.corners).sends
+            place = 0 if self.on_gpu else None, True
+            read.append((Described(0, shape, strides, dtype, *place), layout))
+        return halo_draft((None,) * len(read), read, operation="copy", corners=self.corners).sends
 
-    def _exchange_us(
-        self, rank: int, messages: Sequence[Message], node: int, node_bytes: int
-    ) -> float:
-        """Return the time of a rank's messages to itself, then to its node, then to other nodes."""
+    def _exchange_us(self, rank: int, sent: Sequence[Message], node: int, shared: int) -> float:
+        """Return the time of a rank's messages to itself, its node and other nodes; ``shared`` bytes leave the node."""
         known, copy = self.costs.protocols, self.costs.protocols["local/copy"]
-        own = [message for message in messages if message.peer == rank]
-        far = [message for message in messages if message.peer // node != rank // node]
-        others = [m for m in messages if m.peer != rank and m.peer // node == rank // node]
+        own = [message for message in sent if message.peer == rank]
+        far = [message for message in sent if message.peer // node != rank // node]
+        others = [m for m in sent if m.peer != rank and m.peer // node == rank // node]
         near = [(message, self._near_cost(message)) for message in others]
         us = self._bytes_us(copy, own) + sum(self._bytes_us(cost, [m]) for m, cost in near)
         us += sum(sorted(cost.message_us for _, cost in near)[1:])
         # Copies travel with messages to other ranks, if there are any.
         alone = copy.latency_us if own and not far else 0.0
         us += max((cost.latency_us for _, cost in near), default=alone)
-        if self.on_gpu:  # lines are read, and before a part of a line is written
-            lines = [
-                nbytes / block * (2 * block if block >= LINE_BYTES else 3 * LINE_BYTES)
-                for nbytes, block in self._blocks(messages)
-            ]
-            us += max(sum(lines) - CACHE_BYTES, 0.0) / (UNCACHED_GB_PER_S * 1e3)
         if not far:
             return us
         if self.network is None:
             raise HaloxError(
-                f"node_ranks={self.node_ranks} makes several nodes; give the latency in us and the bandwidth in GB/s "
-                "of a node's network, such as network=(5, 25)"
+                f"node_ranks={self.node_ranks} makes several nodes; give network=(us, GB/s), such as network=(5, 25)"
             )
         cost = known["nccl/packed" if self.on_gpu else "host/mpi"]
         us += self.network[0] + cost.latency_us + (len(far) - 1) * cost.message_us
         # The slower of packing and of the network, which the ranks of a node share.
-        return us + max(self._bytes_us(cost, far), node_bytes / (self.network[1] * 1e3))
+        return us + max(self._bytes_us(cost, far), shared / (self.network[1] * 1e3))
 
     def _near_cost(self, message: Message) -> ProtocolCost:
         """Return the constants of the protocol that a message takes on a node."""
         if self.link is not None:
-            return _link_cost("link", self.link)
+            return ProtocolCost(self.link[0], 0.0, (self.link[1],) * len(RUN_BYTES))
         known, shared = self.costs.protocols, self.gpu_ranks > 1
         if not self.on_gpu:
             return known["host/direct" if message.block_bytes >= DIRECT_BYTES else "host/shared"]
@@ -204,19 +192,14 @@ class Model:
         best = self.costs.best(offers, message.nbytes, message.row_bytes, shared_gpu=shared)
         return known[protocol_name(best.path, best.protocol, shared)]
 
-    def _blocks(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Return the bytes of each part of the messages, and the length of its blocks."""
-        parts = [Message(m.peer, "send", (part,)) for m in messages for part in m.parts]
-        return [(p.nbytes, p.row_bytes if self.on_gpu else p.block_bytes) for p in parts]
-
     def _bytes_us(self, cost: ProtocolCost, messages: Sequence[Message]) -> float:
-        """Return the time of the messages' bytes, without latencies."""
-        return sum(cost.us(*part) - cost.latency_us for part in self._blocks(messages))
+        """Return the time of the messages' bytes, without latencies, by the block length of each part."""
+        parts = [Message(m.peer, "send", (part,)) for m in messages for part in m.parts]
+        blocks = [(p.nbytes, p.row_bytes if self.on_gpu else p.block_bytes) for p in parts]
+        return sum(cost.us(*block) - cost.latency_us for block in blocks)
 
     def _reduction_us(self, ranks: int, nodes: int) -> float:
         """Return the time of the sum of one number over the ranks."""
-        if ranks == 1:
-            return 0.0
         names: Sequence[str] = algorithms.HOST_ALGORITHMS
         if not self.on_gpu:
             return min(algorithms.predict_us(name, 8, ranks, nodes) for name in names)
@@ -235,14 +218,12 @@ def predict(
     grid: Grid[Any], ranks: object, fields: Sequence[Any], costs: Costs, **options: Any
 ) -> list[dict[str, Any]]:
     """Predict steps of fields or dtypes with the constants of a machine; see `halox.Grid.predict`."""
-    specs = []
-    for field in fields or cast(Any, ["f8"]):
-        layout = grid.layout(field) if hasattr(field, "shape") else grid.domain.plain
-        try:
-            specs.append((np.dtype(getattr(field, "dtype", field)), layout.spec))
-        except TypeError as error:
-            text = "is neither an array of the grid nor a dtype, such as 'f8'"
-            raise FieldError(f"field {shown(field)} {text}") from error
+    try:
+        dtypes = [np.dtype(getattr(field, "dtype", field)) for field in fields]
+    except TypeError as error:
+        raise FieldError(f"a field is neither an array of the grid nor a dtype: {error}") from error
+    layouts = [grid.layout(f) if hasattr(f, "shape") else grid.domain.plain for f in fields]
+    specs = [(dtype, layout.spec) for dtype, layout in zip(dtypes, layouts, strict=True)]
     setup = grid.domain.decomposition, grid.halo, specs, grid.corners, grid.device == "gpu", costs
     model = Model(*setup, **options)
     whole = as_int(ranks)
@@ -257,13 +238,3 @@ def predict(
             share = 1.0 if model.weak else rows[0]["ranks"] / row["ranks"]
             row["efficiency"] = rows[0]["step_us"] * share / row["step_us"]
     return rows
-
-
-def _link_cost(name: str, link: tuple[float, float]) -> ProtocolCost:
-    try:
-        latency_us, gb_per_s = link
-        return ProtocolCost(latency_us, 0.0, (gb_per_s,) * len(RUN_BYTES))
-    except (TypeError, ValueError, HaloxError) as error:
-        raise HaloxError(
-            f"{name} must be a latency in us and a bandwidth in GB/s above 0, such as {name}=(5, 25), got {shown(link)}"
-        ) from error

@@ -7,7 +7,7 @@ import math
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import halox
 from halox.cli import probing, report, run
@@ -15,10 +15,6 @@ from halox.errors import HaloxError
 from halox.paths.costs import RUN_BYTES
 from halox.prediction import HOST_COSTS, constants, predict
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-NAME = "halox predict"
 _HOST_PROTOCOLS = [("local", "copy"), ("host", "direct"), ("host", "shared")]
 _HOST_POINTS = (
     *(probing.Point(size << 10, run) for size in (2, 32, 128) for run in RUN_BYTES),
@@ -63,11 +59,11 @@ def show(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run ``halox predict`` and return the exit status; collective inside a launcher."""
     if args.png is not None:
         run.check_picture(args.png)
-    comm = run.ranks(getattr(args, "ranks", None), words, NAME)
-    return run.together(comm, lambda: _show_on_ranks(args, comm), NAME)
+    comm = run.ranks(getattr(args, "ranks", None), words, "halox predict")
+    return run.together(comm, lambda: _show_on_ranks(args, comm), "halox predict")
 
 
-def _show_on_ranks(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
+def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
     fields = ["f8"] * int(args.fields) if args.fields.isdecimal() else args.fields.split(",")
     names = "stencil overlap reductions graph weak proc_shape node_ranks gpu_ranks link network"
     options = {name: getattr(args, name) for name in names.split()}
