@@ -894,13 +894,13 @@ class Grid(Closing, Generic[FieldArray]):
         Raises
         ------
         DecompositionError
-            If ranks cannot have blocks as wide as the halo; names the most ranks along each axis.
-        HaloxError, FieldError
-            If ranks, an option or a field is invalid.
+            If ranks cannot have blocks as wide as the halo.
+        HaloxError
+            If another argument is invalid.
 
         Notes
         -----
-        Collective on GPUs, where ranks agree on constants, else local.
+        Collective on GPUs, else local.
         """
         from halox.prediction import constants, predict
 

@@ -127,15 +127,13 @@ class Model:
             sent = {r: self._messages(divided, r) for r in (members if node < ranks else watched)}
             far = [m.nbytes for some in sent.values() for m in some if m.peer // node != number]
             for rank, messages in sent.items():
-                us = self._exchange_us(rank, messages, node, sum(far))
-                exchange_us = max(exchange_us, us)
+                exchange_us = max(exchange_us, self._exchange_us(rank, messages, node, sum(far)))
                 others = [message.nbytes for message in messages if message.peer != rank]
                 busiest = max(busiest, (sum(others), len(others)))
-        cells = math.prod(block)
-        stencil_us = self.stencil * 1e-3 * cells * self.gpu_ranks
+        stencil_us = self.stencil * 1e-3 * math.prod(block) * self.gpu_ranks
         reduction_us = self.reductions * self._reduction_us(ranks, math.ceil(ranks / node))
         inner = [max(n - sum(width), 0) for n, width in zip(block, self.halo, strict=True)]
-        inner_us = stencil_us * math.prod(inner) / cells if self.overlap else 0.0
+        inner_us = stencil_us * math.prod(inner) / math.prod(block) if self.overlap else 0.0
         # With overlap the rims follow the exchange.
         step_us = max(inner_us, exchange_us) + stencil_us - inner_us + reduction_us
         if self.on_gpu and not self.graph:

@@ -70,8 +70,8 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
     division = {"halo": args.halo, "periodic": args.periodic, "device": args.device}
     with halox.Grid(args.grid, comm=comm, **division) as grid:
         world, costs = grid.domain.world, constants(grid)
-        near, far = probing.partners(comm.rank, world.nodes)
-        prober = probing.Prober(world, grid.comm, grid.device_id, near, far)
+        partners = probing.partners(comm.rank, world.nodes)
+        prober = probing.Prober(world, grid.comm, grid.device_id, *partners)
         if grid.device == "cpu" and comm.size > 1:
             how = _HOST_PROTOCOLS, _HOST_POINTS, lambda *_: None, lambda: False
             found = probing.campaign(prober, *how)
@@ -79,8 +79,8 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
             costs = HOST_COSTS.updated(fitted, f"measured on {comm.size} ranks")
         if args.script is not None:
             options["stencil"] = _stencil_ns(args.script, fields, division, prober, grid.grid_shape)
-        ranks = args.predicted if len(args.predicted) > 1 else args.predicted[0]
-        rows = predict(grid, ranks, fields, costs, **options)
+        first, *others = args.predicted
+        rows = predict(grid, args.predicted if others else first, fields, costs, **options)
     if comm.rank == 0:
         figures = {"constants": costs.origin, "rows": rows}
         print(report.as_json(figures) if args.json else report.as_text(figures), flush=True)
