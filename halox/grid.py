@@ -878,11 +878,8 @@ class Grid(Closing, Generic[FieldArray]):
         *fields
             Fields of an exchange, or dtypes; by default one float64 field.
         **options
-            ``stencil``: computing time in ns per cell. ``reductions``: sums of a number per step. ``overlap``: whether
-            the exchange overlaps the interior. ``graph``: whether a step is a CUDA graph. ``weak``: whether each rank
-            has a block like the whole grid. ``proc_shape``: as for `halox.Grid`. ``node_ranks``, ``gpu_ranks``: ranks
-            of a node (default: all) and of a GPU (1). ``link``, ``network``: (latency in us, bandwidth in GB/s) within
-            a node (default: constants) and of a node's network.
+            ``stencil`` (ns per cell), ``overlap``, ``reductions``, ``graph``, ``weak``, ``proc_shape``, ``node_ranks``,
+            ``gpu_ranks``, ``link`` and ``network`` (us, GB/s), as in docs/predict.md.
 
         Returns
         -------

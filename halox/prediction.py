@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,19 +26,14 @@ from halox.paths.messages import Message
 from halox.runtime.arrays import Described, DType
 from halox.values import as_int, as_list, shown
 
-if TYPE_CHECKING:
-    from halox.grid import Grid
-
 HOST_COSTS = Costs(
     {
-        "local/copy": ProtocolCost(9.0, 0.0, (0.6, 1.5, 3.0, 6.0)),
-        "host/direct": ProtocolCost(16.0, 2.0, (0.5, 1.2, 2.5, 5.0)),
-        "host/shared": ProtocolCost(18.0, 2.0, (0.4, 1.0, 2.0, 3.0)),
-        "host/mpi": ProtocolCost(20.0, 2.0, (0.4, 1.0, 2.0, 3.0)),
+        "local/copy": ProtocolCost(1.2, 0.0, (3.1, 3.8, 7.5, 15.3)),
+        "host/direct": ProtocolCost(2.1, 2.0, (1.1, 2.1, 2.9, 6.9)),
+        "host/shared": ProtocolCost(2.3, 0.0, (0.9, 1.8, 2.3, 4.1)),
     },
     "shipped constants of CPU cores; halox predict -n 2 measures them",
 )
-
 CALL_US = 8.0  # of the host for a launch, an exchange or a reduction outside of a CUDA graph, beside an H100
 _COLUMNS = "ranks proc_shape rank_shape messages bytes stencil_us exchange_us reduction_us step_us efficiency"
 
@@ -173,7 +168,7 @@ class Model:
             raise HaloxError(
                 f"node_ranks={self.node_ranks} makes several nodes; give network=(us, GB/s), such as network=(5, 25)"
             )
-        cost = known["nccl/packed" if self.on_gpu else "host/mpi"]
+        cost = known["nccl/packed" if self.on_gpu else "host/shared"]
         us += self.network[0] + cost.latency_us + (len(far) - 1) * cost.message_us
         # The slower of packing and of the network, which the ranks of a node share.
         return us + max(self._bytes_us(cost, far), shared / (self.network[1] * 1e3))
@@ -207,13 +202,14 @@ class Model:
         return min(algorithms.predict_device_us(name, 8, ranks, nodes, **how) for name in names)
 
 
-def constants(grid: Grid[Any]) -> Costs:
+def constants(grid: Any) -> Costs:
     """Return the constants of a grid's ranks; collective on GPUs."""
-    return grid.domain.context.once(costs_of) if grid.device == "gpu" else HOST_COSTS
+    costs: Costs = grid.domain.context.once(costs_of) if grid.device == "gpu" else HOST_COSTS
+    return costs
 
 
 def predict(
-    grid: Grid[Any], ranks: object, fields: Sequence[Any], costs: Costs, **options: Any
+    grid: Any, ranks: object, fields: Sequence[Any], costs: Costs, **options: Any
 ) -> list[dict[str, Any]]:
     """Predict steps of fields or dtypes with the constants of a machine; see `halox.Grid.predict`."""
     try:

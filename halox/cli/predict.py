@@ -12,6 +12,7 @@ from typing import Any
 import halox
 from halox.cli import probing, report, run
 from halox.errors import HaloxError
+from halox.exchange.measuring import exchange_us
 from halox.paths.costs import RUN_BYTES
 from halox.prediction import HOST_COSTS, constants, predict
 
@@ -85,7 +86,15 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
         figures = {"constants": costs.origin, "rows": rows}
         print(report.as_json(figures) if args.json else report.as_text(figures), flush=True)
         if args.png is not None:
-            _draw(rows, args.png)
+            from matplotlib.figure import Figure
+
+            figure = Figure(layout="constrained")
+            axes = figure.add_subplot(xlabel="ranks", ylabel="us")
+            for part in ("step", "stencil", "exchange", "reduction"):
+                times = [row[f"{part}_us"] for row in rows]
+                axes.loglog([row["ranks"] for row in rows], times, ".-", label=part)
+            axes.legend()
+            figure.savefig(args.png)
     return 0
 
 
@@ -102,16 +111,5 @@ def _stencil_ns(
     rows = max(1, min(shape[0], _MOST_CELLS // math.prod(shape[1:])))
     with halox.Grid((rows, *shape[1:]), comm=prober.world.mpi.COMM_SELF, **division) as grid:
         arrays = [grid.ones(dtype) for dtype in fields]
-        return prober.time_us(lambda: step(grid, *arrays)) * 1e3 / math.prod(grid.grid_shape)
-
-
-def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    axes = figure.add_subplot(xlabel="ranks", ylabel="us")
-    for part in ("step", "stencil", "exchange", "reduction"):
-        times = [row[f"{part}_us"] for row in rows]
-        axes.loglog([row["ranks"] for row in rows], times, ".-", label=part)
-    axes.legend()
-    figure.savefig(path)
+        us = exchange_us(prober.world, lambda: step(grid, *arrays), 3, prober.device)
+        return us * 1e3 / math.prod(grid.grid_shape)

@@ -170,7 +170,7 @@ class Prober:
         path = None if reach == "self" else wanted
         with halox.Exchange(sends, receives, comm=self.comm, path=path) as exchange:
             self._check(exchange.explain(), path)
-            us = self.time_us(exchange)
+            us = self._time(exchange)
         return Sample(point.nbytes, point.run_bytes, point.messages, us)
 
     def _in_fields(self, wanted: str, point: Point) -> Sample:
@@ -197,7 +197,7 @@ class Prober:
             most = self.world.mpi.MAX
             nbytes = self.world.comm.allreduce(plan.bytes_sent, op=most)
             messages = self.world.comm.allreduce(plan.messages_sent, op=most)
-            us = self.time_us(plan)
+            us = self._time(plan)
         return Sample(nbytes, point.run_bytes, messages, us)
 
     def _messages(
@@ -225,8 +225,7 @@ class Prober:
         if wanted is not None and used != [wanted]:
             raise HaloxError(f"messages went by {', '.join(used)} instead")
 
-    def time_us(self, call: Callable[[], None]) -> float:
-        """Return the microseconds of a call on the slowest rank; collective."""
+    def _time(self, call: Callable[[], None]) -> float:
         once = exchange_us(self.world, call, _FEWEST_REPEATS, self.device, rows=1)
         repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_ROW_US / max(once, 1.0))))
         return exchange_us(self.world, call, repeats, self.device)

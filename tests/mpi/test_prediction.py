@@ -79,7 +79,7 @@ class TestByHand:
             )
         # Rank 0 sends a face of 32 cells within its node, and a face and a corner out of it, as does the other rank.
         assert (row["messages"], row["bytes"]) == (3, (32 + 32 + 1) * 8)
-        packing = HOST_COSTS.protocols["host/mpi"]
+        packing = HOST_COSTS.protocols["host/shared"]
         outside = 10 + packing.latency_us + packing.message_us + 2 * 33 * 8
         assert row["exchange_us"] == pytest.approx(3 + 32 * 8 / 1000 + outside)
 
