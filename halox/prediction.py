@@ -35,7 +35,7 @@ HOST_COSTS = Costs(
     "shipped constants of CPU cores; halox predict -n 2 measures them",
 )
 CALL_US = 8.0  # of the host for a launch, an exchange or a reduction outside of a CUDA graph, beside an H100
-_COLUMNS = "ranks proc_shape rank_shape messages bytes stencil_us exchange_us reduction_us step_us efficiency"
+_COLUMNS = "ranks proc_shape rank_shape messages bytes stencil_us exchange_us reduction_us step_us"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class Model:
         if not self.weak:
             same["proc_shape"] = self.proc_shape
             chosen = decompose(old.grid_shape, ranks, **same).proc_shape
-        return steps[chosen] | {"best_proc_shape": best, "best_us": steps[best]["step_us"]}
+        row = steps.get(chosen, steps[best])
+        return row | {"best_proc_shape": best, "best_us": steps[best]["step_us"]}
 
     def _proc_shapes(self, ranks: int) -> list[tuple[int, ...]]:
         """Return the process grids that agree with ``proc_shape`` and have blocks as wide as the halo."""
@@ -135,12 +136,11 @@ class Model:
             step_us = max(
                 step_us, CALL_US * (self.reductions + (stencil_us > 0) + (exchange_us > 0))
             )
-        times = stencil_us, exchange_us, reduction_us, step_us, None
+        times = stencil_us, exchange_us, reduction_us, step_us
         row = ranks, divided.proc_shape, block, busiest[1], busiest[0], *times
         return dict(zip(_COLUMNS.split(), row, strict=True))
 
     def _messages(self, divided: Decomposition, rank: int) -> Sequence[Message]:
-        """Return the messages that a rank's plan would send."""
         read = []
         for dtype, spec in self.specs:
             layout = FieldLayout(divided, rank, spec)
@@ -228,7 +228,6 @@ def predict(
         numbers = [*(1 << n for n in range((whole - 1).bit_length())), whole]
     rows = [model.fastest(number) for number in numbers]
     for row in rows:
-        if row["stencil_us"]:
-            share = 1.0 if model.weak else rows[0]["ranks"] / row["ranks"]
-            row["efficiency"] = rows[0]["step_us"] * share / row["step_us"]
+        whole_us = rows[0]["step_us"] * (1.0 if model.weak else rows[0]["ranks"] / row["ranks"])
+        row["efficiency"] = whole_us / row["step_us"] if row["stencil_us"] else None
     return rows

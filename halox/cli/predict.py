@@ -17,10 +17,7 @@ from halox.paths.costs import RUN_BYTES
 from halox.prediction import HOST_COSTS, constants, predict
 
 _HOST_PROTOCOLS = [("local", "copy"), ("host", "direct"), ("host", "shared")]
-_HOST_POINTS = (
-    *(probing.Point(size << 10, run) for size in (2, 32, 128) for run in RUN_BYTES),
-    probing.Point(64 << 10, RUN_BYTES[-1], 8),
-)
+_HOST_POINTS = [probing.Point(size << 10, run) for size in (2, 32, 128) for run in RUN_BYTES]
 _MOST_CELLS = 1 << 25  # of a measured block; larger blocks take as long per cell
 
 
@@ -37,8 +34,7 @@ def add_parser(
     add("--periodic", action="store_true", help="along all axes")
     add("--fields", default="f8", help="number of f8 fields, or dtypes: f8,f8,f4 (default: f8)")
     add("--stencil", type=float, default=0.0, metavar="NS", help="computing time per cell")
-    text = "measure the function step(grid, *fields) of a Python file, without exchanges"
-    add("--script", type=Path, metavar="FILE", help=text)
+    add("--script", type=Path, metavar="FILE", help="measure step(grid, *fields) in FILE instead")
     add("--overlap", action="store_true", help="the exchange overlaps the interior")
     add("--reductions", type=int, default=0, metavar="N", help="sums over the ranks in a step")
     add("--graph", action="store_true", help="a step is a CUDA graph")
@@ -101,13 +97,9 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
 def _stencil_ns(
     path: Path, fields: Sequence[str], division: dict[str, Any], prober: probing.Prober, shape: Any
 ) -> float:
-    """Return the time per cell of a script's step on a large block; collective."""
     step = runpy.run_path(str(path)).get("step") if path.is_file() else None
     if not callable(step):
-        raise HaloxError(
-            f"--script {path} measures nothing: it must be a Python file with a function step(grid, *fields), one step "
-            "without exchanges"
-        )
+        raise HaloxError(f"--script {path} measures nothing: no function step(grid, *fields) there")
     rows = max(1, min(shape[0], _MOST_CELLS // math.prod(shape[1:])))
     with halox.Grid((rows, *shape[1:]), comm=prober.world.mpi.COMM_SELF, **division) as grid:
         arrays = [grid.ones(dtype) for dtype in fields]
