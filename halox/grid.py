@@ -875,6 +875,43 @@ class Grid(Closing, Generic[FieldArray]):
             cached = self._cached("copy", fields, None, key)
         return cached[0].explain()
 
+    def predict(
+        self, ranks: int | Sequence[int], *fields: Any, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Predict the time of a step on other numbers of ranks, by a model (docs/predict.md); exchanges nothing.
+
+        Parameters
+        ----------
+        ranks : int or sequence of int
+            Numbers of ranks; an int stands for the powers of two up to it, and for itself.
+        *fields
+            Fields of an exchange, or dtypes; by default one float64 field.
+        **options
+            ``stencil`` (ns per cell), ``overlap``, ``reductions``, ``graph``, ``weak``, ``proc_shape``, ``node_ranks``,
+            ``gpu_ranks``, ``link`` and ``network`` (us, GB/s), as in docs/predict.md.
+
+        Returns
+        -------
+        list of dict
+            For each number of ranks its ``proc_shape`` and ``rank_shape``, ``messages`` and ``bytes`` that the busiest
+            rank sends to others, times (``step_us`` is the whole step), ``efficiency`` relative to the first number,
+            and the fastest process grid, ``best_proc_shape`` and ``best_us``.
+
+        Raises
+        ------
+        DecompositionError
+            If ranks cannot have blocks as wide as the halo.
+        HaloxError
+            If another argument is invalid.
+
+        Notes
+        -----
+        Collective on GPUs, else local.
+        """
+        from halox.prediction import constants, predict
+
+        return predict(self, ranks, fields or ["f8"], constants(self), **options)
+
     # Reductions
 
     def sum(

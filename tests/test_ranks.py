@@ -15,7 +15,6 @@ from tests.launching import PYTEST, SETTINGS, Ended, run
 from tests.support import FULL, full, require
 from tests.unit.kept import folder
 
-
 WHOLE = 2, 4, 8
 """Numbers of ranks on which the whole matrix is run."""
 

@@ -1,4 +1,4 @@
-"""The command line: ``run`` (mini-apps and user scripts), ``info``, ``probe``, ``tune``, ``view``, ``bench``.
+"""The command line: ``run`` (mini-apps and scripts), ``info``, ``probe``, ``tune``, ``predict``, ``view``, ``bench``.
 
 `build_parser` defines the words and options, and `main` calls the module of the subcommand.
 """
@@ -15,7 +15,19 @@ from types import ModuleType
 from typing import Any
 
 from halox._version import __version__
-from halox.cli import catalogue, info, links, paths, progress, report, run, script, tune, view
+from halox.cli import (
+    catalogue,
+    info,
+    links,
+    paths,
+    predict,
+    progress,
+    report,
+    run,
+    script,
+    tune,
+    view,
+)
 from halox.errors import HaloxError
 from halox.paths.scatter_gather import mlx5_probe
 
@@ -104,6 +116,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     probed.add_argument("what", choices=["mlx5"], help="mlx5: a network adapter, by itself")
     probed.add_argument("--json", action="store_true", help="print figures as JSON")
     tune.add_parser(commands, common)
+    predict.add_parser(commands, common)
     view.add_parser(commands)
 
     bench = commands.add_parser("bench", help="measure the library's parts on this machine")
@@ -156,6 +169,8 @@ def _run(words: Sequence[str]) -> int:
         return _probe(as_json=args.json)
     if args.command == "tune":
         return tune.tune(args, words)
+    if args.command == "predict":
+        return predict.show(args, words)
     if args.list:
         run.show_list(as_json=args.json)
         return 0

@@ -112,7 +112,7 @@ def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     """Run the app on this rank; all ranks return the same status."""
     path: Path | None = getattr(args, "png", None)
     if path is not None:
-        _check_picture(path)
+        check_picture(path)
     progress = TerminalProgress(comm.rank)
     results = catalogue.load(args.app).run(args, comm, progress)
     progress.clear()
@@ -133,7 +133,7 @@ def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     return 0 if verified else 1
 
 
-def _check_picture(path: Path) -> None:
+def check_picture(path: Path) -> None:
     """Raise HaloxError before the run if its picture cannot be drawn; the same on all ranks of a node."""
     view.check_packages("--png", "matplotlib")
     if path.suffix != ".png":

@@ -120,6 +120,12 @@ CASES: dict[str, Case] = {
         "result == 96",
         before="u, v = (grid.ones(halo=(h, 1)) for h in ((2, 1), (1, 2))); array = 2 * u; array[...] = 2",
     ),
+    "a prediction of several nodes without a network": Case(
+        "grid.predict([2], node_ranks=1)",
+        r"such as (network=.*)$",
+        "grid.predict([2], node_ranks=1, {})",
+        "result[0]['exchange_us'] > 5",
+    ),
     "cells without halo": Case(
         "grid.sum(array)",
         r"tell with (grid\.declare\(.*?\)) if it has none",

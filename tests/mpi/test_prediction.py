@@ -1,0 +1,278 @@
+"""Predictions of steps: by hand, beside the plans of these ranks, over all process grids, and by the command."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.cli import main
+from halox.cli.predict import show
+from halox.decomposition import FieldSpec, decompose
+from halox.exchange.costs import Costs
+from halox.paths.costs import ProtocolCost
+from halox.prediction import CALL_US, HOST_COSTS, Model, predict
+
+ONE = pytest.mark.ranks(1)
+SLOW_NETWORK = (10.0, 0.001)  # us, and GB/s so low that packing takes no time
+
+
+def alone(shape: Any = (64, 64), **options: Any) -> halox.Grid:
+    return halox.Grid(shape, comm=MPI.COMM_SELF, device="cpu", **options)
+
+
+def on_gpus(shape: tuple[int, ...], costs: Costs, **options: Any) -> Model:
+    """Return the model of a float64 field on GPUs, of a periodic grid with a halo of one cell."""
+    halo = ((1, 1),) * len(shape)
+    divided = decompose(shape, 1, halo=halo, periodic=True)
+    return Model(divided, halo, [(np.dtype("f8"), FieldSpec(halo))], True, True, costs, **options)
+
+
+@ONE
+class TestByHand:
+    def test_one_neighbour(self) -> None:
+        with alone() as grid:
+            (row,) = grid.predict([2], link=(5, 2), proc_shape=(2, 1))
+        assert (row["ranks"], row["proc_shape"], row["rank_shape"]) == (2, (2, 1), (32, 64))
+        # A face of 64 cells of 8 bytes at 2 GB/s.
+        assert (row["messages"], row["bytes"]) == (1, 512)
+        assert row["exchange_us"] == pytest.approx(5 + 512 / 2000)
+        assert row["step_us"] == row["exchange_us"] and row["efficiency"] is None
+
+    def test_fields_and_halos_of_both_sides_are_one_message(self) -> None:
+        with alone(64, halo=((1, 2),), periodic=True) as grid:
+            (row,) = grid.predict([2], "f8", "c16", grid.zeros(components=3), link=(7, 1))
+        # Both neighbours are the same rank.
+        assert (row["messages"], row["bytes"]) == (1, 3 * (8 + 16 + 3 * 8))
+        assert row["exchange_us"] == pytest.approx(7 + row["bytes"] / 1000)
+
+    def test_two_neighbours_share_the_latency(self) -> None:
+        with alone(64) as grid:
+            (row,) = grid.predict([4], link=(7, 1))
+        assert (row["messages"], row["bytes"]) == (2, 16)
+        assert row["exchange_us"] == pytest.approx(7 + 16 / 1000)
+
+    def test_overlap(self) -> None:
+        options: dict[str, Any] = {"link": (5, 2), "proc_shape": (2, 1), "stencil": 10}
+        with alone() as grid:
+            (apart,) = grid.predict([2], **options)
+            (hidden,) = grid.predict([2], overlap=True, **options)
+            (late,) = grid.predict([2], overlap=True, **options | {"link": (500, 2)})
+        stencil, inner = 32 * 64 * 10 / 1000, 30 * 62 * 10 / 1000
+        assert apart["stencil_us"] == pytest.approx(stencil)
+        assert apart["step_us"] == pytest.approx(stencil + 5.256)
+        assert hidden["step_us"] == pytest.approx(stencil)
+        assert late["step_us"] == pytest.approx(500.256 + stencil - inner)
+
+    def test_ranks_of_a_node_share_its_network(self) -> None:
+        with alone((64, 64)) as grid:
+            (row,) = grid.predict(
+                [4], node_ranks=2, network=SLOW_NETWORK, proc_shape=(2, 2), link=(3, 1)
+            )
+        # Rank 0 sends a face of 32 cells within its node, and a face and a corner out of it, as does the other rank.
+        assert (row["messages"], row["bytes"]) == (3, (32 + 32 + 1) * 8)
+        packing = HOST_COSTS.protocols["host/shared"]
+        outside = 10 + packing.latency_us + packing.message_us + 2 * 33 * 8
+        assert row["exchange_us"] == pytest.approx(3 + 32 * 8 / 1000 + outside)
+
+    def test_copies_within_a_rank(self) -> None:
+        copy = ProtocolCost(4.0, 0.0, (1.0, 2.0, 4.0, 8.0))
+        costs = HOST_COSTS.updated({"local/copy": copy}, "by hand")
+        with alone((128, 4), halo=((1, 1), (0, 0)), periodic=True) as grid:
+            (row,) = predict(grid, [1], ["f8"], costs)
+        # Two rows of 32 bytes at 2 GB/s.
+        assert row["exchange_us"] == pytest.approx(4 + 64 / 2000)
+        assert row["messages"] == row["bytes"] == 0
+
+    def test_efficiency(self) -> None:
+        options: dict[str, Any] = {"stencil": 10, "link": (5, 2), "proc_shape": (0, 1)}
+        with alone() as grid:
+            strong = grid.predict(4, **options)
+            weak = grid.predict([1, 4], weak=True, **options)
+        assert [row["ranks"] for row in strong] == [1, 2, 4]
+        assert [row["efficiency"] for row in strong] == pytest.approx(
+            [1, 40.96 / 2 / (20.48 + 5.256), 40.96 / 4 / (10.24 + 5.512)]
+        )
+        assert [row["rank_shape"] for row in weak] == [(64, 64)] * 2
+        assert weak[1]["efficiency"] == pytest.approx(40.96 / (40.96 + 5.512))
+
+    def test_sums_take_steps_of_equal_time(self) -> None:
+        with alone() as grid:
+            rows = grid.predict([1, 2, 4], reductions=3)
+        first, second, third = (row["reduction_us"] for row in rows)
+        assert first < 0.001 and 2 * second == pytest.approx(third, rel=0.01)
+
+    def test_gpus_of_a_node(self) -> None:
+        known = Costs.default()
+        model = on_gpus((64, 64), known, graph=True, proc_shape=(2, 1))
+        row = model.fastest(2)
+        # Columns to itself in the kernel of the message with two rows, each with two corners.
+        own = 2 * 32 * 8 / 250e3
+        assert row["bytes"] == 2 * 66 * 8
+        least = min(known.predict("peer", p, row["bytes"], 64 * 8) for p in ("ll", "staging"))
+        assert row["exchange_us"] == pytest.approx(own + least, rel=0.01)
+        row = on_gpus((64, 64), known, stencil=1e-3, reductions=1).fastest(2)
+        assert row["step_us"] == 3 * CALL_US
+
+    def test_ranks_of_one_gpu(self) -> None:
+        shared = on_gpus((64, 64), Costs.default(), graph=True, gpu_ranks=2, stencil=1).fastest(2)
+        assert (
+            shared["exchange_us"] > Costs.default().protocols["ipc/put, shared GPU"].latency_us / 2
+        )
+        assert shared["stencil_us"] == pytest.approx(2 * 64 * 32 / 1000)
+
+
+@ONE
+def test_times_follow_the_constants() -> None:
+    with alone((48, 48), periodic=True) as grid:
+
+        def us(**options: Any) -> float:
+            return float(
+                grid.predict([8], **{"link": (5, 2), "stencil": 1} | options)[0]["step_us"]
+            )
+
+        assert us(link=(6, 2)) > us() > us(link=(5, 4))
+        assert us(stencil=2) > us() >= us(overlap=True)
+        far = [us(node_ranks=node, network=(5, 0.1)) for node in (1, 2, 4)]
+        assert min(far) > us() and us(node_ranks=8) == us()
+        steps = [row["stencil_us"] for row in grid.predict(16, stencil=1)]
+        assert steps == sorted(steps, reverse=True)
+
+
+@ONE
+@pytest.mark.parametrize("ranks", [1, 7, 12])
+def test_the_fastest_process_grid_is_the_fastest_of_all(ranks: int) -> None:
+    options: dict[str, Any] = {"link": (1, 0.1), "stencil": 3, "node_ranks": 6, "network": (2, 0.1)}
+    with alone((30, 24, 14), halo=(1, 2, 1), periodic=(True, False, True)) as grid:
+        (row,) = grid.predict([ranks], **options)
+        times = {}
+        for procs in itertools.product(range(1, ranks + 1), repeat=3):
+            fits = all(n // p >= w for n, p, w in zip((30, 24, 14), procs, (1, 2, 1), strict=True))
+            if math.prod(procs) == ranks and fits:
+                (one,) = grid.predict([ranks], proc_shape=procs, **options)
+                times[procs] = one["step_us"]
+    assert row["best_us"] == min(times.values()) == times[row["best_proc_shape"]]
+    assert row["step_us"] == times[row["proc_shape"]]
+    halo, periodic = (1, 2, 1), (True, False, True)
+    assert (
+        row["proc_shape"] == decompose((30, 24, 14), ranks, halo=halo, periodic=periodic).proc_shape
+    )
+
+
+@pytest.mark.ranks(1, 2, 4, 8)
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((32, 24), {"periodic": True}),
+        ((31, 25), {"halo": ((1, 2), (0, 1))}),
+        ((16, 16, 17), {"periodic": (True, False, True), "corners": False}),
+    ],
+)
+def test_messages_are_those_of_the_plan(
+    comm: MPI.Intracomm, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    with halox.Grid(shape, comm=comm, device="cpu", **options) as grid:
+        fields = grid.zeros("f8"), grid.zeros("f4", components=2)
+        (row,) = grid.predict([comm.size], *fields)
+        sent = [each for each in grid.explain(*fields).rows if each.direction == "send"]  # type: ignore[union-attr]
+        far = [each.nbytes for each in sent if each.peer != comm.rank]
+        assert row["proc_shape"] == grid.proc_shape
+        assert (row["bytes"], row["messages"]) == max(comm.allgather((sum(far), len(far))))
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("ranks", "options", "text"),
+    [
+        (0, {}, "ranks must be an int >= 1, or a list of them, got 0"),
+        ([2, -1], {}, "got [2, -1]"),
+        ("two", {}, "got 'two'"),
+        ([5], {"proc_shape": (5, 1)}, "axis 0 takes at most 4, axis 1 takes at most 2"),
+        ([64], {}, "axis 0 takes at most 4"),
+        (
+            2,
+            {"network": (5, -1)},
+            "network must be a latency in us and a bandwidth in GB/s",
+        ),
+        (2, {"link": 3}, "link must be"),
+        (2, {"stencil": -1.0}, "stencil must be ns per cell, at least 0, got -1.0"),
+        (2, {"reductions": 1.5}, "reductions must be an int >= 0, got 1.5"),
+        (2, {"node_ranks": 0}, "node_ranks must be an int >= 1, got 0"),
+        (2, {"node_ranks": 1}, "network=(5, 25)"),
+    ],
+)
+def test_errors(ranks: Any, options: dict[str, Any], text: str) -> None:
+    with alone((4, 8), halo=(1, 4)) as grid, pytest.raises(halox.HaloxError) as caught:
+        grid.predict(ranks, **options)
+    assert text in str(caught.value)
+
+
+@ONE
+def test_unknown_fields() -> None:
+    with alone() as grid:
+        with pytest.raises(
+            halox.errors.FieldError, match="neither an array of the grid nor a dtype"
+        ):
+            grid.predict(2, "temperature")
+        with pytest.raises(halox.errors.FieldError):
+            grid.predict(2, np.zeros((3, 3)))
+
+
+@ONE
+class TestCommand:
+    WORDS = ("predict", "4", "--grid", "64,64", "--link", "5,2", "--proc-shape", "0,1")
+
+    def test_table(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*self.WORDS, "--stencil", "10", "--device", "cpu"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("constants: shipped") and "best proc shape" in lines[2]
+        assert [line.split()[0] for line in lines[3:]] == ["1", "2", "4"]
+        assert "25.74" in lines[4]
+
+    def test_json_and_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        pytest.importorskip("matplotlib")
+        script, picture = tmp_path / "heat.py", tmp_path / "heat.png"
+        script.write_text("def step(grid, u, v):\n    v[1:-1] = u[:-2] + u[2:]\n")
+        words = ["--script", str(script), "--fields", "f8,f4", "--png", str(picture), "--json"]
+        assert main([*self.WORDS, *words, "--device", "cpu"]) == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        assert [row["bytes"] for row in rows] == [0, 64 * 12, 2 * 64 * 12]
+        assert all(row["stencil_us"] > 0 for row in rows)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize("text", [None, "print('no step')\n"])
+    def test_a_script_that_measures_nothing(
+        self, text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        script = tmp_path / "heat.py"
+        if text is not None:
+            script.write_text(text)
+        assert main([*self.WORDS, "--script", str(script), "--device", "cpu"]) == 2
+        assert (
+            "heat.py measures nothing: no function step(grid, *fields)" in capsys.readouterr().err
+        )
+
+
+@pytest.mark.ranks(2)
+def test_links_are_measured_on_the_ranks(
+    comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halox.cli import command, probing
+
+    monkeypatch.setattr(probing, "_ROW_US", 100.0)
+    words = ["predict", "2", "--grid", "32,32", "--device", "cpu", "--json"]
+    args: argparse.Namespace = command.build_parser(words).parse_args(words)
+    assert show(args, words) == 0
+    out = capsys.readouterr().out
+    if comm.rank == 0:
+        figures = json.loads(out)
+        assert figures["constants"] == "measured on 2 ranks"
+        assert all(row["exchange_us"] > 0 for row in figures["rows"][1:])
