@@ -18,7 +18,6 @@ from functools import partial
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
 from halox.exchange.draft import Borrowed, Draft, check_draft
-from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end
@@ -98,6 +97,8 @@ def make_plan(
     relocatable = all(record.relocatable for record in records)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
+    from halox.exchange.measuring import Timer
+
     choose = _chooser(context, records, leave_sms=leave_sms)
     ends = {
         m.key: describe_end(
