@@ -6,6 +6,7 @@ The methods document and call `halox.collectives`, which is imported in the firs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import single_threaded
+from halox.values import SCALARS
 
 if TYPE_CHECKING:
     from halox.collectives.device.device_fields import DeviceReductions
@@ -43,20 +45,87 @@ class GridReductions:
         self._of_fields = self._reductions.fields.known
         self._of_arrays = self._reductions.arrays.known
 
+    def reduce(
+        self,
+        expression: str | dict[Any, str],
+        op: str | dict[Any, str] = "sum",
+        out: Any = None,
+        *,
+        reproducible: bool | None = None,
+        **named: Any,
+    ) -> Any:
+        """Reduce expressions of fields to one value each; reads each field once, and makes no temporary fields.
+
+        Parameters
+        ----------
+        expression : str or dict of str
+            Text in Python's grammar: names, numbers, ``+ - * / // % **``, comparisons, ``& | ~`` of booleans, and the
+            functions abs, sqrt, exp, log, sin, cos, where, minimum, maximum, conj, real, imag and isfinite. It is
+            translated, never run as code. ``index_x`` is the global index of a point along the axis "x" (``dims`` of
+            the grid). A dict of at most 8 expressions gives a dict of results.
+        op : str or dict of str
+            "sum", "min", "max" or "norm", of all results or by their keys.
+        out : array or dict of arrays, optional
+            The same as for `sum`.
+        reproducible : bool, optional
+            The same as for `sum`. Each sum of floats of a dict is then a separate reduction.
+        **named
+            Fields and scalars in the expression: at most 8 fields, of one layout except for their halos; numbers, NumPy
+            arrays of shape (), and on a GPU CuPy arrays of shape (). All ranks must give equal scalars.
+
+        Returns
+        -------
+        scalar, array or dict
+            As for `sum`; for a dict of expressions, a dict with its keys.
+
+        Raises
+        ------
+        FieldError
+            As for `sum`. Also if an expression contains anything else, or has more than 200 parts; if a name in it is
+            not given, or a keyword is not in it; if fields have unlike layouts.
+        MismatchError
+            As for `sum`. Also if expressions or operations differ between ranks; on a GPU compared in the first call.
+        DeviceError, ClosedError, StateError, ExchangeTimeoutError
+            As for `sum`.
+
+        Notes
+        -----
+        Dtypes are promoted by NumPy's rules, where Python's numbers take the dtype of the other operand; integers wrap
+        around, and a division of integers by 0 is 0. Functions whose NumPy result is float16, products of booleans and
+        fractional powers of integers need a conversion, as in ``1.0 * a``. Complex numbers can be added, multiplied,
+        divided, squared and compared for equality. The values are reduced as those of a field of their dtype.
+
+        Collective, with the rules of `sum`. On a GPU one launch computes all results. The values of exp, log, sin, cos
+        and ``**`` are NumPy's or CUDA's, whose last bits differ.
+
+        Examples
+        --------
+        >>> import halox
+        >>> with halox.Grid((4, 6), device="cpu") as grid:
+        ...     u, v = grid.ones(), grid.full(3)
+        ...     grid.reduce("(a - b) ** 2", a=u, b=v)
+        ...     grid.reduce({"n": "u * index_y > 2", "most": "u * v"}, {"n": "sum", "most": "max"}, u=u, v=v)
+        np.float64(96.0)
+        {'n': np.int64(12), 'most': np.float64(3.0)}
+        """
+        return self._expressions(expression, op, out, reproducible, named)
+
     def sum(
         self,
-        field: FieldLike,
+        field: FieldLike | str,
         out: Any = None,
         *,
         axis: int | Sequence[int] | None = None,
         reproducible: bool | None = None,
+        **named: Any,
     ) -> Any:
         """Return the sum over the whole field, components included, or over some grid axes; halo left out.
 
         Parameters
         ----------
-        field : array
-            Array of numbers, made by this grid, or of the grid's padded shape and on its device.
+        field : array or str
+            Array of numbers, made by this grid, or of the grid's padded shape and on its device; or an expression of
+            fields that are given by keyword, as for `reduce`.
         out : array, optional
             Array of one element of the result's dtype, on the grid's device, for the result; not with ``axis``.
         axis : int or sequence of int, optional
@@ -65,6 +134,8 @@ class GridReductions:
         reproducible : bool, optional
             Whether the sum of floats is exact and rounded once (docs/reproducible.md): the same bits on any number of
             ranks, in any division, on CPUs and GPUs. By default the grid's setting. Not with ``axis``.
+        **named
+            Fields and scalars of an expression; not with ``axis``.
 
         Returns
         -------
@@ -105,7 +176,12 @@ class GridReductions:
         raises `ExchangeTimeoutError`.
         """
         if axis is None:
+            if named or isinstance(field, str):
+                return self._expressions(field, "sum", out, reproducible, named)
             return self._reduce("sum", out, field, reproducible=reproducible)
+        if named or isinstance(field, str):
+            error = FieldError("axis: an expression is summed over the whole grid; leave out axis")
+            self._reductions.refuse("sum", error)
         from halox.collectives.statistics import sum_over
 
         if self._requested("sum", "sum", reproducible) != "sum":
@@ -226,30 +302,49 @@ class GridReductions:
 
         return histogram(self.domain, field, bins, range)
 
-    def min(self, field: FieldLike, out: Any = None) -> Any:
+    def min(self, field: FieldLike | str, out: Any = None, **named: Any) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
+        if named or isinstance(field, str):
+            return self._expressions(field, "min", out, False, named)
         return self._reduce("min", out, field)
 
-    def max(self, field: FieldLike, out: Any = None) -> Any:
+    def max(self, field: FieldLike | str, out: Any = None, **named: Any) -> Any:
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
+        if named or isinstance(field, str):
+            return self._expressions(field, "max", out, False, named)
         return self._reduce("max", out, field)
 
-    def norm(self, field: FieldLike, out: Any = None, *, reproducible: bool | None = None) -> Any:
+    def norm(
+        self,
+        field: FieldLike | str,
+        out: Any = None,
+        *,
+        reproducible: bool | None = None,
+        **named: Any,
+    ) -> Any:
         """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
+        if named or isinstance(field, str):
+            return self._expressions(field, "norm", out, reproducible, named)
         return self._reduce("norm", out, field, reproducible=reproducible)
 
     def dot(
         self,
-        field: FieldLike,
-        other: FieldLike,
+        field: FieldLike | str,
+        other: FieldLike | str,
         out: Any = None,
         *,
         reproducible: bool | None = None,
+        **named: Any,
     ) -> Any:
         """Return the sum of ``conj(field) * other``, computed in float64, complex128 or 64-bit integers.
 
-        Both fields must have the same layout. Otherwise the same as `sum`.
+        Both fields must have the same layout, or both arguments are expressions. Otherwise the same as `sum`.
         """
+        if named or isinstance(field, str):
+            text: Any = (field, other)
+            if isinstance(field, str) and isinstance(other, str):
+                text = f"conj(wide({field})) * wide({other})"
+            return self._expressions(text, "sum", out, reproducible, named)
         return self._reduce("dot", out, field, other, reproducible=reproducible)
 
     def allreduce(
@@ -297,6 +392,41 @@ class GridReductions:
                 result = launch(arrays)
                 return result if out is None else out
         return self._reductions.array(op, array, out)
+
+    def _expressions(
+        self,
+        expression: Any,
+        op: Any,
+        out: Any,
+        reproducible: object,
+        named: dict[str, Any],
+    ) -> Any:
+        """Reduce one expression, or a dict of expressions."""
+        if isinstance(expression, str):
+            kind, outs = (expression, op), () if out is None else (out,)
+        else:
+            kind = repr(expression), repr(op)
+            is_dict = isinstance(out, dict) and isinstance(expression, dict)
+            outs = tuple(map(out.get, expression)) if is_dict else (out,) * (out is not None)
+        values = tuple(named.values())
+        key = (*kind, reproducible, *named, *map(type, values))
+        arrays = *(value for value in values if not isinstance(value, SCALARS)), *outs
+        launch = self._of_fields.find(key, arrays)
+        if launch is not None:
+            return launch((*values, *outs))
+        from halox.collectives.expressions import requested
+
+        try:
+            request = requested(expression, op, out, named)
+        except FieldError as error:
+            self._reductions.refuse("reduce", error)
+        ops = tuple(self._requested("reduce", each, reproducible) for each in request.ops)
+        if request.keys is None or ops == request.ops:
+            return self._reductions.expressions(replace(request, ops=ops), key)
+        return {
+            key: self._expressions(text, op, out[key] if outs else None, reproducible, named)
+            for key, text, op in zip(request.keys, request.texts, request.ops, strict=True)
+        }
 
     def _requested(self, call: str, name: Any, reproducible: object) -> Any:
         """Return the internal name of an operation or a reduction in a call; None is the grid's setting."""
