@@ -242,6 +242,8 @@ class Program:
         if function == WIDE and isinstance(parts[0], int):
             wide = wide_dtype(kinds[0])
             return self._register((WIDE, parts[0]), wide, Step("positive", (parts[0],), (wide,)))
+        if function == "absolute" and kinds[0] == np.dtype(bool) and isinstance(parts[0], int):
+            return parts[0]
         if function in _OF_PARTS and isinstance(parts[0], int) and kinds[0].kind != "c":
             if function != "imag":
                 return parts[0]
@@ -373,7 +375,7 @@ class Typed:
     dtypes: tuple[DType, ...]  # of the results
     names: tuple[str, ...]  # of the fields
     cells: list[Cells]
-    pointers: tuple[str, ...]  # names of arrays of shape () on the GPU
+    arrays: list[Any]  # of shape (), on the GPU
     axes: list[
         tuple[int, int]
     ]  # axis of the fields' arrays, and index of this rank's first cell, of each index
@@ -451,7 +453,7 @@ def typed(request: Request, domain: Domain) -> Typed:
         program,
         ops,
         tuple(result_dtype(op, [dtype]) for op, dtype in zip(ops, values, strict=True)),
-        *(fields, cells, pointers, axes),
+        *(fields, cells, [named[name] for name in pointers], axes),
         f"{', '.join(ops)} of {', '.join(map(repr, request.texts))} of {shown_inputs}, scalars {of_scalars}, "
         f"{specs[0]}",
     )
