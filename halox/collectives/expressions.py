@@ -1,8 +1,8 @@
 """Expressions of fields: parsed by Python's grammar, typed by NumPy's rules, never run as code.
 
 A text such as ``(a - b) ** 2`` is parsed once, to nested tuples. For given dtypes it becomes a `Program`:
-steps, each of which applies one NumPy function to registers. The host runs the steps on blocks of cells, and GPUs run C++
-generated from them. Parts of an expression without fields are computed on the host in every call, as scalars.
+steps, each of which applies one NumPy function to registers. The host runs the steps on blocks of cells, and GPUs run
+generated C++. Parts of an expression without fields are computed on the host in every call, as scalars.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import Any
@@ -339,10 +339,11 @@ class Request:
 
 def requested(expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> Request:
     """Check the form of a call's arguments."""
-    keys: tuple[Any, ...] | None
-    if not isinstance(expression, dict):
-        keys, texts, ops, outs = None, (expression,), (op,), () if out is None else (out,)
-    else:
+    keys: tuple[Any, ...] | None = None
+    texts: tuple[Any, ...] = (expression,)
+    ops: tuple[Any, ...] = (op,)
+    outs: tuple[Any, ...] = () if out is None else (out,)
+    if isinstance(expression, dict):
         keys, texts = tuple(expression), tuple(expression.values())
         if not 1 <= len(keys) <= MOST_RESULTS:
             raise FieldError(f"{len(keys)} expressions; give 1 to {MOST_RESULTS} in a call")
@@ -380,6 +381,16 @@ class Typed:
         tuple[int, int]
     ]  # axis of the fields' arrays, and index of this rank's first cell, of each index
     meaning: str  # equal on all ranks
+
+    def without_arrays(self) -> Typed:
+        """Return the call without references to its arrays, to be kept."""
+        cells = [replace(cells, field=None) for cells in self.cells]
+        return replace(self, cells=cells, arrays=[None for _ in self.arrays])
+
+    @property
+    def inputs(self) -> int:
+        """Number of the program's inputs."""
+        return len(self.cells) + len(self.arrays) + len(self.axes)
 
 
 def typed(request: Request, domain: Domain) -> Typed:
@@ -435,7 +446,8 @@ def typed(request: Request, domain: Domain) -> Typed:
                 "complex64 or complex128 in the machine's byte order"
             )
     inputs |= {name: np.dtype("i8") for name in indices if name in used}
-    program = Program([tree for tree, _ in parsed], inputs, named)
+    scalars = {name: named[name] for name, kind in kinds.items() if kind == "scalar"}
+    program = Program([tree for tree, _ in parsed], inputs, scalars)
     values = [program.dtypes[register] for register in program.results]
     ops = tuple(
         field_reduction_name(op, [dtype]) for op, dtype in zip(request.ops, values, strict=True)

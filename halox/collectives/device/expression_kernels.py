@@ -1,8 +1,8 @@
 """Kernels that reduce expressions: C++ text and launches of a `Program`.
 
 The kernels are those of field reductions, with an expression in place of a cell. A launch has operands, 64-bit words:
-the addresses of fields and of arrays of shape (), the first values of indices, the bits of scalars, and the addresses of
-all results but the first. Each has strides along the axes of the fields; they are 0 for all but fields and indices.
+the addresses of fields and of arrays of shape (), the first values of indices, the bits of scalars, and the addresses
+of all results but the first. Each has strides along the axes of the fields; they are 0 for all but fields and indices.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from halox.collectives.device.field_plans import (
     FIELD_REDUCTIONS,
     FieldOperation,
-    kernel_defines,
     kept_levels,
+    kernel_defines,
     loops,
     planned,
 )
@@ -54,9 +54,14 @@ def operands(call: Typed, values: Sequence[Any], targets: Sequence[int]) -> list
         word(start, strides=tuple(int(n == axis) for n in range(len(shape))))
         for axis, start in call.axes
     ]
-    bits = b"".join(each.tobytes().ljust(-(-each.nbytes // 8) * 8, b"\0") for each in values)
-    scalars = np.frombuffer(bits, "u8").tolist()
-    return [*fields, *pointers, *indices, *map(word, [*scalars, *targets])]
+    return [*fields, *pointers, *indices, *map(word, [*words_of(values), *targets])]
+
+
+def words_of(values: Sequence[Any]) -> list[int]:
+    """Return the bits of scalars, each in whole words."""
+    bits = b"".join([each.tobytes().ljust(-(-each.nbytes // 8) * 8, b"\0") for each in values])
+    words: list[int] = np.frombuffer(bits, "u8").tolist()
+    return words
 
 
 def _type(dtype: DType) -> str:
@@ -66,10 +71,7 @@ def _type(dtype: DType) -> str:
 def _code(call: Typed, operations: Sequence[FieldOperation], sets: Sequence[int]) -> dict[str, str]:
     """Return definitions for ``field_body.cu``; ``sets`` are the numbers of the operands' strides, -1 for zeros."""
     program = call.program
-    loaded, inputs = (
-        len(call.cells) + len(call.arrays),
-        len(call.cells) + len(call.arrays) + len(call.axes),
-    )
+    loaded, inputs = call.inputs - len(call.axes), call.inputs
     types = [_type(dtype) for dtype in program.dtypes]
     texts = {n: f"in.v{n}" for n in range(inputs)}
     loads, steps, at = [], [], inputs
@@ -174,8 +176,8 @@ class ExpressionKernel(FieldReduction):
         levels = loops(cells[0].shape, *strides)
         if levels is None:
             raise FieldError(
-                f"expression: {cells[0].shape} cells of a rank with strides {strides[0]} are too many, or have too many "
-                "axes, for a kernel; use more ranks, or copy the fields"
+                f"expression: a kernel does not support {cells[0].shape} cells of a rank with strides {strides[0]}; "
+                "use more ranks, or copy the fields"
             )
         numbers: dict[Sequence[int], int] = {}
         sets = [numbers.setdefault(each, len(numbers)) if any(each) else -1 for each in strides]

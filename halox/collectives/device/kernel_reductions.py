@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -340,6 +341,10 @@ class FieldReduction(_PlannedReduction):
         places, launch = self._find(cells)
         sources = [(place, field.pointer) for place, field in zip(places, cells, strict=False)]
         return self._bind(launch, sources, target)
+
+    def of_words(self, cells: Sequence[Described]) -> Callable[[Sequence[int], int, Stream], None]:
+        """Return a launch for cells with these strides: of their addresses, the result's address, and a stream."""
+        return partial(self._launch_at, self._find(cells))
 
     def of_value(self, value: int, target: int, stream: Stream) -> None:
         """Launch for a rank whose cells have already been combined, to an accumulator at an address."""

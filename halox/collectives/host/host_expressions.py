@@ -108,7 +108,7 @@ class HostExpressions(HostFieldReduction):
     """Reductions of expressions of fields with given layouts and dtypes; the constructor is local."""
 
     def __init__(self, context: Context, call: Typed) -> None:
-        self._world, self._shown, self._call = context.world, call.meaning, call
+        self._world, self._shown, self._call = context.world, call.meaning, call.without_arrays()
         self._blocks, shape = Blocks(call.program, call.ops), call.cells[0].described.shape
         self._indices = []
         for axis, start in call.axes:
