@@ -106,23 +106,31 @@ def _code(call: Typed, operations: Sequence[FieldOperation], sets: Sequence[int]
     }
     for n, (operation, register) in enumerate(zip(operations, program.results, strict=True)):
         kind = element(operation.accumulator(program.dtypes[register]))
-        square = operation.local == "Square"
-        value = (
-            f"numpy::norm2({texts[register]})"
-            if square
-            else f"numpy::To<{kind}>::of({texts[register]})"
-        )
+        value = f"numpy::To<{kind}>::of({texts[register]})"
         if operation.is_exact:
             kind = "Complex<double>" if types[register].startswith("Complex") else "double"
             results["TAKE"] = [f"numpy::To<{kind}>::of({texts[register]})"]
             break
+        if operation.local == "Square":
+            value = f"numpy::norm2({texts[register]})"
         take = f"take_in<{find_operation(operation.op, np.dtype('f4')).kernel_name}>"
         target = f"cells.operand[{at + n - 1}]" if n else "p.target"
-        finished = f"{'sqrt' * (operation.finish == 'Root')}(all.r{n})"
-        results["ACCUMULATORS"].append(f"{kind} r{n};")
-        results["BEGIN"].append(f"all.r{n} = identity<{kind}>(partials, {n});")
-        results["TAKE"].append(f"{take}(all.r{n}, {value});")
-        results["MERGE"].append(f"{take}(all.r{n}, other.r{n});")
+        # Complex totals are pairs: NVRTC 13.0 does not terminate if a loop assigns a complex total as a whole.
+        is_pair = kind.startswith("Complex")
+        members = (
+            {f"r{n}": f"{value}.real", f"i{n}": f"{value}.imag"} if is_pair else {f"r{n}": value}
+        )
+        for name, part in members.items():
+            part_kind = "double" if is_pair else kind
+            results["ACCUMULATORS"].append(f"{part_kind} {name};")
+            results["BEGIN"].append(f"all.{name} = identity<{part_kind}>(partials, {n});")
+            results["TAKE"].append(f"{take}(all.{name}, {part});")
+            results["MERGE"].append(f"{take}(all.{name}, other.{name});")
+        finished = (
+            "sqrt" * (operation.finish == "Root") + f"({', '.join(f'all.{m}' for m in members)})"
+        )
+        if is_pair:
+            finished = f"{kind}{{all.r{n}, all.i{n}}}"
         results["STORE"].append(f"*at_address<{kind}>({target}) = {finished};")
     return {
         "INPUTS": " ".join(f"{types[n]} v{n};" for n in range(inputs)),

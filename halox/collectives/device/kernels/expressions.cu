@@ -50,14 +50,12 @@ FN T divide(T a, T b) { return a / b; }
 // R. L. Smith: Algorithm 116, Complex division, Communications of the ACM 5 (1962); as NumPy.
 FN Complex<T> divide(Complex<T> a, Complex<T> b)
 {
-    if (fabs(b.real) >= fabs(b.imag)) {
-        if (b.real == 0 && b.imag == 0)
-            return {a.real / fabs(b.real), a.imag / fabs(b.real)};
-        const T ratio = b.imag / b.real, scale = T(1) / (b.real + multiply(b.imag, ratio));
-        return {multiply(a.real + multiply(a.imag, ratio), scale), multiply(a.imag - multiply(a.real, ratio), scale)};
-    }
-    const T ratio = b.real / b.imag, scale = T(1) / (b.imag + multiply(b.real, ratio));
-    return {multiply(multiply(a.real, ratio) + a.imag, scale), multiply(multiply(a.imag, ratio) - a.real, scale)};
+    const bool is_real = fabs(b.real) >= fabs(b.imag);
+    const T large = is_real ? b.real : b.imag, small = is_real ? b.imag : b.real;
+    const T x = is_real ? a.real : a.imag, y = is_real ? a.imag : a.real;
+    const T ratio = small / large, scale = T(1) / (large + multiply(small, ratio));
+    const T real = multiply(x + multiply(y, ratio), scale), imag = multiply(y - multiply(x, ratio), scale);
+    return large == 0 ? Complex<T>{a.real / fabs(large), a.imag / fabs(large)} : Complex<T>{real, is_real ? imag : -imag};
 }
 FN T remainder(T a, T b)
 {
