@@ -68,7 +68,9 @@ def _type(dtype: DType) -> str:
     return "bool" if dtype.kind == "b" else element(dtype)
 
 
-def _code(call: Typed, operations: Sequence[FieldOperation], sets: Sequence[int]) -> dict[str, str]:
+def code_of(
+    call: Typed, operations: Sequence[FieldOperation], sets: Sequence[int]
+) -> dict[str, str]:
     """Return definitions for ``field_body.cu``; ``sets`` are the numbers of the operands' strides, -1 for zeros."""
     program = call.program
     loaded, inputs = call.inputs - len(call.axes), call.inputs
@@ -156,7 +158,7 @@ class ExpressionKernel(FieldReduction):
         program, first, fields = self._call.program, self._operations[0], len(self._call.cells)
         values = [program.dtypes[register] for register in program.results]
         in_flight = 4 if fields <= 2 else 2 if fields <= 4 else 1  # loads 4 to 8 values
-        defines = _code(self._call, self._operations, sets) | {
+        defines = code_of(self._call, self._operations, sets) | {
             **dict(kernel_defines(first, values[0])),
             "MAX_LEVELS": str(levels),
             "IN_FLIGHT": str(in_flight),

@@ -55,7 +55,7 @@ FN Complex<T> divide(Complex<T> a, Complex<T> b)
     const T x = is_real ? a.real : a.imag, y = is_real ? a.imag : a.real;
     const T ratio = small / large, scale = T(1) / (large + multiply(small, ratio));
     const T real = multiply(x + multiply(y, ratio), scale), imag = multiply(y - multiply(x, ratio), scale);
-    return large == 0 ? Complex<T>{a.real / fabs(large), a.imag / fabs(large)} : Complex<T>{real, is_real ? imag : -imag};
+    return large == 0 ? Complex<T>{a.real / T(fabs(large)), a.imag / T(fabs(large))} : Complex<T>{real, is_real ? imag : -imag};
 }
 FN T remainder(T a, T b)
 {
