@@ -80,6 +80,7 @@ CALLS = (
     "append",
     "wait",
     "stopping",
+    "reduce",
 )
 """Names of the counted calls; the index of a name is its code."""
 
