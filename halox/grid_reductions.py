@@ -414,7 +414,7 @@ class GridReductions:
         launch = self._of_fields.find(key, arrays)
         if launch is not None:
             return launch((*values, *outs))
-        from halox.collectives.expressions import requested
+        from halox.collectives.expressions import parted, requested
 
         try:
             request = requested(expression, op, out, named)
@@ -424,8 +424,7 @@ class GridReductions:
         if request.keys is None or ops == request.ops:
             return self._reductions.expressions(replace(request, ops=ops), key)
         return {
-            key: self._expressions(text, op, out[key] if outs else None, reproducible, named)
-            for key, text, op in zip(request.keys, request.texts, request.ops, strict=True)
+            key: self._expressions(*each, reproducible, own) for key, *each, own in parted(request)
         }
 
     def _requested(self, call: str, name: Any, reproducible: object) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import pairwise
@@ -365,6 +365,17 @@ def requested(expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> R
                 f"op of an expression must be one of {', '.join(map(repr, OPS))}, got {shown(each_op)}"
             )
     return Request(keys, texts, ops, outs, named)
+
+
+def parted(request: Request) -> Iterator[tuple[Any, str, str, Any, dict[str, Any]]]:
+    """Yield the calls of each expression: key, expression, operation, ``out``, and the keywords in it."""
+    names = [parse(text)[1] for text in request.texts]
+    unused = request.named.keys() - frozenset[str]().union(*names)  # an error of each call
+    outs = request.outs or (None,) * len(names)
+    for key, text, op, out, own in zip(
+        request.keys or (), request.texts, request.ops, outs, names, strict=True
+    ):
+        yield key, text, op, out, {n: v for n, v in request.named.items() if n in own | unused}
 
 
 @dataclass(frozen=True)

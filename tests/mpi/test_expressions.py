@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, MismatchError
 from tests.mpi.bad_input import Table, check_error, undocumented
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array
@@ -40,6 +42,9 @@ def test_results_are_numpys(device: str, comm: MPI.Intracomm) -> None:
         "count": ("(a > b) & (n != 0)", "sum"),
         "most": ("(a > b) & (n != 0)", "max"),
     }
+    # Each call of a GPU's compiles another kernel.
+    few = {key: wanted[key] for key in wanted if device == "cpu" or key in ("complex", "norm")}
+    names = {"mixed": "abns", "complex": "ac", "norm": "ab", "least": "n", "count": "abn"}
     with halox.Grid(shape, proc_shape=(comm.size, 1, 1), comm=comm, device=device) as grid:
         fields = {name: field(grid, each) for name, each in zip("abcn", (a, b, c, n), strict=True)}
         for s in (2, 3.0, 2):
@@ -53,19 +58,16 @@ def test_results_are_numpys(device: str, comm: MPI.Intracomm) -> None:
                 "count": both.sum(),
                 "most": both.max(),
             }
+            given = fields | {"s": s}
+            arguments = {key: {n: given[n] for n in names.get(key, "abn")} for key in wanted}
             texts, ops = ({key: pair[k] for key, pair in wanted.items()} for k in range(2))
             found = grid.reduce(texts, ops, s=s, **fields)
             assert list(found) == list(wanted)
-            for key, (text, op) in wanted.items():
-                used = {
-                    k: v for k, v in (fields | {"s": s}).items() if k in text.replace("index", "")
-                }
-                used = {k: v for k, v in used.items() if k != "s" or "s *" in text}
-                used = {k: v for k, v in used.items() if k != "n" or "n " in text or "n," in text}
-                used = {k: v for k, v in used.items() if k != "c" or "c)" in text}
-                alone = plain(grid.reduce(text, op, **used))
-                ok = same(plain(found[key]), results[key]) and same(alone, results[key])
-                assert agree(ok, comm), (key, found[key], alone, results[key])
+            alone = {
+                key: grid.reduce(text, op, **arguments[key]) for key, (text, op) in few.items()
+            }
+            for key, result in [*found.items(), *alone.items()]:
+                assert agree(same(plain(result), results[key]), comm), (key, result)
 
 
 def test_methods_take_expressions(device: str, comm: MPI.Intracomm) -> None:
@@ -76,10 +78,11 @@ def test_methods_take_expressions(device: str, comm: MPI.Intracomm) -> None:
         out = np.zeros(1)
         target = out if device == "cpu" else Array(out)
         for _ in range(3):
-            assert plain(grid.sum("u * v", u=u, v=v)) == (a * b).sum()
-            assert plain(grid.max("u * v", u=u, v=v)) == (a * b).max()
-            assert plain(grid.min("abs(u)", u=u)) == abs(a).min()
-            assert plain(grid.norm("u - v", u=u, v=v)) == np.sqrt(((a - b) ** 2).sum())
+            if device == "cpu":
+                assert grid.sum("u * v", u=u, v=v) == (a * b).sum()
+                assert grid.max("u * v", u=u, v=v) == (a * b).max()
+                assert grid.min("abs(u)", u=u) == abs(a).min()
+                assert grid.norm("u - v", u=u, v=v) == np.sqrt(((a - b) ** 2).sum())
             assert plain(grid.dot("u", "u + v", u=u, v=v)) == (a * (a + b)).sum()
             assert grid.sum("u + v", target, u=u, v=v) is target
             assert plain(target)[0] == (a + b).sum()
@@ -99,27 +102,27 @@ def test_reproducible_sums_of_expressions(device: str, comm: MPI.Intracomm) -> N
             found = grid.reduce({"s": "u * v - s", "n": "u > v"}, u=u, v=v, s=0.1)
             assert same(plain(found["s"]), plain(grid.sum(w)))
             assert plain(found["n"]) == (a > b).sum()
-            assert same(plain(grid.norm("u * v - s", u=u, v=v, s=0.1)), plain(grid.norm(w)))
-            assert agree(same(plain(grid.dot("u", "v", u=u, v=v)), plain(grid.dot(u, v))), comm)
+            if device == "cpu":  # a GPU compiles another kernel for each
+                assert same(grid.norm("u * v - s", u=u, v=v, s=0.1), grid.norm(w))
+                assert same(grid.dot("u", "v", u=u, v=v), grid.dot(u, v))
 
 
-def test_layouts(device: str, comm: MPI.Intracomm) -> None:
+def test_layouts(comm: MPI.Intracomm) -> None:
     """Staggered fields, components and fields with other halos; indices count the points of the layout."""
     n = 2 * comm.size
-    with halox.Grid((n, 3), comm=comm, device=device) as grid:
-        if device != "cpu":
-            return  # simulated arrays cannot be declared
+    options: dict[str, Any] = {"comm": comm, "device": "cpu"}
+    with halox.Grid((n, 3), dims=("lat", "lon"), **options) as grid:
         u = grid.full(2.0, staggered=0, components=2)
         v = grid.full(3.0, staggered=0, components=2, halo=(2, 0))
-        assert grid.reduce("u * v * index_x", u=u, v=v) == 2 * 3 * 6 * sum(range(n + 1))
-        even = grid.full(1.5, parity="even", halo=0) if n % 2 == 0 else None
-        assert even is None or grid.layout(even).spec.parity == "even"
+        assert grid.reduce("u * v * index_lat", u=u, v=v) == 2 * 3 * 6 * sum(range(n + 1))
+    with halox.Grid((n, 6), checkerboard=True, periodic=True, **options) as grid:
+        even = grid.full(1.5, parity="even")
+        assert grid.sum("2 * even", even=even) == 3 * n * 3
+        with pytest.raises(FieldError, match="a field of one parity has no indices"):
+            grid.sum("even * index_x", even=even)
 
 
 def test_arrays_are_not_kept(comm: MPI.Intracomm) -> None:
-    import gc
-    import weakref
-
     with halox.Grid((2 * comm.size, 3), comm=comm, device="cpu") as grid:
         u = grid.ones()
         for _ in range(3):
@@ -238,17 +241,6 @@ ERRORS: Table = {
         FieldError,
         "is for integer scalars as exponents",
     ),
-    "indices of one parity": (
-        lambda comm: (
-            halox.Grid(
-                (4 * comm.size, 6), comm=comm, device="cpu", checkerboard=True, periodic=True
-            )
-            .__enter__()
-            .reduce("w * index_x", w=None)
-        ),
-        HaloxError,
-        "",
-    ),
     "expressions that differ >1": (
         lambda comm: of("u" if on_last(comm) else "u + 1")(comm),
         MismatchError,
@@ -260,7 +252,6 @@ ERRORS: Table = {
         "the name 'w' is not given",
     ),
 }
-del ERRORS["indices of one parity"]
 
 
 @pytest.mark.parametrize("name", ERRORS)
