@@ -248,6 +248,10 @@ class Program:
             if function != "imag":
                 return parts[0]
             return self._scalar(("number", 0), kinds[0])
+        if function in _OF_BOOLS and any(kind not in (bool, np.dtype(bool)) for kind in kinds):
+            raise FieldError(
+                f"expression: {function} is for booleans; put comparisons in parentheses, as in (a > 0) & (b > 0)"
+            )
         loop = self._loop(function, kinds)
         shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
         wrong = ""
@@ -255,8 +259,6 @@ class Program:
             wrong = (
                 f"computes in {loop[-1]}, which expressions do not support; convert, as in 1.0 * a"
             )
-        elif function in _OF_BOOLS and any(dtype.kind != "b" for dtype in loop):
-            wrong = "is for booleans; put comparisons in parentheses, as in (a > 0) & (b > 0)"
         elif function not in _OF_COMPLEX and any(dtype.kind == "c" for dtype in loop):
             wrong = "has no complex numbers in expressions; use real(a), imag(a) and abs(a)"
         elif function == "power" and loop[-1].kind in "iu":
@@ -358,7 +360,9 @@ def requested(expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> R
         outs = tuple(out[key] for key in keys) if out is not None else ()
     for text in texts:
         if not isinstance(text, str):
-            raise FieldError(f"expression: expected text, or a dict of texts, got {shown(text)}")
+            raise FieldError(
+                f"expression: expected text, got {type(text).__name__}; give fields by keyword"
+            )
     for each_op in ops:
         if not isinstance(each_op, str) or each_op.removeprefix(REPRODUCIBLE) not in OPS:
             raise FieldError(

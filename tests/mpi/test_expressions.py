@@ -202,11 +202,11 @@ ERRORS: Table = {
         "computes in float16",
     ),
     "a difference of booleans": (of("(u > 1) - (u > 2)"), FieldError, "subtract has no meaning"),
-    "an and of numbers": (of("u & 1"), FieldError, "bitwise_and has no meaning for float64, int"),
+    "an and of numbers": (of("u & 1"), FieldError, "bitwise_and is for booleans"),
     "a comparison without parentheses": (
         with_fields(lambda grid, u, v: grid.reduce("w > 0 & w", w=grid.zeros("i8"))),
         FieldError,
-        "is for booleans; put comparisons in parentheses",
+        "is for booleans; put comparisons",
     ),
     "a sine of complex numbers": (
         with_fields(lambda grid, u, v: grid.reduce("sin(w)", w=grid.zeros("c16"))),
