@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import pairwise
@@ -39,30 +39,19 @@ OPS = ("sum", "min", "max", "norm")
 Tree = tuple[Any, ...]
 """("number", value), ("name", name), or a function of NumPy with its arguments."""
 
-_OPERATORS: dict[type[ast.AST], tuple[str, Callable[..., Any]]] = {
-    ast.Add: ("add", operator.add),
-    ast.Sub: ("subtract", operator.sub),
-    ast.Mult: ("multiply", operator.mul),
-    ast.Div: ("divide", operator.truediv),
-    ast.FloorDiv: ("floor_divide", operator.floordiv),
-    ast.Mod: ("remainder", operator.mod),
-    ast.Pow: ("power", operator.pow),
-    ast.BitAnd: ("bitwise_and", operator.and_),
-    ast.BitOr: ("bitwise_or", operator.or_),
-    ast.USub: ("negative", operator.neg),
-    ast.UAdd: ("positive", operator.pos),
-    ast.Invert: ("invert", operator.not_),
-    ast.Lt: ("less", operator.lt),
-    ast.LtE: ("less_equal", operator.le),
-    ast.Gt: ("greater", operator.gt),
-    ast.GtE: ("greater_equal", operator.ge),
-    ast.Eq: ("equal", operator.eq),
-    ast.NotEq: ("not_equal", operator.ne),
+_OPERATORS = {  # of Python's grammar: functions of NumPy, and of Python's module operator
+    **{"Add": ("add", "add"), "Sub": ("subtract", "sub"), "Mult": ("multiply", "mul")},
+    **{"Div": ("divide", "truediv"), "FloorDiv": ("floor_divide", "floordiv")},
+    **{"Mod": ("remainder", "mod"), "Pow": ("power", "pow")},
+    **{"BitAnd": ("bitwise_and", "and_"), "BitOr": ("bitwise_or", "or_")},
+    **{"USub": ("negative", "neg"), "UAdd": ("positive", "pos"), "Invert": ("invert", "not_")},
+    **{"Lt": ("less", "lt"), "LtE": ("less_equal", "le"), "Gt": ("greater", "gt")},
+    **{"GtE": ("greater_equal", "ge"), "Eq": ("equal", "eq"), "NotEq": ("not_equal", "ne")},
 }
-_ON_SCALARS = {**dict(_OPERATORS.values()), "absolute": abs}
-_SAME_NAME = ("sqrt", "exp", "log", "sin", "cos", "where", "minimum", "maximum")
+_ON_SCALARS = {"absolute": "abs", **dict(_OPERATORS.values())}
+_SAME_NAME = ("sqrt", "exp", "log", "sin", "cos", "where", "minimum", "maximum", "isfinite")
 _FUNCTIONS = {"abs": "absolute", "conj": "conjugate", "real": "real", "imag": "imag"}
-_FUNCTIONS |= {name: name for name in (*_SAME_NAME, "isfinite")}
+_FUNCTIONS |= {name: name for name in _SAME_NAME}
 WIDE = "wide"  # of `Grid.dot`: converts to the dtype in which sums are formed
 _ARGUMENTS = {"where": 3, "minimum": 2, "maximum": 2}  # of other functions: 1
 _OF_BOOLS = ("bitwise_and", "bitwise_or", "invert")
@@ -98,6 +87,9 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
             "operations are possible; compute a part of it in a field"
         )
 
+    def of_operator(op: ast.AST) -> str:
+        return _OPERATORS[type(op).__name__][0]
+
     def tree(node: ast.expr) -> Tree:
         match node:
             case ast.Constant(value=bool() | int() | float() | complex() as value):
@@ -106,14 +98,12 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
                 names.add(name)
                 return "name", name
             case ast.UnaryOp(op=op, operand=a):
-                return _OPERATORS[type(op)][0], tree(a)
+                return of_operator(op), tree(a)
             case ast.BinOp(left=a, op=op, right=b):
-                return _OPERATORS[type(op)][0], tree(a), tree(b)
+                return of_operator(op), tree(a), tree(b)
             case ast.Compare(left=a, ops=ops, comparators=others):
                 sides = pairwise([tree(a), *map(tree, others)])
-                parts = [
-                    (_OPERATORS[type(op)][0], *pair) for op, pair in zip(ops, sides, strict=True)
-                ]
+                parts = [(of_operator(op), *pair) for op, pair in zip(ops, sides, strict=True)]
                 return reduce(lambda left, right: ("bitwise_and", left, right), parts)
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 function = WIDE if name == WIDE else _FUNCTIONS[name]
@@ -123,10 +113,8 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
 
     try:
         return tree(root), frozenset(names)
-    except KeyError as error:
-        part = error.args[0]
-        part = part if isinstance(part, str) else part.__name__
-        raise FieldError(f"{where}: {part!r} is not possible; {_ALLOWED}") from None
+    except KeyError as error:  # an operator or a function
+        raise FieldError(f"{where}: {error} is not possible; {_ALLOWED}") from None
 
 
 def _value(tree: Tree, named: Mapping[str, Any]) -> Any:
@@ -148,8 +136,20 @@ def _value(tree: Tree, named: Mapping[str, Any]) -> Any:
         return values[0]
     if function == WIDE:
         return np.asarray(values[0]).astype(wide_dtype(np.asarray(values[0]).dtype))[()]
-    result = (_ON_SCALARS.get(function) or getattr(np, function))(*values)
+    if function in _ON_SCALARS:
+        return getattr(operator, _ON_SCALARS[function])(*values)
+    result = getattr(np, function)(*values)
     return result[()] if isinstance(result, np.ndarray) else result
+
+
+@np.errstate(all="ignore")
+def _evaluated(tree: Tree, named: Mapping[str, Any], dtype: DType | None = None) -> Any:
+    """Return the value of a part without fields, as an array of shape () if a dtype is given."""
+    try:
+        value = _value(tree, named)
+        return value if dtype is None else np.asarray(value, dtype)
+    except Exception as error:  # of Python's and NumPy's arithmetic
+        raise FieldError(f"expression: a part without fields has no value: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -164,17 +164,8 @@ class Step:
 class Program:
     """Steps that compute expressions; made from the dtypes of fields, and the values of scalars for their types.
 
-    Registers are numbered: first the inputs, then scalars and results of steps in the order of evaluation.
-
-    Attributes
-    ----------
-    dtypes : list of dtype
-        Of all registers.
-    scalars : dict of int to Tree
-    steps : dict of int to Step
-        By the register of the result.
-    results : list of int
-        Registers of the expressions' values.
+    Registers are numbered: first the inputs, then scalars and results of steps in the order of evaluation. ``dtypes``
+    has the dtypes of all registers, ``scalars`` and ``steps`` are by register, ``results`` are registers.
     """
 
     def __init__(
@@ -185,44 +176,29 @@ class Program:
         self.steps: dict[int, Step] = {}
         self._inputs, self._named = {name: n for n, name in enumerate(inputs)}, named
         self._known: dict[object, int] = {}
-        self.results = []
-        for tree in trees:
-            found = self._compiled(tree)
-            self.results.append(
-                found
-                if isinstance(found, int)
-                else self._scalar(found, np.asarray(self._of(found)).dtype)
-            )
+        parts = [self._compiled(tree) for tree in trees]
+        self.results = [
+            part if isinstance(part, int) else self._scalar(part, np.asarray(self._of(part)).dtype)
+            for part in parts
+        ]
+
+    def _of(self, tree: Tree) -> Any:
+        return _evaluated(tree, self._named)
 
     def values(self, named: Mapping[str, Any]) -> list[Any]:
         """Return the scalars of a call as NumPy arrays of shape (), in the order of ``scalars``."""
-        try:
-            with np.errstate(all="ignore"):
-                return [
-                    np.asarray(_value(tree, named), self.dtypes[register])
-                    for register, tree in self.scalars.items()
-                ]
-        except Exception as error:  # of Python's and NumPy's arithmetic
-            raise FieldError(f"expression: a part without fields has no value: {error}") from None
-
-    def _of(self, tree: Tree) -> Any:
-        try:
-            with np.errstate(all="ignore"):
-                return _value(tree, self._named)
-        except Exception as error:
-            raise FieldError(f"expression: a part without fields has no value: {error}") from None
+        return [
+            _evaluated(tree, named, self.dtypes[register])
+            for register, tree in self.scalars.items()
+        ]
 
     def _compiled(self, tree: Tree) -> int | Tree:
         """Return the register of a part, or the part itself if it has no fields."""
         function, *args = tree
-        if function == "number":
-            return tree
-        if function == "name":
-            return self._inputs.get(args[0], tree)
+        if function in ("number", "name"):
+            return self._inputs.get(args[0], tree) if function == "name" else tree
         parts = [self._compiled(arg) for arg in args]
-        if not any(isinstance(part, int) for part in parts):
-            return tree
-        return self._step(function, parts)
+        return self._step(function, parts) if any(isinstance(part, int) for part in parts) else tree
 
     def _kind(self, part: int | Tree) -> Any:
         """Return the dtype of a part, or int, float or complex for a Python number, as NumPy's promotion needs it."""
@@ -272,9 +248,8 @@ class Program:
             part if isinstance(part, int) else self._scalar(part, dtype)
             for part, dtype in zip(parts, loop[:-1], strict=True)
         )
-        return self._register(
-            (function, args, loop[:-1]), loop[-1], Step(function, args, loop[:-1])
-        )
+        step = Step(function, args, loop[:-1])
+        return self._register(step, loop[-1], step)
 
     @staticmethod
     def _loop(function: str, kinds: list[Any]) -> tuple[DType, ...]:
@@ -358,16 +333,13 @@ def requested(expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> R
                 )
         ops = tuple(each["op"][key] for key in keys)
         outs = tuple(out[key] for key in keys) if out is not None else ()
-    for text in texts:
+    for text, name in zip(texts, ops, strict=True):
         if not isinstance(text, str):
-            raise FieldError(
-                f"expression: expected text, got {type(text).__name__}; give fields by keyword"
-            )
-    for each_op in ops:
-        if not isinstance(each_op, str) or each_op.removeprefix(REPRODUCIBLE) not in OPS:
-            raise FieldError(
-                f"op of an expression must be one of {', '.join(map(repr, OPS))}, got {shown(each_op)}"
-            )
+            given = type(text).__name__
+            raise FieldError(f"expression: expected text, got {given}; give fields by keyword")
+        if not isinstance(name, str) or name not in OPS:
+            known = ", ".join(map(repr, OPS))
+            raise FieldError(f"op of an expression must be one of {known}, got {shown(name)}")
     return Request(keys, texts, ops, outs, named)
 
 
@@ -384,7 +356,7 @@ def parted(request: Request) -> Iterator[tuple[Any, str, str, Any, dict[str, Any
 
 @dataclass(frozen=True)
 class Typed:
-    """A call with the program for its dtypes. Inputs of the program: ``fields``, ``pointers``, ``axes``."""
+    """A call with the program for its dtypes, whose inputs are ``cells``, ``arrays`` and ``axes``."""
 
     program: Program
     ops: tuple[str, ...]
@@ -394,7 +366,7 @@ class Typed:
     arrays: list[Any]  # of shape (), on the GPU
     axes: list[
         tuple[int, int]
-    ]  # axis of the fields' arrays, and index of this rank's first cell, of each index
+    ]  # of each index: axis of the arrays, index of this rank's first cell
     meaning: str  # equal on all ranks
 
     def without_arrays(self) -> Typed:
@@ -418,9 +390,7 @@ def typed(request: Request, domain: Domain) -> Typed:
     pointers = tuple(sorted(name for name, kind in kinds.items() if kind == "pointer"))
     for name in named:
         if name in indices:
-            raise FieldError(
-                f"{name} is the index along an axis; give the field or scalar another name"
-            )
+            raise FieldError(f"{name} is the index along an axis; give the argument another name")
         if name not in used:
             raise FieldError(f"{name} is not in the expression; leave it out, or use it")
     for name in sorted(used):
@@ -430,13 +400,10 @@ def typed(request: Request, domain: Domain) -> Typed:
                 f"{', '.join(indices)}"
             )
     if not 0 < len(fields) <= MOST_FIELDS or len(pointers) > MOST_FIELDS:
-        raise FieldError(
-            f"expression: {len(fields)} fields; give 1 to {MOST_FIELDS} by keyword, as in u=u"
-        )
+        given = len(fields) or len(pointers)
+        raise FieldError(f"expression: {given} arrays; give 1 to {MOST_FIELDS} fields, as in u=u")
     if pointers and domain.device_id is None:
-        raise FieldError(
-            f"{pointers[0]} is not a number or a NumPy array; use float({pointers[0]})"
-        )
+        raise FieldError(f"{pointers[0]} is not a NumPy array; use float({pointers[0]})")
     cells = [owned_cells(named[name], domain.layouts.find(named[name])) for name in fields]
     specs = [cell.layout.spec for cell in cells]
     alike = [(s.components_before, s.components_after, s.staggered, s.parity) for s in specs]
@@ -449,9 +416,7 @@ def typed(request: Request, domain: Domain) -> Typed:
     before, owned = len(specs[0].components_before), cells[0].layout.owned
     axes = [(before + axis, owned[axis].start) for name, axis in indices.items() if name in used]
     if axes and specs[0].parity is not None:
-        raise FieldError(
-            "expression: a field of one parity has no indices; multiply by a field of indices"
-        )
+        raise FieldError("expression: a field of one parity has no indices; make them a field")
     inputs = {name: cell.dtype for name, cell in zip(fields, cells, strict=True)}
     inputs |= {name: np.dtype(named[name].dtype) for name in pointers}
     for name, dtype in inputs.items():

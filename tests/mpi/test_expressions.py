@@ -163,7 +163,7 @@ ERRORS: Table = {
     "an expression without a field": (
         with_fields(lambda grid, u, v: grid.reduce("2")),
         FieldError,
-        "0 fields; give 1 to 8",
+        "0 arrays; give 1 to 8 fields",
     ),
     "an expression that is no text": (
         with_fields(lambda grid, u, v: grid.sum(u, v=v)),
