@@ -84,19 +84,15 @@ class GridReductions:
             As for `sum`. Also if an expression contains anything else, or has more than 200 parts; if a name in it is
             not given, or a keyword is not in it; if fields have unlike layouts.
         MismatchError
-            As for `sum`. Also if expressions or operations differ between ranks; on a GPU compared in the first call.
+            As for `sum`. Also if expressions differ between ranks; on a GPU compared in the first call.
         DeviceError, ClosedError, StateError, ExchangeTimeoutError
             As for `sum`.
 
         Notes
         -----
-        Dtypes are promoted by NumPy's rules, where Python's numbers take the dtype of the other operand; integers wrap
-        around, and a division of integers by 0 is 0. Functions whose NumPy result is float16, products of booleans and
-        fractional powers of integers need a conversion, as in ``1.0 * a``. Complex numbers can be added, multiplied,
-        divided, squared and compared for equality. The values are reduced as those of a field of their dtype.
-
-        Collective, with the rules of `sum`. On a GPU one launch computes all results. The values of exp, log, sin, cos
-        and ``**`` are NumPy's or CUDA's, whose last bits differ.
+        Collective, with the rules of `sum`. Dtypes are promoted as by NumPy: Python's numbers take the dtype of the
+        other operand, and integers wrap around. Complex numbers can be added, multiplied, divided, squared and compared
+        for equality. Last bits of exp, log, sin, cos and ``**`` differ between NumPy and CUDA (docs/allreduce.md).
 
         Examples
         --------

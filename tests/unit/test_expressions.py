@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import re
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.collectives.device.expression_kernels import code_of, operands
+from halox.collectives.device.expression_kernels import ExpressionKernel, code_of, operands
 from halox.collectives.device.field_plans import FIELD_REDUCTIONS
+from halox.collectives.device.kernel_plans import ALLREDUCE
 from halox.collectives.expressions import requested, typed
 from halox.errors import FieldError
 from halox.runtime.gpu.compiler import source
@@ -21,6 +24,7 @@ from tests.expressions import DTYPES, FIELDS, Writer, evaluated, values
 from tests.support import require, trials
 from tests.unit.cpu_kernels import FLAGS, compiled_once
 from tests.unit.cpu_peer import HEADER, MEMORY
+from tests.unit.test_kernels_nvrtc import FEW, compiled, spilled
 
 SHAPE = (7, 5)
 SCALARS: dict[str, tuple[str, Any]] = {
@@ -193,3 +197,44 @@ def test_blocks_need_no_whole_temporaries() -> None:
         tracemalloc.stop()
         assert found == 6 << 21
         assert peak < a.nbytes / 8
+
+
+KERNELS = [
+    ("(a - b) ** 2", "sum"),
+    ("conj(u) / (1 + u)", "sum"),
+    ("where(index_x > 2, a, -b) * s + j // 2 % 3", "max"),
+    ({"rr": "a * a", "most": "abs(b)", "n": "j > 2"}, {"rr": "sum", "most": "max", "n": "sum"}),
+    ("a * b + u", "reproducible sum"),
+]
+
+
+@pytest.mark.parametrize(("text", "op"), KERNELS, ids=str)
+def test_kernels_compile_for_gpus(grid: Any, text: Any, op: Any) -> None:
+    """Cells stay in registers, and products are rounded before they are added."""
+    require("nvrtc")
+    dtypes = {"a": "f8", "b": "f4", "u": "c16", "j": "i8"}
+    plain, name = str(text), op if isinstance(op, str) else None
+    named: dict[str, Any] = {n: grid.ones(d) for n, d in dtypes.items() if n in names_of(plain)}
+    named |= {"s": 0.5} if "* s" in plain else {}
+    ops = name.removeprefix("reproducible ") if name else op
+    request = requested(text, ops, None, named)
+    if name is not None and name != ops:
+        request = replace(request, ops=(name,))
+    call = typed(request, grid.domain)
+    kernel: Any = object.__new__(ExpressionKernel)
+    kernel._call, kernel._operations = call, [FIELD_REDUCTIONS[each] for each in call.ops]
+    kernel._name, kernel._sms, kernel._ranks = "reduction", 132, 2
+    plans: list[Any] = []
+    kernel._prepared_for = lambda plan, first: plans.append((plan, len(first)))
+    kernel._layout(operands(call, call.program.values(named), [0] * (len(call.ops) - 1)))
+    ((plan, parameter_bytes),) = plans
+    ptx = compiled(plan.function, plan.defines, "sm_90").ptx
+    assert ".local" not in ptx and max(spilled(plan.function, plan.defines)) <= FEW
+    assert parameter_bytes + ALLREDUCE.itemsize + 8 * (1 + 2 * len(call.ops)) <= 4096
+
+    assert ("mul.rn.f64" in ptx) == ("*" in plain or "/" in plain)
+    assert "fma.rn.f64" not in ptx
+
+
+def names_of(text: str) -> set[str]:
+    return set(re.findall(r"\b[a-z]\b", text))
