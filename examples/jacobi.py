@@ -4,9 +4,9 @@ In every cell ``6 u - (sum of the six neighbours) = f``; around the box u is 0. 
 step damps the error of each sine by a known factor. The values and the residual are therefore known after any number of
 steps, and the result is compared with them.
 
-A step exchanges the halo, computes the next values, and reduces six times their change, which is the residual, to its
-norm. On a GPU two steps, since two fields alternate, are captured in a CUDA graph, which is launched repeatedly. The norm stays
-on the GPU; the host reads it once in ``--read-every`` steps, to decide whether to continue.
+A step exchanges the halo, computes the next values, and reduces the residual, six times their change, to its norm. On a
+GPU two steps, since two fields alternate, are captured in a CUDA graph, which is launched repeatedly. The norm stays on
+the GPU; the host reads it once in ``--read-every`` steps, to decide whether to continue.
 
 Alone: ``python examples/jacobi.py``; on four ranks, with a picture:
 ``halox run examples/jacobi.py -n 4 --cells 36 24 30 --png jacobi.png``. On two ranks, with the time of a step:

@@ -420,7 +420,8 @@ class GridReductions:
         if request.keys is None or ops == request.ops:
             return self._reductions.expressions(replace(request, ops=ops), key)
         return {
-            key: self._expressions(*each, reproducible, own) for key, *each, own in parted(request)
+            key: self._expressions(text, op, out, reproducible, own)
+            for key, text, op, out, own in parted(request)
         }
 
     def _requested(self, call: str, name: Any, reproducible: object) -> Any:
