@@ -104,7 +104,7 @@ class GridReductions:
         np.float64(96.0)
         {'n': np.int64(12), 'most': np.float64(3.0)}
         """
-        return self._expressions(expression, op, out, reproducible, named)
+        return self._expressions("reduce", expression, op, out, reproducible, named)
 
     def sum(
         self,
@@ -173,7 +173,7 @@ class GridReductions:
         """
         if axis is None:
             if named or isinstance(field, str):
-                return self._expressions(field, "sum", out, reproducible, named)
+                return self._expressions("sum", field, "sum", out, reproducible, named)
             return self._reduce("sum", out, field, reproducible=reproducible)
         if named or isinstance(field, str):
             error = FieldError("axis: an expression is summed over the whole grid; leave out axis")
@@ -301,13 +301,13 @@ class GridReductions:
     def min(self, field: FieldLike | str, out: Any = None, **named: Any) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
         if named or isinstance(field, str):
-            return self._expressions(field, "min", out, False, named)
+            return self._expressions("min", field, "min", out, False, named)
         return self._reduce("min", out, field)
 
     def max(self, field: FieldLike | str, out: Any = None, **named: Any) -> Any:
         """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
         if named or isinstance(field, str):
-            return self._expressions(field, "max", out, False, named)
+            return self._expressions("max", field, "max", out, False, named)
         return self._reduce("max", out, field)
 
     def norm(
@@ -320,7 +320,7 @@ class GridReductions:
     ) -> Any:
         """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
         if named or isinstance(field, str):
-            return self._expressions(field, "norm", out, reproducible, named)
+            return self._expressions("norm", field, "norm", out, reproducible, named)
         return self._reduce("norm", out, field, reproducible=reproducible)
 
     def dot(
@@ -340,7 +340,7 @@ class GridReductions:
             text: Any = (field, other)
             if isinstance(field, str) and isinstance(other, str):
                 text = f"conj(wide({field})) * wide({other})"
-            return self._expressions(text, "sum", out, reproducible, named)
+            return self._expressions("dot", text, "sum", out, reproducible, named)
         return self._reduce("dot", out, field, other, reproducible=reproducible)
 
     def allreduce(
@@ -390,22 +390,17 @@ class GridReductions:
         return self._reductions.array(op, array, out)
 
     def _expressions(
-        self,
-        expression: Any,
-        op: Any,
-        out: Any,
-        reproducible: object,
-        named: dict[str, Any],
+        self, call: str, text: Any, op: Any, out: Any, reproducible: object, named: dict[str, Any]
     ) -> Any:
-        """Reduce one expression, or a dict of expressions."""
-        if isinstance(expression, str):
-            kind, outs = (expression, op), () if out is None else (out,)
+        """Reduce one expression, or a dict of expressions; ``call`` is the method that was called."""
+        if isinstance(text, str):
+            kind, outs = (text, op), () if out is None else (out,)
         else:
-            kind = repr(expression), repr(op)
-            is_dict = isinstance(out, dict) and isinstance(expression, dict)
-            outs = tuple(map(out.get, expression)) if is_dict else (out,) * (out is not None)
+            kind = repr(text), repr(op)
+            is_dict = isinstance(out, dict) and isinstance(text, dict)
+            outs = tuple(map(out.get, text)) if is_dict else (out,) * (out is not None)
         values = tuple(named.values())
-        key = (*kind, reproducible, *named, *map(type, values))
+        key = (call, *kind, reproducible, *named, *map(type, values))
         arrays = *(value for value in values if not isinstance(value, SCALARS)), *outs
         launch = self._of_fields.find(key, arrays)
         if launch is not None:
@@ -413,15 +408,15 @@ class GridReductions:
         from halox.collectives.expressions import parted, requested
 
         try:
-            request = requested(expression, op, out, named)
+            request = requested(call, text, op, out, named)
         except FieldError as error:
-            self._reductions.refuse("reduce", error)
-        ops = tuple(self._requested("reduce", each, reproducible) for each in request.ops)
+            self._reductions.refuse(call, error)
+        ops = tuple(self._requested(call, each, reproducible) for each in request.ops)
         if request.keys is None or ops == request.ops:
             return self._reductions.expressions(replace(request, ops=ops), key)
         return {
-            key: self._expressions(text, op, out, reproducible, own)
-            for key, text, op, out, own in parted(request)
+            key: self._expressions(call, *each, reproducible, own)
+            for key, each, own in parted(request)
         }
 
     def _requested(self, call: str, name: Any, reproducible: object) -> Any:

@@ -292,8 +292,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `Grid.reduce`: ``keys`` of the results, None for a single result."""
+    """Arguments of `Grid.reduce`, or of the method ``call``: ``keys`` of the results, None for a single result."""
 
+    call: str
     keys: tuple[Any, ...] | None
     texts: tuple[str, ...]
     ops: tuple[str, ...]
@@ -314,7 +315,7 @@ class Request:
         return results[0] if self.keys is None else dict(zip(self.keys, results, strict=True))
 
 
-def requested(expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> Request:
+def requested(call: str, expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> Request:
     """Check the form of a call's arguments."""
     keys: tuple[Any, ...] | None = None
     texts: tuple[Any, ...] = (expression,)
@@ -340,18 +341,17 @@ def requested(expression: Any, op: Any, out: Any, named: Mapping[str, Any]) -> R
         if not isinstance(name, str) or name not in OPS:
             known = ", ".join(map(repr, OPS))
             raise FieldError(f"op of an expression must be one of {known}, got {shown(name)}")
-    return Request(keys, texts, ops, outs, named)
+    return Request(call, keys, texts, ops, outs, named)
 
 
-def parted(request: Request) -> Iterator[tuple[Any, str, str, Any, dict[str, Any]]]:
-    """Yield the calls of each expression: key, expression, operation, ``out``, and the keywords in it."""
+def parted(request: Request) -> Iterator[tuple[Any, tuple[str, str, Any], dict[str, Any]]]:
+    """Yield the calls for each result: its key; expression, operation and ``out``; and the keywords in it."""
     names = [parse(text)[1] for text in request.texts]
     unused = request.named.keys() - frozenset[str]().union(*names)  # an error of each call
     outs = request.outs or (None,) * len(names)
-    for key, text, op, out, own in zip(
-        request.keys or (), request.texts, request.ops, outs, names, strict=True
-    ):
-        yield key, text, op, out, {n: v for n, v in request.named.items() if n in own | unused}
+    each = zip(request.texts, request.ops, outs, strict=True)
+    for key, arguments, own in zip(request.keys or (), each, names, strict=True):
+        yield key, arguments, {n: v for n, v in request.named.items() if n in own | unused}
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def test_the_kernels_compute_the_same(grid: Any) -> None:
         text, named, wanted = sample(grid, seed)
         if wanted is None:
             continue
-        call = typed(requested(text, "sum", None, named), grid.domain)
+        call = typed(requested("reduce", text, "sum", None, named), grid.domain)
         cells = operands(call, call.program.values(named), [])
         code = code_of(call, [FIELD_REDUCTIONS["reproducible sum"]], range(len(cells)))
         is_complex = wanted.dtype.kind == "c"
@@ -217,7 +217,7 @@ def test_kernels_compile_for_gpus(grid: Any, text: Any, op: Any) -> None:
     named: dict[str, Any] = {n: grid.ones(d) for n, d in dtypes.items() if n in names_of(plain)}
     named |= {"s": 0.5} if "* s" in plain else {}
     ops = name.removeprefix("reproducible ") if name else op
-    request = requested(text, ops, None, named)
+    request = requested("reduce", text, ops, None, named)
     if name is not None and name != ops:
         request = replace(request, ops=(name,))
     call = typed(request, grid.domain)

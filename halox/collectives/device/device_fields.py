@@ -191,13 +191,13 @@ class DeviceReductions(HostArrays):
                 ]
             except HaloxError as error:
                 if not self.fields.refuse(error, *request.title):
-                    self._refuse_making("reduce", error)
+                    self._refuse_making(request.call, error)
                 raise
             signature = (*request.title, call.meaning)
             reduction: Any = self.fields.reductions.get(signature)
             if reduction is None:
                 in_one_launch = self._meet(
-                    "reduce", "call with these dtypes", {"expression": call.meaning}
+                    request.call, "call with these dtypes", {"expression": call.meaning}
                 )
                 reduction = ExpressionReduction(
                     self._context, self._device, call, in_one_launch=in_one_launch

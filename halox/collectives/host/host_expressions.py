@@ -169,12 +169,12 @@ class HostExpressions(HostFieldReduction):
         ]
         if not all(type(cells.field) is np.ndarray for cells in call.cells):
             return None
-        world, run, count = self._world, self.__call__, len(names)
+        world, run, count, name = self._world, self.__call__, len(names), request.call
 
         def launch(arguments: Sequence[Any]) -> Any:
             views = [arguments[place][interior] for place, interior in places]
             with world.guard:
-                world.begin("reduce")
+                world.begin(name)
                 try:
                     values = program.values(dict(zip(names, arguments, strict=False)))
                 except FieldError as error:

@@ -234,7 +234,7 @@ class HostReductions(HostArrays):
         from halox.collectives.host.host_expressions import HostExpressions
 
         with self._world.guard:
-            self._world.begin("reduce")
+            self._world.begin(request.call)
             try:
                 call = typed(request, self._domain)
                 values = call.program.values(request.named)
