@@ -90,7 +90,8 @@ class GridReductions:
 
         Notes
         -----
-        Collective, with the rules of `sum`. Dtypes are promoted as by NumPy: Python's numbers take the dtype of the
+        Collective, with the rules of `sum`. The first call with a text makes a reduction, which the grid keeps: give
+        numbers that change as keywords. Dtypes are promoted as by NumPy: Python's numbers take the dtype of the
         other operand, and integers wrap around. Complex numbers can be added, multiplied, divided, squared and compared
         for equality. Last bits of exp, log, sin, cos and ``**`` differ between NumPy and CUDA (docs/allreduce.md).
 
