@@ -15,6 +15,7 @@ import pytest
 import halox
 from halox.errors import StateError
 from tests import support
+from tests.expressions import evaluated
 from tests.unit.cpu_kernels import compiled_once
 from tests.unit.nvrtc import by_nvrtc
 
@@ -99,8 +100,8 @@ def test_a_wrong_norm_is_noticed(wrong: float, monkeypatch: pytest.MonkeyPatch) 
     support.require("mpi")
     norm = halox.Grid.norm
 
-    def wrong_norm(grid: halox.Grid, field: Any, out: Any = None) -> Any:
-        value = norm(grid, field) * wrong
+    def wrong_norm(grid: halox.Grid, field: Any, out: Any = None, **named: Any) -> Any:
+        value = norm(grid, field, **named) * wrong
         if out is not None:
             out[...] = value
         return value
@@ -172,16 +173,21 @@ class FakeGrid(halox.Grid):
         plan = super().plan(*fields, **options)
         return lambda *arrays: self.streams[-1].put(lambda: plan(*arrays))
 
-    def norm(self, field: Any, out: Any = None) -> Any:
-        stream, cells = self.streams[-1], self.interior(field)
+    def norm(self, field: Any, out: Any = None, **named: Any) -> Any:  # type: ignore[override]
+        stream = self.streams[-1]
         if self.refused and stream.held is not None:
             raise StateError("this reduction cannot be captured")
         result = np.zeros(()) if out is None else out
-        stream.put(lambda: np.copyto(result, np.linalg.norm(cells)))
+        stream.put(lambda: np.copyto(result, np.linalg.norm(self._values(field, named))))
         return result
 
-    def max(self, field: Any, out: Any = None) -> Any:
-        return self.interior(field).max()
+    def max(self, field: Any, out: Any = None, **named: Any) -> Any:
+        return self._values(field, named).max()
+
+    def _values(self, field: Any, named: dict[str, Any]) -> Any:
+        if isinstance(field, str):
+            return evaluated(field, {name: self.interior(each) for name, each in named.items()})
+        return self.interior(field)
 
 
 class FakeCupy:
@@ -221,8 +227,7 @@ struct Three {{ unsigned x, y, z; }};
 static Three blockIdx, blockDim, threadIdx;
 #define __global__
 {source}
-extern "C" void run(const unsigned* shape, const double* u, const double* f, double* next, double* r,
-                    int ny, int nz)
+extern "C" void run(const unsigned* shape, const double* u, const double* f, double* next, int ny, int nz)
 {{
     blockDim = {{shape[3], shape[4], 1}};
     for (blockIdx.z = 0; blockIdx.z < shape[2]; ++blockIdx.z)
@@ -230,7 +235,7 @@ extern "C" void run(const unsigned* shape, const double* u, const double* f, dou
     for (blockIdx.x = 0; blockIdx.x < shape[0]; ++blockIdx.x)
     for (threadIdx.y = 0; threadIdx.y < shape[4]; ++threadIdx.y)
     for (threadIdx.x = 0; threadIdx.x < shape[3]; ++threadIdx.x)
-        {name}(u, f, next, r, ny, nz);
+        {name}(u, f, next, ny, nz);
 }}
 """
     flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]
