@@ -381,7 +381,8 @@ class GridReductions:
         operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
         make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
         """
-        op = self._requested("allreduce", op, reproducible)
+        if reproducible is not False and (reproducible is not None or self.reproducible):
+            op = self._requested("allreduce", op, reproducible)
         if self.device_id is not None:  # on the host no call is prepared
             arrays = (array,) if out is None else (array, out)
             launch = self._of_arrays.find(op, arrays)
@@ -435,7 +436,7 @@ class GridReductions:
 
     def _reduce(self, name: str, out: Any, *fields: Any, reproducible: object = False) -> Any:
         """Reduce one or two fields to one value."""
-        if reproducible is not False:
+        if reproducible is not False and (reproducible is not None or self.reproducible):
             name = self._requested(name, name, reproducible)
         arrays = fields if out is None else (*fields, out)
         launch = self._of_fields.find(name, arrays)
