@@ -402,8 +402,9 @@ def typed(request: Request, domain: Domain) -> Typed:
     if not 0 < len(fields) <= MOST_FIELDS or len(pointers) > MOST_FIELDS:
         given = len(fields) or len(pointers)
         raise FieldError(f"expression: {given} arrays; give 1 to {MOST_FIELDS} fields, as in u=u")
-    if pointers and domain.device_id is None:
-        raise FieldError(f"{pointers[0]} is not a NumPy array; use float({pointers[0]})")
+    for name in pointers:
+        if not isinstance(named[name], domain.xp.ndarray):
+            raise FieldError(f"{name} is not an array of {domain.xp.__name__}; use float({name})")
     cells = [owned_cells(named[name], domain.layouts.find(named[name])) for name in fields]
     specs = [cell.layout.spec for cell in cells]
     alike = [(s.components_before, s.components_after, s.staggered, s.parity) for s in specs]
