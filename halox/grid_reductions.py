@@ -166,11 +166,9 @@ class GridReductions:
         Collective. These notes hold for all reductions. The result has the same bits on every rank and in every run.
         Blocks for arrays on the host. On a GPU the reduction is ordered with the current stream. If every rank has a
         separate GPU, and all GPUs map one another's memory, the reduction is one launch that does not block; after its
-        first call it can be captured in a CUDA graph. Otherwise it works like a `halox.Allreduce` of one element.
-
-        With one launch, an error that only one rank can detect (an array that does not fit) is raised on that rank at
-        once. After the first call, the remaining ranks wait for that rank until the time limit, and their next call
-        raises `ExchangeTimeoutError`.
+        first call it can be captured in a CUDA graph. Then an array that does not fit raises an error on its rank at
+        once, and, after the first call, `ExchangeTimeoutError` in the next call of the remaining ranks. Otherwise a
+        reduction works like a `halox.Allreduce` of one element.
         """
         if axis is None:
             if named or isinstance(field, str):
@@ -220,14 +218,9 @@ class GridReductions:
     def std(self, field: FieldLike) -> float:
         """Return the standard deviation over the whole field, components included, computed in float64.
 
-        Raises the errors of `sum`, all of them on all ranks.
-
-        Notes
-        -----
-        Collective; blocks, on a GPU too. Each cell is read once. Blocks of 16384 cells with a large mean subtract it
-        before squares are added; a GPU subtracts the cell in the middle of the rank's block. So a large mean cancels no
-        digits. The variance is the sum of ``w * (variance + (mean - total_mean)**2)`` over blocks and ranks, where
-        ``w`` is the fraction of the points (Chan, Golub and LeVeque).
+        Collective; blocks, on a GPU too. Raises the errors of `sum`, all of them on all ranks. Each cell is read once.
+        A large mean cancels no digits: it is subtracted before squares are added, and the variances of blocks and ranks
+        are combined by the formula of Chan, Golub and LeVeque.
         """
         from halox.collectives.statistics import deviation
 
@@ -278,11 +271,9 @@ class GridReductions:
 
         Raises
         ------
-        FieldError
-            As for `min`. Also if `numpy.histogram` refuses the bins or the range, or there is no range and a value is
-            not finite.
-        MismatchError
-            As for `min`. Also if bins or ranges differ between ranks.
+        FieldError, MismatchError
+            As for `min`. Also if `numpy.histogram` refuses the bins or the range, there is no range and a value is not
+            finite, or bins or ranges differ between ranks.
 
         Notes
         -----
