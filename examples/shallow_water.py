@@ -82,10 +82,14 @@ def main(arguments: Sequence[str] = ()) -> float:
                     fields = {name: grid.from_dataarray(saved[name]) for name in fields}
         exact = grid.xp.asarray(stoker(x[grid.owned[0]], END)[:, None])
         whole = grid.gather(fields["depth"])
+        fastest = grid.max("abs(flow / depth) + sqrt(g * depth)", g=GRAVITY, **fields)
+        courant = float(fastest) * END / steps / dx
         grid.interior(fields["depth"])[...] -= exact
-        error = float(grid.sum(abs(fields["depth"]))) / (nx * ny * (DEEP - SHALLOW))
+        error = float(grid.sum("abs(depth)", depth=fields["depth"])) / (nx * ny * (DEEP - SHALLOW))
         if grid.rank == 0:
-            print(f"{grid.size} rank(s), {steps} steps: mean error {error:.1%} of the dam")
+            print(
+                f"{grid.size} rank(s), {steps} steps: mean error {error:.1%} of the dam, Courant number {courant:.2f}"
+            )
     if whole is not None and options.png:
         draw(options.png, x, whole[:, 0])
     if not error < 3 / nx**0.9:

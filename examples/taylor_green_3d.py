@@ -73,7 +73,9 @@ class Flow:
         """Return energy and enstrophy per volume."""
         # The last axis has only waves k >= 0; waves with k > 0 count twice.
         density = (1 + (self.k[-1] > 0)) / 2 * (abs(u) ** 2).sum(axis=0)
-        return float(self.fft.grid.sum(density)), float(self.fft.grid.sum(self.squares * density))
+        texts = {"energy": "density", "enstrophy": "squares * density"}
+        sums = self.fft.grid.reduce(texts, density=density, squares=self.squares)
+        return float(sums["energy"]), float(sums["enstrophy"])
 
 
 def vortex(points: halox.Grid) -> Any:

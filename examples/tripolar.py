@@ -67,14 +67,14 @@ def turn(grid: halox.Grid, turns: float = 1.0) -> tuple[Any, float]:
     fastest = float(grid.allreduce((outflow / area).max().reshape(1), op="max")[0])
     time = np.pi * np.cosh(WALL) * np.sinh(WALL) * turns
     steps = int(np.ceil(time * fastest / 2.4))
-    tracer, before, weighted = grid.zeros(), grid.zeros(), grid.zeros()
+    tracer, before, areas = grid.zeros(), grid.zeros(), grid.zeros()
+    grid.interior(areas)[...] = area
     *_, x, y = places(grid, j + 0.5, i + 0.5)
     inside = grid.interior(tracer)
     inside[...] = blob(xp, x, y)
 
     def total() -> float:
-        grid.interior(weighted)[...] = area * inside
-        return float(grid.sum(weighted))
+        return float(grid.sum("area * tracer", area=areas, tracer=tracer))
 
     start = total()
     for _ in range(steps):

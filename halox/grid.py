@@ -1,9 +1,9 @@
 """`Grid`, the main class of halox: made once, called in every step.
 
 The class contains no algorithms: its methods document and call the lower layers. `halox.domain` divides the grid and
-allocates fields, `halox.exchange` plans exchanges, `halox.collectives` reduces, `halox.gathering` and
-`halox.checkpoint` move whole arrays. A call with known arrays costs a dict look-up and the exchange or launch itself.
-Therefore these calls look up their plan first, and call no other method before.
+allocates fields, `halox.exchange` plans exchanges, `halox.gathering` and `halox.checkpoint` move whole arrays. The
+reductions are in its base class `GridReductions`. A call with known arrays costs a dict look-up and the exchange or
+launch itself. Therefore these calls look up their plan first, and call no other method before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from math import prod
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack, cast, overload
@@ -28,6 +27,7 @@ from halox.exchange.halo import halo_draft
 from halox.exchange.making import make_domain_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
+from halox.grid_reductions import GridReductions
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from halox.checkpoint.arguments import Progress
     from halox.checkpoint.loading import Loaded
     from halox.coarsening import CoarseGrid
-    from halox.collectives.device.device_fields import DeviceReductions
-    from halox.collectives.host.host_fields import HostReductions
     from halox.decomposition.normalise import HaloLike
     from halox.domain.options import Arguments
     from halox.exchange.device_loop import Loop
@@ -64,7 +62,7 @@ Side: TypeAlias = Literal["low", "high"]
 Given = TypeVar("Given", bound="FieldLike")
 
 
-class Grid(Closing, Generic[FieldArray]):
+class Grid(GridReductions, Closing, Generic[FieldArray]):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
     Parameters
@@ -300,17 +298,7 @@ class Grid(Closing, Generic[FieldArray]):
         self._new_like: Callable[..., FieldArray] = domain.allocation.new_like
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._known_plans = self._plans.known
-        self._reductions: HostReductions | DeviceReductions
-        if domain.device_id is None:
-            from halox.collectives.host.host_fields import HostReductions
-
-            self._reductions = HostReductions(domain)
-        else:
-            from halox.collectives.device.device_fields import DeviceReductions
-
-            self._reductions = DeviceReductions(domain)
-        self._of_fields = self._reductions.fields.known
-        self._of_arrays = self._reductions.arrays.known
+        self._use_reductions(domain)
         for table in (self._known_plans, self._of_fields):
             self._layouts.register(table)
 
@@ -911,288 +899,6 @@ class Grid(Closing, Generic[FieldArray]):
         from halox.prediction import constants, predict
 
         return predict(self, ranks, fields or ["f8"], constants(self), **options)
-
-    # Reductions
-
-    def sum(
-        self,
-        field: FieldLike,
-        out: Any = None,
-        *,
-        axis: int | Sequence[int] | None = None,
-        reproducible: bool | None = None,
-    ) -> Any:
-        """Return the sum over the whole field, components included, or over some grid axes; halo left out.
-
-        Parameters
-        ----------
-        field : array
-            Array of numbers, made by this grid, or of the grid's padded shape and on its device.
-        out : array, optional
-            Array of one element of the result's dtype, on the grid's device, for the result; not with ``axis``.
-        axis : int or sequence of int, optional
-            Grid axes to sum over. Component axes are kept: all grid axes give one sum per component. The hosts of the
-            ranks then synchronize in every call.
-        reproducible : bool, optional
-            Whether the sum of floats is exact and rounded once (docs/reproducible.md): the same bits on any number of
-            ranks, in any division, on CPUs and GPUs. By default the grid's setting. Not with ``axis``.
-
-        Returns
-        -------
-        scalar or array
-            ``out``, or else a NumPy scalar, on a GPU a CuPy array of shape (): ``float(x)`` copies it to the host.
-            Floats are added in float64, complex numbers in complex128, integers in 64 bits. With ``axis``, an array of
-            the whole remaining axes, in the order of the field's, on every rank.
-
-        Raises
-        ------
-        FieldError
-            If the dtype does not support the operation, or the array does not fit the grid, or ``out`` the result, or
-            ``reproducible`` is not a bool.
-        DeviceError
-            If the array is not on the device of the grid's fields.
-        ClosedError
-            If the grid is closed.
-        MismatchError
-            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU only dtypes and parities are
-            compared, in the first call with them.
-        StateError
-            If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
-            ranks share a GPU or are on several nodes without NCCL; if another thread is inside a collective call of
-            this grid.
-        ExchangeTimeoutError
-            If a rank does not call within ``HALOX_TIMEOUT`` seconds; if GPUs signal to one another, also if a rank
-            missed an earlier call. The results of that call and of all later calls are not valid.
-
-        Notes
-        -----
-        Collective. These notes hold for all reductions. The result has the same bits on every rank and in every run.
-        Blocks for arrays on the host. On a GPU the reduction is ordered with the current stream. If every rank has a
-        separate GPU, and all GPUs map one another's memory, the reduction is one launch that does not block; after its
-        first call it can be captured in a CUDA graph. Otherwise it works like a `halox.Allreduce` of one element.
-
-        With one launch, an error that only one rank can detect (an array that does not fit) is raised on that rank at
-        once. After the first call, the remaining ranks wait for that rank until the time limit, and their next call
-        raises `ExchangeTimeoutError`.
-        """
-        if axis is None:
-            return self._reduce("sum", out, field, reproducible=reproducible)
-        from halox.collectives.statistics import sum_over
-
-        if self.reproducible if reproducible is None else reproducible is not False:
-            self._reductions.refuse(
-                "sum",
-                FieldError(
-                    "reproducible: sums over some axes depend on the division of the grid; leave out axis, or give "
-                    "reproducible=False"
-                ),
-            )
-        return sum_over(self.domain, partial(self.allreduce, reproducible=False), field, axis, out)
-
-    def mean(
-        self,
-        field: FieldLike,
-        *,
-        axis: int | Sequence[int] | None = None,
-        reproducible: bool | None = None,
-    ) -> Any:
-        """Return the `sum`, over the whole field or some grid axes, divided by the number of points.
-
-        It has the errors of `sum`. Integers are added in 64 bits, and wrap around.
-
-        Examples
-        --------
-        >>> import halox
-        >>> with halox.Grid((4, 3), device="cpu") as grid:
-        ...     u = grid.zeros()
-        ...     grid.interior(u)[...] = grid.indices()[0]
-        ...     grid.mean(u), grid.mean(u, axis=1)
-        (np.float64(1.5), array([0., 1., 2., 3.]))
-        """
-        from halox.collectives.statistics import array_axes
-
-        total = self.sum(field, axis=axis, reproducible=reproducible)
-        layout = self.layout(field)
-        return total / prod(layout.global_shape[n] for n in array_axes(layout, axis))
-
-    def std(self, field: FieldLike) -> float:
-        """Return the standard deviation over the whole field, components included, computed in float64.
-
-        Raises the errors of `sum`, all of them on all ranks.
-
-        Notes
-        -----
-        Collective; blocks, on a GPU too. Each cell is read once. Blocks of 16384 cells with a large mean subtract it
-        before squares are added; a GPU subtracts the cell in the middle of the rank's block. So a large mean cancels no
-        digits. The variance is the sum of ``w * (variance + (mean - total_mean)**2)`` over blocks and ranks, where
-        ``w`` is the fraction of the points (Chan, Golub and LeVeque).
-        """
-        from halox.collectives.statistics import deviation
-
-        return deviation(self.domain, self._reductions.moments, field)
-
-    def argmin(self, field: FieldLike) -> tuple[int, ...]:
-        """Return the index of the smallest value in the whole field, as `gather` returns it, the same on all ranks.
-
-        The first of equal values counts, and the first NaN counts as smallest, as for `numpy.argmin`. Raises the errors
-        of `min`, all of them on all ranks. Collective; blocks, on a GPU too.
-
-        Examples
-        --------
-        >>> import halox
-        >>> with halox.Grid((4, 6), device="cpu") as grid:
-        ...     u = grid.zeros()
-        ...     grid.interior(u)[...] = (grid.indices()[0] - 2) ** 2 + grid.indices()[1]
-        ...     grid.argmin(u), grid.argmax(u)
-        ((2, 0), (0, 5))
-        """
-        from halox.collectives.statistics import extreme
-
-        return extreme(self.domain, "argmin", field)
-
-    def argmax(self, field: FieldLike) -> tuple[int, ...]:
-        """Return the index of the largest value, or of the first NaN, in the whole field; see `argmin`."""
-        from halox.collectives.statistics import extreme
-
-        return extreme(self.domain, "argmax", field)
-
-    @single_threaded
-    def histogram(
-        self,
-        field: FieldLike,
-        bins: int | Sequence[float] | Array = 10,
-        range: Sequence[float] | Array | None = None,
-    ) -> tuple[Array, Array]:
-        """Return `numpy.histogram` of the whole field: counts and edges of the bins, on all ranks in host memory.
-
-        Parameters
-        ----------
-        field : array
-            The same as for `min`.
-        bins : int or sequence of float
-            Number of bins of equal width, or their edges in rising order.
-        range : (float, float), optional
-            Ends of the bins; by default the smallest and largest value. Other values and NaN are not counted.
-
-        Raises
-        ------
-        FieldError
-            As for `min`. Also if `numpy.histogram` refuses the bins or the range, or there is no range and a value is
-            not finite.
-        MismatchError
-            As for `min`. Also if bins or ranges differ between ranks.
-
-        Notes
-        -----
-        Collective; blocks, on a GPU too.
-
-        Examples
-        --------
-        >>> import halox
-        >>> with halox.Grid((4, 6), device="cpu") as grid:
-        ...     grid.histogram(grid.ones(), bins=2, range=(0, 2))
-        (array([ 0, 24]), array([0., 1., 2.]))
-        """
-        from halox.collectives.statistics import histogram
-
-        return histogram(self.domain, field, bins, range)
-
-    def min(self, field: FieldLike, out: Any = None) -> Any:
-        """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
-        return self._reduce("min", out, field)
-
-    def max(self, field: FieldLike, out: Any = None) -> Any:
-        """Return the largest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""
-        return self._reduce("max", out, field)
-
-    def norm(self, field: FieldLike, out: Any = None, *, reproducible: bool | None = None) -> Any:
-        """Return the Euclidean norm, computed in float64. Otherwise the same as `sum`."""
-        return self._reduce("norm", out, field, reproducible=reproducible)
-
-    def dot(
-        self,
-        field: FieldLike,
-        other: FieldLike,
-        out: Any = None,
-        *,
-        reproducible: bool | None = None,
-    ) -> Any:
-        """Return the sum of ``conj(field) * other``, computed in float64, complex128 or 64-bit integers.
-
-        Both fields must have the same layout. Otherwise the same as `sum`.
-        """
-        return self._reduce("dot", out, field, other, reproducible=reproducible)
-
-    def allreduce(
-        self, array: Any, op: str = "sum", out: Any = None, *, reproducible: bool | None = None
-    ) -> Any:
-        """Combine arrays that are not fields, element by element, over all ranks.
-
-        Parameters
-        ----------
-        array : scalar, numpy.ndarray or array on this rank's GPU
-            Array of one shape and dtype on all ranks.
-        op : str
-            Operation, as for `halox.Allreduce`, which can repeat a reduction without comparing shapes each time.
-        out : array, optional
-            Array of the same shape and dtype, for the result; may be ``array`` itself.
-        reproducible : bool, optional
-            The same as for `halox.Allreduce`; by default the grid's setting.
-
-        Returns
-        -------
-        scalar or array
-            ``out``, or a new array in the memory of ``array``; the same bits on every rank.
-
-        Raises
-        ------
-        FieldError
-            If the operation has no meaning for the dtype or cannot be reproducible, or ``out`` does not fit.
-        MismatchError
-            If ranks give different shapes, dtypes or operations; on a GPU compared in the first call with them.
-        StateError, ExchangeTimeoutError
-            The same as for `sum`.
-
-        Notes
-        -----
-        Collective. Blocks for arrays on the host: one synchronization of the ranks compares the arguments and also
-        gathers arrays of up to 3520 bytes. For larger arrays, and on a GPU, the first call with a shape, dtype and
-        operation makes a `halox.Allreduce`, and the grid keeps the last 32 of these objects. On a GPU all ranks must
-        make these first calls in the same order; later calls cost as much as calls of a `halox.Allreduce`.
-        """
-        if reproducible is None:
-            reproducible = self.reproducible
-        if reproducible is not False:
-            op = self._requested("allreduce", op, reproducible)
-        if self.device_id is not None:  # on the host no call is prepared
-            arrays = (array,) if out is None else (array, out)
-            launch = self._of_arrays.find(op, arrays)
-            if launch is not None:
-                result = launch(arrays)
-                return result if out is None else out
-        return self._reductions.array(op, array, out)
-
-    def _requested(self, call: str, name: Any, reproducible: object) -> Any:
-        """Return the internal name of an operation or a reduction in a call."""
-        from halox.collectives.operations import requested_name
-
-        try:
-            return requested_name(name, reproducible)
-        except FieldError as error:
-            self._reductions.refuse(call, error)
-
-    def _reduce(self, name: str, out: Any, *fields: Any, reproducible: object = False) -> Any:
-        """Reduce one or two fields to one value."""
-        if reproducible is None:
-            reproducible = self.reproducible
-        if reproducible is not False:
-            name = self._requested(name, name, reproducible)
-        arrays = fields if out is None else (*fields, out)
-        launch = self._of_fields.find(name, arrays)
-        if launch is None:
-            return self._reductions.field(name, fields, out)
-        result = launch(arrays)
-        return result if out is None else out
 
     # Solvers
 

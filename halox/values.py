@@ -9,6 +9,9 @@ import numpy as np
 
 from halox.errors import HaloxError
 
+SCALARS = (int, float, complex, np.generic)
+"""Types of Python's and NumPy's numbers."""
+
 LARGEST = 2**63 - 1
 """The largest number of bytes or elements that NumPy can address."""
 

@@ -99,7 +99,7 @@ class Solver:
     def largest(self) -> float:
         """Return the residual's largest absolute value."""
         r = self._hierarchy.levels[-1].r
-        return max(float(self._grid.max(r)), -float(self._grid.min(r)))
+        return float(self._grid.max("abs(r)", r=r))
 
     @property
     def solution(self) -> Any:

@@ -47,10 +47,11 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
             f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
             + (f" ({specs[0]}; {specs[1]})" if fields[0].shape == fields[1].shape else "")
         )
-    return [_cells(field, layout) for field, layout in zip(fields, layouts, strict=True)]
+    return [owned_cells(field, layout) for field, layout in zip(fields, layouts, strict=True)]
 
 
-def _cells(field: object, layout: FieldLayout) -> Cells:
+def owned_cells(field: object, layout: FieldLayout) -> Cells:
+    """Describe the cells of a field."""
     whole = describe(field, "field")
     if tuple(whole.shape) != layout.padded_shape:
         raise FieldError(

@@ -19,7 +19,6 @@ from functools import partial
 from halox.domain import Domain
 from halox.errors import HaloxError, MismatchError, PathError, StateError
 from halox.exchange.draft import Borrowed, Draft, check_draft
-from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end
@@ -105,6 +104,8 @@ def make_plan(
     relocatable = not fixed
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
+    from halox.exchange.measuring import Timer
+
     paths: Mapping[str, Path] = PATHS if on_gpu else PATHS.on_host()
     choose = _chooser(context, record, paths, leave_sms=leave_sms)
     ends = {

@@ -17,7 +17,6 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from halox.errors import ClosedError, FieldError, StateError
-from halox.exchange.measuring import Timer
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
@@ -28,6 +27,7 @@ from halox.runtime.world import FORKED
 
 if TYPE_CHECKING:
     from halox.exchange.loops import Loops
+    from halox.exchange.measuring import Timer
     from halox.exchange.regions import Cells
     from halox.paths.peer.stores import StoreChannel
     from halox.runtime.array_types import FieldLike

@@ -82,6 +82,7 @@ CALLS = (
     "wait",
     "stopping",
     "loop",
+    "reduce",
 )
 """Names of the counted calls; the index of a name is its code."""
 

@@ -242,8 +242,9 @@ def test_norm_over_reading(
         with pytest.raises(RuntimeError, match=f"norm of {512 * comm.size} ones"):
             next(norm)
         return
-    (found,) = norm
+    found, *others = norm
     assert found["target"] == 1.15 and found["value"] > 0
+    assert [other["target"] for other in others] == [1.1, 1.05]
     speed = 8**4 / found["baseline"] / 1e3
     # Of a time of three decimals, beside a figure of one.
     rounded = 0.05 + speed * 0.0005 / (found["baseline"] - 0.0005)

@@ -392,6 +392,24 @@ CASES: dict[str, Case] = {
         r"give ('host'), or (None)$",
         "[halox.Allreduce(None, 3, 'f8', 'sum', a, device='cpu', reproducible=True) for a in ({}, {})]",
     ),
+    "a name of an expression that is not given": Case(
+        "grid.sum('u + w', u=grid.ones())",
+        r"as a keyword, (w=)\.\.\.;",
+        "grid.sum('u + w', u=grid.ones(), {}1)",
+        "result == 96",
+    ),
+    "an expression without a field": Case(
+        "grid.sum('2')",
+        r"as in (u=u)$",
+        "u = grid.ones(); grid.sum('2 * u', {})",
+        "result == 96",
+    ),
+    "a reproducible product of complex numbers": Case(
+        "grid.sum('w * w', w=grid.ones('c16'), reproducible=True)",
+        r"give (reproducible=False)$",
+        "grid.sum('w * w', w=grid.ones('c16'), {})",
+        "result == 48",
+    ),
     "a reduction of another byte order": Case(
         "grid.allreduce(array)",
         r"convert with (array.astype)$",

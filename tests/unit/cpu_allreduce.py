@@ -37,7 +37,7 @@ from tests.unit.reduction_oracle import same
 
 _ARGUMENTS = dict.fromkeys(
     ("allreduce_field", "exact_field"),
-    "*(const Region*)arguments[0], *(const Partials*)arguments[1], *(const Allreduce*)arguments[2]",
+    "*(const Cells*)arguments[0], *(const Partials*)arguments[1], *(const Allreduce*)arguments[2]",
 )
 _RUN = """
 extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, void** arguments)

@@ -50,6 +50,7 @@ static inline double __longlong_as_double(long long bits)
     return x;
 }
 
+static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
 
 static inline int __clzll(long long bits) { return bits ? __builtin_clzll((unsigned long long)bits) : 64; }

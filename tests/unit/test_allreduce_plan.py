@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from halox.collectives.device.field_plans import EXACT_WORDS, PARTIALS, field_row, plan_field
+from halox.collectives.device.field_plans import EXACT_WORDS, field_row, plan_field
 from halox.collectives.device.kernel_plans import (
     ALLREDUCE,
     EPOCH_SHIFT,
@@ -29,6 +29,9 @@ PARAMETER_BYTES = 4096
 """CUDA's limit on the parameters of a launch."""
 
 F8 = np.dtype("f8")
+
+PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
+"""Parameter of ``allreduce_field`` and ``exact_field`` for one result."""
 
 
 def test_structs_are_the_kernels():

@@ -98,8 +98,8 @@ def test_a_wrong_norm_is_noticed(wrong: float, monkeypatch: pytest.MonkeyPatch) 
     support.require("mpi")
     norm = halox.Grid.norm
 
-    def wrong_norm(grid: halox.Grid, field: Any, out: Any = None) -> Any:
-        value = norm(grid, field) * wrong
+    def wrong_norm(grid: halox.Grid, field: Any, out: Any = None, **named: Any) -> Any:
+        value = norm(grid, field, **named) * wrong
         if out is not None:
             out[...] = value
         return value
@@ -154,8 +154,7 @@ struct Three {{ unsigned x, y, z; }};
 static Three blockIdx, blockDim, threadIdx;
 #define __global__
 {source}
-extern "C" void run(const unsigned* shape, const double* u, const double* f, double* next, double* r,
-                    int ny, int nz)
+extern "C" void run(const unsigned* shape, const double* u, const double* f, double* next, int ny, int nz)
 {{
     blockDim = {{shape[3], shape[4], 1}};
     for (blockIdx.z = 0; blockIdx.z < shape[2]; ++blockIdx.z)
@@ -163,7 +162,7 @@ extern "C" void run(const unsigned* shape, const double* u, const double* f, dou
     for (blockIdx.x = 0; blockIdx.x < shape[0]; ++blockIdx.x)
     for (threadIdx.y = 0; threadIdx.y < shape[4]; ++threadIdx.y)
     for (threadIdx.x = 0; threadIdx.x < shape[3]; ++threadIdx.x)
-        {name}(u, f, next, r, ny, nz);
+        {name}(u, f, next, ny, nz);
 }}
 """
     flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]

@@ -27,7 +27,15 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.exchange"}, {"halox.collectives"}],
     [{"halox.gathering"}, {"halox.sampling"}, {"halox.linear_operators"}],
     [{"halox.checkpoint"}],
-    [{"halox.grid", "halox.xarray", "halox.coarsening", "halox.prediction"}],
+    [
+        {
+            "halox.grid",
+            "halox.grid_reductions",
+            "halox.xarray",
+            "halox.coarsening",
+            "halox.prediction",
+        }
+    ],
     [{"halox.transpose"}, {"halox.points"}, {"halox.cubed_sphere"}],
     [{"halox.fft"}],
     [{"halox"}],

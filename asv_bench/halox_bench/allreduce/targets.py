@@ -44,7 +44,7 @@ CONVENIENT_BYTES = 8 * KIB
 OF_PERSISTENT = 1.3
 
 NORM_CELLS = 512
-OF_READING = 1.15
+OF_READING, OF_READING_TWO, OF_ONE = 1.15, 1.10, 1.05  # of one field, two fields, one result
 
 
 def groups(args: argparse.Namespace | None, comm: Any, device: str) -> Groups | None:
@@ -149,6 +149,10 @@ class Targets:
             grid.norm(field, out=value)
             if not isclose(float(value), sqrt(prod(shape)), rel_tol=1e-14):
                 raise RuntimeError(f"norm of {prod(shape)} ones: {float(value)!r}")
+            other, both = grid.full(2.0), {"rr": value, "most": xp.zeros((), "f8")}
+            texts, ops = {"rr": "r * r", "most": "abs(r)"}, {"rr": "sum", "most": "max"}
+            if float(grid.sum("(a - b) ** 2", a=field, b=other)) != prod(shape):
+                raise RuntimeError("sum of squares of differences of 1: wrong result")
             source, target = (xp.zeros(NORM_CELLS**3, "f8") for _ in range(2))
             nbytes = source.nbytes
             copy, kind = xp.cuda.runtime.memcpyAsync, xp.cuda.runtime.memcpyDeviceToDevice
@@ -159,6 +163,9 @@ class Targets:
                     "norm": lambda: grid.norm(field, out=value),
                     "copy": lambda: copy(*ends, nbytes, kind, stage.stream.ptr),
                     "CuPy sum": source.sum,
+                    "difference": lambda: grid.sum("(a - b) ** 2", value, a=field, b=other),
+                    "one": lambda: grid.sum("r * r", value, r=field),
+                    "two": lambda: grid.reduce(texts, ops, both, r=field),
                 }
             )
             stage.settle()
@@ -175,6 +182,18 @@ class Targets:
             copy_gb_per_s=round(2 * nbytes / times["copy"] / 1e3, 1),
             cupy_sum_us=round(times["CuPy sum"], 2),
         )
+        yield limited(
+            f"sum of (a - b)**2 of {NORM_CELLS}^3 float64 a rank, {self._ranks}: over reading both fields once",
+            times["difference"] / times["copy"],
+            "x the time",
+            OF_READING_TWO if not self._bench.shared_gpu else None,
+            times["copy"],
+            "us: the bytes of both at the speed of a large copy in the same run",
+            us=round(times["difference"], 2),
+        )
+        what = f"two reductions of a field of {NORM_CELLS}^3 float64 a rank in one launch, {self._ranks}"
+        most = OF_ONE if not self._bench.shared_gpu else None
+        yield over(f"{what}: over one", times["two"], times["one"], most, "us of one")
         self._bench.free()
 
     def _measured(self, nbytes: int) -> list[Row]:

@@ -10,7 +10,7 @@ compare when the reduction is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -33,6 +33,7 @@ from halox.collectives.device.kernel_reductions import (
     Target,
     make_kernel_reduction,
 )
+from halox.collectives.expressions import Request, typed
 from halox.collectives.host.host_fields import HostArrays
 from halox.collectives.operations import (
     REPRODUCIBLE,
@@ -141,31 +142,72 @@ class DeviceReductions(HostArrays):
     ) -> DeviceFieldReduction:
         world, context = self._world, self._context
         plain = name.removeprefix(REPRODUCIBLE)
-        world.begin(plain)
-        topology = begin_making(
-            context,
-            self._device,
-            _DOING,
-            f"and this is the first {plain} of a field of {dtypes[0]}; take it once before the capture",
+        in_one_launch = self._meet(
+            plain,
+            f"field of {dtypes[0]}",
+            {
+                "reduction": name,
+                "dtype": ", ".join(map(str, dtypes)),
+                "parity of the field": parity or "all cells",
+            },
         )
-        mine = {
-            "reduction": name,
-            "dtype": ", ".join(map(str, dtypes)),
-            "parity of the field": parity or "all cells",
-        }
-        world.compare(mine, _DOING)
-        reason = why_no_kernels(world, topology)
-        if world.size > MOST_RANKS:
-            reason = f"{world.size} ranks are more than a kernel serves"
         if plain != name:
-            in_one_launch = reason is None
             return ExactReduction(context, self._device, name, dtypes, in_one_launch=in_one_launch)
         has_kernel = bool(element(dtypes[0])) and len(set(dtypes)) == 1
-        if has_kernel and reason is None:
+        if has_kernel and in_one_launch:
             arena, dtype = context.use_device(self._device), dtypes[0]
             draft = partial(FieldReduction, world, arena, name, dtype, world.size)
             return OneLaunchReduction(name, make_kernel_reduction(world, draft))
         return TwoStepReduction(context, self._device, name, dtypes, has_kernel)
+
+    def _meet(self, call: str, what: str, mine: dict[str, object]) -> bool:
+        """Compare a new reduction with all ranks, and return whether their kernels can signal to one another."""
+        world = self._world
+        world.begin(call)
+        topology = begin_making(
+            self._context,
+            self._device,
+            _DOING,
+            f"and this is the first {call} of a {what}; take it once before the capture",
+        )
+        world.compare(mine, _DOING)
+        return why_no_kernels(world, topology) is None and world.size <= MOST_RANKS
+
+    def expressions(self, request: Request, key: Hashable) -> Any:
+        """Reduce expressions of fields, each to one value; collective."""
+        from halox.collectives.device.expression_fields import ExpressionReduction
+
+        with self._world.guard:
+            self._world.check_open()
+            try:
+                call = typed(request, self._domain)
+                values = call.program.values(request.named)
+                for cells in call.cells:
+                    check_aligned(cells.described)
+                new = cupy().empty
+                outs = [new((), dtype) for dtype in call.dtypes if not request.outs]
+                outs += [
+                    self._target(*each) for each in zip(request.outs, call.dtypes, strict=False)
+                ]
+            except HaloxError as error:
+                if not self.fields.refuse(error, *request.title):
+                    self._refuse_making(request.call, error)
+                raise
+            signature = (*request.title, call.meaning)
+            reduction: Any = self.fields.reductions.get(signature)
+            if reduction is None:
+                in_one_launch = self._meet(
+                    request.call, "call with these dtypes", {"expression": call.meaning}
+                )
+                reduction = ExpressionReduction(
+                    self._context, self._device, call, in_one_launch=in_one_launch
+                )
+                self.fields.add(signature, reduction)
+            self._world.guard.begin()
+            reduction(call, values, outs)
+            arrays = request.arrays()
+            self.fields.prepare(key, arrays, None, lambda: reduction.bind(request, call, outs))
+            return request.returned([*request.outs] or outs)
 
     def refuse(self, name: str, error: HaloxError) -> NoReturn:
         """Raise the error of a call's argument; see `HostArrays.refuse`."""

@@ -40,9 +40,6 @@ EXACT_WORDS = 57
 EXACT_CELLS = 1 << 21
 """Most cells per block of an exact sum, on average: the words of a block then cannot overflow."""
 
-PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
-"""Parameter of ``allreduce_field`` and ``exact_field`` for the results of their blocks."""
-
 
 @dataclass(frozen=True)
 class FieldOperation:
@@ -131,33 +128,62 @@ def _planned_field(
     # Sums of cells are computed in 64 bits, so that bools can be counted.
     check_operation(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
     accumulator = reduction.accumulator(dtype)
-    threads = block_threads(words)
-    wanted = -(-words // (threads * CELLS_IN_FLIGHT))
-    most = BLOCKS_PER_SM * sms
-    blocks = max(1, min(wanted, most))
-    kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few values, because each is compiled
-    defines: list[tuple[str, str]] = [
+    defines = [
         ("ELEMENT", element(dtype)),
+        *kernel_defines(reduction, dtype),
+        ("MAX_LEVELS", str(kept_levels(levels))),
+        ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
+    ]
+    if not reduction.is_exact:
+        operation = find_operation(reduction.op, accumulator)
+        defines += [("ACCUMULATOR", element(accumulator)), ("OP", operation.kernel_name)]
+    size = accumulator.itemsize
+    return planned(name, defines, words, ranks, sms, size, is_exact=reduction.is_exact)
+
+
+def kept_levels(levels: int) -> int:
+    """Return the levels of a kernel's parameter: few values, because each is compiled."""
+    return 3 if levels <= 3 else MAX_LEVELS
+
+
+def kernel_defines(reduction: FieldOperation, dtype: DType) -> list[tuple[str, str]]:
+    """Return the definitions for the functions of a cell and of the result."""
+    defines = [
         ("LOCAL", reduction.local),
         ("FINISH", reduction.finish),
-        ("MAX_LEVELS", str(kept_levels)),
-        ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
         ("MAX_THREADS", str(THREADS)),
     ]
     if reduction.is_exact:
         has_products = dtype.kind == "c" and reduction.local in ("Square", "Product")
         defines += [
-            ("PARTS", str(accumulator.itemsize // 8)),
+            ("PARTS", str(reduction.accumulator(dtype).itemsize // 8)),
             ("ADDENDS", "2" if has_products else "1"),
         ]
+    return defines
+
+
+def planned(
+    name: str,
+    defines: Sequence[tuple[str, str]],
+    words: int,
+    ranks: int,
+    sms: int,
+    accumulator_bytes: int,
+    *,
+    is_exact: bool,
+    in_flight: int = CELLS_IN_FLIGHT,
+) -> ReductionPlan:
+    """Plan the launch for ``words`` cells, with accumulators of so many bytes."""
+    threads = block_threads(words)
+    most = BLOCKS_PER_SM * sms
+    blocks = max(1, min(-(-words // (threads * in_flight)), most))
+    if is_exact:
         function, threads, blocks = "exact_field", THREADS, max(blocks, -(-words // EXACT_CELLS))
-        partial_bytes = EXACT_WORDS * accumulator.itemsize
+        partial_bytes = EXACT_WORDS * accumulator_bytes
         unit_bytes = 2 * partial_bytes
     else:
-        operation = find_operation(reduction.op, accumulator)
-        defines += [("ACCUMULATOR", element(accumulator)), ("OP", operation.kernel_name)]
-        function, partial_bytes = "allreduce_field", most * accumulator.itemsize
-        unit_bytes = 32 if accumulator.itemsize == 16 else 16
+        function, partial_bytes = "allreduce_field", most * accumulator_bytes
+        unit_bytes = 16 * -(-accumulator_bytes // 8)
     return ReductionPlan(
         *(name, function, tuple(defines)),
         *(ranks, 1, 1, 1),
@@ -187,10 +213,10 @@ Level(steps=8, source_stride=8, target_stride=0))
     (Level(steps=192, source_stride=8, target_stride=0),)
     """
     other_pointer, other_strides = (0, [0] * len(shape)) if other is None else other
-    levels = _levels(shape, strides, other_strides)
-    if not 0 < prod(shape) <= MAX_WORDS or len(levels) > MAX_LEVELS:
+    levels = loops(shape, strides, other_strides)
+    if levels is None:
         return None
-    return StridedRow(pointer, other_pointer, itemsize, tuple(levels))
+    return StridedRow(pointer, other_pointer, itemsize, tuple(Level(*level) for level in levels))
 
 
 def check_aligned(field: Described) -> None:
@@ -204,17 +230,17 @@ def check_aligned(field: Described) -> None:
         )
 
 
-def _levels(
-    shape: Sequence[int], strides: Sequence[int], other_strides: Sequence[int]
-) -> list[Level]:
-    """Return loops over the cells of two fields, outermost first; loops without a gap between them are merged."""
-    levels: list[Level] = []
-    for steps, stride, other_stride in zip(shape, strides, other_strides, strict=True):
+def loops(shape: Sequence[int], *strides: Sequence[int]) -> list[tuple[int, ...]] | None:
+    """Return loops over the cells of several fields, outermost first: steps, and a stride for each field.
+
+    Loops without a gap between them are merged. None if the kernels do not support them.
+    """
+    levels: list[tuple[int, ...]] = []
+    for steps, *each in zip(shape, *strides, strict=True):
         if steps == 1:
             continue
-        last = levels[-1] if levels else None
-        if last is not None and last[1:] == (stride * steps, other_stride * steps):
-            levels[-1] = Level(last.steps * steps, stride, other_stride)
+        if levels and list(levels[-1][1:]) == [stride * steps for stride in each]:
+            levels[-1] = (levels[-1][0] * steps, *each)
         else:
-            levels.append(Level(steps, stride, other_stride))
-    return levels
+            levels.append((steps, *each))
+    return levels if 0 < prod(shape) <= MAX_WORDS and len(levels) <= MAX_LEVELS else None

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from halox.collectives.device.field_plans import (
     FIELD_REDUCTIONS,
-    PARTIALS,
     check_aligned,
     field_row,
     plan_field,
@@ -59,8 +59,8 @@ Argument: TypeAlias = "ctypes.Array[ctypes.c_char]"
 Address = ctypes.c_uint64
 """Place of an address in a launch's argument; setting its value takes effect in the next launch."""
 
-_Layout = tuple[tuple[Address, Address], PreparedLaunch]
-"""Places of the addresses of two fields' cells in a launch's argument, and the launch."""
+Layout = tuple[Sequence[Address], PreparedLaunch]
+"""Places of the addresses of the fields' cells in a launch's argument, and the launch."""
 
 _KernelRecord = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
 """Description of a rank for its peers: handles of its memory, its place there, and the signature of its plan."""
@@ -117,7 +117,7 @@ class _PlannedReduction:
         self._failed = self._failure.words
         limit_ns = int(self._world.limit_s * 1e9)
         parameter = self.plan.parameter(place, memory, self._failure.pointer, limit_ns)
-        self._argument = _argument(parameter)
+        self._argument = argument(parameter)
         self._source, self._target = _addresses(self._argument, parameter.dtype)
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Argument]) -> PreparedLaunch:
@@ -266,18 +266,24 @@ class FieldReduction(_PlannedReduction):
     def __init__(
         self, world: World, arena: DeviceArena, name: str, dtype: DType, ranks: int
     ) -> None:
-        self._name, self._dtype = name, dtype
+        self._name, self._dtype, self._ranks = name, dtype, ranks
         self._sms = multiprocessors(arena.device)
-        super().__init__(world, arena, plan_memory(name, dtype, ranks, sms=self._sms))
-        self._launches: dict[object, _Layout] = {}
+        super().__init__(world, arena, self._memory())
+        self._launches: dict[object, Layout] = {}
+
+    def _memory(self) -> ReductionPlan:
+        """Plan the memory of all launches."""
+        return plan_memory(self._name, self._dtype, self._ranks, sms=self._sms)
 
     def _set_memory(self, place: int, memory: Sequence[int]) -> None:
         super()._set_memory(place, memory)
-        partials = np.zeros(1, PARTIALS)
-        identity = FIELD_REDUCTIONS[self._name].identity(self._dtype).tobytes().ljust(16, b"\0")
-        partials[0]["at"] = memory[place] + self.plan.partials_offset
-        partials[0]["identity"] = np.frombuffer(identity, np.uint64)
-        self._partials = _argument(partials)
+        identities = b"".join(each.tobytes().ljust(16, b"\0") for each in self._identities())
+        partials = [memory[place] + self.plan.partials_offset, *np.frombuffer(identities, "u8")]
+        self._partials = argument(np.array(partials, "u8"))
+
+    def _identities(self) -> list[Any]:
+        """Return the identity element of each result."""
+        return [FIELD_REDUCTIONS[self._name].identity(self._dtype)]
 
     def supports(self, cells: Sequence[Described]) -> bool:
         """Whether the kernel supports the cells of one or two fields, or a launch for them already exists."""
@@ -297,28 +303,34 @@ class FieldReduction(_PlannedReduction):
     def _key(cells: Sequence[Described]) -> object:
         return cells[0].shape, *[field.strides for field in cells]
 
-    def _find(self, cells: Sequence[Described]) -> _Layout:
+    def _find(self, cells: Sequence[Described]) -> Layout:
         key = self._key(cells)
         layout = self._launches.get(key)
         if layout is None:
-            row = self._row(cells)
-            assert row is not None  # `supports` has returned True
-            plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
-            layout = self._launches[key] = self._make_layout(plan, row)
+            layout = self._launches[key] = self._layout(cells)
         return layout
 
-    def _make_layout(self, plan: ReductionPlan, row: StridedRow) -> _Layout:
+    def _layout(self, cells: Sequence[Described]) -> Layout:
+        row = self._row(cells)
+        assert row is not None  # `supports` has returned True
+        plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
+        return self._layout_of_row(plan, row)
+
+    def _layout_of_row(self, plan: ReductionPlan, row: StridedRow) -> Layout:
+        region = np.zeros(1, region_dtype(int(dict(plan.defines)["MAX_LEVELS"])))
+        fill_region(region[0], row, 0)
+        first = argument(region)
+        return _addresses(first, region.dtype), self._prepared_for(plan, first)
+
+    def _prepared_for(self, plan: ReductionPlan, first: Argument) -> PreparedLaunch:
+        """Return the launch of a plan; ``first`` is the argument that describes the cells."""
         if is_capturing():
             raise StateError(
                 f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
                 "with these strides; take it once before the capture"
             )
         assert plan.memory_bytes <= self.plan.memory_bytes
-        region = np.zeros(1, region_dtype(int(dict(plan.defines)["MAX_LEVELS"])))
-        fill_region(region[0], row, 0)
-        argument = _argument(region)
-        launch = self._prepared(plan, [argument, self._partials])
-        return _addresses(argument, region.dtype), launch
+        return self._prepared(plan, [first, self._partials])
 
     def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, except in captures."""
@@ -330,34 +342,39 @@ class FieldReduction(_PlannedReduction):
         sources = [(place, field.pointer) for place, field in zip(places, cells, strict=False)]
         return self._bind(launch, sources, target)
 
+    def of_words(self, cells: Sequence[Described]) -> Callable[[Sequence[int], int, Stream], None]:
+        """Return a launch for cells with these strides: of their addresses, the result's address, and a stream."""
+        return partial(self._launch_at, self._find(cells))
+
     def of_value(self, value: int, target: int, stream: Stream) -> None:
         """Launch for a rank whose cells have already been combined, to an accumulator at an address."""
         layout = self._launches.get("value")
         if layout is None:
             plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
-            layout = self._launches["value"] = self._make_layout(plan, StridedRow(0, 0, 1, ()))
+            layout = self._launches["value"] = self._layout_of_row(plan, StridedRow(0, 0, 1, ()))
         self._launch_at(layout, [value], target, stream)
 
     def _launch_at(
-        self, layout: _Layout, sources: Sequence[int], target: int, stream: Stream
+        self, layout: Layout, sources: Sequence[int], target: int, stream: Stream
     ) -> None:
         places, launch = layout
         self._enter(stream)
-        for place, source in zip(places, sources, strict=False):  # one field or two
+        for place, source in zip(places, sources, strict=False):  # fewer fields than places
             place.value = source
         self._target.value = target
         launch.launch(stream.ptr)
 
 
-def _addresses(argument: Argument, dtype: DType) -> tuple[Address, Address]:
+def _addresses(data: Argument, dtype: DType) -> tuple[Address, Address]:
     """Return the places of source and target in a launch's argument."""
     assert dtype.fields is not None
     at = (dtype.fields[name][1] for name in ("source", "target"))
-    source, target = (Address.from_buffer(argument, offset) for offset in at)
+    source, target = (Address.from_buffer(data, offset) for offset in at)
     return source, target
 
 
-def _argument(data: Array) -> Argument:
+def argument(data: Array) -> Argument:
+    """Return a copy of an array as an argument of launches."""
     return (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
 
 

@@ -5,12 +5,13 @@ Every call compares dtypes and layouts of the ranks, along with their errors, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from halox.collectives.cells import Cells, cells_of
+from halox.collectives.expressions import Request, typed
 from halox.collectives.host.cell_sums import dot, moments, sum_of_squares, total
 from halox.collectives.host.exact_sums import RECORD_BYTES, ExactSum, exact_sums
 from halox.collectives.host.grid_allreduce import DOING as _COMBINING
@@ -34,14 +35,29 @@ from halox.values import shortened, shown
 _REDUCING = "a reduction"
 
 # How a rank combines its cells, and how the ranks' values are combined: by `numpy.add` unless the name is here.
-_OF_CELLS: dict[str, Callable[..., object]] = {
+OF_CELLS: dict[str, Callable[..., object]] = {
     "sum": total,
     "min": lambda cells: np.minimum.reduce(cells, None),
     "max": lambda cells: np.maximum.reduce(cells, None),
     "norm": sum_of_squares,
     "dot": dot,
 }
-_OF_RANKS: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum}
+OF_RANKS: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum}
+
+
+@np.errstate(all="ignore")
+def combined(name: str, values: Array) -> Any:
+    """Return the result of a reduction from its values on all ranks."""
+    result = OF_RANKS.get(name, np.add).reduce(values)
+    return np.sqrt(result) if name == "norm" else result
+
+
+def rounded(name: str, records: Sequence[bytes], dtype: DType) -> Any:
+    """Return the result of a reproducible reduction from the records of exact sums, of one part or two."""
+    starts = range(0, len(records[0]), RECORD_BYTES)
+    parts = [ExactSum([r[i : i + RECORD_BYTES] for r in records]).rounded() for i in starts]
+    result = np.array(parts).view(dtype)[0]
+    return np.sqrt(result) if name == "norm" else result
 
 
 class HostFieldReduction:
@@ -60,18 +76,21 @@ class HostFieldReduction:
         """Return the dtype and the number of the values that each rank sends."""
         return self.dtype, 1
 
-    def _of_cells(self, cells: Sequence[Array]) -> bytes:
+    def _of_cells(self, cells: Sequence[Any]) -> bytes:
         """Return this rank's values."""
-        return np.asarray(_OF_CELLS[self._name](*cells), self.dtype).tobytes()
+        return np.asarray(OF_CELLS[self._name](*cells), self.dtype).tobytes()
 
-    @np.errstate(all="ignore")
     def _of_ranks(self, values: Sequence[Array]) -> Any:
         """Combine the values of all ranks."""
-        combine = _OF_RANKS.get(self._name, np.add)
-        result = combine.reduce(np.concatenate(values) if len(values) > 1 else values[0])
-        return np.sqrt(result) if self._name == "norm" else result
+        return combined(self._name, np.concatenate(values) if len(values) > 1 else values[0])
 
-    def __call__(self, cells: Sequence[Array], out: object) -> object:
+    def _delivered(self, result: Any, out: object) -> object:
+        if out is None:
+            return result
+        as_ndarray(out)[...] = result
+        return out
+
+    def __call__(self, cells: Sequence[Any], out: object) -> object:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
 
         Combining the ranks' values raises no floating-point errors, for any `numpy.errstate`: the result is then
@@ -85,11 +104,7 @@ class HostFieldReduction:
         if values is None:
             self._world.compare({"the field reduced": self._shown}, _REDUCING)
             raise AssertionError("ranks have met with fields of two kinds, and then of one")
-        result = self._of_ranks(values)
-        if out is None:
-            return result
-        as_ndarray(out)[...] = result
-        return out
+        return self._delivered(self._of_ranks(values), out)
 
     def bind(self, cells: Sequence[Cells]) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
@@ -126,15 +141,11 @@ class ExactFieldReduction(HostFieldReduction):
         self._shown += ", reproducible=True"
         return np.dtype("u1"), RECORD_BYTES * (self.dtype.itemsize // 8)
 
-    def _of_cells(self, cells: Sequence[Array]) -> bytes:
+    def _of_cells(self, cells: Sequence[Any]) -> bytes:
         return b"".join(each.record() for each in exact_sums(self._plain, *cells))
 
     def _of_ranks(self, values: Sequence[Array]) -> Any:
-        records = [each.tobytes() for each in values]
-        starts = range(0, len(records[0]), RECORD_BYTES)
-        parts = [ExactSum([r[i : i + RECORD_BYTES] for r in records]).rounded() for i in starts]
-        result = np.array(parts).view(self.dtype)[0]
-        return np.sqrt(result) if self._plain == "norm" else result
+        return rounded(self._plain, [each.tobytes() for each in values], self.dtype)
 
 
 class HostArrays:
@@ -143,7 +154,8 @@ class HostArrays:
     fields: PreparedReductions[Any]
 
     def __init__(self, domain: Domain) -> None:
-        self._context, self._world, self._device = domain.context, domain.world, domain.device_id
+        self._domain, self._context = domain, domain.context
+        self._world, self._device = domain.world, domain.device_id
         self._find_layout = domain.layouts.find
         self.fields = PreparedReductions()
         self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
@@ -216,6 +228,32 @@ class HostReductions(HostArrays):
             result = reduction(views, out)
         self.fields.prepare(name, fields, out, lambda: reduction.bind(cells))
         return result
+
+    def expressions(self, request: Request, key: Hashable) -> Any:
+        """Reduce expressions of fields, each to one value; collective, blocks."""
+        from halox.collectives.host.host_expressions import HostExpressions
+
+        with self._world.guard:
+            self._world.begin(request.call)
+            try:
+                call = typed(request, self._domain)
+                values = call.program.values(request.named)
+                signature = *request.title, call.meaning
+                found = self.fields.reductions.get(signature)
+                if found is None:
+                    found = HostExpressions(self._context, call)
+                    self.fields.add(signature, found)
+                for out, dtype in zip(request.outs, call.dtypes, strict=bool(request.outs)):
+                    check_out(describe(out, "out"), None, dtype)
+                views = [each.view() for each in call.cells]
+            except Exception as error:
+                self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
+                raise
+            results = found((views, values), request.outs or None)
+        reduction: Any = found
+        arrays = request.arrays()
+        self.fields.prepare(key, arrays, None, lambda: reduction.bind_call(request, call))
+        return request.returned(results)
 
 
 def _values(array: object) -> Array:

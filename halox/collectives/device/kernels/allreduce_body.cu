@@ -108,17 +108,17 @@ __device__ __forceinline__ bool wait(const Allreduce& p, u32 epoch, const Missin
     }
 }
 
-// The data of one or two pairs of packets: one element, or several elements that fill 8 bytes.
+// The data of pairs of packets: one element of 8 bytes or more, or several elements that fill 8 bytes.
 template <class T>
 union Unit {
     T value[sizeof(T) < 8 ? 8 / sizeof(T) : 1];
-    u64 word[sizeof(T) == 16 ? 2 : 1];
+    u64 word[sizeof(T) > 8 ? sizeof(T) / 8 : 1];
 };
 
 template <class T>
 constexpr u32 unit_elements = sizeof(T) < 8 ? 8 / sizeof(T) : 1;
 template <class T>
-constexpr u32 unit_words = sizeof(T) == 16 ? 2 : 1;
+constexpr u32 unit_words = sizeof(T) > 8 ? sizeof(T) / 8 : 1;
 template <class T>
 constexpr u32 unit_bytes = 16 * unit_words<T>;  // of packets
 

@@ -1,8 +1,9 @@
 // A field reduction in one launch: combines the cells that a rank owns, and then the values of all ranks.
 //
-// A field's cells are a region (strided_body.cu) of ELEMENTs. The source of the region is the field. Its target is the
-// second field for LOCAL Product, a cell for LOCAL Deviation, and unused otherwise. LOCAL::of(cell, other) is the value of a cell, an ACCUMULATOR.
-// OP combines the values. FINISH converts the result, which is stored at `target` as an ACCUMULATOR.
+// LOCAL::of(cell, other) is the value of a cell (field_body.cu), an ACCUMULATOR. OP combines the values. FINISH converts
+// the result, which is stored at `target` as an ACCUMULATOR. For expressions, ACCUMULATORS declares an accumulator for
+// each result, BEGIN sets them to the identity elements, TAKE adds the values of a cell, MERGE adds other accumulators,
+// and STORE stores the results.
 //
 // Launch shape: one dimension; a power of two of threads, at least as many as ranks; any number of blocks. Each thread
 // combines its cells. Each block combines its threads' values in a tree, and stores the result. The last block to do so
@@ -13,29 +14,57 @@
 //
 // Bytes moved: each cell is read once.
 
-#ifndef ELEMENT
-#define ELEMENT double
-#endif
 #ifndef ACCUMULATOR
 #define ACCUMULATOR double
-#endif
-#ifndef LOCAL
-#define LOCAL Value
 #endif
 #ifndef OP
 #define OP Sum
 #endif
-#ifndef FINISH
-#define FINISH Plain
-#endif
 
-#include "allreduce_body.cu"
+#include "field_body.cu"
 
-struct Partials {
-    u64 at;           // ACCUMULATOR[gridDim.x]
-    u64 identity[2];  // identity element of OP, an ACCUMULATOR
+// Combines a value into a total. A complex total is assigned part by part: NVRTC 13.0 does not terminate if a loop
+// assigns it as a whole.
+template <class Op, class T>
+__device__ __forceinline__ void take_in(T& all, T value) { all = Op::of(all, value); }
+template <class Op, class T>
+__device__ __forceinline__ void take_in(Complex<T>& all, Complex<T> value)
+{
+    const Complex<T> sum = Op::of(all, value);
+    all.real = sum.real;
+    all.imag = sum.imag;
+}
+
+#ifdef INPUTS
+struct alignas(8) Accumulator {
+    ACCUMULATORS
 };
-
+template <class T>
+__device__ __forceinline__ T identity(const Partials& partials, u32 number)
+{
+    Unit<T> unit;
+#pragma unroll
+    for (u32 i = 0; i < unit_words<T>; ++i)
+        unit.word[i] = partials.identity[2 * number + i];
+    return unit.value[0];
+}
+__device__ __forceinline__ Accumulator begun(const Partials& partials)
+{
+    Accumulator all;
+    BEGIN
+    return all;
+}
+__device__ __forceinline__ void take_cell(Accumulator& all, [[maybe_unused]] const Operands& cells, const Cell& in)
+{
+    STEPS
+    TAKE
+}
+__device__ __forceinline__ void merge(Accumulator& all, const Accumulator& other)
+{
+    MERGE
+}
+__device__ __forceinline__ void store(const Allreduce& p, [[maybe_unused]] const Operands& cells, const Accumulator& all) { STORE }
+#else
 typedef ACCUMULATOR Accumulator;
 
 template <class T>
@@ -89,18 +118,6 @@ struct Deviation {
     }
 };
 
-// Combines a value into a total. A complex total is assigned part by part: NVRTC 13.0 does not terminate if a loop
-// assigns it as a whole.
-template <class T>
-__device__ __forceinline__ void take_in(T& all, T value) { all = OP::of(all, value); }
-template <class T>
-__device__ __forceinline__ void take_in(Complex<T>& all, Complex<T> value)
-{
-    const Complex<T> sum = OP::of(all, value);
-    all.real = sum.real;
-    all.imag = sum.imag;
-}
-
 struct Plain {
     template <class T>
     static __device__ __forceinline__ T of(T a) { return a; }
@@ -111,6 +128,25 @@ struct Root {
     static __device__ __forceinline__ T of(T a) { return sqrt(a); }
 };
 
+__device__ __forceinline__ Accumulator begun(const Partials& partials)
+{
+    Unit<Accumulator> identity;
+#pragma unroll
+    for (u32 i = 0; i < unit_words<Accumulator>; ++i)
+        identity.word[i] = partials.identity[i];
+    return identity.value[0];
+}
+__device__ __forceinline__ void take_cell(Accumulator& all, const Region&, const Cell& cell)
+{
+    take_in<OP>(all, LOCAL::of(cell.value, cell.other));
+}
+__device__ __forceinline__ void merge(Accumulator& all, Accumulator other) { take_in<OP>(all, other); }
+__device__ __forceinline__ void store(const Allreduce& p, const Region&, Accumulator all)
+{
+    *at_address<Accumulator>(p.target) = FINISH::of(all);
+}
+#endif
+
 // Combines the threads' values in a tree; thread 0 returns the result. Called by all threads of the block.
 __device__ __forceinline__ Accumulator combine_block(Accumulator mine)
 {
@@ -120,7 +156,7 @@ __device__ __forceinline__ Accumulator combine_block(Accumulator mine)
     for (u32 half = blockDim.x / 2; half; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half)
-            take_in(shared[threadIdx.x], shared[threadIdx.x + half]);
+            merge(shared[threadIdx.x], shared[threadIdx.x + half]);
     }
     return shared[0];
 }
@@ -148,48 +184,35 @@ __device__ __forceinline__ bool combine_ranks(const Allreduce& p, u32 epoch, Acc
         return 0u;
     });
     if (complete && peer == 0) {
-        all = OP::from(shared[0].value[0]);
+        all = shared[0].value[0];
         for (u32 from = 1; from < p.ranks; ++from)
-            take_in(all, shared[from].value[0]);
+            merge(all, shared[from].value[0]);
     }
     return complete;
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_field(
-    const __grid_constant__ Region region, const __grid_constant__ Partials partials,
-    const __grid_constant__ Allreduce p)
+    const __grid_constant__ Cells cells, const __grid_constant__ Partials partials, const __grid_constant__ Allreduce p)
 {
     wait_for_earlier();
-    Unit<Accumulator> identity;
-#pragma unroll
-    for (u32 i = 0; i < unit_words<Accumulator>; ++i)
-        identity.word[i] = partials.identity[i];
-    Accumulator mine = identity.value[0];
-    const u32 step = gridDim.x * blockDim.x;
-    for (u32 start = blockIdx.x * blockDim.x + threadIdx.x; start < region.words; start += IN_FLIGHT * step) {
-        u64 cell[IN_FLIGHT], other[IN_FLIGHT];
-        ELEMENT taken[IN_FLIGHT] = {};
-        places<IN_FLIGHT>(region, 0, 0, start, step, cell, other);
+    Accumulator mine = begun(partials);
+    for_each_batch(cells, [&](const Cell (&cell)[IN_FLIGHT], const bool (&has)[IN_FLIGHT]) {
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
-            if (start + i * step < region.words)
-                taken[i] = *at_address<const ELEMENT>(cell[i]);
-#pragma unroll
-        for (u32 i = 0; i < IN_FLIGHT; ++i)
-            if (start + i * step < region.words)
-                take_in(mine, LOCAL::of(taken[i], other[i]));
-    }
+            if (has[i])
+                take_cell(mine, cells, cell[i]);
+    });
     mine = combine_block(mine);
     if (threadIdx.x == 0)
         at_address<Accumulator>(partials.at)[blockIdx.x] = mine;
     const Turn turn = take_turn(p, gridDim.x);  // also signals that this block's result is stored
     if (turn.number != gridDim.x - 1)
         return;
-    mine = identity.value[0];
+    mine = begun(partials);
     for (u32 block = threadIdx.x; block < gridDim.x; block += blockDim.x)
-        take_in(mine, Accumulator(at_address<const Accumulator>(partials.at)[block]));
+        merge(mine, at_address<const Accumulator>(partials.at)[block]);
     mine = combine_block(mine);
     Accumulator all;
     if (combine_ranks(p, turn.epoch, mine, all) && threadIdx.x == 0)
-        *at_address<Accumulator>(p.target) = FINISH::of(all);
+        store(p, cells, all);
 }

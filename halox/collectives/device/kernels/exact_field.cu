@@ -25,15 +25,6 @@
 //
 // Bytes moved: each cell is read once.
 
-#ifndef ELEMENT
-#define ELEMENT double
-#endif
-#ifndef LOCAL
-#define LOCAL Value
-#endif
-#ifndef FINISH
-#define FINISH Plain
-#endif
 #ifndef PARTS
 #define PARTS 1
 #endif
@@ -41,7 +32,7 @@
 #define ADDENDS 1
 #endif
 
-#include "allreduce_body.cu"
+#include "field_body.cu"
 
 #define BIN_BITS 40
 #define BINS 54
@@ -50,12 +41,12 @@
 #define LAST_BIN 51  // of slices: doubles near 1.5 * 2^52 of its units are finite
 #define SLICES 3
 #define ROOM 2047
+#ifdef INPUTS
+#define SOURCE 0  // LOCAL Words is not for expressions
+#else
+#define SOURCE cells.source
+#endif
 #define TAKEN (IN_FLIGHT * ADDENDS)
-
-struct Partials {
-    u64 at;  // u64[SIZE]
-    u64 identity[2];  // as in allreduce_field.cu
-};
 
 __device__ __forceinline__ u64 bits_of(double x) { return u64(__double_as_longlong(x)); }
 __device__ __forceinline__ double of_bits(u64 bits) { return __longlong_as_double(i64(bits)); }
@@ -268,7 +259,7 @@ struct Slices {
     static __device__ __forceinline__ u32 max(u32 a, u32 b) { return a > b ? a : b; }
 };
 
-__device__ __forceinline__ void add_cells(const Region& region, u64* words)
+__device__ __forceinline__ void add_cells(const Cells& cells, u64* words)
 {
     Slices slices[PARTS], of_rests[PARTS];
 #pragma unroll
@@ -277,21 +268,19 @@ __device__ __forceinline__ void add_cells(const Region& region, u64* words)
         of_rests[part].open(SLICES - 1);
     }
     u32 room = ROOM;
-    const u32 step = gridDim.x * blockDim.x;
-    for (u32 start = blockIdx.x * blockDim.x + threadIdx.x; start < region.words; start += IN_FLIGHT * step) {
-        u64 cell[IN_FLIGHT], other[IN_FLIGHT];
-        ELEMENT taken[IN_FLIGHT] = {};
-        places<IN_FLIGHT>(region, 0, 0, start, step, cell, other);
-#pragma unroll
-        for (u32 i = 0; i < IN_FLIGHT; ++i)
-            if (start + i * step < region.words)
-                taken[i] = *at_address<const ELEMENT>(cell[i]);
+    for_each_batch(cells, [&](const Cell (&cell)[IN_FLIGHT], const bool (&has)[IN_FLIGHT]) {
         double x[PARTS][TAKEN] = {};
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
-            if (start + i * step < region.words) {
+            if (has[i]) {
                 Addends addends = {};
-                LOCAL::of(taken[i], other[i], addends);
+#ifdef INPUTS
+                const Cell& in = cell[i];
+                STEPS
+                LOCAL::of(TAKE, u64(0), addends);
+#else
+                LOCAL::of(cell[i].value, cell[i].other, addends);
+#endif
 #pragma unroll
                 for (u32 j = 0; j < PARTS * ADDENDS; ++j)
                     x[j / ADDENDS][i * ADDENDS + j % ADDENDS] = addends[j / ADDENDS][j % ADDENDS];
@@ -310,7 +299,7 @@ __device__ __forceinline__ void add_cells(const Region& region, u64* words)
                 for (u32 i = 0; i < TAKEN; ++i)
                     add_double(to, x[part][i]);
         }
-    }
+    });
 #pragma unroll
     for (u32 part = 0; part < PARTS; ++part) {
         slices[part].flush_warp(words + part * WORDS);
@@ -384,8 +373,7 @@ __device__ __forceinline__ double rounded(const u64* words, u32 high, u32 tail)
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 4 / PARTS) exact_field(
-    const __grid_constant__ Region region, const __grid_constant__ Partials partials,
-    const __grid_constant__ Allreduce p)
+    const __grid_constant__ Cells cells, const __grid_constant__ Partials partials, const __grid_constant__ Allreduce p)
 {
     __shared__ u64 words[SIZE], total[SIZE];
     __shared__ u32 high[PARTS], tail[PARTS];
@@ -393,10 +381,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 4 / PARTS) exact_field
     if (threadIdx.x < PARTS)
         high[threadIdx.x] = tail[threadIdx.x] = 0;
     for (u32 i = threadIdx.x; i < SIZE; i += blockDim.x)
-        words[i] = LOCAL::is_words ? at_address<const u64>(region.source)[i] : 0;
+        words[i] = LOCAL::is_words ? at_address<const u64>(SOURCE)[i] : 0;
     __syncthreads();
     if (!LOCAL::is_words)
-        add_cells(region, words);
+        add_cells(cells, words);
     __syncthreads();
     if (gridDim.x > 1)
         for (u32 i = threadIdx.x; i < SIZE; i += blockDim.x)

@@ -1,0 +1,263 @@
+"""Reductions of expressions over all ranks, on the host and on simulated GPUs, against NumPy on the whole field."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import FieldError, MismatchError
+from tests.mpi.bad_input import Table, check_error, undocumented
+from tests.mpi.conftest import agree
+from tests.mpi.fake_cupy import Array
+from tests.mpi.test_reproducible import device, field, plain
+from tests.unit.reduction_oracle import same
+
+__all__ = ["device"]  # a fixture
+
+pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(3)]
+
+
+def whole(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    found = np.round(np.random.default_rng(seed).normal(size=(2, *shape)) * 9)
+    return (found[0] + 1j * found[1] if np.dtype(dtype).kind == "c" else found[0]).astype(dtype)
+
+
+def test_results_are_numpys(device: str, comm: MPI.Intracomm) -> None:
+    """Whole numbers, whose sums are exact in any order; each call three times, the last ones with a prepared launch."""
+    shape = (3 * comm.size + 1, 4, 5)
+    a, b, c, n = (whole(dtype, shape, k) for k, dtype in enumerate(("f8", "f4", "c16", "i4")))
+    x = np.arange(shape[0])[:, None, None]
+    wanted = {
+        "mixed": ("(a - s * b) ** 2 + where(index_x > 2, n, -1)", "sum"),
+        "complex": ("conj(c) * (c + a)", "sum"),
+        "norm": ("a - b", "norm"),
+        "least": ("n // 2 - index_z % 3", "min"),
+        "count": ("(a > b) & (n != 0)", "sum"),
+        "most": ("(a > b) & (n != 0)", "max"),
+    }
+    # Each call of a GPU's compiles another kernel.
+    few = {key: wanted[key] for key in wanted if device == "cpu" or key in ("complex", "norm")}
+    names = {"mixed": "abns", "complex": "ac", "norm": "ab", "least": "n", "count": "abn"}
+    with halox.Grid(shape, proc_shape=(comm.size, 1, 1), comm=comm, device=device) as grid:
+        fields = {name: field(grid, each) for name, each in zip("abcn", (a, b, c, n), strict=True)}
+        for s in (2, 3.0, 2):
+            value = (a - s * b.astype("f8")) ** 2 + np.where(x > 2, n, -1)
+            both = (a > b) & (n != 0)
+            results = {
+                "mixed": value.sum(),
+                "complex": (np.conj(c) * (c + a)).sum(),
+                "norm": np.sqrt(((a - b) ** 2).sum()),
+                "least": (n // 2 - np.arange(5) % 3).min(),
+                "count": both.sum(),
+                "most": both.max(),
+            }
+            given = fields | {"s": s}
+            arguments = {key: {n: given[n] for n in names.get(key, "abn")} for key in wanted}
+            texts, ops = ({key: pair[k] for key, pair in wanted.items()} for k in range(2))
+            found = grid.reduce(texts, ops, s=s, **fields)
+            assert list(found) == list(wanted)
+            alone = {
+                key: grid.reduce(text, op, **arguments[key]) for key, (text, op) in few.items()
+            }
+            for key, result in [*found.items(), *alone.items()]:
+                assert agree(same(plain(result), results[key]), comm), (key, result)
+
+
+def test_methods_take_expressions(device: str, comm: MPI.Intracomm) -> None:
+    shape = (2 * comm.size, 3)
+    a, b = (whole("f8", shape, k) for k in range(2))
+    with halox.Grid(shape, comm=comm, device=device) as grid:
+        u, v = field(grid, a), field(grid, b)
+        out = np.zeros(1)
+        target = out if device == "cpu" else Array(out)
+        for _ in range(3):
+            if device == "cpu":
+                assert grid.sum("u * v", u=u, v=v) == (a * b).sum()
+                assert grid.max("u * v", u=u, v=v) == (a * b).max()
+                assert grid.min("abs(u)", u=u) == abs(a).min()
+                assert grid.norm("u - v", u=u, v=v) == np.sqrt(((a - b) ** 2).sum())
+            assert plain(grid.dot("u", "u + v", u=u, v=v)) == (a * (a + b)).sum()
+            assert grid.sum("u + v", target, u=u, v=v) is target
+            assert plain(target)[0] == (a + b).sum()
+            outs = {"x": target}
+            assert grid.reduce({"x": "u"}, "max", outs, u=u)["x"] is target
+            assert plain(target)[0] == a.max()
+
+
+def test_reproducible_sums_of_expressions(device: str, comm: MPI.Intracomm) -> None:
+    """The same bits as the reproducible sum of a field of the values."""
+    shape = (4 * comm.size, 6)
+    rng = np.random.default_rng(3)
+    a, b = (rng.normal(size=shape) * 10.0 ** rng.integers(-9, 9, shape) for _ in range(2))
+    with halox.Grid(shape, comm=comm, device=device, reproducible=True) as grid:
+        u, v, w = field(grid, a), field(grid, b), field(grid, a * b - 0.1)
+        for _ in range(3):
+            found = grid.reduce({"s": "u * v - s", "n": "u > v"}, u=u, v=v, s=0.1)
+            assert same(plain(found["s"]), plain(grid.sum(w)))
+            assert plain(found["n"]) == (a > b).sum()
+            if device == "cpu":  # a GPU compiles another kernel for each
+                assert same(grid.norm("u * v - s", u=u, v=v, s=0.1), grid.norm(w))
+                assert same(grid.dot("u", "v", u=u, v=v), grid.dot(u, v))
+
+
+def test_layouts(comm: MPI.Intracomm) -> None:
+    """Staggered fields, components and fields with other halos; indices count the points of the layout."""
+    n = 2 * comm.size
+    options: dict[str, Any] = {"comm": comm, "device": "cpu"}
+    with halox.Grid((n, 3), dims=("lat", "lon"), **options) as grid:
+        u = grid.full(2.0, staggered=0, components=2)
+        v = grid.full(3.0, staggered=0, components=2, halo=(2, 0))
+        assert grid.reduce("u * v * index_lat", u=u, v=v) == 2 * 3 * 6 * sum(range(n + 1))
+    with halox.Grid((n, 6), checkerboard=True, periodic=True, **options) as grid:
+        even = grid.full(1.5, parity="even")
+        assert grid.sum("2 * even", even=even) == 3 * n * 3
+        with pytest.raises(FieldError, match="a field of one parity has no indices"):
+            grid.sum("even * index_x", even=even)
+
+
+def test_arrays_are_not_kept(comm: MPI.Intracomm) -> None:
+    with halox.Grid((2 * comm.size, 3), comm=comm, device="cpu") as grid:
+        u = grid.ones()
+        for _ in range(3):
+            grid.reduce("u * s", u=u, s=2.0)
+        seen = weakref.ref(u)
+        del u
+        gc.collect()
+        assert seen() is None
+
+
+def with_fields(call: Callable[[halox.Grid, Any, Any], object]) -> Callable[[MPI.Intracomm], None]:
+    def run(comm: MPI.Intracomm) -> None:
+        with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
+            call(grid, grid.ones(), grid.full(2))
+
+    return run
+
+
+def of(text: Any, **named: Any) -> Callable[[MPI.Intracomm], None]:
+    return with_fields(lambda grid, u, v: grid.reduce(text, u=u, **named))
+
+
+def on_last(comm: MPI.Intracomm) -> bool:
+    return comm.rank == comm.size - 1
+
+
+ERRORS: Table = {
+    "an unknown name in an expression": (of("u + w"), FieldError, "the name 'w' is not given"),
+    "a keyword that is not in the expression": (of("u", v=2), FieldError, "v is not in the expre"),
+    "an attribute in an expression": (of("u.T"), FieldError, r"'u.T' is not possible"),
+    "a subscript in an expression": (of("u[0]"), FieldError, r"'u\[0\]' is not possible"),
+    "an unknown function in an expression": (of("eval(u)"), FieldError, "'eval' is not possible"),
+    "a lambda in an expression": (of("lambda: u"), FieldError, "'lambda: u' is not possible"),
+    "a string in an expression": (of("u + 'x'"), FieldError, "\"'x'\" is not possible"),
+    "and in an expression": (of("u > 1 and u < 2"), FieldError, "u > 1 and u < 2' is not possi"),
+    "an expression that is not Python": (of("u +"), FieldError, "invalid syntax"),
+    "too long an expression": (of("+".join(["u"] * 400)), FieldError, "is too long"),
+    "an expression without a field": (
+        with_fields(lambda grid, u, v: grid.reduce("2")),
+        FieldError,
+        "0 arrays; give 1 to 8 fields",
+    ),
+    "an expression that is no text": (
+        with_fields(lambda grid, u, v: grid.sum(u, v=v)),
+        FieldError,
+        "expected text",
+    ),
+    "an unknown op of an expression": (
+        with_fields(lambda grid, u, v: grid.reduce("u", "prod", u=u)),
+        FieldError,
+        "op of an expression must be one of",
+    ),
+    "ops of other keys than the expressions": (
+        with_fields(lambda grid, u, v: grid.reduce({"a": "u"}, {"b": "sum"}, u=u)),
+        FieldError,
+        "with the keys of the expressions",
+    ),
+    "no expressions": (of({}), FieldError, "0 expressions; give 1 to 8"),
+    "a field with the name of an index": (
+        with_fields(lambda grid, u, v: grid.reduce("index_x", index_x=u)),
+        FieldError,
+        "index_x is the index along an axis",
+    ),
+    "an expression of unlike layouts": (
+        with_fields(lambda grid, u, v: grid.reduce("u + v", u=u, v=grid.zeros(staggered=0))),
+        FieldError,
+        "v and u have unlike layouts",
+    ),
+    "an expression of a structured dtype": (
+        with_fields(lambda grid, u, v: grid.reduce("w", w=grid.zeros([("x", "f8")]))),
+        FieldError,
+        "w: dtype .* is not possible in an expression",
+    ),
+    "an expression in float16": (
+        with_fields(lambda grid, u, v: grid.reduce("sqrt(w)", w=grid.zeros("i1"))),
+        FieldError,
+        "computes in float16",
+    ),
+    "a difference of booleans": (of("(u > 1) - (u > 2)"), FieldError, "subtract has no meaning"),
+    "an and of numbers": (of("u & 1"), FieldError, "bitwise_and is for booleans"),
+    "a comparison without parentheses": (
+        with_fields(lambda grid, u, v: grid.reduce("w > 0 & w", w=grid.zeros("i8"))),
+        FieldError,
+        "is for booleans; put comparisons",
+    ),
+    "a sine of complex numbers": (
+        with_fields(lambda grid, u, v: grid.reduce("sin(w)", w=grid.zeros("c16"))),
+        FieldError,
+        "has no complex numbers",
+    ),
+    "a number that does not fit its dtype": (
+        with_fields(lambda grid, u, v: grid.reduce("w + 300", w=grid.zeros("u1"))),
+        FieldError,
+        "a part without fields has no value: Python integer 300 out of bounds",
+    ),
+    "a huge power in an expression": (of("u + 9 ** 9 ** 9"), FieldError, "exponent"),
+    "a complex maximum of an expression": (
+        with_fields(lambda grid, u, v: grid.max("u * 1j", u=u)),
+        FieldError,
+        "max has no meaning for dtype complex128",
+    ),
+    "a sum of an expression over axes": (
+        with_fields(lambda grid, u, v: grid.sum("u", axis=0, u=u)),
+        FieldError,
+        "axis: an expression is summed over the whole grid",
+    ),
+    "a reproducible complex product": (
+        with_fields(
+            lambda grid, u, v: grid.reduce("w * w", w=grid.zeros("c16"), reproducible=True)
+        ),
+        FieldError,
+        "reproducible: products and quotients of complex numbers",
+    ),
+    "an integer power of a field": (
+        with_fields(lambda grid, u, v: grid.reduce("w ** w", w=grid.zeros("i8"))),
+        FieldError,
+        "is for integer scalars as exponents",
+    ),
+    "expressions that differ >1": (
+        lambda comm: of("u" if on_last(comm) else "u + 1")(comm),
+        MismatchError,
+        "the field reduced differs between ranks",
+    ),
+    "an error of an expression on one rank >1": (
+        lambda comm: of("u" if on_last(comm) else "u + w")(comm),
+        FieldError,
+        "the name 'w' is not given",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_raised_on_all_ranks(name: str, comm: MPI.Intracomm) -> None:
+    check_error(ERRORS, name, comm)
+
+
+def test_errors_are_documented() -> None:
+    assert not undocumented(ERRORS)
