@@ -20,6 +20,7 @@ Here 4 faces are between nodes in rank order, and 2 with tiles (if no axis is pe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,7 +133,7 @@ def place(
     node_of = np.asarray(nodes, dtype=np.int64)
     candidates = _candidates(shape, node_of)
     method, rank_of = next(candidates)
-    count = len(np.unique(node_of))
+    count = len(set(node_of.tolist()))
     cost = by_rank_order = _bytes_between(node_of[rank_of], periodic, axis_bytes)
     for other_method, other in candidates:
         # If each rank has a node, all placements cost the same.
@@ -153,7 +154,7 @@ def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str,
     c_order = tuple(range(len(shape)))
     orders = list(permutations(c_order))
     yield _RANK_ORDER, _fill(shape, shape, c_order, in_order)
-    counts = np.unique(np.unique(node_of, return_counts=True)[1]).tolist()
+    counts = sorted(set(Counter(node_of.tolist()).values()))
     for size in dict.fromkeys([*counts, math.gcd(*counts)]):
         for tile in _boxes(shape, size):
             method = f"in tiles of {'x'.join(map(str, tile))} blocks"

@@ -15,6 +15,7 @@ from halox.datatypes import StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
 from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
+from halox.runtime.casting import is_masked
 from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
@@ -116,7 +117,7 @@ def describe(array: object, name: str = "array") -> Described:
                 f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
                 f"{type(array).__qualname__}{remedy}"
             )
-        if isinstance(array, np.ma.MaskedArray):
+        if is_masked(array):
             raise FieldError(
                 f"{name} is a masked array; give its .data, since masks are not exchanged"
             )
@@ -246,7 +247,7 @@ def borrow(array: object) -> HostArray:
     array = as_ndarray(array)
     if not isinstance(array, np.ndarray):
         raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
-    if isinstance(array, np.ma.MaskedArray):
+    if is_masked(array):
         raise FieldError("a masked array has a mask that does not travel; pass its .data")
     if array.dtype.hasobject:
         raise FieldError(f"an array of dtype {array.dtype} holds references, which cannot be moved")

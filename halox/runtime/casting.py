@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from halox.runtime.dlpack import Array, DType
@@ -23,7 +25,7 @@ def cast(value: object, dtype: DType) -> Array:
     >>> cast(2.5, np.dtype("i4")), cast(True, np.dtype("f4"))
     (array(2, dtype=int32), array(1., dtype=float32))
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         raise ValueError(
             "it is a masked array, and a field has no mask; its .filled(number) has none"
         )
@@ -43,3 +45,9 @@ def cast(value: object, dtype: DType) -> Array:
         if dtype.kind in "SU" and np.any(given.astype(dtype.kind) != values):
             raise ValueError("it would be cut off")
     return values
+
+
+def is_masked(value: object) -> bool:
+    """Whether a value is a masked array; does not import ``numpy.ma``, a large module."""
+    ma = sys.modules.get("numpy.ma")
+    return ma is not None and isinstance(value, ma.MaskedArray)
