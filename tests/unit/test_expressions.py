@@ -205,6 +205,7 @@ KERNELS = [
     ("where(index_x > 2, a, -b) * s + j // 2 % 3", "max"),
     ({"rr": "a * a", "most": "abs(b)", "n": "j > 2"}, {"rr": "sum", "most": "max", "n": "sum"}),
     ("a * b + u", "reproducible sum"),
+    ("where((j > 2) | True, a, b) + where(a > b, True, False)", "sum"),
 ]
 
 

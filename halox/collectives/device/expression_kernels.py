@@ -86,7 +86,9 @@ def code_of(
     for register in program.scalars:
         dtype = program.dtypes[register]
         parts = [f"cells.operand[{at + part}]" for part in range(-(-dtype.itemsize // 8))]
-        if types[register] != "bool":
+        if types[register] == "bool":
+            parts = [f"{parts[0]} != 0"]
+        else:
             each = types[register] if len(parts) == 1 else "double"
             parts = [f"numpy::of_bits<{each}>({part})" for part in parts]
         texts[register] = (
