@@ -70,8 +70,8 @@ def why_no_nccl(context: Context) -> str | None:
             f"rank {rank} has no arrays on a GPU, and NCCL's communicator is of all ranks; leave ranks that have "
             "none out of comm"
         )
-    mine: int | str = _version()
-    versions = world.reduce(mine, "the search for NCCL")[1] or [mine]
+    mine = _version()
+    versions: Sequence[int | str] = world.reduce(mine, "the search for NCCL")[1] or [mine]
     for rank, version in enumerate(versions):
         if isinstance(version, str):
             return f"rank {rank}: {version}"
