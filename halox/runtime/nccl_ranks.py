@@ -71,22 +71,23 @@ def why_no_nccl(context: Context) -> str | None:
             "none out of comm"
         )
     mine = _version()
-    versions: Sequence[int | str] = world.reduce(mine, "the search for NCCL")[1] or [mine]
-    for rank, version in enumerate(versions):
-        if isinstance(version, str):
-            return f"rank {rank}: {version}"
-    for rank, version in enumerate(versions):
-        if version != versions[0]:
-            texts = [nccl_version_text(int(number)) for number in (versions[0], version)]
+    versions = world.reduce(mine, "the search for NCCL")[1] or [mine]
+    for rank, (_, why) in enumerate(versions):
+        if why:
+            return f"rank {rank}: {why}"
+    for rank, (version, _) in enumerate(versions):
+        if version != versions[0][0]:
+            texts = [nccl_version_text(number) for number in (versions[0][0], version)]
             return f"rank 0 has NCCL {texts[0]}, rank {rank} has {texts[1]}; install the same version on all ranks"
     return None
 
 
-def _version() -> int | str:
+def _version() -> tuple[int, str]:
+    """Return the version of NCCL, or 0 and the reason why it cannot be loaded."""
     try:
-        return load_nccl().version
+        return load_nccl().version, ""
     except DeviceError as error:
-        return str(error)
+        return 0, str(error)
 
 
 def nccl_of(context: Context) -> NcclRanks:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,5 +139,4 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
 
 def _identity(device: int) -> int:
     """Return a digest of a GPU's UUID, not 0."""
-    properties: Any = cuda.cupy().cuda.runtime.getDeviceProperties(device)
-    return digest(bytes(properties["uuid"])) | 1
+    return digest(bytes(cuda.cupy().cuda.runtime.getDeviceProperties(device)["uuid"])) | 1
