@@ -114,7 +114,7 @@ def tuned_figures(
     world = prober.world
     topology, before = topology_and_costs(prober)
     fingerprint = calibration.fingerprint_of(world, topology, prober.device)
-    shared = any(topology.sharers(rank) for rank in range(world.size))
+    shared = topology.is_shared
     campaign = probing.campaign(
         prober, protocols, probing.POINTS, progress, probing.until(world, LIMIT_S)
     )

@@ -6,7 +6,6 @@ of a set-up. A new driver or another MPI makes another entry, so that halox neve
 
 from __future__ import annotations
 
-import itertools
 import re
 import warnings
 from contextlib import suppress
@@ -74,19 +73,11 @@ def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fing
 
 def describe_topology(topology: Topology) -> str:
     """Return in words how ranks and GPUs are related, independent of the number of ranks."""
-    ranks = range(len(topology.gpus))
-    nodes: dict[int, list[int]] = {}
-    for rank in ranks:
-        nodes.setdefault(topology.nodes[rank], []).append(rank)
-    mapped = {
-        topology.why_unmapped(a, b) is None
-        for members in nodes.values()
-        for a, b in itertools.combinations(members, 2)
-    }
-    memory = {frozenset(): "no pairs", frozenset({True}): "all", frozenset({False}): "none"}
-    use = "shared by ranks" if any(topology.sharers(rank) for rank in ranks) else "one rank each"
-    span = "one node" if len(nodes) == 1 else "several nodes"
-    return f"{use}, memory mapped: {memory.get(frozenset(mapped), 'some')}, {span}"
+    mapped, apart = topology.pairs
+    memory = {(False, False): "no pairs", (True, False): "all", (False, True): "none"}
+    use = "shared by ranks" if topology.is_shared else "one rank each"
+    span = "several nodes" if topology.nodes.any() else "one node"
+    return f"{use}, memory mapped: {memory.get((mapped > 0, apart > 0), 'some')}, {span}"
 
 
 def costs_of(context: Context) -> Costs:
@@ -103,10 +94,8 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
     """
     if world.size == 1 or fingerprint.gpu == NO_GPU:
         return Costs.default()
-    costs: list[Costs | None] = world.gather_result(
-        lambda: load(fingerprint) if world.rank == 0 else None, "the reading of the tuning file"
-    )
-    return costs[0] or Costs.default()
+    costs = world.from_first(lambda: load(fingerprint), "the reading of the tuning file")
+    return costs or Costs.default()
 
 
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:

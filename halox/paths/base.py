@@ -189,7 +189,7 @@ class EndpointInfo:
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """Selection inputs common to all messages, identical on all ranks of a plan."""
+    """Selection inputs common to all messages, identical at both ends of each message."""
 
     operation: Operation = "copy"
     topology: Topology | None = None  # None if no rank has a GPU

@@ -35,7 +35,7 @@ class CudaAwarePath(Path):
 
     def survey(self, context: Context, *, is_named: bool) -> str | None:
         """Return why MPI cannot take device pointers, None if it can; collective the first time."""
-        return context.once(_why_no_device_pointers)
+        return context.of_gpus(_why_no_device_pointers)
 
     def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""

@@ -272,6 +272,17 @@ class Communicator:
         """
         return self.reduce(mine, step, reads=True, of_node=of_node)[1] or []
 
+    def gather_numbers(self, mine: int, step: str) -> npt.NDArray[np.int64]:
+        """Return an integer of every rank, in the order of the ranks; collective, only after a `reduce` of the call."""
+        numbers, own = np.empty(self.size, "i8"), np.array([mine])
+        self._wait_mpi([self.comm.Iallgather(own, numbers)], step, own, numbers)
+        return numbers
+
+    def broadcast(self, data: bytearray, step: str) -> bytearray:
+        """Return the bytes of rank 0, equally many on all ranks; collective, only after a `reduce` of the call."""
+        self._wait_mpi([self.comm.Ibcast([data, self.mpi.BYTE], 0)], step, data)
+        return data
+
     def reduce(
         self,
         mine: object,

@@ -6,6 +6,7 @@ context finds the GPUs and other properties of the ranks at first use, and frees
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from halox.runtime.device_arena import DeviceArena
     from halox.runtime.gpu.ipc_events import EventPool
     from halox.runtime.topology import Topology
+
+GPUS = "GPUs"
+"""Name of the survey of GPUs among the resources of a communicator."""
 
 _CLOSING = "a collective close"
 
@@ -47,6 +51,7 @@ class Context:
         self.events: EventPool | None = None
         self.topology: Topology | None = None
         self._results: dict[Callable[[Context], object], Any] = {}
+        self._of_gpus: dict[Callable[[Context], object], Any] = {}
 
     @property
     def device(self) -> int | None:
@@ -65,12 +70,29 @@ class Context:
         return self.device_arena
 
     def find_gpus(self) -> Topology:
-        """Return the GPUs of all ranks, after a survey on the first call; collective."""
+        """Return the GPUs of all ranks; collective.
+
+        The survey and the results of `of_gpus` stay on the communicator. The next survey is made once any rank has
+        another GPU, or another ``HALOX_CUDA_AWARE``.
+        """
         if self.topology is None:
+            from halox.runtime.device_pointers import VARIABLE
             from halox.runtime.topology import survey
 
-            self.topology = survey(self.world, self.device_arena, self.events)
+            kept, key = self.world.ranks.resources, (self.device, os.environ.get(VARIABLE))
+            is_new = GPUS not in kept or kept[GPUS][0] != key
+            if self.world.reduce(None, "the search for GPUs", [is_new])[0] != [0]:
+                kept[GPUS] = key, survey(self.world, self.device_arena, self.events), {}
+            _, self.topology, self._of_gpus = kept[GPUS]
         return self.topology
+
+    def of_gpus(self, find: Callable[[Context], Result]) -> Result:
+        """Return ``find(self)``, which depends on GPUs and libraries only: once per survey; collective."""
+        self.find_gpus()
+        if find not in self._of_gpus:
+            self._of_gpus[find] = find(self)
+        result: Result = self._of_gpus[find]
+        return result
 
     def once(self, find: Callable[[Context], Result]) -> Result:
         """Return ``find(self)``, computed on the first call only; collective if ``find`` is."""

@@ -65,29 +65,27 @@ def find_out(world: World, device: int | None) -> Verdict:
 
     Collective. The first call on a machine starts a process and may take `LIMIT_S` seconds. Call it once per world.
     """
-    gpus = world.gather(device, _SEARCHING)
-    place = [gpus[rank] for rank in world.node_ranks]
-    asks = next((rank for rank, gpu in enumerate(place) if gpu is not None), None)
+    ranks = world.ranks
+    on_gpu: list[bool] = ranks.gather(device is not None, _SEARCHING, of_node=True)
 
     def verdict_here() -> Verdict | None:
         decided = decided_by_user()
-        if decided is not None or asks != world.node_rank or device is None:
+        if decided is not None or device is None or on_gpu.index(True) != world.node_rank:
             return decided
         # The other ranks wait for the result, at most for ``world.limit_s``.
         limit_s = min(LIMIT_S, world.limit_s / 2 or LIMIT_S)
         return asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
 
-    verdicts = world.gather_result(verdict_here, _SEARCHING)
+    mine = world.guarded(verdict_here, _SEARCHING)
     # A test is valid for its node, the environment variable for its rank.
-    by_rank = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
-    refused = [(rank, verdict) for rank, verdict in by_rank if not verdict.takes]
-    if refused:
-        rank, verdict = refused[0]
-        where = "" if world.node_count == 1 else f" (rank {rank})"
-        return Verdict(False, verdict.reason + where)
-    if not by_rank:
-        return Verdict(False, "no rank has a GPU")
-    return by_rank[0][1]
+    of_node = [verdict for verdict in ranks.gather(mine, _SEARCHING, of_node=True) if verdict]
+    first = min(of_node, key=lambda verdict: verdict.takes, default=None)
+    of_all: list[Verdict | None] = world.reduce(first, _SEARCHING)[1] or [first]
+    for rank, verdict in enumerate(of_all):
+        if verdict is not None and not verdict.takes:
+            where = "" if world.node_count == 1 else f" (rank {rank})"
+            return Verdict(False, verdict.reason + where)
+    return next(filter(None, of_all), Verdict(False, "no rank has a GPU"))
 
 
 def decided_by_user() -> Verdict | None:

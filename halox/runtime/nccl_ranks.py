@@ -58,33 +58,36 @@ _living: weakref.WeakSet[NcclRanks] = weakref.WeakSet()
 
 
 def why_no_nccl(context: Context) -> str | None:
-    """Return why the ranks cannot use NCCL, None if they can; equal on all ranks. Collective, for `Context.once`."""
+    """Return why the ranks cannot use NCCL, None if they can; equal on all ranks. Collective, for `Context.of_gpus`."""
     world, topology = context.world, context.find_gpus()
-    for rank, gpu in enumerate(topology.gpus):
-        if gpu is None:
-            return (
-                f"rank {rank} has no arrays on a GPU, and NCCL's communicator is of all ranks; leave ranks that have "
-                "none out of comm"
-            )
+    refused = np.flatnonzero(topology.users != 1)
+    if refused.size:
+        rank = int(refused[0])
         sharers = topology.sharers(rank)
         if sharers:
             return f"ranks {rank} and {sharers[0]} share a GPU, which NCCL refuses"
-    versions: list[int | str] = world.gather(_version(), "the search for NCCL")
-    for rank, version in enumerate(versions):
-        if isinstance(version, str):
-            return f"rank {rank}: {version}"
-    for rank, version in enumerate(versions):
-        if version != versions[0]:
-            texts = [nccl_version_text(int(number)) for number in (versions[0], version)]
+        return (
+            f"rank {rank} has no arrays on a GPU, and NCCL's communicator is of all ranks; leave ranks that have "
+            "none out of comm"
+        )
+    mine = _version()
+    versions = world.reduce(mine, "the search for NCCL")[1] or [mine]
+    for rank, (_, why) in enumerate(versions):
+        if why:
+            return f"rank {rank}: {why}"
+    for rank, (version, _) in enumerate(versions):
+        if version != versions[0][0]:
+            texts = [nccl_version_text(number) for number in (versions[0][0], version)]
             return f"rank 0 has NCCL {texts[0]}, rank {rank} has {texts[1]}; install the same version on all ranks"
     return None
 
 
-def _version() -> int | str:
+def _version() -> tuple[int, str]:
+    """Return the version of NCCL, or 0 and the reason why it cannot be loaded."""
     try:
-        return load_nccl().version
+        return load_nccl().version, ""
     except DeviceError as error:
-        return str(error)
+        return 0, str(error)
 
 
 def nccl_of(context: Context) -> NcclRanks:
@@ -125,9 +128,7 @@ class NcclRanks:
         self._thread: threading.Thread | None = None
         self._connected: set[tuple[bool, int]] = set()
         self._names = 0
-        self.unique_id: bytes = world.gather_result(
-            lambda: load_nccl().unique_id() if world.rank == 0 else b"", _MAKING
-        )[0]
+        self.unique_id: bytes = world.from_first(lambda: load_nccl().unique_id(), _MAKING)
         self._nccl: Nccl = load_nccl()
 
         def make() -> int:

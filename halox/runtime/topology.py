@@ -1,14 +1,20 @@
 """GPUs of all ranks, and the pairs of ranks that can map each other's memory; tested once per communicator.
 
 CUDA_VISIBLE_DEVICES renumbers and hides GPUs differently on each rank, so device ordinals cannot be compared. Instead,
-GPUs are compared by UUID, and each rank tries to map the memory of the others.
+GPUs are compared by UUID, and each rank tries to map the memory of the other ranks of its node. A rank keeps records of
+its node only, and one number of every rank: with HALOX_NODE, ranks of different nodes may share a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
+from halox.runtime.communicator import digest
 from halox.runtime.device_arena import Allocation, DeviceArena
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.ipc_events import EventPool
@@ -18,35 +24,49 @@ _PROBE_BYTES = 4096
 _SURVEYING = "the survey of GPUs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Topology:
-    """GPUs of all ranks: for each rank its GPU's UUID (None on the host) and its node.
+    """GPUs of all ranks: for each rank a digest of its GPU's UUID (0 on the host) and its node.
 
-    For pairs of ranks (a, b) on one node, ``unmapped`` has the reason why a cannot map the memory of b, and
-    ``no_events`` the reason why a cannot wait for events of b.
+    For pairs of ranks (a, b) of this node, ``unmapped`` has the reason why a cannot map the memory of b, and
+    ``no_events`` the reason why a cannot wait for events of b. ``pairs`` counts, on all nodes, the pairs of ranks that
+    can map each other's memory, and the pairs that cannot.
     """
 
-    gpus: tuple[str | None, ...]
-    nodes: tuple[int, ...]
+    gpus: npt.NDArray[np.int64]
+    nodes: npt.NDArray[np.int32]
     unmapped: Mapping[tuple[int, int], str]
     no_events: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    pairs: tuple[int, int] = (0, 0)
 
     def sharers(self, rank: int) -> tuple[int, ...]:
         """Return all further ranks that use the GPU of a rank."""
-        own = self.gpus[rank]
-        return tuple(
-            other for other, gpu in enumerate(self.gpus) if own and gpu == own and other != rank
-        )
+        users = np.flatnonzero(self.gpus == self.gpus[rank]).tolist() if self.gpus[rank] else []
+        return tuple(user for user in users if user != rank)
+
+    @cached_property
+    def users(self) -> npt.NDArray[np.int64]:
+        """Number of ranks that use the GPU of each rank, 0 for a rank on the host."""
+        _, inverse, counts = np.unique(self.gpus, return_inverse=True, return_counts=True)
+        return np.where(self.gpus == 0, 0, counts[inverse])
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether any ranks share a GPU."""
+        return bool((self.users > 1).any())
 
     @property
     def all_map(self) -> bool:
         """Whether all ranks are on one node, and all ranks with GPUs can map each other's memory."""
-        return not self.unmapped and len(set(self.nodes)) <= 1
+        return not self.unmapped and not self.nodes.any()
 
     def why_unmapped(self, a: int, b: int) -> str | None:
-        """Return why two ranks cannot map each other's device memory, None if they can."""
+        """Return why two ranks cannot map each other's device memory, None if they can.
+
+        At least one of the ranks is on this node.
+        """
         for rank in (a, b):
-            if self.gpus[rank] is None:
+            if not self.gpus[rank]:
                 return f"rank {rank} has no arrays on a GPU"
         if self.nodes[a] != self.nodes[b]:
             return f"ranks {a} and {b} are on different nodes"
@@ -73,19 +93,18 @@ class Topology:
 
 
 def survey(world: World, arena: DeviceArena | None, events: EventPool | None) -> Topology:
-    """Gather the GPUs of all ranks, and try to map the memory and events of the ranks on this node; collective."""
+    """Find the GPUs of all ranks, and try to map the memory and events of the ranks on this node; collective."""
     offer: tuple[Mapping[Allocation, bytes], Mapping[int, bytes]] = ({}, {})
     block, numbers = None, []
     if arena is not None and events is not None:
         block, numbers = arena.allocate(_PROBE_BYTES), events.acquire(1)
         offer = arena.handles([block.place]), events.handles(numbers)
-    own = None if arena is None else _uuid(arena.device)
+    own = 0 if arena is None else _identity(arena.device)
     failures: dict[tuple[int, int], str] = {}
     no_events_here: dict[tuple[int, int], str] = {}
-    ranks = sorted(world.node_ranks, key=lambda rank: world.node_ranks[rank])
-    offers = world.gather(offer, _SURVEYING)
-    for rank in ranks:
-        memory, signals = offers[rank]
+    ranks = world.ranks
+    offers = ranks.gather(offer, _SURVEYING, of_node=True)
+    for rank, (memory, signals) in zip(world.node_ranks, offers, strict=True):
         if arena is None or events is None or rank == world.rank or not memory:
             continue
         try:
@@ -105,12 +124,19 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
     if arena is not None and block is not None and events is not None:
         arena.release(block)
         events.release(numbers)
-    gathered = world.gather((own, failures, no_events_here), _SURVEYING)
-    unmapped = {pair: why for _, reasons, _ in gathered for pair, why in reasons.items()}
-    no_events = {pair: why for _, _, reasons in gathered for pair, why in reasons.items()}
-    return Topology(tuple(gpu for gpu, _, _ in gathered), world.nodes, unmapped, no_events)
+    gathered = ranks.gather((failures, no_events_here), _SURVEYING, of_node=True)
+    unmapped, no_events = (
+        {pair: why for reasons in column for pair, why in reasons.items()}
+        for column in zip(*gathered, strict=True)
+    )
+    gpus = ranks.gather_numbers(own, _SURVEYING)
+    found = Topology(gpus, ranks.node_of, unmapped, no_events)
+    others = [other for other in world.node_ranks if other > world.rank]
+    mapped = sum(found.why_unmapped(world.rank, other) is None for other in others)
+    (mapped, apart), _ = world.reduce(None, _SURVEYING, [mapped, len(others) - mapped])
+    return replace(found, pairs=(mapped, apart))
 
 
-def _uuid(device: int) -> str:
-    uuid = cuda.cupy().cuda.runtime.getDeviceProperties(device)["uuid"]
-    return bytes(uuid).hex()
+def _identity(device: int) -> int:
+    """Return a digest of a GPU's UUID, not 0."""
+    return digest(bytes(cuda.cupy().cuda.runtime.getDeviceProperties(device)["uuid"])) | 1

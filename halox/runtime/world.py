@@ -8,6 +8,7 @@ seconds. So ranks with diverging programs raise an error instead of hanging.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import time
 import weakref
@@ -374,6 +375,15 @@ class World:
         """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
         result, error = _attempt(build)
         return self.gather(result, step, error)
+
+    def from_first(self, build: Callable[[], Value], step: str) -> Value:
+        """Return ``build()`` of rank 0, which alone calls it; raise on all ranks if it raises."""
+        result, error = _attempt(build) if self.rank == 0 else (None, None)
+        sent = b"" if self.rank else pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+        (nbytes,), _ = self.reduce(None, step, [len(sent)], error)
+        if self.size > 1:
+            result = pickle.loads(self.ranks.broadcast(bytearray(sent or nbytes), step))
+        return cast("Value", result)
 
     def prepare(
         self, build: Callable[[], tuple[Built, Value]], step: str

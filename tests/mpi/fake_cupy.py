@@ -269,6 +269,8 @@ class Machine:
 
         module = self._cupy()
         monkeypatch.setitem(sys.modules, "cupy", module)
+        # The communicators of other tests may have a survey of other GPUs.
+        monkeypatch.setattr("halox.runtime.context.GPUS", uuid4().hex)
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
         monkeypatch.setattr(cuda, "_cupy_types", set())
         forget_captures(monkeypatch)

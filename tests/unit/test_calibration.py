@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from halox.errors import HaloxError
@@ -120,20 +121,17 @@ def test_no_home_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "nodes", "unmapped", "said"),
+    ("gpus", "nodes", "pairs", "said"),
     [
-        (("a", "b"), (0, 0), {}, "one rank each, memory mapped: all, one node"),
-        (("a", "b", "c", "d"), (0, 0, 0, 0), {}, "one rank each, memory mapped: all, one node"),
-        (("a", "a"), (0, 0), {}, "shared by ranks, memory mapped: all, one node"),
-        (("a", "b"), (0, 0), {(1, 0): "no"}, "one rank each, memory mapped: none, one node"),
-        (
-            ("a", "b", "c"),
-            (0, 0, 0),
-            {(0, 1): "no"},
-            "one rank each, memory mapped: some, one node",
-        ),
-        (("a", "b"), (0, 1), {}, "one rank each, memory mapped: no pairs, several nodes"),
+        ((1, 2), (0, 0), (1, 0), "one rank each, memory mapped: all, one node"),
+        ((1, 2, 3, 4), (0, 0, 0, 0), (6, 0), "one rank each, memory mapped: all, one node"),
+        ((1, 1), (0, 0), (1, 0), "shared by ranks, memory mapped: all, one node"),
+        ((1, 2), (0, 0), (0, 1), "one rank each, memory mapped: none, one node"),
+        ((1, 2, 3), (0, 0, 0), (2, 1), "one rank each, memory mapped: some, one node"),
+        ((1, 2), (0, 1), (0, 0), "one rank each, memory mapped: no pairs, several nodes"),
+        ((1, 0, 0), (0, 0, 1), (0, 1), "one rank each, memory mapped: none, several nodes"),
     ],
 )
-def test_topology_in_words(gpus: Any, nodes: Any, unmapped: Any, said: str) -> None:
-    assert describe_topology(Topology(gpus, nodes, unmapped)) == said
+def test_topology_in_words(gpus: Any, nodes: Any, pairs: Any, said: str) -> None:
+    topology = Topology(np.array(gpus), np.array(nodes), {}, pairs=pairs)
+    assert describe_topology(topology) == said

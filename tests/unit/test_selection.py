@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from halox.datatypes import Datatype, StridedBlocks, indexed, vector
@@ -123,9 +124,9 @@ def on_gpu(rank: int, **said: Any) -> EndpointInfo:
     return EndpointInfo(said.get("node", 0), "gpu", block, (), rank, nbytes, paths)
 
 
-def two_gpus(**said: Any) -> Topology:
+def two_gpus(gpus: Any = (1, 2), nodes: Any = (0, 0), **said: Any) -> Topology:
     """Return a node of two ranks, each with its own GPU; each GPU can map the other's memory."""
-    return Topology(**({"gpus": ("a", "b"), "nodes": (0, 0), "unmapped": {}} | said))
+    return Topology(np.array(gpus), np.array(nodes), **({"unmapped": {}} | said))
 
 
 def named(found: Any) -> set[str]:
@@ -196,12 +197,12 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
         {"cuda_aware": NO_MPI},
     ),
     "both share a GPU": (
-        {"topology": {"gpus": ("a", "a")}},
+        {"topology": {"gpus": (1, 1)}},
         {"ipc/staging", "staged/shared"},
         {"cuda_aware": NO_MPI, "peer": "rank 0 shares its GPU with rank 1: kernels"},
     ),
     "another rank shares the receiver's GPU": (
-        {"topology": {"gpus": ("a", "b", "b"), "nodes": (0, 0, 0)}},
+        {"topology": {"gpus": (1, 2, 2), "nodes": (0, 0, 0)}},
         {"ipc/staging", "staged/shared"},
         {"cuda_aware": NO_MPI, "peer": "rank 1 shares its GPU with rank 2: kernels"},
     ),

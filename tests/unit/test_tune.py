@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from halox.cli import launcher, paths, tune
@@ -22,6 +23,7 @@ from halox.runtime.topology import Topology
 from tests import support
 
 ON_GPUS = tuned_protocols("gpu")
+ALONE = Topology(np.array([1]), np.array([0]), {})
 
 MACHINE = {
     name: ProtocolCost(2 * cost.latency_us, cost.message_us, tuple(s / 3 for s in cost.gb_per_s))
@@ -95,8 +97,7 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
     from halox.runtime.world import World
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    topology = Topology(("a",), (0,), {})
-    monkeypatch.setattr(tune, "topology_and_costs", lambda prober: (topology, Costs.default()))
+    monkeypatch.setattr(tune, "topology_and_costs", lambda prober: (ALONE, Costs.default()))
     monkeypatch.setattr(calibration, "_gpu", lambda device: ("NVIDIA H200", "580", 1))
     return FakeProber(World(MPI.COMM_SELF))
 
@@ -104,7 +105,7 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
 def test_measured_constants_are_written_and_shown(imagined: FakeProber) -> None:
     figures = tune.tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
     assert figures["file"] == str(calibration.tuning_file())
-    fingerprint = calibration.fingerprint_of(imagined.world, Topology(("a",), (0,), {}), 0)
+    fingerprint = calibration.fingerprint_of(imagined.world, ALONE, 0)
     written = calibration.load(fingerprint)
     assert written is not None and "halox tune" in written.origin
     for name in ("peer/ll", "ipc/staging", "staged/shared"):

@@ -13,11 +13,12 @@ If every rank has NCCL and a separate GPU, NCCL transfers the nodes' values inst
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Protocol, cast
+
+import numpy as np
 
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
@@ -217,10 +218,9 @@ def why_no_kernels(world: World, topology: Topology) -> str | None:
 
 
 def _first_reason(world: World, why: Callable[[int, int], str | None]) -> str | None:
-    nodes = world.nodes
-    other = next((rank for rank, node in enumerate(nodes) if node != nodes[0]), None)
-    if other is not None:
-        return f"ranks 0 and {other} are on different nodes"
+    others = np.flatnonzero(world.ranks.node_of)  # rank 0 is on node 0
+    if others.size:
+        return f"ranks 0 and {others[0]} are on different nodes"
     pairs = combinations(range(world.size), 2)
     return next((reason for a, b in pairs if (reason := why(a, b)) is not None), None)
 
@@ -299,7 +299,7 @@ def make_algorithm(
         )
     if not elements:
         return EmptyReduction(), requested or "oneshot", reasons
-    sharers = max(Counter(filter(None, topology.gpus)).values(), default=1)
+    sharers = max(1, int(topology.users.max()))
     ranked = rank_algorithms(
         possible,
         nbytes,
@@ -342,7 +342,7 @@ def _make(
 
 def _can_use_nccl(context: Context) -> bool:
     """Whether ``hierarchical`` may use NCCL between nodes; collective."""
-    return context.world.node_count > 1 and context.once(why_no_nccl) is None
+    return context.world.node_count > 1 and context.of_gpus(why_no_nccl) is None
 
 
 class _NodeReduction:
@@ -393,7 +393,8 @@ def _across_nodes_by_nccl(
 
     within: _NodeReduction | None = None
     try:
-        if all(world.gather_result(check_kernels, _MAKING)):
+        is_able = world.guarded(check_kernels, _MAKING)
+        if world.reduce(None, _MAKING, [not is_able])[0] == [0]:
             within = world.guarded(make, _MAKING)
             return NcclHierarchicalReduction(
                 *(context, nccl_of(context), op, dtype, elements),

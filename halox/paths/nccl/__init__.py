@@ -52,7 +52,7 @@ class NcclPath(Path):
         """Return why the ranks cannot use NCCL; collective."""
         if not is_named and context.find_gpus().all_map:
             return NOT_LOOKED_FOR
-        return context.once(why_no_nccl)
+        return context.of_gpus(why_no_nccl)
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, relocatable: bool
