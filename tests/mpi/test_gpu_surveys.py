@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from mpi4py import MPI
 import halox
 from halox.exchange.calibration import costs_of
 from halox.paths.cuda_aware import CudaAwarePath
-from halox.runtime import device_pointers, topology
+from halox.runtime import communicator, device_pointers, topology
 from halox.runtime.context import Context
 from halox.runtime.device_pointers import Verdict
 from halox.runtime.nccl_ranks import why_no_nccl
@@ -151,15 +150,22 @@ def test_a_second_object_surveys_only_if_a_gpu_has_changed(
 def test_calls_do_not_grow_with_the_ranks(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, verdicts: None
 ) -> None:
-    """Each survey, on four ranks and on eight; a second grid makes no survey."""
+    """Each survey, on four ranks and on eight, reads no records of all ranks; a second grid makes no survey."""
     monkeypatch.setenv("HALOX_NODE", "rank")
     machine_with_nccl(comm, monkeypatch)
     half = comm.Split(comm.rank // 4, comm.rank)
+    read: list[object] = []
+    objects = communicator.objects
+
+    def reading(records: Any) -> list[Any]:
+        read.extend(records)
+        return objects(records)
+
+    monkeypatch.setattr(communicator, "objects", reading)
 
     def counts(ranks: MPI.Intracomm) -> dict[str, int]:
         ranks = ranks.Dup()
         calls: dict[str, int] = {}
-        seen: set[CodeType] = set()
         for turn in ("first", "second"):
             with halox.Grid((8 * ranks.size, 4), comm=ranks, device="gpu") as grid:
                 context = grid.domain.context
@@ -170,11 +176,16 @@ def test_calls_do_not_grow_with_the_ranks(
                     "MPI": lambda: CudaAwarePath().survey(context, is_named=False),  # noqa: B023
                     "costs": lambda: context.once(costs_of),  # noqa: B023
                 }
+                read.clear()
+                context.world.gather(None, "a control")
+                assert len(read) == ranks.size
+                read.clear()
                 for name, find in finds.items():
                     found = calls_of(find)
                     calls[f"{name}, {turn} grid"] = found.total()
-                    seen = {*found} if turn == "second" and name == "GPUs" else seen
-        assert topology.survey.__code__ not in seen and seen
+                    is_survey = (name, turn) == ("GPUs", "first")
+                    assert (topology.survey.__code__ in found) == is_survey
+                assert not read
         return calls
 
     counts(half)  # imports modules
