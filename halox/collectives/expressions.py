@@ -26,7 +26,7 @@ from halox.collectives.operations import (
     wide_dtype,
 )
 from halox.domain import Domain
-from halox.errors import FieldError
+from halox.errors import FieldError, HaloxError
 from halox.runtime.arrays import DType
 from halox.values import SCALARS, shortened, shown
 
@@ -55,6 +55,7 @@ _FUNCTIONS |= {name: name for name in _SAME_NAME}
 WIDE = "wide"  # of `Grid.dot`: converts to the dtype in which sums are formed
 _ARGUMENTS = {"where": 3, "minimum": 2, "maximum": 2}  # of other functions: 1
 _OF_BOOLS = ("bitwise_and", "bitwise_or", "invert")
+_FOR_BOOLS = "{} is for booleans; put comparisons in parentheses, as in (a > 0) & (b > 0)"
 _OF_COMPLEX = {"add", "subtract", "multiply", "divide", "negative", "positive", "square", "equal"}
 _OF_COMPLEX |= {"not_equal", "absolute", "conjugate", "real", "imag", "isfinite", "where"}
 _OF_PARTS = {"real", "imag", "conjugate"}
@@ -75,11 +76,12 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
     """
     names, where = set(), f"expression {shortened(text)!r}"
     try:
-        root = ast.parse(text[: MOST_CHARACTERS + 1].strip(), mode="eval").body
+        # Within parentheses an expression may have several lines and a comment.
+        root = ast.parse(f"({text[: MOST_CHARACTERS + 1]}\n)", mode="eval").body
         operations = sum(isinstance(node, ast.expr) for node in ast.walk(root))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if len(text) <= MOST_CHARACTERS:
-            raise FieldError(f"{where}: {error}; {_ALLOWED}") from None
+            raise FieldError(f"{where}: {getattr(error, 'msg', error)}; {_ALLOWED}") from None
         operations = 0
     if operations > MOST_OPERATIONS or len(text) > MOST_CHARACTERS:
         raise FieldError(
@@ -126,6 +128,8 @@ def _value(tree: Tree, named: Mapping[str, Any]) -> Any:
         value = named[args[0]]
         return value[()] if isinstance(value, np.ndarray) else value
     values = [_value(arg, named) for arg in args]
+    if function in _OF_BOOLS and not all(isinstance(each, (bool, np.bool_)) for each in values):
+        raise ValueError(_FOR_BOOLS.format(function))
     if function in ("power", "exponent") and all(
         isinstance(value, (int, np.integer)) for value in values
     ):
@@ -137,7 +141,10 @@ def _value(tree: Tree, named: Mapping[str, Any]) -> Any:
     if function == WIDE:
         return np.asarray(values[0]).astype(wide_dtype(np.asarray(values[0]).dtype))[()]
     if function in _ON_SCALARS:
-        return getattr(operator, _ON_SCALARS[function])(*values)
+        result = getattr(operator, _ON_SCALARS[function])(*values)
+        if type(result) is complex and all(isinstance(each, (int, float)) for each in values):
+            raise ValueError(f"({values[0]}) ** {values[1]} is complex; use a base >= 0")
+        return result
     result = getattr(np, function)(*values)
     return result[()] if isinstance(result, np.ndarray) else result
 
@@ -149,7 +156,10 @@ def _evaluated(tree: Tree, named: Mapping[str, Any], dtype: DType | None = None)
         value = _value(tree, named)
         return value if dtype is None else np.asarray(value, dtype)
     except Exception as error:  # of Python's and NumPy's arithmetic
-        raise FieldError(f"expression: a part without fields has no value: {error}") from None
+        remedy = "" if ";" in str(error) else "; give other numbers, or floats"
+        raise FieldError(
+            f"expression: a part without fields has no value: {error}{remedy}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -178,7 +188,7 @@ class Program:
         self._known: dict[object, int] = {}
         parts = [self._compiled(tree) for tree in trees]
         self.results = [
-            part if isinstance(part, int) else self._scalar(part, np.asarray(self._of(part)).dtype)
+            part if isinstance(part, int) else self._scalar(part, np.dtype(self._kind(part)))
             for part in parts
         ]
 
@@ -225,9 +235,7 @@ class Program:
                 return parts[0]
             return self._scalar(("number", 0), kinds[0])
         if function in _OF_BOOLS and any(kind not in (bool, np.dtype(bool)) for kind in kinds):
-            raise FieldError(
-                f"expression: {function} is for booleans; put comparisons in parentheses, as in (a > 0) & (b > 0)"
-            )
+            raise FieldError(f"expression: {_FOR_BOOLS.format(function)}")
         loop = self._loop(function, kinds)
         shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
         wrong = ""
@@ -405,7 +413,7 @@ def typed(request: Request, domain: Domain) -> Typed:
     for name in pointers:
         if not isinstance(named[name], domain.xp.ndarray):
             raise FieldError(f"{name} is not an array of {domain.xp.__name__}; use float({name})")
-    cells = [owned_cells(named[name], domain.layouts.find(named[name])) for name in fields]
+    cells = [_cells(name, named[name], domain) for name in fields]
     specs = [cell.layout.spec for cell in cells]
     alike = [(s.components_before, s.components_after, s.staggered, s.parity) for s in specs]
     for name, spec, one in zip(fields, specs, alike, strict=True):
@@ -450,6 +458,13 @@ def typed(request: Request, domain: Domain) -> Typed:
         f"{', '.join(ops)} of {', '.join(map(repr, request.texts))} of {shown_inputs}, scalars {of_scalars}, "
         f"{specs[0]}",
     )
+
+
+def _cells(name: str, field: Any, domain: Domain) -> Cells:
+    try:
+        return owned_cells(field, domain.layouts.find(field))
+    except HaloxError as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _role(value: Any) -> str:

@@ -186,6 +186,32 @@ def test_expressions_that_numpy_writes_otherwise(grid: Any, text: str, wanted: A
     assert results == {"x": values.sum(), "a": grid.interior(a).max()}
 
 
+def test_scalars_do_not_change_the_dtype(grid: Any) -> None:
+    """The same call with another value has the dtypes of the first one, and the errors of a first call."""
+    u, cells = grid.ones(), float(np.prod(SHAPE))
+
+    def of(text: str, n: Any) -> Any:
+        try:
+            return grid.reduce({"n": text, "u": "u"}, u=u, n=n)["n"]
+        except FieldError as error:
+            return str(error)
+
+    assert [of("n", n) for n in (7, -1, 2)] == [7 * cells, -cells, 2 * cells]
+    for n in (2**63, 2**63):
+        assert "too large" in of("n", n)
+    for n in (1.0, -1.0, -1.0, 1.0):
+        assert of("n ** 0.5", n) == cells if n > 0 else "is complex" in of("n ** 0.5", n)
+    assert of("n ** 0.5", -1 + 0j).dtype == "c16"
+
+
+def test_an_expression_of_several_lines(grid: Any) -> None:
+    text = """
+        a   # the first
+        + b
+    """
+    assert grid.max(text, a=grid.full(1), b=grid.full(2)) == 3
+
+
 def test_blocks_need_no_whole_temporaries() -> None:
     with halox.Grid((1 << 11, 1 << 10), halo=1, comm=MPI.COMM_SELF, device="cpu") as grid:
         a, b = grid.full(3.0), grid.full(1.0)
