@@ -171,6 +171,23 @@ class Step:
     loop: tuple[DType, ...]
 
 
+def _loop(function: str, kinds: list[Any]) -> tuple[DType, ...]:
+    """Return the dtypes in which NumPy computes a function: of its arguments and of its result; () if it cannot."""
+    if function in ("real", "imag"):
+        return kinds[0], np.empty(0, kinds[0]).real.dtype
+    if function == "where":
+        condition, *others = kinds
+        if condition != np.dtype(bool):
+            raise FieldError("expression: the condition of where is not boolean; use a comparison")
+        values = _loop("maximum", others)
+        return (condition, *values) if values else ()
+    try:
+        loop: tuple[DType, ...] = getattr(np, function).resolve_dtypes((*kinds, None))
+    except TypeError:
+        return ()
+    return loop
+
+
 class Program:
     """Steps that compute expressions; made from the dtypes of fields, and the values of scalars for their types.
 
@@ -192,9 +209,6 @@ class Program:
             for part in parts
         ]
 
-    def _of(self, tree: Tree) -> Any:
-        return _evaluated(tree, self._named)
-
     def values(self, named: Mapping[str, Any]) -> list[Any]:
         """Return the scalars of a call as NumPy arrays of shape (), in the order of ``scalars``."""
         return [
@@ -214,7 +228,7 @@ class Program:
         """Return the dtype of a part, or int, float or complex for a Python number, as NumPy's promotion needs it."""
         if isinstance(part, int):
             return self.dtypes[part]
-        value = self._of(part)
+        value = _evaluated(part, self._named)
         return type(value) if type(value) in (int, float, complex) else np.asarray(value).dtype
 
     def _step(self, function: str, parts: list[int | Tree]) -> int:
@@ -236,10 +250,10 @@ class Program:
             return self._scalar(("number", 0), kinds[0])
         if function in _OF_BOOLS and any(kind not in (bool, np.dtype(bool)) for kind in kinds):
             raise FieldError(f"expression: {_FOR_BOOLS.format(function)}")
-        loop = self._loop(function, kinds)
-        shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-        wrong = ""
-        if any(not element(dtype) or not dtype.isnative for dtype in loop):
+        loop, wrong = _loop(function, kinds), ""
+        if not loop:
+            wrong = "has no meaning; convert booleans, as in 1 * a"
+        elif any(not element(dtype) or not dtype.isnative for dtype in loop):
             wrong = (
                 f"computes in {loop[-1]}, which expressions do not support; convert, as in 1.0 * a"
             )
@@ -251,6 +265,7 @@ class Program:
             else:
                 parts = [parts[0], ("exponent", parts[1])]
         if wrong:
+            shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
             raise FieldError(f"expression: {function} of {shown_kinds} {wrong}")
         args = tuple(
             part if isinstance(part, int) else self._scalar(part, dtype)
@@ -258,30 +273,6 @@ class Program:
         )
         step = Step(function, args, loop[:-1])
         return self._register(step, loop[-1], step)
-
-    @staticmethod
-    def _loop(function: str, kinds: list[Any]) -> tuple[DType, ...]:
-        """Return the dtypes in which NumPy computes a function: of its arguments and of its result."""
-        if function in ("real", "imag"):
-            return kinds[0], np.empty(0, kinds[0]).real.dtype
-        if function == "where":
-            condition = np.dtype(bool)
-            if kinds[0] != condition:
-                raise FieldError(
-                    "expression: the condition of where is not boolean; use a comparison"
-                )
-            of_values = np.result_type(
-                *(kind if isinstance(kind, np.dtype) else kind(0) for kind in kinds[1:])
-            )
-            return condition, of_values, of_values, of_values
-        try:
-            loop: tuple[DType, ...] = getattr(np, function).resolve_dtypes((*kinds, None))
-        except TypeError:
-            shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-            raise FieldError(
-                f"expression: {function} has no meaning for {shown_kinds}; convert booleans, as in 1 * a"
-            ) from None
-        return loop
 
     def _scalar(self, tree: Tree, dtype: DType) -> int:
         register = self._register((repr(tree), dtype), dtype, None)
