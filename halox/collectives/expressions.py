@@ -75,19 +75,19 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
     ('less', ('multiply', ('number', 2), ('name', 'u')), ('absolute', ('name', 'v')))
     """
     names, where = set(), f"expression {shortened(text)!r}"
+    too_long = FieldError(
+        f"{where} is too long: at most {MOST_CHARACTERS} characters and {MOST_OPERATIONS} names, numbers and "
+        "operations are possible; compute a part of it in a field"
+    )
+    if len(text) > MOST_CHARACTERS:
+        raise too_long
     try:
         # Within parentheses an expression may have several lines and a comment.
-        root = ast.parse(f"({text[: MOST_CHARACTERS + 1]}\n)", mode="eval").body
-        operations = sum(isinstance(node, ast.expr) for node in ast.walk(root))
+        root = ast.parse(f"({text}\n)", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if len(text) <= MOST_CHARACTERS:
-            raise FieldError(f"{where}: {getattr(error, 'msg', error)}; {_ALLOWED}") from None
-        operations = 0
-    if operations > MOST_OPERATIONS or len(text) > MOST_CHARACTERS:
-        raise FieldError(
-            f"{where} is too long: at most {MOST_CHARACTERS} characters and {MOST_OPERATIONS} names, numbers and "
-            "operations are possible; compute a part of it in a field"
-        )
+        raise FieldError(f"{where}: {getattr(error, 'msg', error)}; {_ALLOWED}") from None
+    if sum(isinstance(node, ast.expr) for node in ast.walk(root)) > MOST_OPERATIONS:
+        raise too_long
 
     def of_operator(op: ast.AST) -> str:
         return _OPERATORS[type(op).__name__][0]

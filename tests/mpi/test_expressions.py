@@ -202,7 +202,11 @@ ERRORS: Table = {
         FieldError,
         "computes in float16",
     ),
-    "a difference of booleans": (of("(u > 1) - (u > 2)"), FieldError, "subtract of bool, bool has no meaning"),
+    "a difference of booleans": (
+        of("(u > 1) - (u > 2)"),
+        FieldError,
+        "subtract of bool, bool has no meaning",
+    ),
     "an and of numbers": (of("u & 1"), FieldError, "bitwise_and is for booleans"),
     "a comparison without parentheses": (
         with_fields(lambda grid, u, v: grid.reduce("w > 0 & w", w=grid.zeros("i8"))),

@@ -18,6 +18,7 @@ from halox.collectives.device.expression_kernels import ExpressionKernel, code_o
 from halox.collectives.device.field_plans import FIELD_REDUCTIONS
 from halox.collectives.device.kernel_plans import ALLREDUCE
 from halox.collectives.expressions import requested, typed
+from halox.collectives.host.host_fields import MOST_FIELDS
 from halox.errors import FieldError
 from halox.runtime.gpu.compiler import source
 from tests.expressions import DTYPES, FIELDS, Writer, evaluated, values
@@ -202,6 +203,14 @@ def test_scalars_do_not_change_the_dtype(grid: Any) -> None:
     for n in (1.0, -1.0, -1.0, 1.0):
         assert of("n ** 0.5", n) == cells if n > 0 else "is complex" in of("n ** 0.5", n)
     assert of("n ** 0.5", -1 + 0j).dtype == "c16"
+
+
+def test_a_grid_keeps_few_texts_on_the_host(grid: Any) -> None:
+    u, cells = grid.ones(), float(np.prod(SHAPE))
+    for n in [*range(MOST_FIELDS + 10), *range(3)]:
+        assert grid.sum(f"u * {n}", u=u) == n * cells
+        assert grid.sum(u) == cells
+    assert len(grid._reductions.fields.reductions) == MOST_FIELDS
 
 
 def test_an_expression_of_several_lines(grid: Any) -> None:
