@@ -58,7 +58,7 @@ _OF_BOOLS = ("bitwise_and", "bitwise_or", "invert")
 _FOR_BOOLS = "{} is for booleans; put comparisons in parentheses, as in (a > 0) & (b > 0)"
 _OF_COMPLEX = {"add", "subtract", "multiply", "divide", "negative", "positive", "square", "equal"}
 _OF_COMPLEX |= {"not_equal", "absolute", "conjugate", "real", "imag", "isfinite", "where"}
-_OF_PARTS = {"real", "imag", "conjugate"}
+_SAME_VALUE = {"real": "biuf", "conjugate": "biuf", "absolute": "b"}  # by kinds of dtypes
 _ALLOWED = (
     "write names, numbers, + - * / // % **, comparisons, & | ~ of comparisons in parentheses, and the functions "
     + ", ".join(_FUNCTIONS)
@@ -242,12 +242,10 @@ class Program:
         if function == WIDE and isinstance(parts[0], int):
             wide = wide_dtype(kinds[0])
             return self._register((WIDE, parts[0]), wide, Step("positive", (parts[0],), (wide,)))
-        if function == "absolute" and kinds[0] == np.dtype(bool) and isinstance(parts[0], int):
-            return parts[0]
-        if function in _OF_PARTS and isinstance(parts[0], int) and kinds[0].kind != "c":
-            if function != "imag":
-                return parts[0]
+        if function == "imag" and kinds[0].kind != "c":
             return self._scalar(("number", 0), kinds[0])
+        if isinstance(parts[0], int) and kinds[0].kind in _SAME_VALUE.get(function, ()):
+            return parts[0]
         if function in _OF_BOOLS and any(kind not in (bool, np.dtype(bool)) for kind in kinds):
             raise FieldError(f"expression: {_FOR_BOOLS.format(function)}")
         loop, wrong = _loop(function, kinds), ""
@@ -432,13 +430,13 @@ def typed(request: Request, domain: Domain) -> Typed:
     ops = tuple(
         field_reduction_name(op, [dtype]) for op, dtype in zip(request.ops, values, strict=True)
     )
-    for step in program.steps.values():
-        is_product = step.function in ("multiply", "divide", "square") and step.loop[0].kind == "c"
-        if is_product and any(op.startswith(REPRODUCIBLE) for op in ops):
-            raise FieldError(
-                "reproducible: products and quotients of complex numbers are rounded differently by different CPUs; "
-                "use real(a) and imag(a), or give reproducible=False"
-            )
+    products = [s for s in program.steps.values() if s.function in ("multiply", "divide", "square")]
+    is_exact = any(op.startswith(REPRODUCIBLE) for op in ops)
+    if is_exact and any(step.loop[0].kind == "c" for step in products):
+        raise FieldError(
+            "reproducible: products and quotients of complex numbers are rounded differently by different CPUs; "
+            "use real(a) and imag(a), or give reproducible=False"
+        )
     shown_inputs = {name: str(dtype) for name, dtype in inputs.items()}
     of_scalars = [str(program.dtypes[register]) for register in program.scalars]
     return Typed(
