@@ -71,7 +71,8 @@ class GridReductions:
             The same as for `sum`. Each sum of floats of a dict is then a separate reduction.
         **named
             Fields and scalars in the expression: at most 8 fields, of one layout except for their halos; numbers, NumPy
-            arrays of shape (), and on a GPU CuPy arrays of shape (). All ranks must give equal scalars.
+            arrays of shape (), and on a GPU CuPy arrays of shape (). All ranks must give equal scalars. A parameter of
+            the method, such as ``out``, cannot be a name.
 
         Returns
         -------
@@ -191,14 +192,15 @@ class GridReductions:
 
     def mean(
         self,
-        field: FieldLike,
+        field: FieldLike | str,
         *,
         axis: int | Sequence[int] | None = None,
         reproducible: bool | None = None,
+        **named: Any,
     ) -> Any:
         """Return the `sum`, over the whole field or some grid axes, divided by the number of points.
 
-        It has the errors of `sum`. Integers are added in 64 bits, and wrap around.
+        It has the arguments and errors of `sum`. Integers are added in 64 bits, and wrap around.
 
         Examples
         --------
@@ -211,8 +213,9 @@ class GridReductions:
         """
         from halox.collectives.statistics import array_axes
 
-        total = self.sum(field, axis=axis, reproducible=reproducible)
-        layout = self.domain.layouts.find(field)
+        total = self.sum(field, axis=axis, reproducible=reproducible, **named)
+        one = next((each for each in named.values() if getattr(each, "shape", ())), field)
+        layout = self.domain.layouts.find(one)
         return total / prod(layout.global_shape[n] for n in array_axes(layout, axis))
 
     def std(self, field: FieldLike) -> float:
@@ -328,11 +331,12 @@ class GridReductions:
 
         Both fields must have the same layout, or both arguments are expressions. Otherwise the same as `sum`.
         """
-        if named or isinstance(field, str):
-            text: Any = (field, other)
-            if isinstance(field, str) and isinstance(other, str):
-                text = f"conj(wide({field})) * wide({other})"
+        if isinstance(field, str) and isinstance(other, str):
+            text = f"conj(wide({field})) * wide({other})"
             return self._expressions("dot", text, "sum", out, reproducible, named)
+        if named or isinstance(field, str) or isinstance(other, str):
+            error = FieldError("dot: give two fields; or two expressions, and fields by keyword")
+            self._reductions.refuse("dot", error)
         return self._reduce("dot", out, field, other, reproducible=reproducible)
 
     def allreduce(

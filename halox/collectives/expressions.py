@@ -26,7 +26,7 @@ from halox.collectives.operations import (
     wide_dtype,
 )
 from halox.domain import Domain
-from halox.errors import FieldError
+from halox.errors import FieldError, HaloxError
 from halox.runtime.arrays import DType
 from halox.values import SCALARS, shortened, shown
 
@@ -55,9 +55,10 @@ _FUNCTIONS |= {name: name for name in _SAME_NAME}
 WIDE = "wide"  # of `Grid.dot`: converts to the dtype in which sums are formed
 _ARGUMENTS = {"where": 3, "minimum": 2, "maximum": 2}  # of other functions: 1
 _OF_BOOLS = ("bitwise_and", "bitwise_or", "invert")
+_FOR_BOOLS = "{} is for booleans; put comparisons in parentheses, as in (a > 0) & (b > 0)"
 _OF_COMPLEX = {"add", "subtract", "multiply", "divide", "negative", "positive", "square", "equal"}
 _OF_COMPLEX |= {"not_equal", "absolute", "conjugate", "real", "imag", "isfinite", "where"}
-_OF_PARTS = {"real", "imag", "conjugate"}
+_SAME_VALUE = {"real": "biuf", "conjugate": "biuf", "absolute": "b"}  # by kinds of dtypes
 _ALLOWED = (
     "write names, numbers, + - * / // % **, comparisons, & | ~ of comparisons in parentheses, and the functions "
     + ", ".join(_FUNCTIONS)
@@ -74,18 +75,19 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
     ('less', ('multiply', ('number', 2), ('name', 'u')), ('absolute', ('name', 'v')))
     """
     names, where = set(), f"expression {shortened(text)!r}"
+    too_long = FieldError(
+        f"{where} is too long: at most {MOST_CHARACTERS} characters and {MOST_OPERATIONS} names, numbers and "
+        "operations are possible; compute a part of it in a field"
+    )
+    if len(text) > MOST_CHARACTERS:
+        raise too_long
     try:
-        root = ast.parse(text[: MOST_CHARACTERS + 1].strip(), mode="eval").body
-        operations = sum(isinstance(node, ast.expr) for node in ast.walk(root))
+        # Within parentheses an expression may have several lines and a comment.
+        root = ast.parse(f"({text}\n)", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if len(text) <= MOST_CHARACTERS:
-            raise FieldError(f"{where}: {error}; {_ALLOWED}") from None
-        operations = 0
-    if operations > MOST_OPERATIONS or len(text) > MOST_CHARACTERS:
-        raise FieldError(
-            f"{where} is too long: at most {MOST_CHARACTERS} characters and {MOST_OPERATIONS} names, numbers and "
-            "operations are possible; compute a part of it in a field"
-        )
+        raise FieldError(f"{where}: {getattr(error, 'msg', error)}; {_ALLOWED}") from None
+    if sum(isinstance(node, ast.expr) for node in ast.walk(root)) > MOST_OPERATIONS:
+        raise too_long
 
     def of_operator(op: ast.AST) -> str:
         return _OPERATORS[type(op).__name__][0]
@@ -126,6 +128,8 @@ def _value(tree: Tree, named: Mapping[str, Any]) -> Any:
         value = named[args[0]]
         return value[()] if isinstance(value, np.ndarray) else value
     values = [_value(arg, named) for arg in args]
+    if function in _OF_BOOLS and not all(isinstance(each, (bool, np.bool_)) for each in values):
+        raise ValueError(_FOR_BOOLS.format(function))
     if function in ("power", "exponent") and all(
         isinstance(value, (int, np.integer)) for value in values
     ):
@@ -137,7 +141,10 @@ def _value(tree: Tree, named: Mapping[str, Any]) -> Any:
     if function == WIDE:
         return np.asarray(values[0]).astype(wide_dtype(np.asarray(values[0]).dtype))[()]
     if function in _ON_SCALARS:
-        return getattr(operator, _ON_SCALARS[function])(*values)
+        result = getattr(operator, _ON_SCALARS[function])(*values)
+        if type(result) is complex and all(isinstance(each, (int, float)) for each in values):
+            raise ValueError(f"({values[0]}) ** {values[1]} is complex; use a base >= 0")
+        return result
     result = getattr(np, function)(*values)
     return result[()] if isinstance(result, np.ndarray) else result
 
@@ -149,7 +156,10 @@ def _evaluated(tree: Tree, named: Mapping[str, Any], dtype: DType | None = None)
         value = _value(tree, named)
         return value if dtype is None else np.asarray(value, dtype)
     except Exception as error:  # of Python's and NumPy's arithmetic
-        raise FieldError(f"expression: a part without fields has no value: {error}") from None
+        remedy = "" if ";" in str(error) else "; give other numbers, or floats"
+        raise FieldError(
+            f"expression: a part without fields has no value: {error}{remedy}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,23 @@ class Step:
     function: str
     args: tuple[int, ...]
     loop: tuple[DType, ...]
+
+
+def _loop(function: str, kinds: list[Any]) -> tuple[DType, ...]:
+    """Return the dtypes in which NumPy computes a function: of its arguments and of its result; () if it cannot."""
+    if function in ("real", "imag"):
+        return kinds[0], np.empty(0, kinds[0]).real.dtype
+    if function == "where":
+        condition, *others = kinds
+        if condition != np.dtype(bool):
+            raise FieldError("expression: the condition of where is not boolean; use a comparison")
+        values = _loop("maximum", others)
+        return (condition, *values) if values else ()
+    try:
+        loop: tuple[DType, ...] = getattr(np, function).resolve_dtypes((*kinds, None))
+    except TypeError:
+        return ()
+    return loop
 
 
 class Program:
@@ -178,12 +205,9 @@ class Program:
         self._known: dict[object, int] = {}
         parts = [self._compiled(tree) for tree in trees]
         self.results = [
-            part if isinstance(part, int) else self._scalar(part, np.asarray(self._of(part)).dtype)
+            part if isinstance(part, int) else self._scalar(part, np.dtype(self._kind(part)))
             for part in parts
         ]
-
-    def _of(self, tree: Tree) -> Any:
-        return _evaluated(tree, self._named)
 
     def values(self, named: Mapping[str, Any]) -> list[Any]:
         """Return the scalars of a call as NumPy arrays of shape (), in the order of ``scalars``."""
@@ -204,7 +228,7 @@ class Program:
         """Return the dtype of a part, or int, float or complex for a Python number, as NumPy's promotion needs it."""
         if isinstance(part, int):
             return self.dtypes[part]
-        value = self._of(part)
+        value = _evaluated(part, self._named)
         return type(value) if type(value) in (int, float, complex) else np.asarray(value).dtype
 
     def _step(self, function: str, parts: list[int | Tree]) -> int:
@@ -218,20 +242,16 @@ class Program:
         if function == WIDE and isinstance(parts[0], int):
             wide = wide_dtype(kinds[0])
             return self._register((WIDE, parts[0]), wide, Step("positive", (parts[0],), (wide,)))
-        if function == "absolute" and kinds[0] == np.dtype(bool) and isinstance(parts[0], int):
-            return parts[0]
-        if function in _OF_PARTS and isinstance(parts[0], int) and kinds[0].kind != "c":
-            if function != "imag":
-                return parts[0]
+        if function == "imag" and kinds[0].kind != "c":
             return self._scalar(("number", 0), kinds[0])
+        if isinstance(parts[0], int) and kinds[0].kind in _SAME_VALUE.get(function, ()):
+            return parts[0]
         if function in _OF_BOOLS and any(kind not in (bool, np.dtype(bool)) for kind in kinds):
-            raise FieldError(
-                f"expression: {function} is for booleans; put comparisons in parentheses, as in (a > 0) & (b > 0)"
-            )
-        loop = self._loop(function, kinds)
-        shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-        wrong = ""
-        if any(not element(dtype) or not dtype.isnative for dtype in loop):
+            raise FieldError(f"expression: {_FOR_BOOLS.format(function)}")
+        loop, wrong = _loop(function, kinds), ""
+        if not loop:
+            wrong = "has no meaning; convert booleans, as in 1 * a"
+        elif any(not element(dtype) or not dtype.isnative for dtype in loop):
             wrong = (
                 f"computes in {loop[-1]}, which expressions do not support; convert, as in 1.0 * a"
             )
@@ -243,6 +263,7 @@ class Program:
             else:
                 parts = [parts[0], ("exponent", parts[1])]
         if wrong:
+            shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
             raise FieldError(f"expression: {function} of {shown_kinds} {wrong}")
         args = tuple(
             part if isinstance(part, int) else self._scalar(part, dtype)
@@ -250,30 +271,6 @@ class Program:
         )
         step = Step(function, args, loop[:-1])
         return self._register(step, loop[-1], step)
-
-    @staticmethod
-    def _loop(function: str, kinds: list[Any]) -> tuple[DType, ...]:
-        """Return the dtypes in which NumPy computes a function: of its arguments and of its result."""
-        if function in ("real", "imag"):
-            return kinds[0], np.empty(0, kinds[0]).real.dtype
-        if function == "where":
-            condition = np.dtype(bool)
-            if kinds[0] != condition:
-                raise FieldError(
-                    "expression: the condition of where is not boolean; use a comparison"
-                )
-            of_values = np.result_type(
-                *(kind if isinstance(kind, np.dtype) else kind(0) for kind in kinds[1:])
-            )
-            return condition, of_values, of_values, of_values
-        try:
-            loop: tuple[DType, ...] = getattr(np, function).resolve_dtypes((*kinds, None))
-        except TypeError:
-            shown_kinds = ", ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-            raise FieldError(
-                f"expression: {function} has no meaning for {shown_kinds}; convert booleans, as in 1 * a"
-            ) from None
-        return loop
 
     def _scalar(self, tree: Tree, dtype: DType) -> int:
         register = self._register((repr(tree), dtype), dtype, None)
@@ -405,7 +402,7 @@ def typed(request: Request, domain: Domain) -> Typed:
     for name in pointers:
         if not isinstance(named[name], domain.xp.ndarray):
             raise FieldError(f"{name} is not an array of {domain.xp.__name__}; use float({name})")
-    cells = [owned_cells(named[name], domain.layouts.find(named[name])) for name in fields]
+    cells = [_cells(name, named[name], domain) for name in fields]
     specs = [cell.layout.spec for cell in cells]
     alike = [(s.components_before, s.components_after, s.staggered, s.parity) for s in specs]
     for name, spec, one in zip(fields, specs, alike, strict=True):
@@ -433,13 +430,13 @@ def typed(request: Request, domain: Domain) -> Typed:
     ops = tuple(
         field_reduction_name(op, [dtype]) for op, dtype in zip(request.ops, values, strict=True)
     )
-    for step in program.steps.values():
-        is_product = step.function in ("multiply", "divide", "square") and step.loop[0].kind == "c"
-        if is_product and any(op.startswith(REPRODUCIBLE) for op in ops):
-            raise FieldError(
-                "reproducible: products and quotients of complex numbers are rounded differently by different CPUs; "
-                "use real(a) and imag(a), or give reproducible=False"
-            )
+    products = [s for s in program.steps.values() if s.function in ("multiply", "divide", "square")]
+    is_exact = any(op.startswith(REPRODUCIBLE) for op in ops)
+    if is_exact and any(step.loop[0].kind == "c" for step in products):
+        raise FieldError(
+            "reproducible: products and quotients of complex numbers are rounded differently by different CPUs; "
+            "use real(a) and imag(a), or give reproducible=False"
+        )
     shown_inputs = {name: str(dtype) for name, dtype in inputs.items()}
     of_scalars = [str(program.dtypes[register]) for register in program.scalars]
     return Typed(
@@ -450,6 +447,13 @@ def typed(request: Request, domain: Domain) -> Typed:
         f"{', '.join(ops)} of {', '.join(map(repr, request.texts))} of {shown_inputs}, scalars {of_scalars}, "
         f"{specs[0]}",
     )
+
+
+def _cells(name: str, field: Any, domain: Domain) -> Cells:
+    try:
+        return owned_cells(field, domain.layouts.find(field))
+    except HaloxError as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _role(value: Any) -> str:

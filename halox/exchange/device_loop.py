@@ -63,7 +63,7 @@ class Loop(Unique):
         Notes
         -----
         Collective. Blocks; while a GPU repeats the steps, on the current stream, the host sleeps. An interrupt (Ctrl-C)
-        ends the loop on this rank after the present round of ``every`` steps.
+        ends the step, or, if the GPU repeats it, the loop on this rank after the present round of ``every`` steps.
         """
         self._world.check_open()
         if self._device is not None:

@@ -82,6 +82,7 @@ def test_methods_take_expressions(device: str, comm: MPI.Intracomm) -> None:
                 assert grid.sum("u * v", u=u, v=v) == (a * b).sum()
                 assert grid.max("u * v", u=u, v=v) == (a * b).max()
                 assert grid.min("abs(u)", u=u) == abs(a).min()
+                assert grid.mean("u + v", u=u, v=v) == (a + b).sum() / a.size
                 assert grid.norm("u - v", u=u, v=v) == np.sqrt(((a - b) ** 2).sum())
             assert plain(grid.dot("u", "u + v", u=u, v=v)) == (a * (a + b)).sum()
             assert grid.sum("u + v", target, u=u, v=v) is target
@@ -201,7 +202,11 @@ ERRORS: Table = {
         FieldError,
         "computes in float16",
     ),
-    "a difference of booleans": (of("(u > 1) - (u > 2)"), FieldError, "subtract has no meaning"),
+    "a difference of booleans": (
+        of("(u > 1) - (u > 2)"),
+        FieldError,
+        "subtract of bool, bool has no meaning",
+    ),
     "an and of numbers": (of("u & 1"), FieldError, "bitwise_and is for booleans"),
     "a comparison without parentheses": (
         with_fields(lambda grid, u, v: grid.reduce("w > 0 & w", w=grid.zeros("i8"))),
@@ -217,6 +222,18 @@ ERRORS: Table = {
         with_fields(lambda grid, u, v: grid.reduce("w + 300", w=grid.zeros("u1"))),
         FieldError,
         "a part without fields has no value: Python integer 300 out of bounds",
+    ),
+    "a complex power of an expression": (
+        of("u * s ** 0.5", s=-2.0),
+        FieldError,
+        r"\(-2.0\) \*\* 0.5 is complex; use a base >= 0",
+    ),
+    "a scalar that is not a bool": (of("u * (~n)", n=3), FieldError, "invert is for booleans"),
+    "a keyword that is not a field": (of("u + v", v=None), FieldError, "v: field must be a numpy"),
+    "a dot product of a field and an expression": (
+        with_fields(lambda grid, u, v: grid.dot("u", v, u=u)),
+        FieldError,
+        "dot: give two fields; or two expressions, and fields by keyword",
     ),
     "a huge power in an expression": (of("u + 9 ** 9 ** 9"), FieldError, "exponent"),
     "a complex maximum of an expression": (

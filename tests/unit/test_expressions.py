@@ -18,6 +18,7 @@ from halox.collectives.device.expression_kernels import ExpressionKernel, code_o
 from halox.collectives.device.field_plans import FIELD_REDUCTIONS
 from halox.collectives.device.kernel_plans import ALLREDUCE
 from halox.collectives.expressions import requested, typed
+from halox.collectives.host.host_fields import MOST_FIELDS
 from halox.errors import FieldError
 from halox.runtime.gpu.compiler import source
 from tests.expressions import DTYPES, FIELDS, Writer, evaluated, values
@@ -184,6 +185,40 @@ def test_expressions_that_numpy_writes_otherwise(grid: Any, text: str, wanted: A
     results = grid.reduce({"x": text, "a": "a"}, {"x": "sum", "a": "max"}, **{"a": a, **used})
     values = wanted(*map(grid.interior, (a, b)))
     assert results == {"x": values.sum(), "a": grid.interior(a).max()}
+
+
+def test_scalars_do_not_change_the_dtype(grid: Any) -> None:
+    """The same call with another value has the dtypes of the first one, and the errors of a first call."""
+    u, cells = grid.ones(), float(np.prod(SHAPE))
+
+    def of(text: str, n: Any) -> Any:
+        try:
+            return grid.reduce({"n": text, "u": "u"}, u=u, n=n)["n"]
+        except FieldError as error:
+            return str(error)
+
+    assert [of("n", n) for n in (7, -1, 2)] == [7 * cells, -cells, 2 * cells]
+    for n in (2**63, 2**63):
+        assert "too large" in of("n", n)
+    for n in (1.0, -1.0, -1.0, 1.0):
+        assert of("n ** 0.5", n) == cells if n > 0 else "is complex" in of("n ** 0.5", n)
+    assert of("n ** 0.5", -1 + 0j).dtype == "c16"
+
+
+def test_a_grid_keeps_few_texts_on_the_host(grid: Any) -> None:
+    u, cells = grid.ones(), float(np.prod(SHAPE))
+    for n in [*range(MOST_FIELDS + 10), *range(3)]:
+        assert grid.sum(f"u * {n}", u=u) == n * cells
+        assert grid.sum(u) == cells
+    assert len(grid._reductions.fields.reductions) == MOST_FIELDS
+
+
+def test_an_expression_of_several_lines(grid: Any) -> None:
+    text = """
+        a   # the first
+        + b
+    """
+    assert grid.max(text, a=grid.full(1), b=grid.full(2)) == 3
 
 
 def test_blocks_need_no_whole_temporaries() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -91,8 +90,7 @@ def _function(name: str, signature: tuple[DType, ...] | None) -> Callable[..., A
 
         return where
     if name in ("real", "imag"):
-        part = attrgetter(name)
-        return lambda cells, out: np.copyto(out, part(cells))
+        return lambda cells, out: np.copyto(out, getattr(cells, name))
     function: np.ufunc = getattr(np, name)
     return function if signature is None else partial(function, signature=signature)
 

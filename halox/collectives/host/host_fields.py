@@ -34,6 +34,9 @@ from halox.values import shortened, shown
 
 _REDUCING = "a reduction"
 
+MOST_FIELDS = 256
+"""Most reductions of fields that a grid keeps on the host."""
+
 # How a rank combines its cells, and how the ranks' values are combined: by `numpy.add` unless the name is here.
 OF_CELLS: dict[str, Callable[..., object]] = {
     "sum": total,
@@ -157,7 +160,8 @@ class HostArrays:
         self._domain, self._context = domain, domain.context
         self._world, self._device = domain.world, domain.device_id
         self._find_layout = domain.layouts.find
-        self.fields = PreparedReductions()
+        # Of texts with numbers in them; on the host, closing a reduction is local.
+        self.fields = PreparedReductions(MOST_FIELDS if domain.device_id is None else None)
         self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
 
     def array(self, op: str, array: object, out: object) -> object:
