@@ -49,7 +49,12 @@ def add_parser(
 
 
 def _numbers(text: str) -> list[float]:
-    return [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
+    try:
+        return [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers with commas between them, such as 4,8, got {text!r}"
+        ) from None
 
 
 def show(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -100,7 +105,8 @@ def _stencil_ns(
     step = runpy.run_path(str(path)).get("step") if path.is_file() else None
     if not callable(step):
         raise HaloxError(f"--script {path} measures nothing: no function step(grid, *fields) there")
-    rows = max(1, min(shape[0], _MOST_CELLS // math.prod(shape[1:])))
+    # A periodic axis must be as long as the halo is wide.
+    rows = min(shape[0], max(1, division["halo"], _MOST_CELLS // math.prod(shape[1:])))
     with halox.Grid((rows, *shape[1:]), comm=prober.world.mpi.COMM_SELF, **division) as grid:
         arrays = [grid.ones(dtype) for dtype in fields]
         us = exchange_us(prober.world, lambda: step(grid, *arrays), 3, prober.device)
