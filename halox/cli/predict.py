@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import runpy
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
         world, costs = grid.domain.world, constants(grid)
         partners = probing.partners(comm.rank, world.nodes)
         prober = probing.Prober(world, grid.comm, grid.device_id, *partners)
-        if grid.device == "cpu" and comm.size > 1:
+        if grid.device == "cpu" and world.node_count < comm.size:
             how = _HOST_PROTOCOLS, _HOST_POINTS, lambda *_: None, lambda: False
             found = probing.campaign(prober, *how)
             fitted = probing.fitted(found, costs, shared_gpu=False)
@@ -102,6 +103,7 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
 def _stencil_ns(
     path: Path, fields: Sequence[str], division: dict[str, Any], prober: probing.Prober, shape: Any
 ) -> float:
+    sys.path.insert(0, str(path.parent))  # as for any script
     step = runpy.run_path(str(path)).get("step") if path.is_file() else None
     if not callable(step):
         raise HaloxError(f"--script {path} measures nothing: no function step(grid, *fields) there")

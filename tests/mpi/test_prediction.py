@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -286,10 +287,17 @@ class TestCommand:
         assert [line.split()[0] for line in lines[3:]] == ["1", "2", "4"]
         assert "25.74" in lines[4]
 
-    def test_json_and_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_and_picture(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         pytest.importorskip("matplotlib")
+        monkeypatch.setattr("sys.path", sys.path.copy())
         script, picture = tmp_path / "heat.py", tmp_path / "heat.png"
-        script.write_text("def step(grid, u, v):\n    v[1:-1] = u[:-2] + u[2:]\n")
+        (tmp_path / "heat_weights.py").write_text("WEIGHT = 0.5\n")
+        script.write_text(
+            "from heat_weights import WEIGHT\n"
+            "def step(grid, u, v):\n    v[1:-1] = WEIGHT * (u[:-2] + u[2:])\n"
+        )
         words = ["--script", str(script), "--fields", "f8,f4", "--png", str(picture), "--json"]
         assert main([*self.WORDS, *words, "--device", "cpu"]) == 0
         rows = json.loads(capsys.readouterr().out)["rows"]
@@ -326,9 +334,11 @@ def test_links_are_measured_on_the_ranks(
     monkeypatch.setattr(probing, "_ROW_US", 100.0)
     words = ["predict", "2", "--grid", "32,32", "--device", "cpu", "--json"]
     args: argparse.Namespace = command.build_parser(words).parse_args(words)
-    assert show(args, words) == 0
-    out = capsys.readouterr().out
-    if comm.rank == 0:
-        figures = json.loads(out)
-        assert figures["constants"] == "measured on 2 ranks"
-        assert all(row["exchange_us"] > 0 for row in figures["rows"][1:])
+    for node, origin in (("", "measured on 2 ranks"), ("rank", HOST_COSTS.origin)):
+        monkeypatch.setenv("HALOX_NODE", node)  # ranks of different nodes measure nothing
+        assert show(args, words) == 0
+        out = capsys.readouterr().out
+        if comm.rank == 0:
+            figures = json.loads(out)
+            assert figures["constants"] == origin
+            assert all(row["exchange_us"] > 0 for row in figures["rows"][1:])
