@@ -871,7 +871,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Parameters
         ----------
         ranks : int or sequence of int
-            Numbers of ranks; an int stands for the powers of two up to it, and for itself.
+            Numbers of ranks; an int stands for the powers of two up to it that ``proc_shape`` allows, and for itself.
         *fields
             Fields of an exchange, or dtypes; by default one float64 field.
         **options
@@ -888,7 +888,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         DecompositionError
-            If ranks cannot have blocks as wide as the halo.
+            If the grid cannot be divided among the ranks.
         HaloxError
             If another argument is invalid.
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
+from numbers import Real
 from operator import mul
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from halox.collectives import algorithms
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec, Halo, decompose
 from halox.decomposition.normalise import normalise_proc_shape
-from halox.errors import DecompositionError, FieldError, HaloxError
+from halox.errors import FieldError, HaloxError
 from halox.exchange.calibration import costs_of
 from halox.exchange.costs import Costs, protocol_name
 from halox.exchange.halo import halo_draft
@@ -67,56 +68,55 @@ class Model:
                 raise HaloxError(f"{name} must be an int >= {least}, got {shown(value)}")
         for name, link in (("link", self.link), ("network", self.network)):
             numbers = [0, 1] if link is None else as_list(link) or [-1]
-            is_number = [isinstance(number, int | float) for number in numbers]
+            is_number = [isinstance(number, Real) for number in numbers]
             if is_number != [True, True] or not numbers[0] >= 0 < numbers[1] < math.inf:
                 raise HaloxError(
                     f"{name} must be a latency in us and a bandwidth in GB/s, such as (5, 25), got {shown(link)}"
                 )
-        if not isinstance(self.stencil, int | float) or not 0 <= self.stencil < math.inf:
+        if not isinstance(self.stencil, Real) or not 0 <= self.stencil < math.inf:
             raise HaloxError(f"stencil must be ns per cell, at least 0, got {shown(self.stencil)}")
 
     def fastest(self, ranks: int) -> dict[str, Any]:
-        """Return the step on halox's process grid, for weak scaling on the fastest, with the fastest process grid."""
+        """Return the step on halox's process grid, for weak scaling on the fastest, with the fastest process grid.
+
+        Raises `DecompositionError` if the grid cannot be divided among the ranks.
+        """
         old, node = self.decomposition, self.node_ranks or ranks
         nodes = [rank // node for rank in range(ranks)] if node < ranks else None
         same: Any = {"halo": self.halo, "periodic": old.periodic, "nodes": nodes}
+        # Blocks of any process grid have the whole shape in weak scaling.
+        wide = tuple(n * (ranks if self.weak else 1) for n in old.grid_shape)
+        chosen = decompose(wide, ranks, proc_shape=self.proc_shape, **same).proc_shape
         steps = {}
         for procs in self._proc_shapes(ranks):
             shape = tuple(map(mul, old.grid_shape, procs)) if self.weak else old.grid_shape
             steps[procs] = self.step(decompose(shape, ranks, proc_shape=procs, **same))
-        chosen = best = min(steps, key=lambda p: (steps[p]["step_us"], steps[p]["exchange_us"]))
-        if not self.weak:
-            same["proc_shape"] = self.proc_shape
-            chosen = decompose(old.grid_shape, ranks, **same).proc_shape
-        row = steps.get(chosen, steps[best])
+        best = min(steps, key=lambda p: (steps[p]["step_us"], steps[p]["exchange_us"], p != chosen))
+        row = steps[best if self.weak else chosen]
         return row | {"best_proc_shape": best, "best_us": steps[best]["step_us"]}
 
     def _proc_shapes(self, ranks: int) -> list[tuple[int, ...]]:
-        """Return the process grids that agree with ``proc_shape`` and have blocks as wide as the halo."""
+        """Return the process grids that agree with ``proc_shape`` and have a cell for each rank."""
         shape = self.decomposition.grid_shape
         given = normalise_proc_shape(self.proc_shape, len(shape)) or (0,) * len(shape)
-        most = [max(n // max(1, *pair), 1) for n, pair in zip(shape, self.halo, strict=True)]
         parts = [
             [n for n in range(1, limit + 1) if ranks % n == 0 and want in (0, n)]
-            for limit, want in zip([ranks] * len(most) if self.weak else most, given, strict=True)
+            for limit, want in zip([ranks] * len(shape) if self.weak else shape, given, strict=True)
         ]
-        found = [procs for procs in product(*parts) if math.prod(procs) == ranks]
-        if not found:
-            limits = ", ".join(f"axis {n} takes at most {limit}" for n, limit in enumerate(most))
-            raise DecompositionError(
-                f"ranks={ranks} do not divide grid_shape={shape}, proc_shape={given}, into blocks as wide as the halo "
-                f"{self.halo}: {limits}; give other numbers of ranks, or a narrower halo"
-            )
-        return found
+        return [procs for procs in product(*parts) if math.prod(procs) == ranks]
 
     def step(self, divided: Decomposition) -> dict[str, Any]:
         """Predict a step of divided ranks."""
         ranks, node = divided.ranks, self.node_ranks or divided.ranks
         block = tuple(max(axis.sizes) for axis in divided.axes)
         exchange_us, busiest = 0.0, (0, 0)
-        # Even cuts put the largest blocks first, and the second block has neighbours on both sides.
-        seconds = [min(axis.parts, 2) - 1 for axis in divided.axes]
-        watched = {divided.rank_at(at) or 0 for at in ([0] * divided.ndim, seconds)}
+        # Even cuts put the largest blocks first; the second block, or a later one if the halo is wider than blocks, has
+        # all neighbours on both sides.
+        inner_blocks = [
+            min(axis.parts // 2, max(1, math.ceil(max(width) / min(axis.sizes))))
+            for axis, width in zip(divided.axes, self.halo, strict=True)
+        ]
+        watched = {divided.rank_at(at) or 0 for at in ([0] * divided.ndim, inner_blocks)}
         for number in {rank // node for rank in watched}:
             members = range(number * node, min(number * node + node, ranks))
             # Without a network, ranks do not depend on the others of their node.
@@ -126,7 +126,8 @@ class Model:
                 exchange_us = max(exchange_us, self._exchange_us(rank, messages, node, sum(far)))
                 others = [message.nbytes for message in messages if message.peer != rank]
                 busiest = max(busiest, (sum(others), len(others)))
-        stencil_us = self.stencil * 1e-3 * math.prod(block) * self.gpu_ranks
+        sharers = min(self.gpu_ranks, ranks) if self.on_gpu else 1
+        stencil_us = self.stencil * 1e-3 * math.prod(block) * sharers
         reduction_us = self.reductions * self._reduction_us(ranks, math.ceil(ranks / node))
         inner = [max(n - sum(width), 0) for n, width in zip(block, self.halo, strict=True)]
         inner_us = stencil_us * math.prod(inner) / math.prod(block) if self.overlap else 0.0
@@ -137,7 +138,7 @@ class Model:
                 step_us, CALL_US * (self.reductions + (stencil_us > 0) + (exchange_us > 0))
             )
         times = stencil_us, exchange_us, reduction_us, step_us
-        row = ranks, divided.proc_shape, block, busiest[1], busiest[0], *times
+        row = ranks, divided.proc_shape, block, busiest[1], busiest[0], *map(float, times)
         return dict(zip(_COLUMNS.split(), row, strict=True))
 
     def _messages(self, divided: Decomposition, rank: int) -> Sequence[Message]:
@@ -176,7 +177,7 @@ class Model:
     def _near_cost(self, message: Message) -> ProtocolCost:
         """Return the constants of the protocol that a message takes on a node."""
         if self.link is not None:
-            return ProtocolCost(self.link[0], 0.0, (self.link[1],) * len(RUN_BYTES))
+            return ProtocolCost(float(self.link[0]), 0.0, (float(self.link[1]),) * len(RUN_BYTES))
         known, shared = self.costs.protocols, self.gpu_ranks > 1
         if not self.on_gpu:
             return known["host/direct" if message.block_bytes >= DIRECT_BYTES else "host/shared"]
@@ -209,23 +210,37 @@ def constants(grid: Any) -> Costs:
 
 
 def predict(
-    grid: Any, ranks: object, fields: Sequence[Any], costs: Costs, **options: Any
+    grid: Any, ranks: object, fields: Sequence[Any], costs: Costs, /, **options: Any
 ) -> list[dict[str, Any]]:
     """Predict steps of fields or dtypes with the constants of a machine; see `halox.Grid.predict`."""
     try:
-        dtypes = [np.dtype(getattr(field, "dtype", field)) for field in fields]
+        dtypes = [
+            np.dtype(field if isinstance(field, type) else getattr(field, "dtype", field))
+            for field in fields
+        ]
     except TypeError as error:
         raise FieldError(f"a field is neither an array of the grid nor a dtype: {error}") from error
-    layouts = [grid.layout(f) if hasattr(f, "shape") else grid.domain.plain for f in fields]
+    # NumPy's dtypes and scalar types have a shape, too.
+    are_arrays = [hasattr(f, "shape") and not isinstance(f, np.dtype | type) for f in fields]
+    layouts = [
+        grid.layout(field) if is_array else grid.domain.plain
+        for field, is_array in zip(fields, are_arrays, strict=True)
+    ]
     specs = [(dtype, layout.spec) for dtype, layout in zip(dtypes, layouts, strict=True)]
     setup = grid.domain.decomposition, grid.halo, specs, grid.corners, grid.device == "gpu", costs
+    known = list(Model.__dataclass_fields__)[len(setup) :]
+    if unknown := sorted(options.keys() - {*known}):
+        raise HaloxError(f"unknown option(s) {unknown}; options are {', '.join(known)}")
     model = Model(*setup, **options)
     whole = as_int(ranks)
     numbers = [as_int(each) or 0 for each in ([ranks] if whole else as_list(ranks) or [])]
     if not numbers or min(numbers) < 1:
         raise HaloxError(f"ranks must be an int >= 1, or a list of them, got {shown(ranks)}")
     if whole:
-        numbers = [*(1 << n for n in range((whole - 1).bit_length())), whole]
+        given = normalise_proc_shape(model.proc_shape, len(grid.grid_shape)) or ()
+        least = math.prod(n for n in given if n)
+        powers = (1 << n for n in range((whole - 1).bit_length()))
+        numbers = [*(power for power in powers if power % least == 0), whole]
     rows = [model.fastest(number) for number in numbers]
     for row in rows:
         whole_us = rows[0]["step_us"] * (1.0 if model.weak else rows[0]["ranks"] / row["ranks"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import runpy
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,12 @@ def add_parser(
 
 
 def _numbers(text: str) -> list[float]:
-    return [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
+    try:
+        return [int(word) if word.isdecimal() else float(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers with commas between them, such as 4,8, got {text!r}"
+        ) from None
 
 
 def show(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -69,7 +75,7 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
         world, costs = grid.domain.world, constants(grid)
         partners = probing.partners(comm.rank, world.nodes)
         prober = probing.Prober(world, grid.comm, grid.device_id, *partners)
-        if grid.device == "cpu" and comm.size > 1:
+        if grid.device == "cpu" and world.node_count < comm.size:
             how = _HOST_PROTOCOLS, _HOST_POINTS, lambda *_: None, lambda: False
             found = probing.campaign(prober, *how)
             fitted = probing.fitted(found, costs, shared_gpu=False)
@@ -97,10 +103,12 @@ def _show_on_ranks(args: argparse.Namespace, comm: Any) -> int:
 def _stencil_ns(
     path: Path, fields: Sequence[str], division: dict[str, Any], prober: probing.Prober, shape: Any
 ) -> float:
+    sys.path.insert(0, str(path.parent))  # as for any script
     step = runpy.run_path(str(path)).get("step") if path.is_file() else None
     if not callable(step):
         raise HaloxError(f"--script {path} measures nothing: no function step(grid, *fields) there")
-    rows = max(1, min(shape[0], _MOST_CELLS // math.prod(shape[1:])))
+    # A periodic axis must be as long as the halo is wide.
+    rows = min(shape[0], max(1, division["halo"], _MOST_CELLS // math.prod(shape[1:])))
     with halox.Grid((rows, *shape[1:]), comm=prober.world.mpi.COMM_SELF, **division) as grid:
         arrays = [grid.ones(dtype) for dtype in fields]
         us = exchange_us(prober.world, lambda: step(grid, *arrays), 3, prober.device)

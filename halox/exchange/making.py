@@ -225,13 +225,13 @@ def _report(rank: int, drafted: Draft, build: Build) -> Report:
 
 def _check_alike(records: Sequence[PlanRecord]) -> None:
     """Compare the inputs that concern no single message; raises the same error on all ranks."""
-    requests = [record.requested for record in records]
-    if len(set(requests)) > 1:
-        raise MismatchError(
-            f"the ranks ask for different paths: {requests}; give path= and HALOX_PATH alike on all ranks"
-        )
     first = records[0]
     for rank, record in enumerate(records):
+        if record.requested != first.requested:
+            raise MismatchError(
+                f"the ranks ask for different paths: rank 0 for {first.requested!r}, rank {rank} for "
+                f"{record.requested!r}; give path= and HALOX_PATH alike on all ranks"
+            )
         if record.operation != first.operation:
             raise MismatchError(
                 f"the ranks make different calls: rank 0 makes a plan to {first.operation} halos, rank {rank} one to "

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_the_fastest_process_grid_is_the_fastest_of_all(ranks: int) -> None:
         (row,) = grid.predict([ranks], **options)
         times = {}
         for procs in itertools.product(range(1, ranks + 1), repeat=3):
-            fits = all(n // p >= w for n, p, w in zip((30, 24, 14), procs, (1, 2, 1), strict=True))
+            fits = all(n >= p for n, p in zip((30, 24, 14), procs, strict=True))
             if math.prod(procs) == ranks and fits:
                 (one,) = grid.predict([ranks], proc_shape=procs, **options)
                 times[procs] = one["step_us"]
@@ -174,6 +175,8 @@ def test_the_fastest_process_grid_is_the_fastest_of_all(ranks: int) -> None:
         ((32, 24), {"periodic": True}),
         ((31, 25), {"halo": ((1, 2), (0, 1))}),
         ((16, 16, 17), {"periodic": (True, False, True), "corners": False}),
+        ((16,), {"halo": 3}),
+        ((9, 2), {"halo": ((2, 3), (1, 1)), "periodic": (True, False)}),
     ],
 )
 def test_messages_are_those_of_the_plan(
@@ -195,8 +198,10 @@ def test_messages_are_those_of_the_plan(
         (0, {}, "ranks must be an int >= 1, or a list of them, got 0"),
         ([2, -1], {}, "got [2, -1]"),
         ("two", {}, "got 'two'"),
-        ([5], {"proc_shape": (5, 1)}, "axis 0 takes at most 4, axis 1 takes at most 2"),
-        ([64], {}, "axis 0 takes at most 4"),
+        ([5], {"proc_shape": (5, 1)}, "axis 0 has 4 cells, too few for 5 ranks"),
+        ([64], {}, "nearest numbers of ranks: 32 (proc_shape=(4, 8))"),
+        ([4], {"weak": True, "proc_shape": (3, 0)}, "workable for 4 ranks: (2, 2), (4, 1), (1, 4)"),
+        (2, {"speed": 1, "costs": 2}, "unknown option(s) ['costs', 'speed']; options are stencil,"),
         (
             2,
             {"network": (5, -1)},
@@ -213,6 +218,51 @@ def test_errors(ranks: Any, options: dict[str, Any], text: str) -> None:
     with alone((4, 8), halo=(1, 4)) as grid, pytest.raises(halox.HaloxError) as caught:
         grid.predict(ranks, **options)
     assert text in str(caught.value)
+
+
+@ONE
+class TestAnswers:
+    """Arguments of other kinds, and rows for grids of few cells."""
+
+    def test_dtypes_of_any_form(self) -> None:
+        with alone() as grid:
+            (row,) = grid.predict([2], np.dtype("f4"), np.float32, float, "c16", proc_shape=(2, 1))
+        assert row["bytes"] == 64 * (4 + 4 + 8 + 16)
+
+    def test_numbers_of_numpy(self) -> None:
+        options: dict[str, Any] = {"link": (np.int64(5), np.float32(2)), "stencil": np.float32(10)}
+        with alone() as grid:
+            (row,) = grid.predict([2], proc_shape=(2, 1), **options)
+        assert row["step_us"] == pytest.approx(32 * 64 * 10 / 1000 + 5 + 512 / 2000)
+        assert {type(row[name]) for name in row if name.endswith("us")} == {float}
+
+    def test_the_process_grid_of_halox_if_blocks_are_narrower_than_the_halo(self) -> None:
+        with alone((29, 4), halo=4) as grid:
+            (row,) = grid.predict([15])
+        assert row["proc_shape"] == decompose((29, 4), 15, halo=4).proc_shape == (15, 1)
+        assert row["rank_shape"] == (2, 4)
+        # To two ranks with two rows on each side.
+        assert (row["messages"], row["bytes"]) == (4, 4 * 2 * 4 * 8)
+
+    def test_of_equal_process_grids_the_one_of_halox(self) -> None:
+        with alone(100, halo=0) as grid:
+            (row,) = grid.predict([13])
+        with alone((64, 64), halo=0) as grid:
+            (square,) = grid.predict([2])
+        assert row["best_proc_shape"] == row["proc_shape"] == (13,)
+        assert square["best_proc_shape"] == square["proc_shape"] == (2, 1)
+
+    def test_powers_of_two_that_do_not_fit_are_left_out(self) -> None:
+        with alone() as grid:
+            assert [row["ranks"] for row in grid.predict(8, proc_shape=(0, 4))] == [4, 8]
+            assert [row["ranks"] for row in grid.predict(6, proc_shape=(2, 3))] == [6]
+
+    def test_ranks_share_only_gpus(self) -> None:
+        with alone() as grid:
+            (row,) = grid.predict([1], stencil=1, gpu_ranks=2)
+        assert row["stencil_us"] == pytest.approx(4.096)
+        one = on_gpus((64, 64), Costs.default(), graph=True, gpu_ranks=2, stencil=1).fastest(1)
+        assert one["stencil_us"] == pytest.approx(4.096)
 
 
 @ONE
@@ -237,16 +287,30 @@ class TestCommand:
         assert [line.split()[0] for line in lines[3:]] == ["1", "2", "4"]
         assert "25.74" in lines[4]
 
-    def test_json_and_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_and_picture(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         pytest.importorskip("matplotlib")
+        monkeypatch.setattr("sys.path", sys.path.copy())
         script, picture = tmp_path / "heat.py", tmp_path / "heat.png"
-        script.write_text("def step(grid, u, v):\n    v[1:-1] = u[:-2] + u[2:]\n")
+        (tmp_path / "heat_weights.py").write_text("WEIGHT = 0.5\n")
+        script.write_text(
+            "from heat_weights import WEIGHT\n"
+            "def step(grid, u, v):\n    v[1:-1] = WEIGHT * (u[:-2] + u[2:])\n"
+        )
         words = ["--script", str(script), "--fields", "f8,f4", "--png", str(picture), "--json"]
         assert main([*self.WORDS, *words, "--device", "cpu"]) == 0
         rows = json.loads(capsys.readouterr().out)["rows"]
         assert [row["bytes"] for row in rows] == [0, 64 * 12, 2 * 64 * 12]
         assert all(row["stencil_us"] > 0 for row in rows)
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_words_that_are_not_numbers(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["predict", "many", "--grid", "64,64"])
+        assert "expected numbers with commas between them, such as 4,8, got 'many'" in (
+            capsys.readouterr().err
+        )
 
     @pytest.mark.parametrize("text", [None, "print('no step')\n"])
     def test_a_script_that_measures_nothing(
@@ -270,9 +334,11 @@ def test_links_are_measured_on_the_ranks(
     monkeypatch.setattr(probing, "_ROW_US", 100.0)
     words = ["predict", "2", "--grid", "32,32", "--device", "cpu", "--json"]
     args: argparse.Namespace = command.build_parser(words).parse_args(words)
-    assert show(args, words) == 0
-    out = capsys.readouterr().out
-    if comm.rank == 0:
-        figures = json.loads(out)
-        assert figures["constants"] == "measured on 2 ranks"
-        assert all(row["exchange_us"] > 0 for row in figures["rows"][1:])
+    for node, origin in (("", "measured on 2 ranks"), ("rank", HOST_COSTS.origin)):
+        monkeypatch.setenv("HALOX_NODE", node)  # ranks of different nodes measure nothing
+        assert show(args, words) == 0
+        out = capsys.readouterr().out
+        if comm.rank == 0:
+            figures = json.loads(out)
+            assert figures["constants"] == origin
+            assert all(row["exchange_us"] > 0 for row in figures["rows"][1:])
