@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 import halox
 from halox.tables import text_table
 from tests.simulated import SimulatedRanks, simulated, torus_of
@@ -100,13 +102,16 @@ def blocks(ranks: int) -> Iterator[tuple[SimulatedRanks, dict[str, Make]]]:
             )
 
         own = stack.enter_context(grid())
-        u = own.zeros()
+        u, four = own.zeros(), own.allreduce(np.zeros(4))
         yield (
             comm,
             {
                 "grid, made and closed": lambda: grid().close(),
                 "plan": lambda: own.plan(u),
                 "sum of a field": lambda: own.sum(u),
+                "reproducible sum": lambda: own.sum(u, reproducible=True),
+                "norm of an expression": lambda: own.norm("u * u", u=u),
+                "allreduce of 4 numbers": lambda: own.allreduce(four),
                 "allreduce, made and closed": lambda: halox.Allreduce(
                     comm, 4, "f8", device="cpu"
                 ).close(),
