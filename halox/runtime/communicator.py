@@ -381,8 +381,7 @@ class Communicator:
         comm, ranks = (
             (self.node_comm, self.node_ranks) if of_node else (self.comm, range(self.size))
         )
-        # Values and objects to read need the records in any case: their ranks reduce 0, and do not wait in between.
-        # Values without bytes are only compared.
+        # Objects to read, and values with bytes, always need the records: their ranks reduce 0, and wait only once.
         reads = not kind or bool(kind & 1 and sent)
         mine, totals = np.zeros((2, _TOTALS), "u8")
         mine[0] = 0 if reads else digest(b"%d %d" % (self.watch.word, kind)) | 1

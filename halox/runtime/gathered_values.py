@@ -30,7 +30,6 @@ MOST_GATHERED = 64
 
 Join = Callable[[Array, Array], None]
 Wait: TypeAlias = "Callable[[Sequence[MPI.Request], str], None]"
-
 TREE_TAG = 4
 
 # NumPy's loops may depend on alignment: see `halox.collectives.host.mpi_reduction`.
@@ -80,14 +79,12 @@ class GatheredValues:
                 return self._slots[slot]
             records = ranks.read(slot, mine, step)
         else:
-            found = ranks.by_mpi(kind, b"" if self._join else mine, step)[1]
-            if found is None:  # all ranks have this kind
+            records = ranks.by_mpi(kind, b"" if self._join else mine, step)[1] or []
+            if not records:  # all ranks have this kind
                 if self._join and mine:
                     self._rows[0][...] = np.frombuffer(mine, np.uint8)
-                    world, waiting = self._world, f"in {step} for the other ranks"
-                    combine(world.comm, self._values, self._join, world.wait_all, waiting)
+                    combine(self._world.comm, self._values, self._join, self._world.wait_all)
                 return self._values[:1] if self._join else self._values
-            records = found
             if all(sent_kind == kind for sent_kind, _ in records):
                 for row, (_, raw) in zip(self._rows, records, strict=True):
                     row[...] = np.frombuffer(raw, np.uint8)
@@ -96,9 +93,7 @@ class GatheredValues:
         return None
 
 
-def combine(
-    comm: MPI.Intracomm, pair: Sequence[Array], join: Join, wait: Wait, waiting: str
-) -> None:
+def combine(comm: MPI.Intracomm, pair: Sequence[Array], join: Join, wait: Wait) -> None:
     """Combine an array of each rank: the first of ``pair``, which receives the result. Collective; blocks.
 
     ``join`` combines two arrays in the first one. Rank 0 broadcasts the result: the same bits on all ranks, always::
@@ -109,6 +104,7 @@ def combine(
     """
     total, other = (each.view(np.uint8) for each in pair)
     rank, size, span = comm.rank, comm.size, 1
+    waiting = "in a reduction for the other ranks"
     try:
         while span < size and not rank & span:
             if rank + span < size:

@@ -97,8 +97,7 @@ class OrderedReduction:
         if source is not None:
             self._mine[:] = source.view(np.uint8)
         if self._in_tree:
-            pair = [*self._records]
-            gathered_values.combine(self._comm, pair, self._join, self._wait, _WAITING)
+            gathered_values.combine(self._comm, [*self._records], self._join, self._wait)
         else:
             self._wait([self._comm.Iallgather(record, self._records)], _WAITING)
         results = slice(1 if self._in_tree else None)
