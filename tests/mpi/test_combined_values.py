@@ -24,7 +24,7 @@ from tests.mpi.conftest import agree
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
 
-pytestmark = [pytest.mark.ranks(2, 3, 4, 8), pytest.mark.usually(3, 8)]
+pytestmark = [pytest.mark.ranks(2, 3, 4, 8), pytest.mark.usually(3)]
 
 DTYPES = ["?", "i1", "u4", "i8", "u8", "f4", "f8", "c8", "c16"]
 
