@@ -32,9 +32,11 @@ import numpy as np
 from mpi4py import MPI
 
 from halox.exchange import making
-from halox.runtime import communicator, world
+from halox.runtime import communicator, gathered_values, world
 
 Call = TypeVar("Call", bound=Callable[..., Any])
+
+_combine = gathered_values.combine
 
 
 @dataclass
@@ -289,10 +291,17 @@ class SimulatedRanks(MPI.Intracomm):
 
     @timed
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
+        if tag == gathered_values.TREE_TAG:
+            self.cast.traffic.messages += 1
+            self.cast.traffic.bytes_sent += buf.nbytes
+            return MPI.Request()
         return super().Isend(buf, 0, self._tag(self.rank, dest, tag))
 
     @timed
     def Irecv(self, buf: Any, source: int, tag: int = 0) -> MPI.Request:  # type: ignore[override]
+        if tag == gathered_values.TREE_TAG:  # `combined_copies` fills the buffer
+            self.cast.traffic.bytes_received += buf.nbytes
+            return MPI.Request()
         return super().Irecv(buf, 0, self._tag(source, self.rank, tag))
 
 
@@ -304,6 +313,30 @@ def as_from(rank: int, sent: Any) -> Any:
         own = {name: rank for name in ("rank", "node") if hasattr(sent, name)}
         return replace(sent, **own)
     return sent
+
+
+def combined_copies(
+    comm: SimulatedRanks, pair: Sequence[Any], join: Callable[[Any, Any], None], *waiting: Any
+) -> None:
+    """Combine an array of each rank as halox does; another rank's array is a copy of this rank's array."""
+    total, other = pair
+    powers: list[Any] = []  # combinations of 2**n arrays
+
+    def join_copies(*_: Any) -> None:
+        start = time.perf_counter()
+        copies = min(1 << len(powers), comm.size - comm.rank - (1 << len(powers)))
+        powers.append(total.copy())
+        parts = [power for n, power in enumerate(powers) if copies >> n & 1]
+        total[...] = parts[0]
+        for part in parts[1:]:
+            other[...] = part
+            join(*pair)
+        other[...] = total
+        total[...] = powers[-1]
+        comm.cast.traffic.simulation_s += time.perf_counter() - start
+        join(*pair)
+
+    _combine(comm, pair, join_copies, *waiting)
 
 
 class _SimulatedMPI:
@@ -336,6 +369,7 @@ def simulated(
         with (
             mock.patch.object(world, "load_mpi", lambda: _MPI),
             mock.patch.object(making, "digest", cast.digest),
+            mock.patch.object(gathered_values, "combine", combined_copies),
             mock.patch.dict(os.environ, HALOX_NODE="rank"),
         ):
             yield comm

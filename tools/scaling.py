@@ -18,12 +18,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 import halox
 from halox.tables import text_table
 from tests.simulated import SimulatedRanks, simulated, torus_of
 
 CELLS = 8
 """Cells of a block along each axis."""
+
+REDUCTIONS = (
+    "sum of a field",
+    "reproducible sum",
+    "norm of an expression",
+    "allreduce of 4 numbers",
+)
+"""Names of the measured calls of an existing grid, all on the host."""
 
 _HALOX = str(Path(halox.__file__).parent)
 
@@ -100,13 +110,19 @@ def blocks(ranks: int) -> Iterator[tuple[SimulatedRanks, dict[str, Make]]]:
             )
 
         own = stack.enter_context(grid())
-        u = own.zeros()
+        u, four = own.zeros(), own.allreduce(np.zeros(4))
+        reductions: list[Make] = [
+            lambda: own.sum(u),
+            lambda: own.sum(u, reproducible=True),
+            lambda: own.norm("u * u", u=u),
+            lambda: own.allreduce(four),
+        ]
         yield (
             comm,
             {
                 "grid, made and closed": lambda: grid().close(),
                 "plan": lambda: own.plan(u),
-                "sum of a field": lambda: own.sum(u),
+                **dict(zip(REDUCTIONS, reductions, strict=True)),
                 "allreduce, made and closed": lambda: halox.Allreduce(
                     comm, 4, "f8", device="cpu"
                 ).close(),

@@ -101,9 +101,9 @@ class Allreduce(Closing):
     that rank until the time limit, and their next call raises `ExchangeTimeoutError`.
 
     The result has the same bits on every rank and in every run: the values are combined in the order of the ranks
-    ("hierarchical": within each node, and then in the order of the nodes; "binomial": in pairs, in pairs of pairs,
-    ...). Integers wrap around. "min" and "max" are NaN if any rank has NaN. Logical operations give 1 or 0 in the dtype
-    of the array.
+    ("hierarchical": within each node, and then in the order of the nodes; "binomial", and small arrays of more than 64
+    ranks of several nodes: in pairs, in pairs of pairs, ...). Integers wrap around. "min" and "max" are NaN if any rank
+    has NaN. Logical operations give 1 or 0 in the dtype of the array.
 
     Examples
     --------

@@ -388,12 +388,12 @@ class Communicator:
         *,
         of_node: bool = False,
     ) -> tuple[list[int], list[Record] | None]:
-        """Reduce by MPI, and gather the records unless all are of one call and one even kind; see `reduce`."""
+        """Reduce by MPI, and gather the records if they differ or have to be read; see `reduce`."""
         comm, ranks = (
             (self.node_comm, self.node_ranks) if of_node else (self.comm, range(self.size))
         )
-        # Values and objects to read need the records in any case: their ranks reduce 0, and do not wait in between.
-        reads = not kind or bool(kind & 1)
+        # Objects to read, and values with bytes, always need the records: their ranks reduce 0, and wait only once.
+        reads = not kind or bool(kind & 1 and sent)
         mine, totals = np.zeros((2, _TOTALS), "u8")
         mine[0] = 0 if reads else digest(b"%d %d" % (self.watch.word, kind)) | 1
         mine[1 : 1 + len(numbers)] = np.array(numbers, "i8").view("u8")

@@ -42,6 +42,25 @@ def test_exchanges_wrap_the_block(torus: tuple[int, ...]) -> None:
 
 
 @pytest.mark.ranks(1)
+@pytest.mark.parametrize("torus", [(64,), (65,), (10, 30), (25, 40, 100)])
+def test_reductions_of_many_ranks(torus: tuple[int, ...]) -> None:
+    """Numbers of equal blocks, and so multiples of the numbers of one block; with partial sums of all sizes."""
+    with simulated(torus) as comm, make_grid(comm, torus) as grid:
+        u = grid.zeros()
+        inside = np.random.default_rng(3).integers(-99, 99, grid.rank_shape) / 4
+        grid.interior(u)[...] = inside
+        ranks = comm.size
+        assert grid.sum(u) == grid.sum(u, reproducible=True) == ranks * inside.sum()
+        assert grid.norm(u) == np.sqrt(ranks * (inside**2).sum())
+        assert grid.min(u) == inside.min()
+        found = grid.reduce({"a": "u + 1", "b": "u"}, {"a": "sum", "b": "max"}, u=u)
+        assert list(found.values()) == [ranks * (inside + 1).sum(), inside.max()]
+        assert grid.allreduce(np.arange(3)).tolist() == [0, ranks, 2 * ranks]
+        with halox.Allreduce(comm, 3, "f8", device="cpu") as reduce:
+            assert reduce(np.arange(3.0)).tolist() == [0, ranks, 2 * ranks]
+
+
+@pytest.mark.ranks(1)
 def test_transposes_take_pieces_of_the_block() -> None:
     """Rank -r sends to rank 0 what rank 0 sends to rank r, and so for every rank."""
     n, cells = 6, 4

@@ -34,11 +34,13 @@ def nccl_of_one(
         unique_id=lambda: b"", make=lambda size, unique_id, rank: 1, failure=failure, abort=abort
     )
     monkeypatch.setattr(nccl_ranks, "load_nccl", lambda: library)
+    monkeypatch.setattr(nccl_ranks, "before_finalize", lambda mpi, call: None)
     monkeypatch.setattr(nccl_ranks, "_within_limit", lambda world, device, work, waits: work())
     world: Any = SimpleNamespace(
         rank=0,
         size=1,
-        gather_result=lambda build, step: [build()],
+        mpi=None,
+        from_first=lambda build, step: build(),
         guarded=lambda build, step: build(),
     )
     return nccl_ranks.NcclRanks(world, 0)

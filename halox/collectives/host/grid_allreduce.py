@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.host.host_allreduce import HostAllreduce, deliver
-from halox.collectives.operations import check_out, find_operation
+from halox.collectives.operations import ReproducibleSum, check_out, find_operation
 from halox.errors import MismatchError
 from halox.runtime.arrays import Array, DType, describe
 from halox.runtime.context import Context
@@ -32,7 +32,9 @@ class GridAllreduce:
         self._is_small = elements * dtype.itemsize <= MOST_BYTES
         self._large: HostAllreduce | None = None
         held = elements if self._is_small else 0
-        self._values = GatheredValues(context.world, self._signature, dtype, held)
+        fold, is_exact = self._operation.fold, isinstance(self._operation, ReproducibleSum)
+        join = None if is_exact else lambda total, other: fold(total, [total, other])
+        self._values = GatheredValues(context.world, self._signature, dtype, held, join)
         # Combine here, in memory with the same alignment on all ranks.
         self._total = aligned(held * dtype.itemsize).view(dtype)
         self._shaped = self._total.reshape(shape) if self._is_small else None

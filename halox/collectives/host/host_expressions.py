@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from halox.collectives.host.host_fields import (
     OF_RANKS,
     HostFieldReduction,
     combined,
+    join,
     rounded,
 )
 from halox.collectives.operations import REPRODUCIBLE
@@ -118,8 +119,14 @@ class HostExpressions(HostFieldReduction):
             RECORD_BYTES * (dtype.itemsize // 8) if self._is_exact else dtype.itemsize
             for dtype in call.dtypes
         ]
-        self._ends = np.cumsum([0, *sizes]).tolist()
-        self._values = GatheredValues(context.world, call.meaning, np.dtype("u1"), self._ends[-1])
+        ends = np.cumsum([0, *sizes]).tolist()
+        self._parts = list(zip(call.ops, call.dtypes, starmap(slice, pairwise(ends)), strict=True))
+        u1 = np.dtype("u1")
+        self._values = GatheredValues(context.world, call.meaning, u1, ends[-1], self._join)
+
+    def _join(self, total: Array, other: Array) -> None:
+        for op, dtype, part in self._parts:
+            join(op, total[part].view(dtype), other[part].view(dtype))
 
     @np.errstate(all="ignore")
     def _of_cells(self, cells: Sequence[Any]) -> bytes:
@@ -139,13 +146,11 @@ class HostExpressions(HostFieldReduction):
         )
 
     def _of_ranks(self, values: Sequence[Array]) -> list[Any]:
-        results, call = [], self._call
-        for op, dtype, (start, end) in zip(
-            call.ops, call.dtypes, pairwise(self._ends), strict=True
-        ):
-            parts = [each[start:end] for each in values]
+        results: list[Any] = []
+        for op, dtype, part in self._parts:
+            parts = [each[part] for each in values]
             if self._is_exact:
-                records = [part.tobytes() for part in parts]
+                records = [each.tobytes() for each in parts]
                 results.append(rounded(op.removeprefix(REPRODUCIBLE), records, dtype))
             else:
                 results.append(combined(op, np.concatenate(parts).view(dtype)))

@@ -6,6 +6,7 @@ Every call compares dtypes and layouts of the ranks, along with their errors, so
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -63,6 +64,17 @@ def rounded(name: str, records: Sequence[bytes], dtype: DType) -> Any:
     return np.sqrt(result) if name == "norm" else result
 
 
+@np.errstate(all="ignore")
+def join(name: str, total: Array, other: Array) -> None:
+    """Combine the values of two groups of ranks in ``total``; of reproducible reductions the records of exact sums."""
+    if name.startswith(REPRODUCIBLE):
+        parts = [each.view("u1").reshape(-1, RECORD_BYTES) for each in (total, other)]
+        for mine, more in zip(*parts, strict=True):
+            mine[...] = np.frombuffer(ExactSum([mine.tobytes(), more.tobytes()]).record(), "u1")
+    else:
+        OF_RANKS.get(name, np.add)(total, other, out=total)
+
+
 class HostFieldReduction:
     """A reduction of fields of one layout and of given dtypes to one value; the constructor is local."""
 
@@ -73,7 +85,7 @@ class HostFieldReduction:
         self.dtype, spec = result_dtype(name, dtypes), layout.spec
         self._shown = f"{', '.join(map(str, dtypes))}, {spec}"
         meaning = name, [dtype.str for dtype in dtypes], spec.digest
-        self._values = GatheredValues(context.world, meaning, *self._record())
+        self._values = GatheredValues(context.world, meaning, *self._record(), partial(join, name))
 
     def _record(self) -> tuple[DType, int]:
         """Return the dtype and the number of the values that each rank sends."""

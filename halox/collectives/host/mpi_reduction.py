@@ -2,30 +2,32 @@
 
 MPI does not define the order in which `MPI_Allreduce` combines, so that its bits may differ from run to run, and with
 some algorithms from rank to rank. Here MPI only moves bytes. The result is ``((a0 op a1) op a2) op ...`` on every rank,
-in every run and for every size of array. There are two methods::
+in every run and for every size of array, except for the tree. There are three methods::
 
     gathered    all ranks get all arrays, and each rank combines them: one step, (R - 1) n bytes to each rank
+    tree        small arrays of many ranks: ((a0 op a1) op (a2 op a3)) op ...; at most log2(R) n bytes to each
     scattered   rank r gets part r of all arrays, combines it, and all gather the parts: two steps, 2 n bytes to each
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halox.collectives.operations import Operation
+from halox.collectives.operations import Operation, ReproducibleSum
+from halox.runtime import gathered_values
 from halox.runtime.arrays import Array, DType
-from halox.runtime.gathered_values import aligned
+from halox.runtime.gathered_values import Wait, aligned
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 GATHERED_BYTES = 8192
-"""Most bytes of an array for the gathered method."""
+"""Most bytes of an array for the gathered method and the tree."""
 
 PIECE_BYTES = 4 << 20
 """Bytes of an array that are scattered at a time, which bounds temporary memory and MPI's counts."""
@@ -36,8 +38,6 @@ same numbers, except that the sign of a NaN, or the choice between zeros of oppo
 
 HEAD_BYTES = _LINE_BYTES
 """Bytes of the header of a gathered record, which says whether the rank's array is valid."""
-
-Wait: TypeAlias = "Callable[[Sequence[MPI.Request], str], None]"
 
 _WAITING = "in an allreduce for the other ranks"
 
@@ -62,8 +62,11 @@ class OrderedReduction:
         self.carries_errors = nbytes <= GATHERED_BYTES
         if self.carries_errors:
             record = HEAD_BYTES + rounded_up(nbytes, _LINE_BYTES)
-            self._record = np.zeros(record, np.uint8)
-            self._records = aligned(comm.size * record).reshape(comm.size, record)
+            is_exact = isinstance(operation, ReproducibleSum)
+            self._in_tree = comm.size > gathered_values.MOST_GATHERED and not is_exact
+            count = 2 if self._in_tree else comm.size
+            self._records = aligned(count * record).reshape(count, record)
+            self._record = self._records[0] if self._in_tree else np.zeros(record, np.uint8)
             self._heads = self._records[:, 0]
             values = slice(HEAD_BYTES, HEAD_BYTES + nbytes)
             self._mine = self._record[values]
@@ -93,12 +96,20 @@ class OrderedReduction:
         record[0] = source is not None
         if source is not None:
             self._mine[:] = source.view(np.uint8)
-        self._wait([self._comm.Iallgather(record, self._records)], _WAITING)
-        if not self._heads.all():
+        if self._in_tree:
+            gathered_values.combine(self._comm, [*self._records], self._join, self._wait)
+        else:
+            self._wait([self._comm.Iallgather(record, self._records)], _WAITING)
+        results = slice(1 if self._in_tree else None)
+        if not self._heads[results].all():
             return False
         assert target is not None
-        target[...] = self._combined(self._values)
+        target[...] = self._combined(self._values[results])
         return True
+
+    def _join(self, total: Array, other: Array) -> None:
+        total[0] &= other[0]
+        self._operation.fold(self._values[0], self._values)
 
     def _scatter(self, source: Array, target: Array) -> None:
         comm, itemsize = self._comm, self._dtype.itemsize
