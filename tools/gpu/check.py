@@ -8,7 +8,7 @@ for another reason counts as failed.
 ``--several`` runs only the tests and figures of several ranks, which a machine with several GPUs adds to a check on one
 GPU. ``--figures`` runs only the figures of several ranks. Figures are measured on 2, 4 and 8 ranks, up to the number of
 GPUs. ``--tests`` runs the whole suite without benchmarks, in two thirds of the time. It writes gpu-check-tests.json, so
-that the figures of the last check stay.
+that the figures of the last check stay. ``--several --tests`` runs the tests of several ranks.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Result:
     """Results so far. The file is rewritten after each step, so that a run that dies leaves its results."""
 
     def __init__(self, parts: str) -> None:
-        self._file = TESTS if parts == PARTS["--tests",] else RESULT
+        self._file = TESTS if parts.startswith("tests") else RESULT
         self._started = time.monotonic()
         found = machine()
         self.gpus = len(found["gpus"])
@@ -237,6 +237,7 @@ PARTS = {
     ("--several",): "those of several ranks",
     ("--figures",): "figures of several ranks",
     ("--tests",): "tests",
+    ("--several", "--tests"): "tests of several ranks",
 }
 """Description of the checked parts, for each command line."""
 
@@ -254,7 +255,7 @@ def main(arguments: Sequence[str]) -> int:
         together, alone = suites.several_ranks(result.gpus)
         run_suites(result, together, RANKS_AT_ONCE)
         run_alone(result, alone)
-    if is_whole or not has_figures:
+    if is_whole or parts == PARTS["--tests",]:
         run_suites(result, suites.one_process(result.gpus), AT_ONCE)
     if has_figures:
         measure_ranks(result)
