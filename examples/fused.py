@@ -51,7 +51,6 @@ extern "C" __global__ void fused(const halox::Halo<2> halo, int field, const dou
         halo.wait({x, y});
         halo.store(field, {x, y}, updated(u, x, y, ny + 2));
     }
-    halo.done();
 }
 """
 

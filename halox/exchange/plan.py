@@ -441,10 +441,9 @@ class Plan(Unique):
         `halox.device_header` has the type, and the guide "Inside your kernels" the rules. A cell is an index of the
         array, halo included:
 
-        - ``halo.wait({y, x})``, before the kernel reads around the cell or stores it;
+        - ``halo.wait({y, x})``, once for each cell, before the kernel reads around it or stores it;
         - ``halo.store(field, {y, x}, value, component = 0)`` stores to field number ``field`` of the plan, in this
-          rank's array and in every copy of the cell;
-        - ``halo.done()``, by all threads of all blocks after all other accesses.
+          rank's array and in every copy of the cell.
 
         The first use is collective, and waits for the GPU. Call the plan before the first step: it fills the halos.
         Raises `FieldError` if kernels cannot store to the fields, `PathError` if a message does not take the peer path,

@@ -22,7 +22,6 @@ struct Alone {
             at = at * shape[k] + cell[k];
         target[at] = value;
     }
-    __device__ void done() const { }
 };
 
 // A thread per cell. Integers that wrap around make any wrong cell visible, also of edges and corners.
@@ -53,7 +52,6 @@ __device__ void step(const Halo& halo, int field, const WORD* from, const int (&
         }
         halo.store(field, cell, value);
     }
-    halo.done();
 }
 
 struct Shape {
@@ -74,18 +72,11 @@ extern "C" __global__ void alone(WORD* target, const WORD* from, const Shape sha
     step(halo, 0, from, shape.n);
 }
 
-extern "C" __global__ void unended(const halox::Halo<AXES> halo)
-{
-    const int cell[AXES] = {};
-    halo.wait(cell);
-}
-
 extern "C" __global__ void astray(const halox::Halo<AXES> halo, int index)
 {
     int cell[AXES] = {};
     cell[0] = index;
     halo.store(0, cell, (WORD)1);
-    halo.done();
 }
 
 extern "C" __global__ void spin(long long cycles)
@@ -108,7 +99,7 @@ class Steps:
         module = cupy.RawModule(
             code=defines + halox.device_header(debug=debug) + SOURCE, options=("-std=c++17",)
         )
-        names = ("fused", "alone", "unended", "astray", "spin")
+        names = ("fused", "alone", "astray", "spin")
         self.kernels = {name: module.get_function(name) for name in names}
         self.fields, self.others = ([grid.zeros(dtype) for _ in range(2)] for _ in range(2))
         self.plan, self.exchange = grid.plan(*self.fields), grid.plan(self.others[0])

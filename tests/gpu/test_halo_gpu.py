@@ -80,17 +80,6 @@ def test_a_store_outside_the_array() -> None:
         assert steps.same(), "the store was left out"
 
 
-def test_a_kernel_that_never_calls_done() -> None:
-    with grid((16, 16)) as g:
-        steps = Steps(g, debug=True)
-        steps.fill()
-        for _ in range(2):
-            steps.kernels["unended"]((2,), (32,), (steps.halo,))
-        cupy.cuda.runtime.deviceSynchronize()
-        with pytest.raises(FieldError, match=r"ended before all threads .* had called halo.done()"):
-            _ = steps.plan.device
-
-
 def test_fields_without_a_device_form() -> None:
     with grid((16, 16)) as g:
         fields = g.zeros("f8"), g.zeros("f4")

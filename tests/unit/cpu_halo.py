@@ -30,17 +30,14 @@ THREADS = 24
 _MEMORY = """
 struct __attribute__((aligned(16))) State { u64 count, failed; };
 struct Word16 { u64 low, high; };
-static State load_state(u64) { return {}; }
 static Word16 load_wide(u64) { return {}; }
-static u32 atomicCAS(u32* at, u32 old, u32 value)
+static State load_state(u64 at)
 {
-    __atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    return old;
+    return {__atomic_load_n(checked<u64>(at), __ATOMIC_RELAXED),
+            __atomic_load_n(checked<u64>(at + 8), __ATOMIC_RELAXED)};
 }
 static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
 static void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static u32 launches;
-static u32 grid_id() { return launches; }
 extern "C" void delay(u64 seed, u32 permille)
 {
     delays = {seed * 2654435761u + 88172645463325252ull, permille};
@@ -51,7 +48,7 @@ extern "C" void delay(u64 seed, u32 permille)
 # Integers that wrap around make any wrong cell visible.
 _STEP = """
 extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32* from, int reach, int diagonal,
-                            int ends)
+                            int waits)
 {
     int total = 1;
     for (int k = 0; k < AXES; ++k)
@@ -63,7 +60,8 @@ extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32*
             cell[k] = halo.axis[k].begin + left % extent;
             left /= extent;
         }
-        halo.wait(cell);
+        if (waits)
+            halo.wait(cell);
         for (u32 c = 0; c < halo.components; ++c) {
             const auto at = [&](int axis, int distance) {
                 long long offset = c * halo.component_stride;
@@ -78,15 +76,12 @@ extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32*
             halo.store(field, cell, value, int(c));
         }
     }
-    if (ends)
-        halo.done();
-}
+    }
 extern "C" void run(u32 grid, u32 threads, const u32* blocks, const void* halo, int field, const u32* from,
-                    int reach, int diagonal, int ends)
+                    int reach, int diagonal, int waits)
 {
-    ++launches;
     launch_blocks(grid, threads, false, blocks, grid, step_kernel, *(const halox::Halo<AXES>*)halo, field, from,
-                  reach, diagonal, ends);
+                  reach, diagonal, waits);
 }
 extern "C" void store(const void* halo, int field, const int* cell, u32 value, int component, int wide)
 {
@@ -195,9 +190,9 @@ class Rank:
         diagonal: bool = False,
         seed: int = 0,
         delays: int = 0,
-        ends: bool = True,
+        waits: bool = True,
     ) -> None:
-        """Launch a step from one field to another; unless it ``ends``, no block calls ``done``."""
+        """Launch a step from one field to another; unless it ``waits``, no thread calls ``wait``."""
         rng = np.random.default_rng((seed, self.number))
         owned = int(np.prod([cut.stop - cut.start for cut in self.layout.owned]))
         grid = max(owned // (2 * THREADS), 1)
@@ -212,7 +207,7 @@ class Rank:
             ctypes.c_void_p(self.arrays[source].ctypes.data),
             ctypes.c_int(reach),
             ctypes.c_int(diagonal),
-            ctypes.c_int(ends),
+            ctypes.c_int(waits),
         )
 
     def store(

@@ -366,7 +366,6 @@ extern "C" __global__ void step(halox::Halo<2> halo, int field, const float* u, 
         const float* at = u + x * (ny + 2) + y;
         halo.store(field, {x, y}, at[-1] + at[1] + at[-ny - 2] + at[ny + 2]);
     }
-    halo.done();
 }
 """
 

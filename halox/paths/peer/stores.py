@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,7 +38,7 @@ def _members(**types: str) -> list[tuple[str, str]]:
     return [(name, dtype) for dtype, names in types.items() for name in names.split()]
 
 
-_WORDS = _members(i8="state flags copies failure limit_ns component_stride")
+_WORDS = _members(i8="state flags copies failure limit_ns cells component_stride")
 _COUNTS = _members(u4="waited stored neighbours fields components item_bytes")
 _AXIS = _members(u4="stride", i4="extent begin low high end near far")
 
@@ -56,8 +58,7 @@ def device_header(*, debug: bool = False) -> str:
     ----------
     debug : bool
         Whether to check all calls. A store outside the array, to an unknown field or component, or of a value of
-        another size is left out. After such a store, or a kernel without ``done``, the next use of `Plan.device` and
-        the next call of the plan raise `FieldError`.
+        another size is left out, and the next use of `Plan.device` or call of the plan raises `FieldError`.
 
     Returns
     -------
@@ -176,13 +177,16 @@ class StoreChannel(Channel):
             runtime.memcpy(table, copies.ctypes.data, copies.nbytes, runtime.memcpyHostToDevice)
             runtime.deviceSynchronize()
         limit_ns = int(self._world.limit_s * 1e9)
-        words = pointer, flags, table, self.failure.pointer, limit_ns, self._strides[0]
+        words = pointer, flags, table, self.failure.pointer, limit_ns
         shape, itemsize = fields[0].shape, fields[0].dtype.itemsize
         components = np.prod(shape) // np.prod(shape[self._cut])
         counts = waited, stored, len(signals), len(fields), components, itemsize
         axes = [self._axis(axis) for axis in range(len(self._strides) - 1)]
+        cells = _waiting_cells(axes, waited)
         arrays = (own + [0] * _FIELDS)[:_FIELDS], (signals + [0] * 26)[: 3 ** len(axes) - 1]
-        self.argument = np.array((*words, *arrays, *counts, axes), argument_dtype(len(axes)))
+        self.argument = np.array(
+            (*words, cells, self._strides[0], *arrays, *counts, axes), argument_dtype(len(axes))
+        )
         self.argument.flags.writeable = False
         return self
 
@@ -223,7 +227,6 @@ class StoreChannel(Channel):
                 16: f"stored to field {index}, and the plan has {most}",
                 17: f"stored to component {index}, and the fields have {most}",
                 18: f"stored a value of {found} bytes, and a cell has {most}; convert it to {self._fields[0].dtype}",
-                19: "ended before all threads of all its blocks had called halo.done(), and another one began",
             }
             cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"
             wrong = f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}"
@@ -233,8 +236,8 @@ class StoreChannel(Channel):
         return ExchangeTimeoutError(
             f"rank {self._world.rank} has waited for rank {self._regions[at].peer}, beyond {' and '.join(names)}, in "
             f"step {step} of plan.device for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields are no "
-            "longer valid. Launch the same steps on all ranks, let all threads of all blocks call halo.done(), and "
-            "begin again on a new grid"
+            "longer valid. Launch the same steps on all ranks, call halo.wait once for each cell, and begin again on a "
+            "new grid"
         )
 
     def close(self) -> None:
@@ -257,6 +260,28 @@ class StoreChannel(Channel):
 def _number(direction: Sequence[int]) -> int:
     """Return the number of a direction, with a digit per axis to the base 3, as in ``halo.cu``."""
     return sum(-side % 3 * 3**axis for axis, side in enumerate(direction))
+
+
+def _waiting_cells(axes: Sequence[Sequence[int]], waited: int) -> int:
+    """Return the number of owned cells that wait for a direction of a mask, or are the first cell."""
+    codes = []
+    for _, _, begin, _, _, end, near, far in axes:
+        cells = np.arange(begin, end)
+        codes.append((cells < near) + 2 * (cells >= far))
+    counts, total = [np.bincount(code, minlength=4).tolist() for code in codes], 0
+    digits = (
+        (0,),
+        (0, 1),
+        (0, 2),
+        (0, 1, 2),
+    )  # of the directions to no side, the low side, the high side, both
+    for sides in product(range(4), repeat=len(axes)):
+        found = product(*(digits[side] for side in sides))
+        if any(waited >> sum(n * 3**k for k, n in enumerate(number)) & 1 for number in found):
+            total += prod(count[side] for count, side in zip(counts, sides, strict=True))
+        elif all(code[0] == side for code, side in zip(codes, sides, strict=True)):
+            total += 1
+    return total
 
 
 def _check(read: Sequence[Field]) -> None:

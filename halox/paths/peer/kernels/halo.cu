@@ -1,7 +1,7 @@
 // Text of halox.device_header(): a user's kernel stores cells into its array and into the halos of the neighbours.
 //
 // A launch of such a kernel is a step: it reads fields with their halos, and stores other fields with `store`. `wait`
-// precedes the reads and the stores of a cell, `done` follows all accesses of a block. Ranks step alike:
+// precedes the reads and the stores of a cell, once for each cell. Ranks step alike:
 //
 //     rank A   step n: flag n -> B, wait for flag n of B | read u | store v, also to B      step n + 1: flag n + 1 -> B ...
 //     rank B   step n: flag n -> A, wait for flag n of A | read u | store v, also to A      step n + 1: flag n + 1 -> A ...
@@ -15,8 +15,9 @@
 // - Progress. A thread that waits for long stores the flags of its own step, too. So a step needs only one running block
 //   to let its neighbours go on, and ends when they have begun: blocks need not be resident together.
 //
-// `count` of the state has the number of ended steps in its upper half. A direction has a number with a digit per axis,
-// to the base 3: 0 none, 1 the low side, 2 the high side; masks have a bit per direction.
+// `count` of the state grows by one with each cell that has read the number of the step, which is the count divided by
+// `cells`: it does not change before the last of these cells has read it. A direction has a number with a digit per axis, to
+// the base 3: 0 none, 1 the low side, 2 the high side; masks have a bit per direction.
 namespace halox {
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -28,12 +29,6 @@ struct __align__(16) Word16 {
 #include "signals.cu"
 
 #ifdef __CUDA_ARCH__
-__device__ __forceinline__ u32 grid_id()
-{
-    u64 number;
-    asm volatile("mov.u64 %0, %%gridid;" : "=l"(number));
-    return u32(number);
-}
 __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 #endif
 
@@ -49,11 +44,12 @@ template <int N>
 struct Halo {
     static const u32 DIRECTIONS = N == 1 ? 3 : N == 2 ? 9 : 27, CHECKED = 0x80000000u;
 
-    u64 state;     // a State; then, for checks, the launch that is under way
+    u64 state;     // a State
     u64 flags;     // this rank's flags, one per direction
     u64 copies;    // for each field and direction the address of cell 0, and the strides of components and axes
     u64 failure;   // four words that the host reads: kind, step, two details
     u64 limit_ns;  // of a wait; 0 without a limit
+    u64 cells;     // owned cells that wait for another rank in a step, and the first cell
     i64 component_stride;
     u64 own[8];                   // cell 0 of this rank's fields
     u64 signals[DIRECTIONS - 1];  // flags of the neighbours
@@ -66,27 +62,25 @@ struct Halo {
     // cell, and the store to it. Returns false after a wait was given up: results are not valid from then on.
     __device__ bool wait(const int (&cell)[N]) const
     {
-#ifdef HALOX_CHECKED
-        const u32 mine = grid_id() + 1, noted = atomicCAS((u32*)(state + 16), 0u, mine);
-        if (noted && noted != mine)
-            return fail(CHECKED + 19);
-#endif
         if (is_inner(cell) || !waited)
             return true;
-        bool is_first = true;
+        bool is_first = true, is_owned = true;
         u32 sides = 0;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             is_first = is_first && cell[k] == axis[k].begin;
+            is_owned = is_owned && cell[k] >= axis[k].begin && cell[k] < axis[k].end;
             sides |= u32(cell[k] < axis[k].near) << 2 * k | u32(cell[k] >= axis[k].far) << (2 * k + 1);
         }
-        const u32 begun = step();
+        const u32 wanted = waited & among(sides), begun = is_first || wanted ? step() : 0;
         if (is_first)
             announce(begun);
-        for (u32 left = waited & among(sides); left; left &= left - 1)
-            if (!until(__ffs(left) - 1, begun))
-                return false;
-        return true;
+        bool came = true;
+        for (u32 left = wanted; left; left &= left - 1)
+            came = came && until(__ffs(left) - 1, begun);
+        if (is_first || (wanted && is_owned))
+            add_count(state, 1);
+        return came;
     }
 
     // Stores a cell of field number `field` of the plan, in this rank's array and in each copy.
@@ -121,26 +115,6 @@ struct Halo {
         }
     }
 
-    // Ends the step of a block: no accesses to the fields may follow. All threads of all blocks call it, once.
-    __device__ void done() const
-    {
-#ifndef HALOX_CHECKED
-        if (!waited)
-            return;
-#endif
-        __syncthreads();
-        if (threadIdx.x || threadIdx.y || threadIdx.z)
-            return;
-        const u32 blocks = gridDim.x * gridDim.y * gridDim.z;
-        const u64 mine = blockIdx.x || blockIdx.y || blockIdx.z ? 1 : (1ull << 32) - blocks + 1;
-#ifdef HALOX_CHECKED
-        if (u32(take_count(state, mine) + mine) == 0)
-            store_loose(state + 16, 0);
-#else
-        add_count(state, mine);
-#endif
-    }
-
 private:
     // Whether a cell neither reads the halo nor has copies.
     __device__ bool is_inner(const int (&cell)[N]) const
@@ -165,7 +139,7 @@ private:
         return found;
     }
 
-    __device__ u32 step() const { return load_loose(state + 4) + 1; }
+    __device__ u32 step() const { return u32(load_state(state).count / cells) + 1; }
 
     // Tells the neighbours that this rank's step has begun; not after a failure, so that their waits are given up, too.
     __device__ void announce(u32 begun) const
