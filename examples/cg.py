@@ -46,9 +46,11 @@ def main(arguments: list[str] | tuple[str, ...] = ()) -> float:
         if grid.rank == 0:
             print(f"{grid.size} rank(s), {grid.device}: {steps} steps; largest error {error:.1e}")
     if whole is not None:
-        from matplotlib.image import imsave
+        from matplotlib.figure import Figure
 
-        imsave(options.png, whole.T.repeat(4, 0).repeat(4, 1), origin="lower")
+        figure = Figure(layout="constrained")
+        figure.subplots().imshow(whole.T, origin="lower")
+        figure.savefig(options.png)
     if not error <= 1e-13:
         raise SystemExit("the result is wrong")
     return error

@@ -33,7 +33,7 @@ plan(u)
 cpu.histogram(u, np.ones(3), np.ones(2))
 cpu.exchange(3)                          # error: arg-type
 halox.Grid((4, 4)).exchange([u])         # error: arg-type
-cpu.sum("u")                             # error: arg-type
+cpu.sum(3)                               # error: arg-type
 plan(3)                                  # error: arg-type
 halox.Grid((4, 4), device="tpu")         # error: call-overload
 halox.Grid((4, 4), halos=2)              # error: call-overload
