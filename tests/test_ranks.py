@@ -15,7 +15,7 @@ from tests.launching import PYTEST, SETTINGS, Ended, run
 from tests.support import FULL, full, require
 from tests.unit.kept import folder
 
-WHOLE = 2, 4, 8
+WHOLE = 2, 4
 """Numbers of ranks on which the whole matrix is run."""
 
 
@@ -23,7 +23,7 @@ def on_ranks(ranks: int, *words: str) -> Ended:
     """Run tests of tests/mpi on ranks.
 
     Without ``words`` these are all tests. ``words`` are pytest arguments that select fewer tests. If the whole matrix
-    is selected, all tests on 2, 4 and 8 ranks include it.
+    is selected, all tests on 2 and 4 ranks include it.
     """
     require("mpi")
     folder()  # create the folder of compiled kernels, which all ranks use

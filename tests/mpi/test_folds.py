@@ -16,7 +16,7 @@ from halox.errors import DecompositionError, FieldError, MismatchError
 from tests.adjoint import accumulates_the_adjoint
 from tests.folds import UNTOUCHED, Case, process_grids, random_case
 from tests.mpi.conftest import agree
-from tests.support import trials
+from tests.support import full, trials
 
 pytestmark = pytest.mark.geometry
 
@@ -34,7 +34,7 @@ def whole_field(case: Case, grid: halox.Grid, u: Any, rng: np.random.Generator) 
     return whole
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", [*range(8), *full(*range(8, CASES))])
 def test_halos_equal_the_serial_reference(
     number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
