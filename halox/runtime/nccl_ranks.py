@@ -1,8 +1,9 @@
 """NCCL between the GPUs of all ranks of a communicator.
 
 The first plan or reduction that needs an NCCL communicator creates it collectively; all later ones on the same ranks
-share it. It lives until MPI_Finalize, since destroying it waits for every CUDA graph that contains one of its sends.
-There it is aborted: NCCL's threads, which drive transfers over sockets, would crash while the process ends.
+share it. It lives until MPI_Finalize or the end of the interpreter, whichever is first, since destroying it waits for
+every CUDA graph that contains one of its sends. Then it is aborted: NCCL's threads, which drive transfers over sockets,
+would crash while the process ends.
 
 NCCL's kernels, also in graphs, wait for other ranks without a time limit. So the pack kernel of each exchange marks the
 start of the exchange in a word of host memory, and the unpack kernel marks the end of the NCCL transfer in a second
@@ -20,10 +21,10 @@ error, not another plan's bytes.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ _POLLS = 8  # of the marks, in the time limit of an exchange
 _MOST_PAUSE_S = 0.5  # between two polls of the marks
 _POLL_S = 1e-3  # between two polls of a blocking NCCL call
 _SCRATCH_BYTES = 512
-_ENDING_S = 2.0  # for the aborts at MPI_Finalize
+_ENDING_S = 2.0  # for the aborts at the end
 
 AHEAD_BYTES = 128
 """Bytes reserved for a name at the front of a message, so that the payload begins at a cache line."""
@@ -54,7 +55,8 @@ NAME_BYTES = 16
 """Bytes of a separate message with a name; the name is in the first four bytes."""
 
 
-_living: weakref.WeakSet[NcclRanks] = weakref.WeakSet()
+_living: set[NcclRanks] = set()
+"""Communicators that NCCL has not freed yet; `set.copy` is atomic, and threads discard from the set."""
 
 
 def why_no_nccl(context: Context) -> str | None:
@@ -114,10 +116,9 @@ class NcclRanks:
     """An NCCL communicator over the ranks of a world, on this rank's GPU, with the same rank numbers.
 
     The constructor is collective. ``failed`` is the reason for an abort, empty if the communicator works. ``unique_id``
-    is the ncclUniqueId of the communicator. ``abort`` is the thread that aborts it.
+    is the ncclUniqueId of the communicator.
     """
 
-    abort: threading.Thread
     _kind: type[HaloxError] = ExchangeTimeoutError
 
     def __init__(self, world: World, device: int) -> None:
@@ -141,6 +142,10 @@ class NcclRanks:
             return comm
 
         self._comm: int = world.guarded(make, _MAKING)
+        # Started now: while the interpreter ends, Python starts no thread.
+        self._is_ending = threading.Event()
+        self._ending = threading.Thread(target=self._end, daemon=True)
+        self._ending.start()
         _living.add(self)
         before_finalize(world.mpi, _end_all)
 
@@ -193,9 +198,17 @@ class NcclRanks:
             if self.failed:
                 return
             self._kind, self.failed = kind, why
-            # The abort waits for all graphs that contain sends of the communicator.
-            self.abort = threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True)
-            self.abort.start()
+            self._is_ending.set()
+
+    def _end(self) -> None:
+        """Abort the communicator when `fail` says so, in a thread: it waits for all graphs that contain its sends."""
+        self._is_ending.wait()
+        self._nccl.abort(self._comm)
+        _living.discard(self)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the abort, at most this long."""
+        self._ending.join(seconds)
 
     def watch(self, watch: Watch) -> None:
         """Monitor the exchanges of a plan from now on."""
@@ -233,14 +246,19 @@ class NcclRanks:
             time.sleep(min(pause, _MOST_PAUSE_S))
 
 
+@atexit.register
 def _end_all() -> None:
-    """Abort all communicators, at MPI_Finalize; give up after `_ENDING_S` on those that graphs keep alive."""
-    communicators = list(_living)
+    """Abort all communicators; give up after `_ENDING_S` on communicators that graphs keep alive.
+
+    Runs at MPI_Finalize and at the end of the interpreter. A process that ends without a call of MPI_Finalize reaches
+    it only after the interpreter, when no callback can run.
+    """
+    communicators = _living.copy()
     for communicator in communicators:
         communicator.fail("MPI has been finalized")
     end = time.monotonic() + _ENDING_S
     for communicator in communicators:
-        communicator.abort.join(max(end - time.monotonic(), 0))
+        communicator.join(max(end - time.monotonic(), 0))
 
 
 class Watch:
