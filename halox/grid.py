@@ -397,10 +397,12 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         self,
         seed: int,
         dist: Literal["uniform", "normal"] = "uniform",
-        dtype: npt.DTypeLike = "f8",
+        dtype: npt.DTypeLike | None = None,
+        *,
+        out: Any = None,
         **layout: Unpack[FieldOptions],
     ) -> FieldArray:
-        """Allocate a field of random numbers that do not depend on the division of the grid; see `zeros`.
+        """Return a field of random numbers that do not depend on the division of the grid.
 
         Parameters
         ----------
@@ -408,20 +410,26 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             From 0 to 2**64 - 1; the same on all ranks.
         dist : {"uniform", "normal"}
             Numbers in [0, 1), or of mean 0 and deviation 1; real and imaginary parts are independent.
-        dtype : dtype
-            float32, float64, complex64 or complex128.
+        dtype : dtype, optional
+            float32, float64 (default), complex64 or complex128.
+        out : array, optional
+            Field of this grid to fill, halo included, in place of a new one; not with ``dtype`` or layout options.
         **layout
             Layout options of `zeros`.
 
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            The field. Its halo has the numbers of the cells at the other end of the grid, as if all axes were periodic.
+            ``out``, or a new field. Its halo has the numbers of the cells at the other end of the grid, as if all axes
+            were periodic.
 
         Raises
         ------
         FieldError
-            As for `zeros`. Also if the seed, the distribution or the dtype is invalid.
+            As for `zeros`. Also if the seed, the distribution or the dtype is invalid, or ``out`` is read-only or does
+            not fit the grid.
+        DeviceError
+            If ``out`` is not on the device of the grid's fields.
         MismatchError
             If ranks give different arguments.
 
@@ -441,7 +449,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """
         from halox.sampling.random_numbers import random_field
 
-        field: FieldArray = random_field(self.domain, seed, dist, dtype, layout)
+        field: FieldArray = random_field(self.domain, seed, dist, dtype, out, layout)
         return field
 
     def zeros_like(self, field: FieldLike, dtype: npt.DTypeLike | None = None) -> FieldArray:

@@ -22,6 +22,20 @@ LAYOUTS: list[dict[str, Any]] = [
     {"components_after": (2, 3), "staggered": (1, 2)},
 ]
 SHAPE = (7, 6, 9)
+KNOWN = {
+    "uniform": (
+        "0x1.796f9a9170b1ap-2",
+        "0x1.1878ebe7867a0p-2",
+        "0x1.4c8a152f4b306p-2",
+        "0x1.d132970a89cf8p-4",
+    ),
+    "normal": (
+        "0x1.66223a079763ep-2",
+        "-0x1.71f101ab5d4aap-2",
+        "0x1.4dd17314418e8p-3",
+        "-0x1.f3626f52a510dp-2",
+    ),
+}
 
 
 def whole_field(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -130,6 +144,52 @@ def test_random_fields_do_not_depend_on_the_ranks(comm: MPI.Intracomm) -> None:
             grid.exchange(u)
             assert agree(np.array_equal(u, copy), comm)
     alone.close()
+
+
+@pytest.mark.parametrize("dist", KNOWN)
+def test_random_numbers_stay_as_they_are(dist: str, comm: MPI.Intracomm) -> None:
+    """A seed gives the same numbers in all versions: here those of four points, recorded in November 2026."""
+    with halox.Grid((3, 4), halo=0, proc_shape=(1, comm.size), device="cpu", comm=comm) as grid:
+        u = grid.gather(grid.random(2**40 + 5, dist))  # type: ignore[arg-type]
+        found = [0.0] * 4 if u is None else u.reshape(-1)[[0, 1, 5, 11]].tolist()
+        right = [float.fromhex(number) for number in KNOWN[dist]]
+        tolerance = 0 if dist == "uniform" else 1e-14
+        assert agree(u is None or np.allclose(found, right, rtol=tolerance, atol=0), comm)
+
+
+def test_random_numbers_into_a_field(comm: MPI.Intracomm) -> None:
+    """Of any layout and strides; the numbers are those of a new field, halo included."""
+    with halox.Grid((8, 6, 8), periodic=True, device="cpu", comm=comm) as grid:
+        for dtype, dist, layout in itertools.product(
+            ("f4", "f8", "c8"), ("uniform", "normal"), LAYOUTS
+        ):
+            new = grid.random(5, dist, dtype, **layout)
+            u = grid.zeros(dtype, **layout)
+            assert grid.random(5, dist, out=u) is u
+            assert agree(u.tobytes() == new.tobytes(), comm)
+        strided = np.zeros((*grid.padded_shape, 2), "f8")[..., 0]
+        grid.random(5, out=strided)
+        assert agree(np.array_equal(strided, grid.random(5)), comm)
+
+
+def test_random_numbers_into_a_wrong_array(comm: MPI.Intracomm) -> None:
+    with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
+        u = grid.zeros()
+        fixed = u.copy()
+        fixed.flags.writeable = False
+        for options in (
+            {"out": u[1:]},
+            {"out": fixed},
+            {"out": u.astype("i8")},
+            {"out": u, "dtype": "f8"},
+            {"out": u, "components": 2},
+        ):
+            with pytest.raises(FieldError):
+                grid.random(0, **options)
+        if comm.size > 1:
+            with pytest.raises(MismatchError, match="out"):
+                grid.random(0, out=u if comm.rank else None)
+        assert not u.any()
 
 
 def test_random_numbers_have_their_distribution(comm: MPI.Intracomm) -> None:

@@ -20,6 +20,7 @@ from halox.collectives.device.kernel_plans import (
 from halox.packing.strided import _ELEMENTS
 from halox.paths.peer.table import MANY_THREADS, Kind
 from halox.runtime.gpu.compiler import OPTIONS, preamble, source
+from halox.sampling.random_numbers import kernel_defines
 from tests.support import require
 from tests.unit.kept import digest, made_once
 from tests.unit.nvrtc import Compiled, by_nvrtc
@@ -330,6 +331,18 @@ def test_walls_compile(defines, architecture):
 def test_points_compile(defines, architecture):
     found = compiled("points", defines, f"sm_{architecture}")
     assert b"points\0" in found.code and ".local" not in found.ptx
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+@pytest.mark.parametrize("dist", ["uniform", "normal"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_random_fields_compile(dtype, dist, architecture):
+    defines = kernel_defines(np.dtype(dtype), dist)
+    found = compiled("random_field", defines, f"sm_{architecture}")
+    assert b"random_field\0" in found.code
+    assert not re.search(r"\b(div|rem)\.[us]", found.ptx)
+    if dist == "uniform":
+        assert ".local" not in found.ptx
 
 
 @pytest.mark.parametrize("architecture", OTHERS)

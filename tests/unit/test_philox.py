@@ -20,6 +20,9 @@ VECTORS = [
 def test_vectors(words: tuple[int, ...], expected: tuple[int, ...]) -> None:
     a, b, c, d, first, second = words
     assert philox((a, b, c, d), (first, second)) == expected
-    arrays = tuple(np.full(3, word, "u8") for word in (a, b, c, d))
-    found = philox(arrays, (first, second))  # type: ignore[arg-type]
-    assert [array.tolist() for array in found] == [[word] * 3 for word in expected]
+    arrays = [np.full(3, word, "u8") for word in (a, b, c, d)]
+    for given in (arrays, [arrays[0], b, c, d], [a, b, c, arrays[3]]):
+        for pairs in (1, 2):
+            found = philox(given, (first, second), pairs=pairs)[: 2 * pairs]
+            values = [np.broadcast_to(word, 3) & ONES for word in found]
+            assert [array.tolist() for array in values] == [[w] * 3 for w in expected[: 2 * pairs]]
