@@ -246,13 +246,13 @@ class GridReductions:
         """
         from halox.collectives.statistics import extreme
 
-        return extreme(self.domain, "argmin", field)
+        return extreme(self.domain, self._reductions.place, "argmin", field)
 
     def argmax(self, field: FieldLike) -> tuple[int, ...]:
         """Return the index of the largest value, or of the first NaN, in the whole field; see `argmin`."""
         from halox.collectives.statistics import extreme
 
-        return extreme(self.domain, "argmax", field)
+        return extreme(self.domain, self._reductions.place, "argmax", field)
 
     @single_threaded
     def histogram(
@@ -291,7 +291,7 @@ class GridReductions:
         """
         from halox.collectives.statistics import histogram
 
-        return histogram(self.domain, field, bins, range)
+        return histogram(self.domain, self._reductions.ends, field, bins, range)
 
     def min(self, field: FieldLike | str, out: Any = None, **named: Any) -> Any:
         """Return the smallest value of a real field, or NaN if a value is NaN. Otherwise the same as `sum`."""

@@ -70,15 +70,19 @@ def deviation(domain: Domain, moments: Callable[[Any], Any], field: object) -> f
     return float(np.sqrt(sum(merged(counts, part)[2] for part in zip(*of_ranks, strict=True))))
 
 
-def extreme(domain: Domain, name: str, field: object) -> tuple[int, ...]:
-    """Return the position of the smallest ("argmin") or largest ("argmax") value; blocks."""
+def extreme(
+    domain: Domain, place: Callable[[str, Any], tuple[int, Any]], name: str, field: object
+) -> tuple[int, ...]:
+    """Return the position of the smallest ("argmin") or largest ("argmax") value; blocks.
+
+    ``place`` finds it among this rank's cells.
+    """
 
     def find(own: Any, layout: FieldLayout) -> tuple[None, _Alike, tuple[tuple[int, ...], Any]]:
-        value = getattr(own, name[3:])()
-        mask = own == value if value == value else own != own  # NaN differs from itself
-        index = np.unravel_index(int(mask.argmax()), own.shape)
-        place = tuple(int(n) + start for n, start in zip(index, _starts(layout), strict=True))
-        return None, {}, (place, to_host(value))
+        number, value = place(name, own)
+        index = np.unravel_index(number, own.shape)
+        position = tuple(int(n) + start for n, start in zip(index, _starts(layout), strict=True))
+        return None, {}, (position, value)
 
     _, of_ranks = _of_cells(domain, name, field, find)
     of_ranks.sort(key=lambda found: found[0])
@@ -87,8 +91,13 @@ def extreme(domain: Domain, name: str, field: object) -> tuple[int, ...]:
     return index
 
 
-def histogram(domain: Domain, field: object, bins: Any, limits: Any) -> tuple[Array, Array]:
-    """Return counts and edges, as `halox.Grid.histogram` describes them; blocks."""
+def histogram(
+    domain: Domain, ends: Callable[[Any], tuple[Any, Any]], field: object, bins: Any, limits: Any
+) -> tuple[Array, Array]:
+    """Return counts and edges, as `halox.Grid.histogram` describes them; blocks.
+
+    ``ends`` finds the smallest and the largest of this rank's cells.
+    """
 
     def edges_of(values: Array) -> Array:
         try:
@@ -104,9 +113,11 @@ def histogram(domain: Domain, field: object, bins: Any, limits: Any) -> tuple[Ar
             raise FieldError(f"bins: expected a number or edges, got {bins!r}")
         edges_of(np.zeros(1, own.dtype))
         alike = {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}
-        return own, alike, (to_host(own.min()), to_host(own.max()))
+        return own, alike, ends(own)
 
     def count() -> Array:
+        if len(edges) < 2:
+            return np.zeros(0, np.intp)
         if domain.device_id is not None:
             return to_host(domain.xp.histogram(own, domain.xp.asarray(edges))[0])
         ends = (edges[0], edges[-1]) if limits is None else limits

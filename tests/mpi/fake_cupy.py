@@ -79,6 +79,12 @@ class Array:
     def __mul__(self, other: Any) -> Array:
         return Array(np.asarray(self.values * plain(other)))
 
+    def __add__(self, other: Any) -> Array:
+        return Array(np.asarray(self.values + plain(other)))
+
+    def all(self) -> Any:
+        return self.values.all()
+
 
 def _fill(pointer: int, source: Any, nbytes: int) -> None:
     ctypes.memmove(pointer, source.ptr, nbytes)
@@ -347,10 +353,11 @@ class Machine:
             Device=at, runtime=runtime, get_current_stream=lambda: self.stream
         )
         module.empty = _empty
+        module.histogram = lambda a, edges: (Array(np.histogram(plain(a), plain(edges))[0]), edges)
         module.asarray = lambda a, dtype=None: (
             a if isinstance(a, Array) else Array(np.array(a, dtype))
         )
-        for name in ("sum", "min", "max", "abs", "square", "conj", "sqrt"):
+        for name in ("sum", "min", "max", "abs", "square", "conj", "sqrt", "isfinite"):
             setattr(module, name, _calls(getattr(np, name)))
         return module
 

@@ -381,6 +381,49 @@ class TestGrid:
             assert machine.launches - before == (2 if dtype == "c8" else 1)
             assert agree(bool(np.isclose(found, exact, rtol=1e-14)), comm)
 
+    @pytest.mark.parametrize("way", ["own GPUs"])
+    @pytest.mark.parametrize("numbers", [(-2e154,), (1e155, 3e155), (1e200, -1e200), (1, np.inf)])
+    def test_deviation_of_large_numbers(
+        self, grid: halox.Grid, numbers: tuple[float, ...], comm: MPI.Intracomm
+    ) -> None:
+        """Also if only the cell in the middle of a rank, which is subtracted first, has the first number."""
+        field, whole = self.field(grid, "f8")
+        for first in (whole.size, 1):
+            whole[...] = numbers[-1]
+            whole.reshape(-1)[: 2 * first : 2] = numbers[0]
+            field[1:-2, 1:-2] = whole[grid.owned]
+            with np.errstate(all="ignore"):
+                right = whole.std()
+            assert agree(np.allclose(grid.std(field), right, 1e-13, equal_nan=True), comm)
+
+    @pytest.mark.parametrize("way", ["own GPUs"])
+    @pytest.mark.parametrize("dtype", ["f8", "f4", "u1", "i8", "?"])
+    def test_places(
+        self, grid: halox.Grid, dtype: str, machine: Machine, comm: MPI.Intracomm
+    ) -> None:
+        """The first of equal numbers, and the first NaN, in one launch."""
+        field, whole = self.field(grid, dtype)
+        whole[...] = whole == whole.max() if dtype == "?" else whole
+        for wrong in range(3 if "f" in dtype else 1):
+            whole.reshape(-1)[whole.size // 2 :: 7][: 2 * wrong] = np.nan if wrong else 0
+            field[1:-2, 1:-2] = whole[grid.owned]
+            for name in ("argmin", "argmax"):
+                before = machine.launches
+                found = getattr(grid, name)(field)
+                right = np.unravel_index(getattr(np, name)(whole), whole.shape)
+                assert agree(found == right and machine.launches == before + 1, comm), name
+
+    @pytest.mark.parametrize("way", ["own GPUs"])
+    def test_histogram(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Then an array of one rank that does not fit the grid is still an error of `min` on all ranks."""
+        field, whole = self.field(grid, "f8")
+        for bins in (5, [-1.0, 0.5, 2.0], []):
+            found, right = grid.histogram(field, bins), np.histogram(whole, bins)
+            assert agree(all(map(np.array_equal, found, right)), comm)
+        with pytest.raises(FieldError):
+            grid.min(field if comm.rank else field[1:])
+        assert agree(float(grid.min(field)) == whole.min(), comm)
+
     def test_the_same_fields_again(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """Later calls with known fields read the current contents, also after a new declaration."""
         (field, whole), (other, b) = self.field(grid, "f8"), self.field(grid, "f8", 1)

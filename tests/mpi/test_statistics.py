@@ -101,6 +101,23 @@ def test_a_large_mean_cancels_no_digits(shift: float, comm: MPI.Intracomm) -> No
         assert agree(grid.std(u) < 1e-16, comm)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [(-2e154,), (1e155, 3e155), (1e200, -1e200), (1e308, -1e308), (2e154, np.inf)],
+    ids=str,
+)
+def test_deviations_of_large_numbers(numbers: tuple[float, ...], comm: MPI.Intracomm) -> None:
+    """As NumPy has them: also where their squares, or those of differences, are not finite."""
+    with halox.Grid((300, 90), device="cpu", comm=comm) as grid:
+        whole = np.resize(np.array(numbers), grid.grid_shape)
+        whole[:, 0] = numbers[0]
+        u = grid.zeros()
+        grid.interior(u)[...] = whole[grid.owned]
+        for field, all_ in ((u, whole), (u + 0j, whole + 0j)):
+            right = all_.std() if numbers[0] < 1e308 else np.inf  # for NumPy even the mean is NaN
+            assert agree(np.allclose(grid.std(field), right, 1e-13, equal_nan=True), comm)
+
+
 def test_nan_is_the_first_extreme(comm: MPI.Intracomm) -> None:
     with halox.Grid(SHAPE, device="cpu", comm=comm) as grid:
         for places in ([(6, 5, 8)], [(3, 2, 1), (0, 5, 8), (6, 0, 0)]):
@@ -115,7 +132,7 @@ def test_nan_is_the_first_extreme(comm: MPI.Intracomm) -> None:
 def test_histograms(comm: MPI.Intracomm) -> None:
     cases = itertools.product(
         ("f8", "f4", "i4"),
-        (7, [-1.0, 0.0, 0.3, 2.0], (2, 1000)),
+        (7, [-1.0, 0.0, 0.3, 2.0], (2, 1000), [], [1.0]),
         (None, (-0.7, 0.9), np.array([0, 1])),
     )
     with halox.Grid((*SHAPE, 4), device="cpu", comm=comm) as grid:

@@ -244,6 +244,8 @@ REDUCTIONS = [
             ("dot", "f4", field_row(0, (2,) * 5, (6561, 729, 81, 27, 4), 4, (0, (1,) * 5))),
             ("max", "f4", field_row(0, (9,), (4,), 4)),
             ("moments", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (0, 0, 0)))),
+            ("argmax", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (128, 32, 8)))),
+            ("argmin", "u1", field_row(0, (4, 4, 4), (512, 64, 1), 1, (0, (16, 4, 1)))),
             ("reproducible norm", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
             ("reproducible sum", "c8", field_row(0, (9,), (8,), 8)),
             ("reproducible dot", "c16", field_row(0, (9,), (16,), 16, (0, (16,)))),

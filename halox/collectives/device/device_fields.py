@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf, isfinite, nan, prod
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -47,7 +48,7 @@ from halox.collectives.operations import (
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.decomposition import Parity
 from halox.errors import DeviceError, FieldError, HaloxError
-from halox.runtime.arrays import DType, describe
+from halox.runtime.arrays import Described, DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array, has_kernels
@@ -100,27 +101,67 @@ class DeviceReductions(HostArrays):
     def moments(self, numbers: Any) -> tuple[float, ...]:
         """Return mean and variance of an array of real numbers of this rank, the mean as a sum of two; blocks.
 
-        One launch, which subtracts the number in the middle of the array, reads it.
+        One launch, which subtracts the number in the middle of the array, reads it. If the squares overflow, a second
+        one subtracts the mean.
         """
         cells = describe(numbers)
-        middle = numbers[tuple(slice(n // 2, n // 2 + 1) for n in cells.shape)].reshape(())
-        both = [cells, replace(cells, pointer=middle.data.ptr, strides=(0,) * numbers.ndim)]
-        key = "moments", cells.dtype.str
+        pivot = numbers[tuple(slice(n // 2, n // 2 + 1) for n in cells.shape)].reshape(())
+        for _ in range(2):
+            one = replace(cells, pointer=pivot.data.ptr, strides=(0,) * numbers.ndim)
+            sums = self._local("moments", [cells, one])
+            if sums is None:
+                away = numbers.astype("f8") - pivot
+                return float(pivot), float(away.mean()), float(away.var())
+            mean, square = (sums.view("f8") / numbers.size).tolist()
+            if isfinite(square) or not isfinite(mean):
+                break
+            pivot = (pivot + mean).astype(numbers.dtype)
+        if square == inf:  # numbers that are not finite have no variance
+            square = inf if bool(cupy().isfinite(numbers).all()) else nan
+            return float(pivot), 0.0, square
+        return float(pivot), mean, max(square - mean * mean, 0.0)  # NaN stays
+
+    def ends(self, numbers: Any) -> tuple[Any, Any]:
+        """Return the smallest and the largest number of this rank; blocks."""
+        least, largest = (self._local(name, [describe(numbers)]) for name in ("min", "max"))
+        if least is None or largest is None:
+            flat = cupy().ascontiguousarray(
+                numbers
+            )  # CuPy takes 100 times as long for strided ones
+            return flat.min().get()[()], flat.max().get()[()]
+        return least.view(numbers.dtype)[0], largest.view(numbers.dtype)[0]
+
+    def place(self, name: str, numbers: Any) -> tuple[int, Any]:
+        """Return the number of a cell, in the order of the array, and its value; see `cell_sums.place`. Blocks."""
+        cells = describe(numbers)
+        strides = [
+            cells.dtype.itemsize * prod(cells.shape[n + 1 :]) for n in range(len(cells.shape))
+        ]
+        found = self._local(name, [cells, replace(cells, pointer=0, strides=tuple(strides))])
+        if found is not None:
+            return int(found[1]), found.view(numbers.dtype)[0]
+        flat = cupy().ascontiguousarray(numbers).reshape(-1)
+        value = getattr(flat, name[3:])()
+        index = int(
+            (flat == value if value == value else flat != flat).argmax()
+        )  # NaN differs from itself
+        return index, value.get()[()]
+
+    def _local(self, name: str, cells: Sequence[Described]) -> Any:
+        """Reduce cells of this rank, and return the 16 bytes of the result on the host; None if no kernel does."""
+        dtype = cells[0].dtype
+        key = "of one rank", name, dtype.str
         kernel: Any = self.fields.reductions.get(key)
-        if kernel is None and element(cells.dtype):
+        if kernel is None and element(dtype):
             arena = self._context.use_device(self._device)
-            kernel = FieldReduction(self._world, arena, "moments", cells.dtype, 1)
+            kernel = FieldReduction(self._world, arena, name, dtype, 1)
             kernel.open_alone()
             self.fields.add(key, kernel)
-        if kernel is None or not kernel.supports(both):
-            away = numbers.astype("f8") - middle
-            return float(middle), float(away.mean()), float(away.var())
-        sums = cupy().empty(3)
-        sums[2] = middle
-        kernel(both, sums.data.ptr, cupy().cuda.get_current_stream())
-        total, squares, pivot = sums.tolist()
-        mean = total / numbers.size
-        return pivot, mean, max(squares / numbers.size - mean * mean, 0.0)  # NaN stays
+        if kernel is None or not kernel.supports(cells):
+            return None
+        result = cupy().empty(2, "u8")
+        kernel(cells, result.data.ptr, cupy().cuda.get_current_stream())
+        return result.get()
 
     def _target(self, out: object, dtype: DType) -> CupyArray:
         described = describe(out, "out")

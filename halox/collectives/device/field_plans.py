@@ -52,6 +52,8 @@ class FieldOperation:
 
     def accumulator(self, dtype: DType) -> DType:
         """Return the dtype of the accumulator: 64 bits for sums, the field's dtype for min and max."""
+        if self.local == "Placed":
+            return np.dtype([("value", dtype), ("index", "u8")], align=True)
         if self.op in ("min", "max"):
             return dtype
         if self.local == "Deviation":
@@ -61,6 +63,9 @@ class FieldOperation:
     def identity(self, dtype: DType) -> Any:
         """Return the identity element of the operation, in the accumulator's dtype."""
         accumulator = self.accumulator(dtype)
+        if self.local == "Placed":
+            value = replace(self, local="Value").identity(dtype)
+            return np.array((value, np.iinfo("u8").max), accumulator)
         if self.op not in ("min", "max"):
             return accumulator.type(0)
         if accumulator.kind == "f":
@@ -79,10 +84,13 @@ FIELD_REDUCTIONS: dict[str, FieldOperation] = {
     "dot": FieldOperation("sum", "Product"),
     "squares": FieldOperation("sum", "Square"),
     "moments": FieldOperation("sum", "Deviation"),
+    "argmin": FieldOperation("min", "Placed"),
+    "argmax": FieldOperation("max", "Placed"),
 }
 """Field reductions, by the name of the grid's method; "norm" is the square root of "squares".
 
-"moments" adds the differences from one cell and their squares; the cell is the second field, with strides of 0.
+"moments" adds the differences from one cell and their squares; the cell is the second field, with strides of 0. For
+"argmin" and "argmax" the second field is a contiguous one at address 0, whose addresses tell the cells' numbers.
 """
 
 for _name in ("sum", "norm", "dot"):
@@ -135,8 +143,10 @@ def _planned_field(
         ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
     ]
     if not reduction.is_exact:
-        operation = find_operation(reduction.op, accumulator)
-        defines += [("ACCUMULATOR", element(accumulator)), ("OP", operation.kernel_name)]
+        is_place = reduction.local == "Placed"
+        operation = find_operation(reduction.op, dtype if is_place else accumulator)
+        text = f"Place<{element(dtype)}>" if is_place else element(accumulator)
+        defines += [("ACCUMULATOR", text), ("OP", operation.kernel_name)]
     size = accumulator.itemsize
     return planned(name, defines, words, ranks, sms, size, is_exact=reduction.is_exact)
 

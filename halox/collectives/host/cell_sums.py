@@ -6,7 +6,7 @@ The blocks depend only on the shape, and NumPy sums each block, so that every ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ def _summed(
 def moments(numbers: Array) -> tuple[Any, ...]:
     """Return mean and variance of real numbers in float64, the mean as a sum of two; reads each block once.
 
-    A block whose mean is far from 0, compared with its deviation, subtracts the mean first, and so do later blocks.
+    A block whose mean is far from 0, compared with its deviation, subtracts the mean first, and so do later blocks;
+    also a block whose squares overflow.
     """
     scratch, pivot = np.empty(min(BLOCK, numbers.size), "f8"), 0.0
     groups, counts = [], []
@@ -101,11 +102,12 @@ def moments(numbers: Array) -> tuple[Any, ...]:
         if pivot:
             away -= pivot
         mean, square = _means(away)
-        if mean * mean > 16 * (square - mean * mean):
+        if not mean * mean <= 16 * (square - mean * mean):  # also if this is not a number
             before, pivot = pivot, pivot + mean
             away -= pivot - before
             mean, square = _means(away)
-        groups.append((pivot, mean, max(square - mean * mean, 0.0)))  # NaN stays
+        variance = square - mean * mean if square < np.inf else square
+        groups.append((pivot, mean, max(variance, 0.0)))  # NaN stays
         counts.append(block.size)
     return merged(counts, groups)
 
@@ -113,10 +115,11 @@ def moments(numbers: Array) -> tuple[Any, ...]:
 def _means(block: Array) -> tuple[float, float]:
     """Return means of numbers and squares; BLAS would use several threads for more than 10 000 numbers at once."""
     count = block.size
+    mean = float(np.add.reduce(block)) / count
+    if not isfinite(mean):
+        mean = float(np.add.reduce(block / count))
     low, high = block[: count // 2], block[count // 2 :]
-    return float(np.add.reduce(block)) / count, (
-        float(low.dot(low)) + float(high.dot(high))
-    ) / count
+    return mean, (float(low.dot(low)) + float(high.dot(high))) / count
 
 
 @np.errstate(all="ignore")
@@ -139,4 +142,28 @@ def merged(counts: Sequence[int], groups: Sequence[tuple[Any, ...]]) -> tuple[An
     pivots, shifts, variances = np.array(groups).T
     away = pivots - pivots[0] + shifts
     shift = (weights * away).sum()
-    return pivots[0], shift, (weights * (variances + (away - shift) ** 2)).sum()
+    variance = (weights * (variances + (away - shift) ** 2)).sum()
+    if np.isnan(variance) and not np.isnan(variances).any():
+        variance = np.float64(np.inf)  # differences of finite numbers overflow
+    return pivots[0], shift, variance
+
+
+def ends(numbers: Array) -> tuple[Any, Any]:
+    """Return the smallest and the largest number."""
+    return numbers.min(), numbers.max()
+
+
+def place(name: str, numbers: Array) -> tuple[int, Any]:
+    """Return the number of the cell that "argmin" or "argmax" of NumPy finds, in the order of the array, and its value.
+
+    Blocks are searched in one pass; NumPy would first copy all numbers of a field.
+    """
+    starts, values, start = [], [], 0
+    for index in blocks(numbers.shape):
+        block = numbers[index]
+        at = int(getattr(block, name)())
+        starts.append(start + at)
+        values.append(block.flat[at])
+        start += block.size
+    best = int(getattr(np, name)(values))
+    return starts[best], values[best]

@@ -13,7 +13,7 @@ import numpy as np
 
 from halox.collectives.cells import Cells, cells_of
 from halox.collectives.expressions import Request, typed
-from halox.collectives.host.cell_sums import dot, moments, sum_of_squares, total
+from halox.collectives.host.cell_sums import dot, ends, moments, place, sum_of_squares, total
 from halox.collectives.host.exact_sums import RECORD_BYTES, ExactSum, exact_sums
 from halox.collectives.host.grid_allreduce import DOING as _COMBINING
 from halox.collectives.host.grid_allreduce import GridAllreduce
@@ -217,6 +217,8 @@ class HostReductions(HostArrays):
 
     fields: PreparedReductions[HostFieldReduction]
     moments = staticmethod(moments)
+    ends = staticmethod(ends)
+    place = staticmethod(place)
 
     def field(self, name: str, fields: tuple[object, ...], out: object) -> object:
         """Reduce fields to one value; collective, blocks."""

@@ -118,6 +118,12 @@ struct Deviation {
     }
 };
 
+// The cell and its number, from its address in a contiguous field at address 0.
+struct Placed {
+    template <class T>
+    static __device__ __forceinline__ Place<T> of(T cell, u64 other) { return {cell, other / sizeof(T)}; }
+};
+
 struct Plain {
     template <class T>
     static __device__ __forceinline__ T of(T a) { return a; }
