@@ -23,7 +23,7 @@
 
 #include "field_body.cu"
 
-// Combines a value into a total. A complex total is assigned part by part: NVRTC 13.0 does not terminate if a loop
+// Combines a value into a total. A total of two parts is assigned part by part: NVRTC 13.0 does not terminate if a loop
 // assigns it as a whole.
 template <class Op, class T>
 __device__ __forceinline__ void take_in(T& all, T value) { all = Op::of(all, value); }
@@ -33,6 +33,13 @@ __device__ __forceinline__ void take_in(Complex<T>& all, Complex<T> value)
     const Complex<T> sum = Op::of(all, value);
     all.real = sum.real;
     all.imag = sum.imag;
+}
+template <class Op, class T>
+__device__ __forceinline__ void take_in(Place<T>& all, Place<T> value)
+{
+    const bool other = is_second<Op>(all, value);
+    all.value = other ? value.value : all.value;
+    all.index = other ? value.index : all.index;
 }
 
 #ifdef INPUTS

@@ -71,28 +71,24 @@ struct Place {
     u64 index;
 };
 
-// The place of the value that Op, Min or Max, selects; the lower number of two such values.
+// Whether the value b, rather than a, is selected by Op, Min or Max; the lower number of two such values.
 template <class Op, class T>
-__device__ __forceinline__ Place<T> first_of(Place<T> a, Place<T> b)
+__device__ __forceinline__ bool is_second(Place<T> a, Place<T> b)
 {
     const T best = Op::of(a.value, b.value);
     const bool has_a = is_nan(best) ? is_nan(a.value) : a.value == best;
     const bool has_b = is_nan(best) ? is_nan(b.value) : b.value == best;
-    return has_a && (!has_b || a.index < b.index) ? a : b;
+    return has_b && (!has_a || b.index < a.index);
 }
 
 struct Min : Same {
     template <class T>
     static __device__ __forceinline__ T of(T a, T b) { return a < b || is_nan(a) ? a : b; }
-    template <class T>
-    static __device__ __forceinline__ Place<T> of(Place<T> a, Place<T> b) { return first_of<Min>(a, b); }
 };
 
 struct Max : Same {
     template <class T>
     static __device__ __forceinline__ T of(T a, T b) { return a > b || is_nan(a) ? a : b; }
-    template <class T>
-    static __device__ __forceinline__ Place<T> of(Place<T> a, Place<T> b) { return first_of<Max>(a, b); }
 };
 
 struct LogicalAnd : Truth {
