@@ -32,7 +32,6 @@ from halox.errors import (
     MissingPackageError,
 )
 from tests.limits import cut_shards
-from tests.mpi.bad_input import undocumented
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES
 from tests.mpi.test_scatter import whole_array
 
@@ -542,10 +541,6 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
         "ZeroDivisionError",
     ),
 }
-
-
-def test_bad_input_is_on_the_page_of_errors() -> None:
-    assert undocumented(f"checkpoint: {name}" for name in (*BAD, *DAMAGES)) == []
 
 
 def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) -> None:

@@ -17,7 +17,6 @@ import halox
 from halox.checkpoint import moving, output, store
 from halox.errors import CheckpointError, ClosedError, FieldError, HaloxError, MismatchError
 from tests.limits import cut_shards
-from tests.mpi.bad_input import undocumented
 from tests.mpi.test_checkpoints import small_disk
 from tests.mpi.test_scatter import whole_array
 
@@ -596,10 +595,6 @@ def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) ->
     comm.Barrier()
     assert os.listdir(path.parent) == ["run.zarr"]
     check(path, range(4))
-
-
-def test_bad_input_is_on_the_page_of_errors() -> None:
-    assert undocumented(f"output: {name}" for name in (*BAD, *BAD_RECORDS)) == []
 
 
 def test_the_group_is_replaced_by_rename(path: Path, comm: MPI.Intracomm) -> None:
