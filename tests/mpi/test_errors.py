@@ -836,7 +836,7 @@ def test_after_a_failure(comm: World) -> None:
     comm.Barrier()
     if comm.rank == 0:
         g.exchange(u)  # rank 1 has sent its cells before its timeout
-        with pytest.raises(ExchangeTimeoutError, match="rank 1"):
+        with pytest.raises(ExchangeTimeoutError):
             g.exchange(u)
     comm.Barrier()
 
@@ -890,7 +890,7 @@ def test_a_neighbour_that_does_not_come(
     u = np.zeros(g.padded_shape) if allocate == "by the user" else g.zeros()
     g.exchange(u)
     if comm.rank == 0:
-        with short_waits(), pytest.raises(ExchangeTimeoutError, match="rank 0"):
+        with short_waits(), pytest.raises(ExchangeTimeoutError):
             g.exchange(u)
     comm.Barrier()
 

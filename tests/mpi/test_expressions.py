@@ -119,7 +119,7 @@ def test_layouts(comm: MPI.Intracomm) -> None:
     with halox.Grid((n, 6), checkerboard=True, periodic=True, **options) as grid:
         even = grid.full(1.5, parity="even")
         assert grid.sum("2 * even", even=even) == 3 * n * 3
-        with pytest.raises(FieldError, match="a field of one parity has no indices"):
+        with pytest.raises(FieldError):
             grid.sum("even * index_x", even=even)
 
 

