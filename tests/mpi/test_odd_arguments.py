@@ -287,7 +287,7 @@ def bench(comm: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.mark.ranks(1, 2)
 def test_each_argument_in_turn(bench: Bench, comm: World) -> None:
-    """On one rank every value, on two every ninth."""
+    """On one rank every value, on two every fifteenth."""
     calls = of_grids(bench) | of_exchanges(bench) | (of_datatypes() if comm.size == 1 else {})
     few = comm.size > 1 and not os.environ.get(FULL)
     turn, wrong = itertools.count(), []
@@ -295,7 +295,7 @@ def test_each_argument_in_turn(bench: Bench, comm: World) -> None:
         if comm.size > 1 and name in LOCAL:
             continue
         for changed in ("", *arguments):
-            values = [None] if not changed else ODD[next(turn) % 9 :: 9] if few else ODD
+            values = [None] if not changed else ODD[next(turn) % 15 :: 15] if few else ODD
             for odd in values:
                 given = {
                     key: one.of(bench.grid) if isinstance(one, Fresh) else one
