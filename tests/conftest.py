@@ -1,4 +1,4 @@
-"""Selection and order of the tests, and their distribution over processes."""
+"""Order of the tests, and their distribution over processes."""
 
 from __future__ import annotations
 
@@ -61,12 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect exhaustive tests, which take an hour, unless `-m` names them, and sort tests that mostly wait first."""
-    if "exhaustive" not in config.option.markexpr:
-        left = [item for item in items if item.get_closest_marker("exhaustive")]
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
-        config.hook.pytest_deselected(items=left)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort tests that mostly wait first."""
     items.sort(key=lambda item: not item.nodeid.startswith(LAUNCHES))
 
 

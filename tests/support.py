@@ -80,10 +80,6 @@ def _missing(need: str) -> str | None:
             name for name in ("sphinx", "myst_parser", "furo", "sphinx_design") if not _has(name)
         ]
         return f"{', '.join(missing)} not installed; pip install --group docs" if missing else None
-    if need == "browser":
-        from tests.browser import NAMES, find
-
-        return None if find() else f"no browser on the PATH: none of {', '.join(NAMES)}"
     if need == "netns":
         from tests.netns import why_none
 

@@ -13,8 +13,7 @@ import halox
 from halox import Recv, Send
 from halox import datatypes as dt
 
-IN_PLACE = ("host/direct", "scatter_gather/process_vm")
-CPU_PATHS = ("host/shared", "host/mpi", *IN_PLACE)
+CPU_PATHS = ("host/shared", "host/mpi", "host/direct", "scatter_gather/process_vm")
 GPU_PATHS = ("ipc", "staged/shared", "staged/mpi")
 """Paths between ranks that share a GPU."""
 
@@ -95,9 +94,8 @@ class Call:
         Later call, the same or on the object that the first call made; it fails if a rank is gone.
     other : callable
         Different call, which one rank makes instead.
-    other_words, again_words : str
-        Patterns of the names of these two calls.
-    paths : tuple of str
+    other_words : str
+        Pattern of the name of that call.
     may_return : bool
         Whether the call may succeed though a rank is gone.
     refused : str
@@ -111,14 +109,8 @@ class Call:
     again: Callable[[Scene], Any]
     other: Callable[[Scene], Any]
     other_words: str
-    again_words: str
-    paths: tuple[str, ...] = (*CPU_PATHS, *GPU_PATHS, *PEER_PATHS)
     may_return: bool = False
     refused: str = ""
-
-
-NOT_DIRECT = tuple(path for path in Call.paths if path not in IN_PLACE)
-"""Paths of calls that never read fields in place, or that exchange nothing."""
 
 
 def _nothing(s: Scene) -> None:
@@ -402,12 +394,11 @@ def _call(
     words: str,
     play: tuple[Callable[[Scene], None], Callable[[Scene], Any], Callable[[Scene, Any], bool]],
     other: tuple[Callable[[Scene], Any], str],
-    again: tuple[Callable[[Scene], Any], str] | None = None,
+    again: Callable[[Scene], Any] | None = None,
     **options: Any,
 ) -> Call:
     prepare, act, right = play
-    again_act, again_words = again or (act, words)
-    return Call(words, prepare, act, right, again_act, *other, again_words, **options)
+    return Call(words, prepare, act, right, again or act, *other, **options)
 
 
 def _halo_of(step: int) -> Callable[[Scene, Any], bool]:
@@ -415,17 +406,15 @@ def _halo_of(step: int) -> Callable[[Scene, Any], bool]:
 
 
 _BROKEN: dict[str, Any] = {"refused": "StateError"}
-_ANY: dict[str, Any] = {"paths": NOT_DIRECT}
 
 CALLS: dict[str, Call] = {
     "Grid": _call(
         _GRID,
         (_nothing, _make_grid, lambda s, _: s.made.g.size == s.size),
         (_make_allreduce, _ALLREDUCE),
-        (_zeros_of_made, _ZEROS),
-        **_ANY,
+        _zeros_of_made,
     ),
-    "zeros": _call(_ZEROS, (_grid, _zeros, _zeros_right), (_grid_allreduce, _ALLREDUCE), **_ANY),
+    "zeros": _call(_ZEROS, (_grid, _zeros, _zeros_right), (_grid_allreduce, _ALLREDUCE)),
     "exchange, first": _call(_EXCHANGE, (_grid_and_field, _exchange, _halo_of(0)), _BESIDE_SUM),
     "exchange, cached": _call(
         _EXCHANGE, (_exchanged, _exchange, _halo_of(1)), _BESIDE_SUM, **_BROKEN
@@ -434,7 +423,7 @@ CALLS: dict[str, Call] = {
         _PLAN,
         (_grid_and_field, _plan, _plan_right),
         _BESIDE_SUM,
-        (lambda s: s.made.plan(), f"{_PLAN}|{_EXCHANGE}"),
+        lambda s: s.made.plan(),
     ),
     "plan.start, plan.finish": _call(
         rf"{_PLAN}|{_EXCHANGE}|\bfinish\b",
@@ -446,67 +435,61 @@ CALLS: dict[str, Call] = {
         rf"{_PLAN}|{_EXCHANGE}|\bfinish\b",
         (_started, _finished, _halo_of(1)),
         _BESIDE_SUM,
-        (lambda s: s.made.plan(), f"{_PLAN}|{_EXCHANGE}"),
+        lambda s: s.made.plan(),
         **_BROKEN,
     ),
     "accumulate, first": _call(
-        _ACCUMULATE, (_ones, _accumulate, _accumulated_right), _BESIDE_EXCHANGE, **_ANY
+        _ACCUMULATE, (_ones, _accumulate, _accumulated_right), _BESIDE_EXCHANGE
     ),
     "accumulate, cached": _call(
         _ACCUMULATE,
         (_accumulated, _accumulate, _accumulated_right),
         _BESIDE_EXCHANGE,
-        **_ANY,
         **_BROKEN,
     ),
-    "sum, first": _call(_SUM, (_grid_and_field, _sum, _sum_right), _BESIDE_EXCHANGE, **_ANY),
-    "sum, cached": _call(_SUM, (_summed, _sum, _sum_right), _BESIDE_EXCHANGE, **_ANY),
+    "sum, first": _call(_SUM, (_grid_and_field, _sum, _sum_right), _BESIDE_EXCHANGE),
+    "sum, cached": _call(_SUM, (_summed, _sum, _sum_right), _BESIDE_EXCHANGE),
     "grid.allreduce, first": _call(
-        _ALLREDUCE, (_grid_and_field, _grid_allreduce, _four_right), _BESIDE_SUM, **_ANY
+        _ALLREDUCE, (_grid_and_field, _grid_allreduce, _four_right), _BESIDE_SUM
     ),
     "grid.allreduce, cached": _call(
-        _ALLREDUCE, (_reduced, _grid_allreduce, _four_right), _BESIDE_SUM, **_ANY
+        _ALLREDUCE, (_reduced, _grid_allreduce, _four_right), _BESIDE_SUM
     ),
-    "gather": _call(_GATHER, (_grid_and_field, _gather, _gather_right), _BESIDE_SUM, **_ANY),
+    "gather": _call(_GATHER, (_grid_and_field, _gather, _gather_right), _BESIDE_SUM),
     "Exchange": _call(
         _MAKING_EXCHANGE,
         (_nothing, _make_ring, _ring_made_right),
         (_make_grid, _GRID),
-        (_run_ring, _EXCHANGE),
-        **_ANY,
+        _run_ring,
     ),
     "Exchange()": _call(
         rf"{_EXCHANGE}|\bExchange\b",
         (_ringed, _run_ring, _ring_right),
         (lambda s: s.made.e.measure(2), r"\bmeasure\b"),
-        **_ANY,
         **_BROKEN,
     ),
     "Allreduce": _call(
         _ALLREDUCE,
         (_nothing, _make_allreduce, _allreduce_made_right),
         (_make_grid, _GRID),
-        (_call_allreduce, _ALLREDUCE),
-        **_ANY,
+        _call_allreduce,
     ),
     "Allreduce()": _call(
         _ALLREDUCE,
         (_allreduced, _call_allreduce, _four_right),
         (lambda s: s.made.r.close(), _CLOSE),
-        **_ANY,
     ),
     "Transpose": _call(
         _MAKING_TRANSPOSE,
         (_two_grids, _make_transpose, _transpose_made_right),
         _BESIDE_SUM,
-        (_forward, _TRANSPOSE),
-        **_ANY,
+        _forward,
     ),
     "Transpose.forward, first": _call(
-        _TRANSPOSE, (_transposer, _forward, _forward_right), _BESIDE_SUM, **_ANY
+        _TRANSPOSE, (_transposer, _forward, _forward_right), _BESIDE_SUM
     ),
     "Transpose.forward, cached": _call(
-        _TRANSPOSE, (_transposed, _forward, _forward_right), _BESIDE_SUM, **_ANY, **_BROKEN
+        _TRANSPOSE, (_transposed, _forward, _forward_right), _BESIDE_SUM, **_BROKEN
     ),
     "close": _call(_CLOSE, (_exchanged, _close, _closed_right), _BESIDE_SUM, may_return=True),
 }

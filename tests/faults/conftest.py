@@ -16,15 +16,6 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Theatre(selected(request, "theatre"), tmp_path_factory.mktemp("faults"))
 
 
-@pytest.fixture(scope="module")
-def theatre_of_three(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Theatre:
-    """Stories on three ranks: two survivors and the victim of the fault."""
-    require("mpi")
-    return Theatre(selected(request, "theatre_of_three"), tmp_path_factory.mktemp("faults"), 2)
-
-
 def selected(request: pytest.FixtureRequest, fixture: str) -> list[Row]:
     """Rows of this module's selected tests that use a fixture."""
     return [

@@ -1,8 +1,8 @@
 """One rank of the fault matrix: ``python -m tests.faults.rank FOLDER ARGUMENT``, started by a guard of `tests.failing`.
 
-A story is one row of the matrix. Its last rank is the victim of the fault; all other ranks are survivors. Each story
-has its own communicators, so that a rank that has left one story can take part in the next. Stories that kill their
-victim have different victims.
+A story is one row of the matrix, on two ranks: rank 0 is the survivor, the other rank the victim of the fault. Each
+story has its own communicators, so that a rank that has left one story can take part in the next. Stories that kill
+their victim have different victims.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Interruption(BaseException):
     """Stands for a KeyboardInterrupt, which may interrupt any statement."""
 
 
-def main(folder: Path, stories: list[list[str]], survivors: int) -> None:
+def main(folder: Path, stories: list[list[str]]) -> None:
     """Play all stories in turn."""
     faulthandler.enable()
     os.environ["HALOX_TIMEOUT"] = f"{PATIENT_S}"
@@ -38,10 +38,7 @@ def main(folder: Path, stories: list[list[str]], survivors: int) -> None:
 
     world = MPI.COMM_WORLD
     rows = [Row(*story) for story in stories]
-    casts = [
-        [*range(survivors), survivors + number % (world.size - survivors)]
-        for number in range(len(rows))
-    ]
+    casts = [[0, 1 + number % (world.size - 1)] for number in range(len(rows))]
     # Create the first story's communicators last. Open MPI numbers communicators in the order of their creation. A
     # fault may leave the duplication of one unfinished; then Open MPI cannot duplicate any with a higher number.
     comms: list[Any] = []
@@ -58,9 +55,9 @@ def main(folder: Path, stories: list[list[str]], survivors: int) -> None:
             saw = story.play()
             note_mapped(folder, world.rank)
             tell(folder, f"{number} saw {cast.index(world.rank)}", saw)
-    if world.rank < survivors and rows[-1].fault != "killed":
+    if world.rank == 0 and rows[-1].fault != "killed":
         faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
-        wait_for(folder, [f"{len(rows) - 1} saw {survivors}"])  # the guards kill a slower victim
+        wait_for(folder, [f"{len(rows) - 1} saw 1"])  # the guards kill a slower victim
     faulthandler.cancel_dump_traceback_later()
     tell(folder, f"done {world.rank}", None)
 
@@ -154,8 +151,8 @@ class Story:
                 os.kill(os.getpid(), 9)
             if fault == "raising":
                 raise Interruption
-            survivors = [f"{self._number} saw {rank}" for rank in range(len(self._cast) - 1)]
-            until, seconds = ([], SHORT_S) if self._row.is_short else (survivors, 0.0)
+            survivor = [f"{self._number} saw 0"]
+            until, seconds = ([], SHORT_S) if self._row.is_short else (survivor, 0.0)
             stop(self._folder, self._cast[-1], until, seconds)
 
         entering = Entering(at, happen)
@@ -175,7 +172,7 @@ class Story:
     def _tell_fault(self, where: str) -> None:
         tell(self._folder, f"{self._number} fault", {"time": time.monotonic(), "where": where})
 
-    # The survivors
+    # The survivor
 
     def _watch(self, scene: Any) -> dict[str, Any]:
         """Make the call, and later calls until one fails; return the outcome."""

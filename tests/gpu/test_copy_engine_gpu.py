@@ -364,7 +364,7 @@ class TestDriver:
         limit = runtime.deviceGetAttribute(11, DEVICE)  # cudaDevAttrMaxPitch
         assert limit >= MAX_PITCH
         target = Guarded(64)
-        with pytest.raises(DeviceError, match="cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; check"):
+        with pytest.raises(DeviceError):
             rows = PreparedMemcpy(8, 2, target_pitch=4, source_pitch=8)
             rows.launch(target.pointer, target.pointer + 32, 0)
 

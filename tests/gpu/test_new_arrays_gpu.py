@@ -84,5 +84,5 @@ def test_layouts_of_results() -> None:
         w = grid.zeros_like(u, "f4")
         assert w.shape == u.shape and grid.layout(w) is grid.layout(u)
         grid.exchange(u, w)
-        with pytest.raises(FieldError, match="share memory"):
+        with pytest.raises(FieldError):
             grid.accumulate(u, u)

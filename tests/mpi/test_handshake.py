@@ -68,7 +68,7 @@ def test_without_peers_all_gather(comm: MPI.Intracomm) -> None:
 def test_all_raise_and_abandon(fails: int, comm: MPI.Intracomm) -> None:
     world = World(comm)
     part = Part(world, fails if comm.rank == 1 else -1) if comm.rank < 2 else None
-    with pytest.raises(FieldError, match=rf"\[rank 1\] round {fails} of rank 1"):
+    with pytest.raises(FieldError):
         handshake(world, lambda: part, ROUNDS, "a test", peers=lambda part: part.peers)
     assert agree(part is None or part.is_abandoned, comm)
     world.close()

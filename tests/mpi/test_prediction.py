@@ -268,9 +268,7 @@ class TestAnswers:
 @ONE
 def test_unknown_fields() -> None:
     with alone() as grid:
-        with pytest.raises(
-            halox.errors.FieldError, match="neither an array of the grid nor a dtype"
-        ):
+        with pytest.raises(halox.errors.FieldError):
             grid.predict(2, "temperature")
         with pytest.raises(halox.errors.FieldError):
             grid.predict(2, np.zeros((3, 3)))

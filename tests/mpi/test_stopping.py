@@ -18,7 +18,6 @@ from mpi4py import MPI
 import halox
 from halox.domain import stopping
 from halox.errors import HaloxError, StateError
-from tests.mpi.bad_input import undocumented
 
 pytestmark = pytest.mark.usually(1, 3)
 
@@ -146,7 +145,3 @@ def test_first_in_another_thread(comm: MPI.Intracomm) -> None:
     thread.start()
     thread.join()
     assert len(found) == 1 and "only the main thread can catch SIGTERM" in found[0]
-
-
-def test_bad_input_is_on_the_page_of_errors() -> None:
-    assert undocumented(f"stopping: {name}" for name in BAD) == []

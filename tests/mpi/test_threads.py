@@ -219,5 +219,5 @@ def test_a_plan_whose_ranks_are_gone(comm: World) -> None:
     plan()
     g._world.close("MPI has been finalized")
     for call in (plan, plan.start, plan.measure):
-        with pytest.raises(ClosedError, match="MPI has been finalized"):
+        with pytest.raises(ClosedError):
             call()

@@ -382,7 +382,7 @@ class TestPlots:
 
     def test_no_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(MissingPackageError, match="pip install matplotlib"):
+        with pytest.raises(MissingPackageError):
             draw([self.PLOT], self.ROWS, tmp_path)
 
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:

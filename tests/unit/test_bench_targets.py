@@ -297,7 +297,7 @@ def test_capture(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses() -> None:
         raise StateError("not this path")
 
-    with pytest.raises(StateError, match="not this path"):
+    with pytest.raises(StateError):
         stage.captured(refuses, 5)
     assert len(ended) == 2 and ended[1] is not ended[0], "each in a stream of its own"
 

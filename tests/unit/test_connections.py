@@ -133,9 +133,7 @@ def test_the_widest_halo_has_images(side: str, place: str, pivot: Any) -> None:
             "f8",
         )
         if halo > widest:
-            with pytest.raises(
-                DecompositionError, match=f"expected at most {widest} at the joined"
-            ):
+            with pytest.raises(DecompositionError):
                 layouts_of(case, (1, 1))
         else:
             (layout,) = layouts_of(case, (1, 1))

@@ -131,7 +131,7 @@ def test_cutting_refuses_what_does_not_fit() -> None:
     for ends in ([], [4, 8], [8, 4, 12], [16]):
         with pytest.raises(DatatypeError, match="ascend"):
             cut(whole, ends)
-    with pytest.raises(DatatypeError, match="12 bytes and the target 8"):
+    with pytest.raises(DatatypeError):
         cut(Copy(contiguous_side(0, 12), contiguous_side(100, 8)), [12])
 
 

@@ -8,6 +8,8 @@ import inspect
 import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,33 @@ def test_links_name_headings_that_exist() -> None:
             )
             found += 1
     assert found > 30
+
+
+@pytest.mark.full
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    """The source is copied, since `make docs` writes into the folder and may run at the same time."""
+    support.require("mpi")
+    support.require("sphinx")
+    copy = tmp_path / "copy"
+    made = shutil.ignore_patterns("_build", "reference", "__pycache__")
+    shutil.copytree(ROOT / "docs", copy / "docs", ignore=made)
+    for path in ROOT.iterdir():
+        if not (copy / path.name).exists() and not path.name.startswith("."):
+            (copy / path.name).symlink_to(path)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", "html"]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    ended = subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (copy / "html" / "reference" / "halox.Grid.html").is_file()
+
+
+def test_every_example_has_a_page_and_a_card() -> None:
+    names = [example.stem for example in EXAMPLES]
+    assert sorted(page.stem for page in (ROOT / "docs" / "examples").glob("*.md")) == names
+    index = (ROOT / "docs" / "examples.md").read_text()
+    assert not [name for name in names if f":link: examples/{name}.html" not in index]
 
 
 def test_commands_of_the_readme_are_where_ci_looks() -> None:

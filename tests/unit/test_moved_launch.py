@@ -133,7 +133,7 @@ def test_no_table_is_made_while_a_stream_is_captured(monkeypatch: pytest.MonkeyP
     channel = channel_of([first])
     monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream=None: True)
     check(channel, [array_at("f8", 16)], 0)
-    with pytest.raises(StateError, match="before the capture"):
+    with pytest.raises(StateError):
         channel.views([first.ctypes.data + 8])
     check(channel, [first], 1)
 

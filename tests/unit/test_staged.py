@@ -328,7 +328,7 @@ def test_capture(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.fill(1)
     wanted = rig.expected()
     rig.gpu.capturing.add(rig.gpu.current.ptr)
-    with pytest.raises(StateError, match=r"staged.*peer"):
+    with pytest.raises(StateError):
         rig.channel.check()
     assert not any(stream.queue for stream in rig.gpu.streams)
     rig.gpu.capturing.clear()

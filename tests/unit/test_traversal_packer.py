@@ -133,9 +133,7 @@ def test_what_is_refused():
     reason = TraversalPacker.why_not(deep, 1)
     assert reason is not None
     assert "nested" in reason
-    with pytest.raises(
-        DatatypeError, match=r"'traversal' cannot pack this datatype: .* at most 64"
-    ):
+    with pytest.raises(DatatypeError):
         TraversalPacker(deep, 1, 0)
     with pytest.raises(DeviceError, match="max_blocks"):
         TraversalPacker(LIST, 1, 0, 0)

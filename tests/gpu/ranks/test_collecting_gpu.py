@@ -1,4 +1,4 @@
-"""Garbage collection of plans, fields and grids on GPUs at different instructions on each rank, on every path."""
+"""Garbage collection of plans, fields and grids on GPUs in the middle of calls, on every path."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def copy(grid: halox.Grid, field: Any) -> Any:
 @along([*WAYS, *COPIES])
 def test_ranks_go_on(way: Way, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOX_PATH", way.path)
-    go_on(comm, "", "gpu", copy)
+    go_on(comm, "gpu", copy)
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("modules", ["runtime", "paths", ""])
-def test_ranks_go_on_with_arrays_of_their_own(modules: str, comm: MPI.Intracomm) -> None:
-    go_on(comm, modules, "gpu")
+def test_ranks_go_on_with_arrays_of_their_own(comm: MPI.Intracomm) -> None:
+    go_on(comm, "gpu")

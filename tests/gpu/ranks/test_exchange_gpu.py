@@ -157,7 +157,7 @@ def test_gather_in_parts(
 def test_field_on_the_host_is_refused(comm: MPI.Intracomm) -> None:
     with (
         halox.Grid((8, 8 * comm.size), comm=comm, device="gpu") as grid,
-        pytest.raises(halox.errors.DeviceError, match=r"is on the host.*grid\.zeros"),
+        pytest.raises(halox.errors.DeviceError),
     ):
         grid.exchange(np.zeros(grid.padded_shape))
 

@@ -123,7 +123,7 @@ def test_capture_is_refused(way: Way, call: str, comm: MPI.Intracomm) -> None:
             stepper.check()
             stream.begin_capture()
             counter += 1
-            with pytest.raises(StateError, match=rf"{way.path} path .*captured"):
+            with pytest.raises(StateError):
                 plan() if call == "plan" else plan.start()
             counter += 1
             graph = stream.end_capture()

