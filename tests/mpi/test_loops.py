@@ -194,10 +194,15 @@ def test_an_error_of_the_step_is_raised_as_it_is(comm: World) -> None:
 
 
 def test_an_interrupt_of_a_step(comm: World) -> None:
-    with make_grid(comm) as grid:
-        loop = grid.loop(lambda: signal.raise_signal(signal.SIGINT), until=np.zeros((), bool))
-        with pytest.raises(KeyboardInterrupt):
-            loop()
+    # Python leaves SIGINT ignored if it was when pytest started, as in a background job of a script.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with make_grid(comm) as grid:
+            loop = grid.loop(lambda: signal.raise_signal(signal.SIGINT), until=np.zeros((), bool))
+            with pytest.raises(KeyboardInterrupt):
+                loop()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def assert_documented(name: str, error: HaloxError) -> None:
