@@ -96,8 +96,8 @@ class CubedSphere(Grid[Any]):
     Raises
     ------
     DecompositionError
-        If ``n`` or ``halo`` is invalid, the halo is wider than ``n``, or the faces cannot be divided among the ranks. All
-        other errors are those of `Grid`.
+        If ``n`` or ``halo`` is invalid, the halo is wider than ``n``, or the faces cannot be divided among the ranks.
+        All other errors are those of `Grid`.
 
     Notes
     -----
