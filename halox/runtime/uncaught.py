@@ -32,8 +32,9 @@ def end_together(mpi: ModuleType) -> None:
 
     def at_exit() -> None:
         # Python sets `last_value` before it calls any hook. pytest sets it too, but leaves the hook in place.
-        if sys.excepthook is not hook and getattr(sys, "last_value", None) is not None:
-            end(type(sys.last_value))
+        error = getattr(sys, "last_value", None)
+        if sys.excepthook is not hook and error is not None:
+            end(type(error))
 
     def end(kind: type[BaseException]) -> None:
         if FORKED or hasattr(sys, "ps1") or sys.flags.interactive or mpi.Is_finalized():

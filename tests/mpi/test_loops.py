@@ -267,7 +267,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flag]:
 def loop_on_gpu(grid: halox.Grid, flag: Flag, end: int, most: int = 24, every: int = 1) -> Any:
     counter = Counter(end)
     counter.until = flag
-    return counter, Loop(grid.domain.world, 0, counter, flag, most, every)
+    return counter, Loop(grid.domain.context, 0, counter, flag, most, every)
 
 
 @pytest.mark.parametrize(("every", "end", "known"), [(1, 1, 1), (1, 9, 9), (4, 9, 12), (4, 99, 24)])
@@ -345,7 +345,7 @@ def test_a_failure_on_the_gpu(
                 raise ExchangeTimeoutError("an exchange has failed")
             step()
 
-        loop = Loop(grid.domain.world, 0, failing, gpu, 24, 1)
+        loop = Loop(grid.domain.context, 0, failing, gpu, 24, 1)
         monkeypatch.setattr(pools, "count_failures", lambda: 1 + (counter.steps > 4))
         kind, text = (
             (ExchangeTimeoutError, "an exchange has failed")
@@ -374,7 +374,7 @@ def test_flags_on_another_device(gpu: Flag, comm: World) -> None:
         ):
             grid.loop(print, until=gpu)
         with pytest.raises(DeviceError) as caught:
-            Loop(grid.domain.world, 0, print, np.zeros((), bool), 1, 1)
+            Loop(grid.domain.context, 0, print, np.zeros((), bool), 1, 1)
         assert_documented("loop: a flag on the host, for a GPU", caught.value)
 
 
