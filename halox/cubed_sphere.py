@@ -96,14 +96,16 @@ class CubedSphere(Grid[Any]):
     Raises
     ------
     DecompositionError
-        If ``n`` or ``halo`` is invalid, or the halo is wider than ``n``. All other errors are those of `Grid`.
+        If ``n`` or ``halo`` is invalid, the halo is wider than ``n``, or the faces cannot be divided among the ranks.
+        All other errors are those of `Grid`.
 
     Notes
     -----
     Collective. All methods of `Grid` work, with ``(6, n, n)`` as ``grid_shape``; `coarsen` takes the factor (1, 2, 2).
-    Fields have the shape ``components + (faces, ni, nj)``, with the halo, and are not staggered. Any number of ranks is
-    possible; blocks are equal on 1, 2 or 3 ranks, and on multiples of 6 that divide the faces evenly. Exchanges do not
-    change the halo at the 8 corners of the cube, where three faces meet: it stands for no cell. A field with
+    Fields have the shape ``components + (faces, ni, nj)``, with the halo, and are not staggered. The number of ranks is
+    a product of at most 6 parts of the faces and at most ``n`` parts along each of the other axes: 7 ranks need
+    ``n >= 7``. Blocks are equal on 1, 2 or 3 ranks, and on multiples of 6 that divide the faces evenly. Exchanges do
+    not change the halo at the 8 corners of the cube, where three faces meet: it stands for no cell. A field with
     ``components=2, sign="vector"`` has the components of a vector along i and j: where the axes are swapped, the
     components are swapped, too, with their signs.
 

@@ -13,7 +13,7 @@ from halox.decomposition import Decomposition, FieldSpec
 from halox.errors import FieldError
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.devices import to_host
-from halox.values import as_list, shown
+from halox.values import as_list, check_unmasked, shown
 
 AXES = ("x", "y", "z", "t")
 """Default names of the grid axes."""
@@ -140,6 +140,7 @@ class Labels:
 
 
 def _coordinates(name: str, given: object, points: int, numbers: bool) -> Coordinates:
+    check_unmasked(given, f"coords[{name!r}]")
     try:
         values = np.array(to_host(getattr(given, "values", given)))
     except (TypeError, ValueError):

@@ -937,7 +937,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         """
         from halox.exchange.device_loop import Loop
 
-        return Loop(self._world, self.device_id, step, until, most, every)
+        return Loop(self.domain.context, self.device_id, step, until, most, every)
 
     def linear_operator(self, apply: Callable[..., object], fields: Any) -> FieldOperator:
         """Return a function of fields as a matrix, for the solvers of SciPy, CuPy and PETSc.

@@ -332,8 +332,9 @@ class GridReductions:
         Both fields must have the same layout, or both arguments are expressions. Otherwise the same as `sum`.
         """
         if isinstance(field, str) and isinstance(other, str):
-            text = f"conj(wide({field})) * wide({other})"
-            return self._expressions("dot", text, "sum", out, reproducible, named)
+            text = f"conj(wide({field}\n)) * wide({other}\n)"
+            parts = field, other
+            return self._expressions("dot", text, "sum", out, reproducible, named, parts)
         if named or isinstance(field, str) or isinstance(other, str):
             error = FieldError("dot: give two fields; or two expressions, and fields by keyword")
             self._reductions.refuse("dot", error)
@@ -387,9 +388,19 @@ class GridReductions:
         return self._reductions.array(op, array, out)
 
     def _expressions(
-        self, call: str, text: Any, op: Any, out: Any, reproducible: object, named: dict[str, Any]
+        self,
+        call: str,
+        text: Any,
+        op: Any,
+        out: Any,
+        reproducible: object,
+        named: dict[str, Any],
+        parts: tuple[str, ...] = (),
     ) -> Any:
-        """Reduce one expression, or a dict of expressions; ``call`` is the method that was called."""
+        """Reduce one expression, or a dict of expressions; ``call`` is the method that was called.
+
+        ``parts`` are the user's texts if ``text`` is composed of them.
+        """
         if isinstance(text, str):
             kind, outs = (text, op), () if out is None else (out,)
         else:
@@ -402,9 +413,11 @@ class GridReductions:
         launch = self._of_fields.find(key, arrays)
         if launch is not None:
             return launch((*values, *outs))
-        from halox.collectives.expressions import parted, requested
+        from halox.collectives.expressions import parse, parted, requested
 
         try:
+            for part in parts:
+                parse(part)
             request = requested(call, text, op, out, named)
         except FieldError as error:
             self._reductions.refuse(call, error)

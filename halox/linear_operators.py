@@ -10,7 +10,7 @@ import numpy as np
 from halox.domain import Domain
 from halox.errors import FieldError, StateError
 from halox.runtime.gpu.devices import linalg_module, to_host
-from halox.values import shown
+from halox.values import check_unmasked, shown
 
 _CALL = "linear_operator"
 
@@ -61,6 +61,7 @@ class FieldOperator:
         y.array_w = to_host(self._product(self._xp.asarray(x.array_r)))
 
     def _product(self, x: Any) -> Any:
+        check_unmasked(x, "x")
         dtype, start, x = self._inputs[0].dtype, 0, x.reshape(-1)
         if not np.can_cast(x.dtype, dtype, "same_kind"):
             raise FieldError(

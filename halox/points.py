@@ -19,11 +19,13 @@ from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.devices import to_host
 from halox.sampling.locating import as_points
 from halox.sampling.weights import Corners, Weights, adding, check_points, owners, reading
-from halox.values import shown
+from halox.values import check_unmasked, shown
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import FieldLike
     from halox.sampling.device_points import PointLaunch
+
+_MOST = 2.0**53
 
 
 class Points(Unique):
@@ -35,8 +37,9 @@ class Points(Unique):
         The grid of the fields.
     indices : array_like
         Global indices, shape (n, axes), or (n,) if the grid has one axis; the same on all ranks. Integers are cells.
-        Fractional indices interpolate linearly between the cells below and above. Along a periodic axis, indices wrap
-        around; along other axes, they may be in the field's halo. `Grid.locate` finds the indices of coordinates.
+        Fractional indices interpolate linearly between the cells below and above. Along a periodic axis, indices below
+        2**53 in magnitude wrap around; along other axes, they may be in the field's halo. `Grid.locate` finds the
+        indices of coordinates.
 
     Attributes
     ----------
@@ -48,7 +51,7 @@ class Points(Unique):
     Raises
     ------
     FieldError
-        If the indices have another shape, or are not finite.
+        If the indices have another shape, are masked or not finite, or are 2**53 or more in magnitude.
     MismatchError
         If ranks give different indices.
     ClosedError
@@ -76,6 +79,11 @@ class Points(Unique):
 
         def check() -> tuple[Corners, dict[str, bytes]]:
             self.indices = as_points(indices, len(grid.grid_shape), "indices")
+            if len(far := np.flatnonzero((abs(self.indices) >= _MOST).any(axis=1))):
+                raise FieldError(
+                    f"indices: point {far[0]} is at {shown(self.indices[far[0]].tolist())}, and float64 does not hold "
+                    "all integers from 2**53 on; give its index within the grid, as index % cells"
+                )
             self.indices.flags.writeable = False
             return Corners.of(self.indices), {"indices": self.indices.tobytes()}
 
@@ -158,7 +166,7 @@ class Points(Unique):
             weights = self._weights_of("get", layout)
             if len(weights.rows):
                 terms = _grid_first(field, layout)[tuple(weights.columns.T)]
-                values[weights.rows] = weights.sums(terms, described.dtype)
+                values[weights.rows] = weights.sums(terms)
         else:
             launch = self._launch("get", described, layout)
             launch(values.data.ptr, described.pointer, stream_pointer())
@@ -201,6 +209,7 @@ class Points(Unique):
         xp, shape, dtype = self._domain.xp, self._shape(layout), described.dtype
         if dtype.kind not in "iufc" or not described.writable:
             raise FieldError(f"field: expected a writable array of numbers, got one of {dtype}")
+        check_unmasked(values, "values")
         try:
             given = to_host(values) if xp is np else xp.asarray(values)
             numbers = xp.broadcast_to(given, shape)
@@ -217,7 +226,7 @@ class Points(Unique):
         if xp is np:
             weights = self._weights_of("add", layout)
             if len(weights.rows):
-                sums = weights.sums(numbers[weights.columns], dtype)
+                sums = weights.sums(numbers[weights.columns])
                 _grid_first(field, layout)[tuple(weights.rows.T)] += sums
         else:
             numbers = xp.ascontiguousarray(numbers)

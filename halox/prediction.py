@@ -241,7 +241,9 @@ def predict(
         least = math.prod(n for n in given if n)
         powers = (1 << n for n in range((whole - 1).bit_length()))
         numbers = [*(power for power in powers if power % least == 0), whole]
-    rows = [model.fastest(number) for number in numbers]
+    # The largest number first: if it is too large, the error comes at once.
+    steps = {number: model.fastest(number) for number in sorted({*numbers}, reverse=True)}
+    rows = [steps[number] for number in numbers]
     for row in rows:
         whole_us = rows[0]["step_us"] * (1.0 if model.weak else rows[0]["ranks"] / row["ranks"])
         row["efficiency"] = whole_us / row["step_us"] if row["stencil_us"] else None

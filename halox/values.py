@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 import numpy as np
 
-from halox.errors import HaloxError
+from halox.errors import FieldError, HaloxError
 
 SCALARS = (int, float, complex, np.generic)
 """Types of Python's and NumPy's numbers."""
@@ -101,6 +102,20 @@ def as_entries(value: object) -> list[Any]:
     """Return the entries of a sequence as a list; any other object becomes a list of one entry."""
     entries = as_list(value)
     return [value] if entries is None else entries
+
+
+def check_unmasked(value: object, name: str) -> None:
+    """Raise `FieldError` for a masked array, whose mask would be lost; does not import ``numpy.ma``, a large module.
+
+    Examples
+    --------
+    >>> check_unmasked(np.ones(2), "array")
+    """
+    ma = sys.modules.get("numpy.ma")
+    if ma is not None and isinstance(value, ma.MaskedArray):
+        raise FieldError(
+            f"{name} is a masked array, whose mask would be lost; give its .data or its .filled(number)"
+        )
 
 
 def rounded_up(number: int, to: int) -> int:

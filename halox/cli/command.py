@@ -18,6 +18,7 @@ from halox._version import __version__
 from halox.cli import (
     catalogue,
     info,
+    launcher,
     links,
     paths,
     predict,
@@ -139,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher replaces this process. Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    launcher.leave_job()
     try:
         status = _run(words)
         print(end="", flush=True)

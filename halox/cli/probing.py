@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import halox
 from halox import datatypes
@@ -34,6 +35,8 @@ _FEWEST_REPEATS = 3
 _SPREAD = 4
 """Ratio of the stride of runs to the bytes of a run."""
 _LEAST_STRIDE = 128
+_COLD_BYTES = 1 << 20
+"""Bytes of an exchange on GPUs from which its cells are read from memory, as after the computation of a step."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Prober:
         path = None if reach == "self" else wanted
         with halox.Exchange(sends, receives, comm=self.comm, path=path) as exchange:
             self._check(exchange.explain(), path)
-            us = self._time(exchange)
+            us = self._time(exchange, point.nbytes)
         return Sample(point.nbytes, point.run_bytes, point.messages, us)
 
     def _in_fields(self, wanted: str, point: Point) -> Sample:
@@ -197,7 +200,7 @@ class Prober:
             most = self.world.mpi.MAX
             nbytes = self.world.comm.allreduce(plan.bytes_sent, op=most)
             messages = self.world.comm.allreduce(plan.messages_sent, op=most)
-            us = self._time(plan)
+            us = self._time(plan, nbytes)
         return Sample(nbytes, point.run_bytes, messages, us)
 
     def _messages(
@@ -225,10 +228,31 @@ class Prober:
         if wanted is not None and used != [wanted]:
             raise HaloxError(f"messages went by {', '.join(used)} instead")
 
-    def _time(self, call: Callable[[], None]) -> float:
-        once = exchange_us(self.world, call, _FEWEST_REPEATS, self.device, rows=1)
+    def _time(self, call: Callable[[], None], nbytes: int) -> float:
+        """Return the microseconds of an exchange; many bytes are in no cache of a GPU."""
+        is_cold = self.device is not None and nbytes >= _COLD_BYTES
+
+        def step() -> None:
+            if is_cold:
+                self._sweep()
+            call()
+
+        once = exchange_us(self.world, step, _FEWEST_REPEATS, self.device, rows=1)
         repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_ROW_US / max(once, 1.0))))
-        return exchange_us(self.world, call, repeats, self.device)
+        us = exchange_us(self.world, step, repeats, self.device)
+        return us - exchange_us(self.world, self._sweep, repeats, self.device) if is_cold else us
+
+    @cached_property
+    def _scratch(self) -> Any:
+        """Array of twice the size of the GPU's cache."""
+        with cuda.cupy().cuda.Device(self.device) as device:
+            return cuda.cupy().zeros(device.attributes["L2CacheSize"] // 4, "u8")
+
+    def _sweep(self) -> None:
+        """Read and write all of the scratch array, on the current stream."""
+        with cuda.cupy().cuda.Device(self.device):
+            scratch = self._scratch
+            scratch += 1
 
 
 def partners(rank: int, nodes: Sequence[int]) -> tuple[int | None, int | None]:

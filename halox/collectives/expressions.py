@@ -28,7 +28,7 @@ from halox.collectives.operations import (
 from halox.domain import Domain
 from halox.errors import FieldError, HaloxError
 from halox.runtime.arrays import DType
-from halox.values import SCALARS, shortened, shown
+from halox.values import SCALARS, check_unmasked, shortened, shown
 
 MOST_CHARACTERS, MOST_OPERATIONS, MOST_RESULTS, MOST_FIELDS = 1000, 200, 8, 8
 """Limits of an expression and of a call; kernels have as many parameters."""
@@ -82,10 +82,16 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
     if len(text) > MOST_CHARACTERS:
         raise too_long
     try:
-        # Within parentheses an expression may have several lines and a comment.
-        root = ast.parse(f"({text}\n)", mode="eval").body
+        # Within brackets an expression may have several lines and a comment. As the index of a name it is complete: a
+        # text such as "u] + _[u" closes the bracket, and does not parse to an index of this name.
+        parsed = ast.parse(f"_[{text}\n]", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FieldError(f"{where}: {getattr(error, 'msg', error)}; {_ALLOWED}") from None
+    match parsed:
+        case ast.Subscript(value=ast.Name(), slice=root):
+            pass
+        case _:
+            raise FieldError(f"{where}: a bracket is closed that is not open; {_ALLOWED}")
     if sum(isinstance(node, ast.expr) for node in ast.walk(root)) > MOST_OPERATIONS:
         raise too_long
 
@@ -385,7 +391,8 @@ def typed(request: Request, domain: Domain) -> Typed:
     named, kinds = request.named, {name: _role(value) for name, value in request.named.items()}
     fields = tuple(sorted(name for name, kind in kinds.items() if kind == "field"))
     pointers = tuple(sorted(name for name, kind in kinds.items() if kind == "pointer"))
-    for name in named:
+    for name, value in named.items():
+        check_unmasked(value, name)
         if name in indices:
             raise FieldError(f"{name} is the index along an axis; give the argument another name")
         if name not in used:

@@ -16,7 +16,7 @@ from halox.domain import Domain
 from halox.errors import FieldError
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.devices import as_device_array, to_host
-from halox.values import as_entries, as_int, shortened, shown
+from halox.values import as_entries, as_int, check_unmasked, shortened, shown
 
 _REDUCING = "a reduction"
 _Alike = dict[str, object]
@@ -111,6 +111,8 @@ def histogram(
     def read(own: Any, _: FieldLayout) -> tuple[Any, _Alike, tuple[Any, Any]]:
         if isinstance(bins, str):
             raise FieldError(f"bins: expected a number or edges, got {bins!r}")
+        check_unmasked(bins, "bins")
+        check_unmasked(limits, "range")
         edges_of(np.zeros(1, own.dtype))
         alike = {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}
         return own, alike, ends(own)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.values import LARGEST, as_int, as_list, shown
+from halox.values import LARGEST, as_int, as_list, check_unmasked, shown
 
 Int64Array = npt.NDArray[np.int64]
 """One-dimensional int64 array: displacements, lengths, offsets."""
@@ -47,6 +47,7 @@ def integer_tuple(name: str, values: object) -> tuple[int, ...]:
 
 def integer_array(name: str, values: object) -> Int64Array:
     """Read-only one-dimensional int64 copy of a list of integers."""
+    check_unmasked(values, name)
     try:
         given = np.asarray(values)
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ from numbers import Number
 from typing import Any, TypeAlias
 
 from halox.errors import FieldError
-from halox.values import as_int, as_list, shown
+from halox.values import as_int, as_list, check_unmasked, shown
 
 PERIODIC = ("periodic", "wrap")
 WORDS = ("edge", "reflect", "symmetric", "antireflect", "antisymmetric", "extrapolate")
@@ -220,6 +220,7 @@ def _one(form: Any) -> Boundary | None:
     if not _is_one(form):
         raise _wrong(form)
     kind, number = form
+    check_unmasked(number, "boundary")
     number = number.item() if hasattr(number, "item") else number
     if not isinstance(number, (bool, int, float, complex)):
         raise FieldError(f"boundary: {kind!r} needs a number, got {shown(number)}")

@@ -28,6 +28,9 @@ from halox.errors import DecompositionError
 # Number of workable process grids that an error suggests.
 _SUGGESTIONS = 3
 
+# Divisions that the search for a workable number of ranks may take, in each direction.
+_MOST_DIVISIONS = 500_000
+
 
 def choose_proc_shape(
     ranks: int,
@@ -150,6 +153,8 @@ class _Axis:
 
 def _workable(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return every usable process grid for ``ranks`` that agrees with ``given``."""
+    if ranks > _most_ranks(axes):
+        return []
     small = [parts for parts in range(1, math.isqrt(ranks) + 1) if ranks % parts == 0]
     divisors = sorted({*small, *(ranks // parts for parts in small)})
     *choices, last = (
@@ -161,6 +166,11 @@ def _workable(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> list
         for procs in product(*choices)
         if ranks % (known := math.prod(procs)) == 0 and (rest := ranks // known) in last
     ]
+
+
+def _most_ranks(axes: Sequence[_Axis]) -> int:
+    """Return the number of ranks with the narrowest blocks, of any width."""
+    return math.prod(len(axis.blocks or range(axis.cells // axis.unit)) for axis in axes)
 
 
 def _cheapest(axes: Sequence[_Axis], workable: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -192,7 +202,7 @@ def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
     if others:
         remedy = f"workable for {ranks} ranks: {', '.join(map(str, others))}"
     else:
-        near = [n for n in (_near(axes, ranks, -1), _near(axes, ranks, +1)) if n]
+        near = _near(axes, ranks)
         examples = " or ".join(f"{n} (proc_shape={_workable(axes, n, free)[0]})" for n in near)
         remedy = f"no process grid works for {ranks} ranks; nearest numbers of ranks: {examples}"
     if any(given):
@@ -219,10 +229,15 @@ def _distance(procs: tuple[int, ...], given: tuple[int, ...]) -> int:
     return sum(abs(have - want) for have, want in zip(procs, given, strict=True) if want)
 
 
-def _near(axes: Sequence[_Axis], ranks: int, step: int) -> int | None:
-    """Next workable number of ranks below or above ``ranks``; None if no number up to about twice ``ranks`` works."""
+def _near(axes: Sequence[_Axis], ranks: int) -> list[int]:
+    """Workable numbers of ranks close to ``ranks``, below and above it; the largest one if none is close.
+
+    The search takes a fraction of a second: among many ranks it tries few numbers, whose divisors take long to find.
+    """
+    most = _most_ranks(axes)
+    tries = _MOST_DIVISIONS // math.isqrt(ranks) + 1
+    below = range(min(ranks - 1, most), 0, -1)[:tries]
+    above = range(ranks + 1, most + 1)[:tries]
     free = (0,) * len(axes)
-    fixed = math.prod(len(axis.blocks) for axis in axes if axis.blocks is not None)
-    most = 2 * max(ranks, fixed)
-    candidates = range(ranks - 1, 0, -1) if step < 0 else range(ranks + 1, most + 1)
-    return next((n for n in candidates if _workable(axes, n, free)), None)
+    found = (next((n for n in some if _workable(axes, n, free)), None) for some in (below, above))
+    return [n for n in found if n] or [most]

@@ -8,7 +8,7 @@ from typing import Any
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
 from halox.runtime.arrays import Described, describe
 from halox.runtime.call_guard import Unique
-from halox.runtime.world import World
+from halox.runtime.context import Context
 from halox.values import as_int, shown
 
 _CALL = "loop"
@@ -25,7 +25,13 @@ class Loop(Unique):
     """
 
     def __init__(
-        self, world: World, device: int | None, step: Any, until: Any, most: object, every: object
+        self,
+        context: Context,
+        device: int | None,
+        step: Any,
+        until: Any,
+        most: object,
+        every: object,
     ) -> None:
         def check() -> dict[str, int]:
             if not callable(step):
@@ -39,11 +45,13 @@ class Loop(Unique):
                 )
             return {"most": steps, "every": round_steps}
 
+        world = context.world
         with world.guard:
             world.begin(_CALL)
             counts = world.gather_result(check, _CALL)
             world.check_alike(counts)
-        self._world, self._device, self._step, self._until = world, device, step, until
+        self._context, self._world, self._device = context, world, device
+        self._step, self._until = step, until
         self._most, self._every = counts[0]["most"], counts[0]["every"]
         self._graph: Any = None
         self.why_host = "" if device is not None else "the grid has NumPy arrays"

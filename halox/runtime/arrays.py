@@ -15,11 +15,10 @@ from halox.datatypes import StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
 from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
-from halox.runtime.casting import is_masked
 from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
-from halox.values import shown
+from halox.values import check_unmasked, shown
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CudaInterface
@@ -117,10 +116,7 @@ def describe(array: object, name: str = "array") -> Described:
                 f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
                 f"{type(array).__qualname__}{remedy}"
             )
-        if is_masked(array):
-            raise FieldError(
-                f"{name} is a masked array; give its .data, since masks are not exchanged"
-            )
+        check_unmasked(array, name)
         pointer, writable = array.__array_interface__["data"][0], array.flags.writeable
         described = Described(pointer, array.shape, array.strides, array.dtype, None, writable)
     except HaloxError:
@@ -247,8 +243,7 @@ def borrow(array: object) -> HostArray:
     array = as_ndarray(array)
     if not isinstance(array, np.ndarray):
         raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
-    if is_masked(array):
-        raise FieldError("a masked array has a mask that does not travel; pass its .data")
+    check_unmasked(array, "array")
     if array.dtype.hasobject:
         raise FieldError(f"an array of dtype {array.dtype} holds references, which cannot be moved")
     root = owner(array)

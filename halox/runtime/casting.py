@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
 from halox.runtime.dlpack import Array, DType
+from halox.values import check_unmasked
 
 
 def cast(value: object, dtype: DType) -> Array:
@@ -25,10 +24,7 @@ def cast(value: object, dtype: DType) -> Array:
     >>> cast(2.5, np.dtype("i4")), cast(True, np.dtype("f4"))
     (array(2, dtype=int32), array(1., dtype=float32))
     """
-    if is_masked(value):
-        raise ValueError(
-            "it is a masked array, and a field has no mask; its .filled(number) has none"
-        )
+    check_unmasked(value, "it")
     with np.errstate(all="ignore", over="raise"):
         if dtype.names is not None:
             return np.asarray(value, dtype)
@@ -45,9 +41,3 @@ def cast(value: object, dtype: DType) -> Array:
         if dtype.kind in "SU" and np.any(given.astype(dtype.kind) != values):
             raise ValueError("it would be cut off")
     return values
-
-
-def is_masked(value: object) -> bool:
-    """Whether a value is a masked array; does not import ``numpy.ma``, a large module."""
-    ma = sys.modules.get("numpy.ma")
-    return ma is not None and isinstance(value, ma.MaskedArray)

@@ -7,6 +7,7 @@ context finds the GPUs and other properties of the ranks at first use, and frees
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +41,10 @@ class Context:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        # Closed plans keep the world. It must not count as a user of the communicator when its object was dropped. The
+        # memory of a GPU stays, since other ranks may have mapped it.
+        self._dropped = weakref.finalize(self, world.close)
+        self._dropped.atexit = False
         ranks = world.ranks
         if "arena" not in ranks.resources:
             ranks.resources["arena"] = SharedArena(ranks)
@@ -64,6 +69,7 @@ class Context:
             from halox.runtime.device_arena import DeviceArena
             from halox.runtime.gpu.ipc_events import EventPool
 
+            self._dropped.detach()
             self.device_arena = DeviceArena(device)
             self.events = EventPool(device)
             self.leftovers.arenas.add(self.device_arena)

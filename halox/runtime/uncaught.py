@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 from functools import cache
@@ -17,7 +18,8 @@ FORWARDING_S = 0.2  # launchers drop output that they have not read when they ab
 def end_together(mpi: ModuleType) -> None:
     """Make `sys.excepthook` end all ranks after the previous hook has printed the exception; ``mpi`` is ``mpi4py.MPI``.
 
-    An interactive session continues. Python does not call the hook for `SystemExit`.
+    If the program replaces this hook by another one, all ranks end when the interpreter does. An interactive session
+    continues. Python does not call the hook for `SystemExit`.
     """
     previous = sys.excepthook
 
@@ -26,6 +28,15 @@ def end_together(mpi: ModuleType) -> None:
             previous(kind, error, traceback)
         except BaseException:
             sys.__excepthook__(kind, error, traceback)
+        end(kind)
+
+    def at_exit() -> None:
+        # Python sets `last_value` before it calls any hook. pytest sets it too, but leaves the hook in place.
+        error = getattr(sys, "last_value", None)
+        if sys.excepthook is not hook and error is not None:
+            end(type(error))
+
+    def end(kind: type[BaseException]) -> None:
         if FORKED or hasattr(sys, "ps1") or sys.flags.interactive or mpi.Is_finalized():
             return
         comm = mpi.COMM_WORLD
@@ -38,3 +49,4 @@ def end_together(mpi: ModuleType) -> None:
             comm.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)  # as a shell has it
 
     sys.excepthook = hook
+    atexit.register(at_exit)

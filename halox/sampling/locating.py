@@ -17,7 +17,7 @@ from halox.values import shortened, shown
 def as_points(points: Any, ndim: int, name: str) -> Array:
     """Return points as a new array of float64, shape (n, axes); `FieldError` for another shape, NaN and infinities."""
     try:
-        found = to_host(points).astype("f8", casting="same_kind")
+        found = to_host(points, name).astype("f8", casting="same_kind")
     except Exception as error:  # NumPy raises several types
         raise FieldError(
             f"{name}: expected numbers, got {shown(points)} ({shortened(str(error))})"

@@ -14,7 +14,7 @@ import numpy as np
 from halox.collectives.operations import wide_dtype
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
-from halox.runtime.arrays import Array, DType
+from halox.runtime.arrays import Array
 
 
 class Corners(NamedTuple):
@@ -56,18 +56,25 @@ class Weights(NamedTuple):
     columns: Array
     values: Array
 
-    def sums(self, terms: Array, dtype: DType) -> Array:
-        """Return the weighted sums of the rows, in their order; a row of one entry of weight 1 is exact."""
+    def sums(self, terms: Array) -> Array:
+        """Return the weighted sums of the rows, each in the order of its entries, in the dtype of sums.
+
+        A row of one entry of weight 1 is exact; if all are, the terms are returned.
+        """
         if len(terms) == len(self.rows) and (self.values == 1).all():
             return terms
-        if dtype.kind not in "fc":
-            return np.asarray(np.add.reduceat(terms, self.starts[:-1], axis=0), dtype)
-        wide = wide_dtype(dtype)
+        wide, is_float = wide_dtype(terms.dtype), terms.dtype.kind in "fc"
         # Real and imaginary parts are apart, since a complex product with 1 changes -0 and infinities.
         parts = terms.astype(wide)[..., np.newaxis].view(np.empty(0, wide).real.dtype)
-        parts *= self.values.reshape(-1, *(1,) * terms.ndim)
-        sums = np.add.reduceat(parts, self.starts[:-1], axis=0).view(wide)[..., 0]
-        return np.asarray(sums, dtype)
+        if is_float:
+            parts *= self.values.reshape(-1, *(1,) * terms.ndim)
+        # np.add.reduceat adds in pairs. A sum that begins with -0.0 keeps the bits of its first term.
+        sums = np.full((len(self.rows), *parts.shape[1:]), -0.0 if is_float else 0, parts.dtype)
+        width = sums[0].size
+        places = np.repeat(width * np.arange(len(sums)), np.diff(self.starts))
+        places = (places[:, np.newaxis] + np.arange(width)).reshape(-1)
+        np.add.at(sums.reshape(-1), places, parts.reshape(-1))
+        return np.asarray(sums.view(wide)[..., 0])
 
 
 def check_points(layout: FieldLayout, indices: Array, splits: list[bool]) -> None:

@@ -63,6 +63,28 @@ def test_an_exception_on_one_rank(call: str, tmp_path: Path) -> None:
     assert "ExchangeTimeoutError" not in said
 
 
+HOOKED = """
+    import sys
+    import halox
+    g = halox.Grid((8, 8), periodic=True, proc_shape=(2, 1), device="cpu")
+    sys.excepthook = lambda kind, error, traceback: print("the program's hook:", error, flush=True)
+    if g.rank == 1:
+        raise RuntimeError("this program is wrong")
+    g.comm.Barrier()
+"""
+
+
+def test_an_exception_and_a_hook_of_the_program(tmp_path: Path) -> None:
+    """All ranks end too if the program replaces the hook of halox after its first grid."""
+    script = tmp_path / "hooked.py"
+    script.write_text(dedent(HOOKED))
+    ended = start([str(script)], plain=True)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode != 0, said
+    assert "the program's hook: this program is wrong" in said
+    assert "halox: RuntimeError on rank 1 of 2; all ranks end" in said
+
+
 LATE = """
     import time
     import halox

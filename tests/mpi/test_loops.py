@@ -157,10 +157,15 @@ def test_an_error_of_the_step_is_raised_as_it_is(comm: World) -> None:
 
 
 def test_an_interrupt_of_a_step(comm: World) -> None:
-    with make_grid(comm) as grid:
-        loop = grid.loop(lambda: signal.raise_signal(signal.SIGINT), until=np.zeros((), bool))
-        with pytest.raises(KeyboardInterrupt):
-            loop()
+    # Python leaves SIGINT ignored if it was when pytest started, as in a background job of a script.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with make_grid(comm) as grid:
+            loop = grid.loop(lambda: signal.raise_signal(signal.SIGINT), until=np.zeros((), bool))
+            with pytest.raises(KeyboardInterrupt):
+                loop()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Flag:
@@ -221,7 +226,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flag]:
 def loop_on_gpu(grid: halox.Grid, flag: Flag, end: int, most: int = 24, every: int = 1) -> Any:
     counter = Counter(end)
     counter.until = flag
-    return counter, Loop(grid.domain.world, 0, counter, flag, most, every)
+    return counter, Loop(grid.domain.context, 0, counter, flag, most, every)
 
 
 @pytest.mark.parametrize(("every", "end", "known"), [(1, 1, 1), (1, 9, 9), (4, 9, 12), (4, 99, 24)])
@@ -296,7 +301,7 @@ def test_a_failure_on_the_gpu(
                 raise ExchangeTimeoutError("an exchange has failed")
             step()
 
-        loop = Loop(grid.domain.world, 0, failing, gpu, 24, 1)
+        loop = Loop(grid.domain.context, 0, failing, gpu, 24, 1)
         monkeypatch.setattr(pools, "count_failures", lambda: 1 + (counter.steps > 4))
         kind, text = (
             (ExchangeTimeoutError, "an exchange has failed")
@@ -322,7 +327,7 @@ def test_flags_on_another_device(gpu: Flag, comm: World) -> None:
         with pytest.raises(DeviceError, match="until"):
             grid.loop(print, until=gpu)
         with pytest.raises(DeviceError, match="until"):
-            Loop(grid.domain.world, 0, print, np.zeros((), bool), 1, 1)
+            Loop(grid.domain.context, 0, print, np.zeros((), bool), 1, 1)
 
 
 def test_a_loop_body_refuses_what_only_graphs_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,3 +382,46 @@ def test_a_column_of_an_array(comm: World) -> None:
     wanted = np.full((4, 6), -1.0)
     wanted[:, 2] = 100 * left + np.arange(24.0).reshape(4, 6)[:, 1]
     np.testing.assert_array_equal(target, wanted)
+
+
+def operator(x: Any) -> Any:
+    pytest.importorskip("scipy")
+    with halox.Grid(4, device="cpu", comm=MPI.COMM_SELF) as grid:
+        return grid.linear_operator(lambda v, out: np.copyto(out, v), grid.ones()).matvec(x)
+
+
+MASKED: dict[str, tuple[str, Callable[[halox.Grid, Any, Any], Any]]] = {
+    # The argument, and a call with a masked array, or with an array without mask; the other array is a field.
+    "exchange": ("field", lambda grid, m, u: grid.exchange(m(u))),
+    "allreduce": ("array", lambda grid, m, u: grid.allreduce(m(np.ones(3)))),
+    "many elements": ("array", lambda grid, m, u: grid.allreduce(m(np.ones(9000)))),
+    "a scalar of allreduce": ("array", lambda grid, m, u: grid.allreduce(m(np.float64(1)))),
+    "points": ("indices", lambda grid, m, u: halox.Points(grid, m([[1.0, 2.0]]))),
+    "bins": ("bins", lambda grid, m, u: grid.histogram(u, m([0.0, 1.0, 2.0]))),
+    "range": ("range", lambda grid, m, u: grid.histogram(u, 2, m([0.0, 1.0]))),
+    "a scalar": ("s", lambda grid, m, u: grid.sum("s * u", s=m(np.float64(2)), u=u)),
+    "a field of an expression": ("v", lambda grid, m, u: grid.sum("v + u", v=m(u), u=u)),
+    "coords": ("x", lambda grid, m, u: grid.locate([[1, 2]], coords={"x": m(np.arange(6.0))})),
+    "points to locate": ("points", lambda grid, m, u: grid.locate(m([[1.0, 2.0]]))),
+    "sources": ("values", lambda grid, m, u: halox.Points(grid, [[1, 2]]).add(u, m([1.0]))),
+    "a boundary": ("boundary", lambda grid, m, u: grid.ones(boundary=("constant", m(2.0)[()]))),
+    "an operator": ("x", lambda grid, m, u: operator(m(np.ones(4)))),
+    "displacements": ("displacements", lambda grid, m, u: dt.indexed([1], m([1]), "f8")),
+}
+LOCAL = ("exchange", "coords", "points to locate", "sources", "an operator", "displacements")
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_masked_array_is_refused_on_all_ranks(name: str, comm: World) -> None:
+    """A mask that was dropped would turn missing values into numbers; the same call without mask works."""
+    argument, call = MASKED[name]
+    has_mask = name in LOCAL or comm.rank == comm.size - 1
+
+    def masked(values: Any) -> Any:
+        return np.ma.masked if np.ndim(values) == 0 else np.ma.array(values, mask=True)
+
+    with halox.Grid((6, 5), device="cpu", comm=comm) as grid:
+        u = grid.ones()
+        call(grid, np.asarray, u)
+        with pytest.raises(FieldError, match=argument):
+            call(grid, masked if has_mask else np.asarray, u)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -326,3 +328,36 @@ def test_memory_outlives_the_interpreter(comm: MPI.Intracomm) -> None:
     assert sys.getrefcount(carrier) == before + 1
     carrier.close()
     world.close()
+
+
+def test_a_communicator_whose_grid_was_dropped(comm: MPI.Intracomm) -> None:
+    """Neither descriptors nor duplicates of the communicator stay once it is freed."""
+
+    def drop() -> int:
+        parent = comm.Dup()
+        grid = halox.Grid((8, 8), periodic=True, device="cpu", comm=parent)
+        u = grid.ones()
+        grid.exchange(u)
+        assert grid.sum(u) == 64
+        del grid, u
+        gc.collect()
+        comm.Barrier()
+        parent.Free()
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = drop()
+    assert agree(drop() == before and drop() == before, comm)
+
+
+def test_a_loop_outlives_its_grid(comm: MPI.Intracomm) -> None:
+    steps: list[int] = []
+    until = np.zeros((), bool)
+
+    def step() -> None:
+        steps.append(1)
+        until[...] = len(steps) == 3
+
+    loop = halox.Grid((8, 8), device="cpu", comm=comm).loop(step, until=until)
+    gc.collect()
+    assert agree(loop() == 3, comm)

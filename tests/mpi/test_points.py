@@ -156,6 +156,39 @@ def test_sources_in_one_cell_and_beyond_a_wall(comm: MPI.Intracomm) -> None:
         assert agree(not u.any(), comm), "the halo is not changed"
 
 
+@pytest.mark.parametrize("dtype", ["f8", "f4", "c16", "c8", "i4", "u1"])
+def test_sources_in_one_cell_are_added_in_their_order(dtype: str, comm: MPI.Intracomm) -> None:
+    """As a loop adds them; for 1e16, 1, -1e16, 1 any other order than this has another sum than 1."""
+    with halox.Grid((8, 6), device="cpu", comm=comm) as grid:
+        for layout in ({}, {"components": 2}, {"components_after": (2, 3)}):
+            u = grid.zeros(dtype, **layout)
+            points = halox.Points(grid, [(2, 3)] * 40 + [(1, 1)])
+            values = np.zeros(points.get(u).shape, dtype)
+            big = 1e16 if values.dtype.kind in "fc" else 100
+            values[:40].T[...] = np.resize(np.array([big, 1, -big, 1]).astype(dtype), 40)
+            wide = {"f": np.float64, "c": np.complex128}.get(values.dtype.kind, np.int64)
+            total = wide(0)
+            for value in values[:40].reshape(40, -1)[:, 0]:
+                total += wide(value)
+            points.add(u, values)
+            found = points.get(u)
+            assert agree((found[:40] == total.astype(dtype)).all(), comm), dtype
+
+
+def test_indices_that_float64_does_not_hold(comm: MPI.Intracomm) -> None:
+    """Integers from 2**53 on would be rounded, and from 2**63 on overflow."""
+    with halox.Grid((5, 3), periodic=True, device="cpu", comm=comm) as grid:
+        u = grid.zeros("i8")
+        grid.interior(u)[...] = 10 * grid.indices()[0] + grid.indices()[1]
+        grid.exchange(u)
+        for far in (2**53, -(2**53), 2**53 + 1, 2**60, 2**63, 2**64 + 2, 1e300, -1e19):
+            with pytest.raises(FieldError, match="indices"):
+                halox.Points(grid, [(0, 0), (far, 1)])
+        most = 2**53 - 1
+        found = halox.Points(grid, [(most, -most)]).get(u)
+        assert agree(found.tolist() == [10 * (most % 5) + -most % 3], comm)
+
+
 def test_the_halo_is_that_of_the_field(comm: MPI.Intracomm) -> None:
     with halox.Grid((9,), halo=0, boundary="edge", device="cpu", comm=comm) as grid:
         points = halox.Points(grid, [-1.5, 0.5, 9, 9.75])

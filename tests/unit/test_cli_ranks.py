@@ -204,6 +204,28 @@ def test_a_script_inside_a_launcher(folder: Path) -> None:
     assert [rank[3] for rank in json.loads(ended.stdout)] == [["a", "b"]] * 2
 
 
+OF_A_RANK = """
+import json, subprocess, sys
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    for words in (["info", "--json"], ["run", "look.py", "-n", "2"], ["run", "look.py"]):
+        halox = [sys.executable, "-m", "halox", *words]
+        ended = subprocess.run(halox, input="a line\\n", capture_output=True, text=True, timeout=200)
+        print(json.dumps([ended.returncode, json.loads(ended.stdout)]), flush=True)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_halox_as_a_subprocess_of_a_rank(folder: Path) -> None:
+    """It is no rank of that job, which would wait for the others: it can start ranks of its own."""
+    (folder / "outer.py").write_text(OF_A_RANK)
+    ended = halox_run("outer.py", "-n", "2", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    info, two, one = map(json.loads, ended.stdout.splitlines())
+    assert [info[0], two[0], one[0]] == [0, 0, 0] and "halox" in info[1]
+    assert [len(two[1]), len(one[1])] == [2, 1]
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:

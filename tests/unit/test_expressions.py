@@ -274,3 +274,19 @@ def test_kernels_compile_for_gpus(grid: Any, text: Any, op: Any) -> None:
 
 def names_of(text: str) -> set[str]:
     return set(re.findall(r"\b[a-z]\b", text))
+
+
+def test_each_text_is_an_expression_of_its_own(grid: Any) -> None:
+    """Comments end with their text, and no text closes a parenthesis that it has not opened."""
+    u, v = grid.full(2.0), grid.full(3.0)
+    assert grid.dot("u  # velocity", "v  # pressure", u=u, v=v) == grid.dot(u, v)
+    assert grid.dot("u +\n u", "v", u=u, v=v) == 2 * grid.dot(u, v)
+    for text in ("u) + (u", "u] + [u", "u\n) * (u", "u, u", "(u", "u)", "*u", "u#\n)"):
+        with pytest.raises(FieldError):
+            grid.sum(text, u=u)
+        with pytest.raises(FieldError):
+            grid.dot(text, "u", u=u)
+        with pytest.raises(FieldError):
+            grid.dot("u", text, u=u)
+    with pytest.raises(FieldError):
+        grid.dot("u)) * conj(wide(u", "u", u=u)

@@ -224,6 +224,23 @@ def test_errors_say_what_was_given_and_what_works(arguments, text) -> None:
     assert str(error.value) == text
 
 
+@pytest.mark.parametrize(
+    ("ranks", "shape", "near"),
+    [
+        (1_000_000, (64, 64, 64), 64**3),
+        (64**3 - 1, (64, 64, 64), 64**3),
+        (2**30 - 1, (1024, 1024, 1024), 2**30),
+        (2**62, (1024, 1024, 1024), 2**30),
+    ],
+)
+def test_errors_of_many_ranks_name_a_number_that_works(
+    ranks: int, shape: tuple[int, ...], near: int
+) -> None:
+    """A search among all numbers would take minutes for the first, and days for the third."""
+    with pytest.raises(DecompositionError, match=rf" {near} "):
+        decompose(shape, ranks)
+
+
 def test_decompose_puts_the_pieces_together() -> None:
     domain = decompose((10, 9), 6, halo=1, periodic=(True, False), proc_shape=(0, 3))
     assert domain.proc_shape == (2, 3)

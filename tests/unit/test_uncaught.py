@@ -26,6 +26,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             sys.exit(0)
 
     monkeypatch.setattr(sys, "excepthook", hook)
+    monkeypatch.setattr("atexit.register", lambda function: function)
     uncaught.end_together.__wrapped__(mpi)
     return calls
 

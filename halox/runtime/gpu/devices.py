@@ -11,7 +11,7 @@ from halox.errors import DeviceError, FieldError, MissingPackageError
 from halox.runtime.casting import cast
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu import cuda
-from halox.values import shortened, shown
+from halox.values import check_unmasked, shortened, shown
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray, Field
@@ -101,8 +101,9 @@ def as_device_array(array: object) -> CupyArray:
     return device_array
 
 
-def to_host(array: object) -> Array:
-    """Return an array's values as a NumPy array; arrays on a GPU are copied."""
+def to_host(array: object, name: str = "array") -> Array:
+    """Return an array's values as a NumPy array; arrays on a GPU are copied; `FieldError` for masked arrays."""
+    check_unmasked(array, name)
     if cuda.is_device_array(array):
         array = as_device_array(array)
     return np.asarray(array.get() if cuda.is_cupy_array(array) else array)
