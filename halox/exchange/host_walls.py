@@ -14,6 +14,7 @@ import numpy as np
 
 from halox.datatypes import StridedBlocks
 from halox.decomposition import WallFill
+from halox.exchange.walls import changes, twice_mirror
 from halox.packing.host_views import View, block_view, element_view
 from halox.runtime.arrays import Array
 from halox.runtime.casting import cast
@@ -67,13 +68,9 @@ class HostFills:
                     calls.append((np.multiply, (result, dtype.type(abs(depth)), result)))
                 calls.append((np.add, (result, cells, result)))
             elif kind == "gradient":
-                change = (depth * cast(number, dtype)).astype(dtype)[()]
-                calls.append((np.add, (cells, change, result)))
-            elif number is None:
-                calls.append((np.negative, (cells, result)))
+                calls.append((np.add, (cells, changes(along, dtype)[layer], result)))
             else:
-                twice = (2 * cast(number, dtype)).astype(dtype)[()]
-                calls.append((np.subtract, (twice, cells, result)))
+                calls.append((np.subtract, (twice_mirror(along.boundary, dtype), cells, result)))
         return calls
 
     def _flat(self, view: Array, words: bool = False) -> View:
