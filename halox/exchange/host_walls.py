@@ -1,7 +1,8 @@
 """Fills of walls on the host, layer by layer, with NumPy operations on views that have few axes.
 
 NumPy copies the source of an assignment first if its memory interleaves with the target's, unless the views have one
-axis. Copies of a layer mostly have one axis of long words.
+axis. Copies of a layer mostly have one axis of long words. Ufuncs take numbers faster as arrays of shape () than as
+scalars.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class HostFills:
                     calls.append((np.multiply, (result, dtype.type(abs(depth)), result)))
                 calls.append((np.add, (result, cells, result)))
             elif kind == "gradient":
-                calls.append((np.add, (cells, changes(along, dtype)[layer], result)))
+                calls.append((np.add, (cells, changes(along, dtype)[layer, ...], result)))
             else:
                 calls.append((np.subtract, (twice_mirror(along.boundary, dtype), cells, result)))
         return calls

@@ -6,6 +6,7 @@ have sent. An accumulation is the adjoint: it runs the adjoint of each fill, in 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,12 +52,23 @@ class FieldWalls:
 
 
 def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
-    """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries."""
+    """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries.
+
+    Warns of mirrors that are half a cell outside a wall.
+    """
     if (layout.spec.signs or layout.spec.is_vector) and dtype.kind not in _SIGNED:
         raise FieldError(f"sign: -1 needs a field of signed numbers, got dtype {dtype}")
     for _, sides in layout.spec.boundary:
         for boundary in {side for pair in sides for side in pair if side is not None}:
             _check(boundary, dtype, operation)
+        for axis, (pair, is_staggered) in enumerate(zip(sides, layout.spec.staggered, strict=True)):
+            for kind in {side.kind for side in pair if is_staggered and side is not None}:
+                if kind in ("symmetric", "antisymmetric"):
+                    warnings.warn(
+                        f"boundary: {kind!r} along axis {axis}, where the field is staggered, mirrors half a cell "
+                        f"outside the wall; {kind.replace('symmetric', 'reflect')!r} mirrors at the points on the wall",
+                        stacklevel=2,
+                    )
 
 
 def _check(boundary: Boundary, dtype: DType, operation: Operation) -> None:
@@ -224,11 +236,11 @@ def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:
     launch.launch(current_stream().ptr)
 
 
-def twice_mirror(boundary: Boundary, dtype: DType) -> Any:
-    """Return the number from which a mirror image of the opposite sign is subtracted."""
+def twice_mirror(boundary: Boundary, dtype: DType) -> Array:
+    """Return the number from which a mirror image of the opposite sign is subtracted, as an array of shape ()."""
     # -0 - x is -x for zeros, too. NumPy 2.4 computes negative(x) wrongly for some strides.
     number = boundary.number
-    return -dtype.type(0) if number is None else (2 * cast(number, dtype)).astype(dtype)[()]
+    return np.asarray(-dtype.type(0) if number is None else 2 * cast(number, dtype)).astype(dtype)
 
 
 def changes(along: AxisFill, dtype: DType) -> Array:
@@ -268,7 +280,7 @@ def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) 
             steps.append(partial(xp.multiply, target, distances, target))
         return [*steps, partial(xp.add, target, source, target)]
     if kind in ("antireflect", "antisymmetric"):
-        return [partial(xp.subtract, twice_mirror(boundary, array.dtype), source, target)]
+        return [partial(xp.subtract, twice_mirror(boundary, array.dtype)[()], source, target)]
     return [partial(target.__setitem__, ..., source)]
 
 

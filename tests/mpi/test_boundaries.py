@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from tests.boundaries import (
 from tests.mpi.conftest import agree
 from tests.support import trials
 
-pytestmark = pytest.mark.geometry
+pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
 SEED = int(os.environ.get("HALOX_SEED", "20261124"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
@@ -363,6 +364,19 @@ def test_bad_input(
     ):
         u = grid.zeros(field.pop("dtype", "f8"), **field)
         grid.exchange(u)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_mirrors_outside_the_wall_of_a_staggered_field_warn(axis: int, comm: MPI.Intracomm) -> None:
+    """The warning names the boundary that mirrors on the wall."""
+    sides = ("symmetric", "antisymmetric")
+    with halox.Grid((4 * comm.size, 6), boundary=sides, comm=comm, device="cpu") as grid:
+        with pytest.warns(UserWarning, match=("'reflect'", "'antireflect'")[axis]):
+            grid.exchange(grid.zeros(staggered=axis))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            grid.exchange(grid.zeros())
+            grid.exchange(grid.zeros(staggered=axis, boundary=("reflect", "antireflect")))
 
 
 def test_a_function_has_no_adjoint(comm: MPI.Intracomm) -> None:
