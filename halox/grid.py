@@ -83,7 +83,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
     boundary : None, str, tuple, callable, or one per axis, or (low, high) per axis
         What exchanges write into the halo at the walls of the grid, as `numpy.pad` pads the whole field, edges and
         corners included (unless ``corners`` is False). None leaves the halo there unchanged. "edge" repeats the cell at
-        the wall; "symmetric" mirrors the cells at the wall's face, and "reflect" at the centre of the cell next to it.
+        the wall; "symmetric" mirrors the cells at the wall's face, and "reflect" at the centre of the cell next to it,
+        or at the point on the wall along a staggered axis.
         "antisymmetric" and "antireflect" mirror them with the opposite sign, or with ("antisymmetric", a) so that the
         value at the mirror is ``a``. "extrapolate" continues the last two cells linearly. ("constant", a) is the number
         ``a``; on a staggered axis the point on the wall also gets it. ("gradient", g) changes by ``g`` per cell in the

@@ -188,6 +188,14 @@ def random_case(
     return Case(shape, halo, periodic, dtype, before, after, staggered, by_component, tuple(proc))
 
 
+def random_numbers(rng: np.random.Generator, shape: Any, dtype: np.dtype[Any]) -> Whole:
+    """Return whole numbers for integers, otherwise numbers whose sums and products are rounded."""
+    if dtype.kind in "iu":
+        return rng.integers(-9, 10, shape).astype(dtype)
+    real, imaginary = rng.random((2, *shape)) - 0.5
+    return (real + 1j * imaginary).astype(dtype) if dtype.kind == "c" else real.astype(dtype)
+
+
 def block(layout: FieldLayout, case: Case, padded: Whole) -> Whole:
     """Return a rank's part of the padded whole field."""
     cut = tuple(

@@ -62,9 +62,9 @@ class Case:
     def field(self, grid: halox.Grid) -> Any:
         return grid.full(UNTOUCHED, self.dtype, **self.options)
 
-    def expected(self, layout: FieldLayout, whole: Any) -> Any:
-        """Return a rank's array after an exchange, from the values of all owned points."""
-        result = np.full(layout.padded_shape, UNTOUCHED, self.dtype)
+    def expected(self, layout: FieldLayout, whole: Any, before: Any = UNTOUCHED) -> Any:
+        """Return a rank's array after an exchange, from the values of all owned points, and the array before."""
+        result = np.full(layout.padded_shape, before, self.dtype)
         first = len(self.before)
         ranges = [range(cut.start, cut.stop) for cut in layout.stored]
         signs = np.array(

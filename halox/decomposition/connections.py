@@ -243,6 +243,12 @@ class Joined:
         yield plain, None
         yield from joined_rows
 
+    def unowned(self, axes: Sequence[Along]) -> list[int]:
+        """Return the indices along this axis of lines that are outside the points of a field."""
+        doubles = [] if self.wraps else [_mirror(joined, axes[self.axis]) for joined in self.sides]
+        points = axes[self.axis].points
+        return [n // 2 for n in doubles if n % 2 == 0 and not 0 <= n // 2 < points]
+
     def pieces(
         self, axes: Sequence[Along], coords: tuple[int, ...], corners: bool
     ) -> Iterator[Piece]:

@@ -535,6 +535,7 @@ class FieldLayout:
         faces = {at.direction for at in neighbours if sum(map(abs, at.direction)) == 1}
         # If an axis has neighbours on both sides, a slab may cover its whole halo.
         joined = self.decomposition.joined
+        unowned = {axis for axis, _ in self._unowned()}  # no message overwrites these lines
         inner = [
             all(
                 tuple(side * (n == axis) for n in range(len(alone))) in faces
@@ -542,6 +543,7 @@ class FieldLayout:
                 for side in (-1, 1)
             )
             and (alone[axis] or self.spec.parity is None)
+            and axis not in unowned
             for axis in range(len(alone))
         ]
         first: list[list[Region]] = [[] for _ in alone]
@@ -688,17 +690,39 @@ class FieldLayout:
                 tuple(is_at and (axis, side) not in joined for side, is_at in enumerate(pair))
                 for axis, pair in enumerate(at_wall)
             )
+        received = []
+        for own, inside, ends, periodic in zip(
+            self._cells, axes, at_wall, self.decomposition.periodic, strict=True
+        ):
+            start, stop = own.low - own.moved_low, own.low + own.points
+            stop += min(own.high, own.moved_high)
+            if ends[0] and not periodic:
+                start = max(start, inside.low)
+            if ends[1] and not periodic:
+                stop = min(stop, inside.low + inside.points)
+            received.append(slice(start, stop))
         return Walls(
             spec.boundary,
             axes,
             [slice(axis.low, axis.low + axis.points) for axis in self._cells],
+            received,
             at_wall,
             self.decomposition.periodic,
             spec.staggered,
             (spec.components_before, spec.components_after),
             corners,
             negated,
+            self._unowned(),
         )
+
+    def _unowned(self) -> list[tuple[int, int]]:
+        """Return the axis and the layer of each line of a fold in the array that no rank owns."""
+        joined = self.decomposition.joined
+        if joined is None:
+            return []
+        along, first = self._cells[joined.axis], self.origin[joined.axis]
+        layers = [index - first for index in joined.unowned(self.joined_axes())]
+        return [(joined.axis, layer) for layer in layers if 0 <= layer < along.stored]
 
     def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         return self.spec.components_before + grid + self.spec.components_after

@@ -86,8 +86,8 @@ class Walls:
         Boundaries by component.
     axes : sequence of AxisLayout
         Grid axes of the array, with all points of the grid as their points, and a halo only beyond the walls.
-    owned : sequence of slice
-        Per axis, the layers that the rank owns.
+    owned, received : sequence of slice
+        Per axis, the layers that the rank owns, and these with the halo that an exchange fills before the walls.
     at_wall : sequence of (bool, bool)
         Per axis, whether the array reaches the low and the high end of the grid, along periodic axes, too.
     periodic, staggered : sequence of bool
@@ -98,28 +98,28 @@ class Walls:
         Whether edges and corners are filled: beyond several walls, and beyond a wall in the halo of a neighbour.
     negated : sequence of tuple of slice
         Boxes whose sign changes before the fills: received across a connection.
+    unowned : sequence of (int, int)
+        Axis and layer of each line of a fold that no rank owns. An exchange leaves it as it is.
     """
 
     boundaries: Boundaries
     axes: Sequence[AxisLayout]
     owned: Sequence[slice]
+    received: Sequence[slice]
     at_wall: Sequence[tuple[bool, bool]]
     periodic: Sequence[bool]
     staggered: Sequence[bool]
     components: tuple[tuple[int, ...], tuple[int, ...]]
     corners: bool
     negated: Sequence[Slices] = ()
+    unowned: Sequence[tuple[int, int]] = ()
 
     def fills(self) -> tuple[WallFill, ...]:
         """Return the steps that fill the halo, in their order."""
         fills = []
         for before, after, sides in self._selections():
             for axis in range(len(self.axes)):
-                across = [
-                    self._across(other, sides, with_walls=other < axis)
-                    for other in range(len(self.axes))
-                ]
-                for along in self._along(axis, sides):
+                for along, across in self._steps(axis, sides):
                     target, source, inner = (
                         (*before, *across[:axis], cut, *across[axis + 1 :], *after)
                         for cut in (along.target, along.source, along.inner)
@@ -134,19 +134,73 @@ class Walls:
         """
         regions = []
         for before, after, sides in self._selections():
-            choices: list[list[AxisFill | None]] = [
-                [None, *self._along(axis, sides, wraps)] for axis in range(len(self.axes))
-            ]
+            choices = [[*self._choices(axis, sides, wraps)] for axis in range(len(self.axes))]
             for chosen in product(*choices):
-                along = tuple(one for one in chosen if one is not None)
-                if not along or (len(along) > 1 and not self.corners):
-                    continue
-                box = [
-                    self._between(axis, sides, others[1:]) if one is None else one.target
-                    for axis, (one, others) in enumerate(zip(chosen, choices, strict=True))
-                ]
-                regions.append(WallRegion((*before, *box, *after), along))
+                along = tuple(fill for fill, _, _ in chosen if fill is not None)
+                if along and (self.corners or sum(is_halo for *_, is_halo in chosen) < 2):
+                    box = (*before, *(layers for _, layers, _ in chosen), *after)
+                    regions.append(WallRegion(box, along))
         return tuple(regions)
+
+    def _steps(self, axis: int, sides: Sides) -> Iterator[tuple[AxisFill, Sequence[slice]]]:
+        """Yield the fills along an axis in their order, each with the layers along the other axes that it covers."""
+        across = [
+            self._filled(other, sides, with_walls=other < axis) for other in range(len(self.axes))
+        ]
+        for along in self._along(axis, sides):
+            if not self.corners:
+                yield along, self.owned
+                on_wall = self._on_wall(along)
+                if on_wall is not None:  # also in the halo along one other axis
+                    for n, layers in enumerate(across):
+                        yield on_wall, (*self.owned[:n], layers, *self.owned[n + 1 :])
+            elif along.boundary.kind == "phase":  # changes in place only cells that were received
+                for box in self._without_unowned(across):
+                    yield along, box
+            else:
+                yield along, across
+
+    def _choices(
+        self, axis: int, sides: Sides, wraps: bool
+    ) -> Iterator[tuple[AxisFill | None, slice, bool]]:
+        """Yield the parts of an axis that regions have: the fill, the layers, and whether these are halo."""
+        fills = [*self._along(axis, sides, wraps)]
+        yield None, self._between(axis, fills), False
+        for fill in fills:
+            on_wall = None if self.corners else self._on_wall(fill)
+            if on_wall is None:
+                yield fill, fill.target, True
+            else:
+                wall, target = on_wall.target, fill.target
+                beyond = (slice(target.start, wall.start), slice(wall.stop, target.stop))
+                halo = beyond[fill.side == "high"]
+                yield on_wall, wall, False
+                yield fill._replace(target=halo), halo, True
+        if not self.corners and all(fill.boundary.kind != "periodic" for fill in fills):
+            owned, received = self.owned[axis], self.received[axis]
+            yield None, slice(received.start, owned.start), True
+            yield None, slice(owned.stop, received.stop), True
+
+    def _on_wall(self, along: AxisFill) -> AxisFill | None:
+        """Return the part of a fill that sets points of this rank: a constant on the wall of a staggered field."""
+        owned = self.owned[along.axis]
+        start, stop = max(along.target.start, owned.start), min(along.target.stop, owned.stop)
+        return along._replace(target=slice(start, stop), depths=(0,)) if start < stop else None
+
+    def _without_unowned(self, box: Sequence[slice]) -> list[Sequence[slice]]:
+        """Return a box without the lines that no rank owns."""
+        boxes = [box]
+        for axis, layer in self.unowned:
+            boxes = [
+                (*one[:axis], part, *one[axis + 1 :])
+                for one in boxes
+                for part in (
+                    slice(one[axis].start, min(layer, one[axis].stop)),
+                    slice(max(layer + 1, one[axis].start), one[axis].stop),
+                )
+                if part.start < part.stop
+            ]
+        return boxes
 
     def _selections(self) -> Iterator[tuple[Slices, Slices, Sides]]:
         """Yield slices of the component axes, before and after the grid axes, with the boundaries of the components."""
@@ -196,24 +250,24 @@ class Walls:
                 boundary, axis, array_axis, SIDES[side], target, source, inner, tuple(depths)
             )
 
-    def _across(self, axis: int, sides: Sides, *, with_walls: bool) -> slice:
-        """Return the layers along another axis that a fill covers: the owned ones, and halos that have their values."""
-        along = self.axes[axis]
-        if not self.corners:
-            return self.owned[axis]
+    def _filled(self, axis: int, sides: Sides, *, with_walls: bool) -> slice:
+        """Return the layers that have values: received ones, and beyond walls if earlier fills have filled them."""
         low, high = (
-            self.periodic[axis] or not is_wall or (with_walls and boundary is not None)
+            with_walls and is_wall and boundary is not None and not self.periodic[axis]
             for is_wall, boundary in zip(self.at_wall[axis], sides[axis], strict=True)
         )
-        return slice(0 if low else along.low, along.stored if high else along.low + along.points)
+        received = self.received[axis]
+        return slice(
+            0 if low else received.start, self.axes[axis].stored if high else received.stop
+        )
 
-    def _between(self, axis: int, sides: Sides, fills: Sequence[AxisFill | None]) -> slice:
+    def _between(self, axis: int, fills: Sequence[AxisFill]) -> slice:
         """Return the layers along an axis that no fill of this axis writes."""
-        layers = self._across(axis, sides, with_walls=False)
+        layers = self.received[axis] if self.corners else self.owned[axis]
         start, stop = layers.start, layers.stop
         for fill in fills:
-            if fill is not None and fill.side == "low":
+            if fill.side == "low":
                 start = max(start, fill.target.stop)
-            elif fill is not None:
+            else:
                 stop = min(stop, fill.target.start)
         return slice(start, stop)

@@ -1,7 +1,8 @@
 """Fills of walls on the host, layer by layer, with NumPy operations on views that have few axes.
 
 NumPy copies the source of an assignment first if its memory interleaves with the target's, unless the views have one
-axis. Copies of a layer mostly have one axis of long words.
+axis. Copies of a layer mostly have one axis of long words. Ufuncs take numbers faster as arrays of shape () than as
+scalars.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from halox.datatypes import StridedBlocks
 from halox.decomposition import WallFill
+from halox.exchange.walls import changes, twice_mirror
 from halox.packing.host_views import View, block_view, element_view
 from halox.runtime.arrays import Array
 from halox.runtime.casting import cast
@@ -67,13 +69,9 @@ class HostFills:
                     calls.append((np.multiply, (result, dtype.type(abs(depth)), result)))
                 calls.append((np.add, (result, cells, result)))
             elif kind == "gradient":
-                change = (depth * cast(number, dtype)).astype(dtype)[()]
-                calls.append((np.add, (cells, change, result)))
-            elif number is None:
-                calls.append((np.negative, (cells, result)))
+                calls.append((np.add, (cells, changes(along, dtype)[layer, ...], result)))
             else:
-                twice = (2 * cast(number, dtype)).astype(dtype)[()]
-                calls.append((np.subtract, (twice, cells, result)))
+                calls.append((np.subtract, (twice_mirror(along.boundary, dtype), cells, result)))
         return calls
 
     def _flat(self, view: Array, words: bool = False) -> View:

@@ -47,9 +47,14 @@ class Overlap:
     """
 
     def __init__(
-        self, layout: FieldLayout, width: int | None, mode: Mode, device: int | None
+        self,
+        layout: FieldLayout,
+        width: int | None,
+        mode: Mode,
+        device: int | None,
+        others: Sequence[FieldLayout] = (),
     ) -> None:
-        self._early, self._late = overlap_regions(layout, width)
+        self._early, self._late = overlap_regions(layout, width, others)
         self._whole = owned_cells(layout)
         self._device = device
         self._is_on: bool | None = None if mode == "auto" else mode
@@ -138,7 +143,9 @@ class Loops:
             )
         known = self._overlaps.get((distance, number))
         if known is None:
-            known = Overlap(self._layouts[number], distance, self._mode, self._device)
+            others = [one for n, one in enumerate(self._layouts) if n != number]
+            layout = self._layouts[number]
+            known = Overlap(layout, distance, self._mode, self._device, others)
             self._overlaps[distance, number] = known
         return known
 

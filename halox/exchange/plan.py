@@ -338,9 +338,9 @@ class Plan(Unique):
         Notes
         -----
         Raises the errors of ``plan(*fields)``, and `FieldError` for invalid arguments. The exchange also ends if the
-        body leaves the loop by ``break`` or an error. There is a rim at a wall only if the field has a boundary there.
-        All cells are one region after the exchange if the block has no interior, or overlap is off: by the option
-        ``overlap`` of `Grid.plan`, or because it was slower.
+        body leaves the loop by ``break`` or an error. There is a rim at a wall only if a field of the plan has a
+        boundary there. All cells are one region after the exchange if the block has no interior, or overlap is off: by
+        the option ``overlap`` of `Grid.plan`, or because it was slower.
         """
         return self._get_loops().overlap(width, field).loop(*self._plan_of(fields), fields)
 

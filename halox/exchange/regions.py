@@ -27,6 +27,9 @@ Interval: TypeAlias = tuple[int, int]
 """First index along an axis, and the index after the last one."""
 
 
+_FAR = 1 << 62
+
+
 class Cells(tuple[slice, ...]):
     """A box of cells of a field: an index of the field's array, with ``slice(None)`` for component axes."""
 
@@ -64,38 +67,21 @@ def owned_cells(layout: FieldLayout) -> Cells:
 
 
 def overlap_regions(
-    layout: FieldLayout, width: int | None
+    layout: FieldLayout, width: int | None, others: Sequence[FieldLayout] = ()
 ) -> tuple[tuple[Cells, ...], tuple[Cells, ...]]:
     """Return the regions to compute during an exchange, and the regions to compute after it.
 
-    Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from the
-    halo that the exchange fills; with None, as many cells as the halo is wide. If all cells are nearer, the only region
-    is in the second part.
+    Together they cover each owned cell once. The cells of the first regions are at least ``width`` cells away from all
+    points that the exchange writes, also in ``others``, the other fields of the exchange; with None, as many cells as
+    the field's halo is wide. If all cells are nearer, the only region is in the second part.
     """
-    spec, box = layout.spec, _owned(layout)
-    inner = []
-    filled = _filled_sides(layout)
-    for axis, ((first, stop), sides) in enumerate(zip(box, filled, strict=True)):
-        in_pairs = spec.parity is not None and axis == len(box) - 1
-        # A staggered field without a high halo still has a copy of the next block's first point.
-        low, high = spec.halo[axis]
-        rims = []
-        for is_open, halo in zip(sides, (low, max(high, spec.staggered[axis])), strict=True):
-            rim = min(halo, max(spec.offsets, default=halo)) if width is None else width
-            rim = rim if is_open and halo else 0
-            rims.append((rim + 1) // 2 if in_pairs else rim)
-        inner.append((first + rims[0], stop - rims[1]))
-    for axis, side in layout.decomposition.joined_sides:
-        # An exchange also fills owned points on the line of a fold, at most in the outermost layer of the grid.
-        first, stop = inner[axis]
-        reach = max(spec.halo[axis]) if width is None else width
-        outermost = (0, layout.global_shape[len(spec.components_before) + axis] - 1)[side]
-        outermost -= layout.origin[axis]
-        inner[axis] = (
-            (first, min(stop, outermost - reach))
-            if side
-            else (max(first, outermost + 1 + reach), stop)
-        )
+    inner, box = _owned(layout), _owned(layout)
+    for each in (layout, *others):
+        for axis, (low, high) in enumerate(_unwritten(each, width)):
+            unit, origin = _unit(layout, axis), layout.origin[axis]
+            first, stop = inner[axis]
+            # Pairs of cells are whole.
+            inner[axis] = max(first, -(-low // unit) - origin), min(stop, high // unit - origin)
     if any(first >= stop for first, stop in inner):
         return (), (owned_cells(layout),)
     regions = []
@@ -105,6 +91,43 @@ def overlap_regions(
                 regions.append(_cells(layout, [*box[:axis], along, *box[axis + 1 :]]))
         box[axis] = (first, stop)
     return (_cells(layout, box),), tuple(regions)
+
+
+def _unwritten(layout: FieldLayout, width: int | None) -> list[Interval]:
+    """Return, per grid axis, the cells at least ``width`` cells away from all points that an exchange writes."""
+    spec, decomposition = layout.spec, layout.decomposition
+    # An exchange also writes owned points, at most in the outermost layer: the line of a fold, constants on walls.
+    owned_too = {
+        (axis, side)
+        for _, sides in spec.boundary
+        for axis, pair in enumerate(sides)
+        for side, boundary in enumerate(pair)
+        if spec.staggered[axis] and boundary is not None and boundary.kind == "constant"
+    }
+    owned_too.update(decomposition.joined_sides)
+    result = []
+    for axis, (owned, filled) in enumerate(zip(layout.owned, _filled_sides(layout), strict=True)):
+        unit, ends = _unit(layout, axis), [-_FAR, _FAR]
+        points = decomposition.axes[axis].points(spec.staggered[axis])
+        # A staggered field without a high halo still has a copy of the next block's first point.
+        halos = spec.halo[axis][0], max(spec.halo[axis][1], spec.staggered[axis])
+        for side, (halo, inward) in enumerate(zip(halos, (1, -1), strict=True)):
+            edges = []  # the first index inwards that an exchange does not write, and the width of the halo
+            if filled[side] and halo:
+                reach = min(halo, max(spec.offsets, default=halo))
+                edges.append((unit * (owned.start, owned.stop)[side], reach))
+            if (axis, side) in owned_too:
+                edges.append(((1, points - 1)[side], max(spec.halo[axis])))
+            for edge, reach in edges:
+                end = edge + inward * (reach if width is None else width)
+                ends[side] = (max, min)[side](ends[side], end)
+        result.append((ends[0], ends[1]))
+    return result
+
+
+def _unit(layout: FieldLayout, axis: int) -> int:
+    """Return the cells of the grid for one index of a field: 2 along the last axis for one parity."""
+    return 2 if layout.spec.parity is not None and axis == layout.spec.ndim - 1 else 1
 
 
 def deep_regions(layout: FieldLayout, every: int) -> tuple[Cells, ...]:

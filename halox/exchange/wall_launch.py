@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halox.decomposition import AxisFill, Boundary, WallRegion, Walls
+from halox.exchange.walls import twice_mirror
 from halox.packing.refine import Level
 from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedPlan, StridedRow, plan_rows
 from halox.runtime.arrays import Array, Described, DType
@@ -43,6 +44,9 @@ _TYPES = {
     **{"u1": ("unsigned char", 0), "u2": ("unsigned short", 0), "u4": ("unsigned int", 0)},
     **{"u8": ("unsigned long long", 0), "b1": ("unsigned char", 0)},
 }
+
+EXACT = ("-fmad=false",)
+"""Options of the compiler: a fused multiply-add would round other than NumPy on the host."""
 
 RULE = np.dtype([("inner", "i8"), ("number", "u1", 16), ("depth", "i8")])
 
@@ -226,9 +230,10 @@ def _rule(fill: AxisFill, array: Described) -> tuple[tuple[int, Array, int], int
     boundary, kind = fill.boundary, KINDS[fill.boundary.kind]
     value = np.zeros(16, "u1")
     if boundary.number is not None:
-        number = np.atleast_1d(cast(boundary.number, array.dtype))
+        number = cast(boundary.number, array.dtype)
         if boundary.kind in ("antireflect", "antisymmetric"):
-            kind, number = _AROUND, (2 * number).astype(array.dtype)
+            kind, number = _AROUND, twice_mirror(boundary, array.dtype)
+        number = np.atleast_1d(number)
         value[: number.nbytes] = number.view("u1")
     inner = (fill.inner.start - fill.source.start) * array.strides[fill.array_axis]
     return (inner, value, fill.depths[0]), kind
@@ -239,7 +244,9 @@ class FillLaunches:
 
     def __init__(self, plans: Sequence[FillPlan], device: int) -> None:
         self._plans, self._device = plans, device
-        self._kernels = [kernel("walls", "fill_walls", device, plan.defines) for plan in plans]
+        self._kernels = [
+            kernel("walls", "fill_walls", device, plan.defines, EXACT) for plan in plans
+        ]
         self._tables = [
             None
             if plan.planned.inline

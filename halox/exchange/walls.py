@@ -6,6 +6,7 @@ have sent. An accumulation is the adjoint: it runs the adjoint of each fill, in 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,12 +52,23 @@ class FieldWalls:
 
 
 def check_boundaries(layout: FieldLayout, dtype: DType, operation: Operation) -> None:
-    """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries."""
+    """Raise `FieldError` if a field's dtype, or an accumulation, does not suit its boundaries.
+
+    Warns of mirrors that are half a cell outside a wall.
+    """
     if (layout.spec.signs or layout.spec.is_vector) and dtype.kind not in _SIGNED:
         raise FieldError(f"sign: -1 needs a field of signed numbers, got dtype {dtype}")
     for _, sides in layout.spec.boundary:
         for boundary in {side for pair in sides for side in pair if side is not None}:
             _check(boundary, dtype, operation)
+        for axis, (pair, is_staggered) in enumerate(zip(sides, layout.spec.staggered, strict=True)):
+            for kind in {side.kind for side in pair if is_staggered and side is not None}:
+                if kind in ("symmetric", "antisymmetric"):
+                    warnings.warn(
+                        f"boundary: {kind!r} along axis {axis}, where the field is staggered, mirrors half a cell "
+                        f"outside the wall; {kind.replace('symmetric', 'reflect')!r} mirrors at the points on the wall",
+                        stacklevel=2,
+                    )
 
 
 def _check(boundary: Boundary, dtype: DType, operation: Operation) -> None:
@@ -171,9 +183,8 @@ class WallChannel(Channel):
                 )
             signs: list[_Step] = []
             for box in walls.walls.negated:
-                view, minus = array[box], array.dtype.type(-1)
-                # NumPy 2.4 negates some strided arrays wrongly in place.
-                signs.append(_InPlace(xp.multiply, view, minus, view))
+                view = array[box]
+                signs.append(_InPlace(xp.subtract, -array.dtype.type(0), view, view))
             steps += () if self._adds else signs
             for number, fill in enumerate(fills):
                 if not array[fill.target].size:
@@ -225,13 +236,23 @@ def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:
     launch.launch(current_stream().ptr)
 
 
-def _ramp(xp: ModuleType, array: Any, along: AxisFill, factor: complex | None) -> Any:
-    """Return the depths of the target's layers along its axis, times a factor; without one, their distances."""
+def twice_mirror(boundary: Boundary, dtype: DType) -> Array:
+    """Return the number from which a mirror image of the opposite sign is subtracted, as an array of shape ()."""
+    # -0 - x is -x for zeros, too. NumPy 2.4 computes negative(x) wrongly for some strides.
+    number = boundary.number
+    return np.asarray(-dtype.type(0) if number is None else 2 * cast(number, dtype)).astype(dtype)
+
+
+def changes(along: AxisFill, dtype: DType) -> Array:
+    """Return the number that a gradient adds to each target layer; integers wrap around."""
+    return np.array(along.depths).astype(dtype) * cast(along.boundary.number, dtype)
+
+
+def _by_layer(xp: ModuleType, array: Any, along: AxisFill, numbers: Array) -> Any:
+    """Return one number per target layer, in a shape that broadcasts along the other axes."""
     shape = [1] * array.ndim
     shape[along.array_axis] = -1
-    depths = np.array(along.depths).reshape(shape)
-    values = abs(depths) if factor is None else depths * cast(factor, array.dtype)
-    return xp.asarray(values.astype(array.dtype))
+    return xp.asarray(numbers.astype(array.dtype).reshape(shape))
 
 
 def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) -> list[_Step]:
@@ -250,17 +271,16 @@ def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) 
     if kind == "phase":
         return [_InPlace(xp.multiply, target, _phase(along, array.dtype), target)]
     if kind == "gradient":
-        return [partial(xp.add, source, _ramp(xp, array, along, boundary.number), target)]
+        change = _by_layer(xp, array, along, changes(along, array.dtype))
+        return [partial(xp.add, source, change, target)]
     if kind == "extrapolate":
         steps: list[_Step] = [partial(xp.subtract, source, array[fill.inner], target)]
         if len(along.depths) > 1:
-            steps.append(partial(xp.multiply, target, _ramp(xp, array, along, None), target))
+            distances = _by_layer(xp, array, along, abs(np.array(along.depths)))
+            steps.append(partial(xp.multiply, target, distances, target))
         return [*steps, partial(xp.add, target, source, target)]
     if kind in ("antireflect", "antisymmetric"):
-        if boundary.number is None:
-            return [partial(xp.negative, source, target)]
-        twice = (2 * cast(boundary.number, array.dtype)).astype(array.dtype)[()]
-        return [partial(xp.subtract, twice, source, target)]
+        return [partial(xp.subtract, twice_mirror(boundary, array.dtype)[()], source, target)]
     return [partial(target.__setitem__, ..., source)]
 
 
@@ -286,7 +306,8 @@ def _adjoint_steps(xp: ModuleType, array: Any, fill: WallFill) -> list[_Step]:
         source[...] += target.sum(**layers)
 
     def add_extrapolated() -> None:
-        weighted = (target * _ramp(xp, array, along, None)).sum(**layers)
+        distances = _by_layer(xp, array, along, abs(np.array(along.depths)))
+        weighted = (target * distances).sum(**layers)
         source[...] += target.sum(**layers) + weighted
         array[fill.inner] -= weighted
 

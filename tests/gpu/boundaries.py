@@ -6,7 +6,7 @@ import numpy as np
 from mpi4py import MPI
 
 from tests.adjoint import accumulates_the_adjoint
-from tests.boundaries import UNTOUCHED, block, random_case
+from tests.boundaries import UNTOUCHED, block, random_case, random_numbers
 from tests.mpi.conftest import agree
 from tests.support import require
 
@@ -34,7 +34,7 @@ def check_halos(number: int, comm: MPI.Intracomm) -> None:
         )
         plan = grid.plan(u)
         for call in range(4):
-            whole = rng.integers(-9, 10, layout.global_shape).astype(case.dtype)
+            whole = random_numbers(rng, layout.global_shape, case.dtype)
             field = (u, own, u, own)[call]
             owned = (slice(None),) * len(case.before) + layout.owned
             field[layout.interior] = cupy.asarray(whole[owned])

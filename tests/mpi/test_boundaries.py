@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,17 @@ from mpi4py import MPI
 import halox
 from halox.errors import FieldError, HaloxError, MismatchError, StateError
 from tests.adjoint import accumulates_the_adjoint
-from tests.boundaries import UNTOUCHED, block, has_the_bits_of_single_steps, random_case
+from tests.boundaries import (
+    UNTOUCHED,
+    block,
+    has_the_bits_of_single_steps,
+    random_case,
+    random_numbers,
+)
 from tests.mpi.conftest import agree
 from tests.support import trials
 
-pytestmark = pytest.mark.geometry
+pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
 SEED = int(os.environ.get("HALOX_SEED", "20261124"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
@@ -35,7 +42,7 @@ def test_halos_are_those_of_numpy_pad(
         v = grid.full_like(u, UNTOUCHED)
         whole_shape = grid.layout(u).global_shape
         for call in range(3):
-            whole = rng.integers(-9, 10, whole_shape).astype(case.dtype)
+            whole = random_numbers(rng, whole_shape, case.dtype)
             owned = (slice(None),) * len(case.before) + grid.layout(u).owned
             field = (u, v, u)[call]
             grid.interior(field)[...] = whole[owned]
@@ -80,6 +87,61 @@ def test_corners(corners: bool, comm: MPI.Intracomm) -> None:
             inside = rows[:, None] | (np.arange(u.shape[1]) >= 2) & (np.arange(u.shape[1]) < 9)
             expected = np.where(inside, expected, UNTOUCHED)
         assert agree(np.array_equal(u, expected), comm)
+
+
+@pytest.mark.parametrize("options", [{"corners": False}, {"offsets": 2}], ids=str)
+@pytest.mark.parametrize("other", ["periodic", "edge", ("gradient", 0.5), ("constant", 4.0), None])
+def test_copies_of_points_on_a_wall(
+    options: dict[str, Any], other: Any, comm: MPI.Intracomm
+) -> None:
+    """A constant sets points of a staggered field, and their copies in faces of the halo, by the same exchange."""
+    sides, fields = (("constant", 2.5), other, ("constant", -1.0)), []
+    for more in ({}, options):
+        corners, offsets = more.get("corners", True), more.get("offsets")
+        with halox.Grid(
+            (6, 5 * comm.size, 4),
+            halo=2,
+            boundary=sides,
+            corners=corners,
+            comm=comm,
+            device="cpu",
+        ) as grid:
+            u = grid.zeros(staggered=(0, 1, 2), offsets=offsets)
+            u[...] = np.random.default_rng(comm.rank).random(u.shape)
+            grid.exchange(u)
+            outside = [np.ones(n, int) for n in u.shape]
+            for along, cut in zip(outside, grid.layout(u).interior, strict=True):
+                along[cut] = 0
+            is_corner = sum(np.ix_(*outside)) > 1
+            fields.append(np.where(is_corner, 0, u))
+    assert agree(np.array_equal(*fields), comm)
+
+
+@pytest.mark.parametrize(("dtype", "extent"), [("f4", 4), ("i4", 4), ("f8", 8), ("i8", 8)])
+def test_opposite_signs_of_components(dtype: str, extent: int, comm: MPI.Intracomm) -> None:
+    """Cells at strides that NumPy 2.4 negates wrongly."""
+    boundary = {0: ("antisymmetric", "antireflect"), (): "symmetric"}
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
+        u = grid.zeros(dtype, components_after=extent, boundary=boundary)
+        i, j = grid.indices()
+        grid.interior(u)[..., 0] = 10 * i + j + 1
+        grid.exchange(u)
+        one, right = u[..., 0], [True]
+        if grid.at_wall(0, "low"):
+            right += [np.array_equal(one[0, 1:-1], -one[1, 1:-1])]
+        if grid.at_wall(1, "low"):
+            right += [np.array_equal(one[1:-1, 0], -one[1:-1, 2])]
+        assert agree(all(right), comm)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u4", "u8", "i1"])
+def test_gradients_of_small_integers(dtype: str, comm: MPI.Intracomm) -> None:
+    """The numbers beyond a wall are differences and sums of the dtype, which wrap around."""
+    with halox.Grid((4 * comm.size, 2), halo=3, comm=comm, device="cpu") as grid:
+        u = grid.full(7, dtype, boundary=(None, ("gradient", 3)))
+        grid.exchange(u)
+        expected = np.array([-2, 1, 4, 7, 7, 10, 13, 16]).astype(dtype)
+        assert agree((u[3:-3] == expected).all(), comm)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f8", "c16", "?", "S16", "i4,f8", "S24"])
@@ -304,6 +366,19 @@ def test_bad_input(
         grid.exchange(u)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_mirrors_outside_the_wall_of_a_staggered_field_warn(axis: int, comm: MPI.Intracomm) -> None:
+    """The warning names the boundary that mirrors on the wall."""
+    sides = ("symmetric", "antisymmetric")
+    with halox.Grid((4 * comm.size, 6), boundary=sides, comm=comm, device="cpu") as grid:
+        with pytest.warns(UserWarning, match=("'reflect'", "'antireflect'")[axis]):
+            grid.exchange(grid.zeros(staggered=axis))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            grid.exchange(grid.zeros())
+            grid.exchange(grid.zeros(staggered=axis, boundary=("reflect", "antireflect")))
+
+
 def test_a_function_has_no_adjoint(comm: MPI.Intracomm) -> None:
     with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
         u = grid.zeros(boundary=lambda *_: None)
@@ -332,6 +407,30 @@ def test_overlap_computes_cells_at_walls_after_the_exchange(comm: MPI.Intracomm)
                 old, new = new, old
             results.append(grid.interior(old).copy())
         assert agree(np.isfinite(results[0]).all() and np.array_equal(*results), comm)
+
+
+@pytest.mark.parametrize("width", [None, 1])
+@pytest.mark.parametrize("staggered", [0, 1, (0, 1)])
+def test_overlap_beside_points_on_a_wall(
+    staggered: Any, width: int | None, comm: MPI.Intracomm
+) -> None:
+    """Steps read points that the exchange sets on a wall, in their own field and in others of the plan."""
+    with halox.Grid((9 * comm.size, 12), comm=comm, device="cpu") as grid:
+        results = []
+        for overlaps in (True, False):
+            u = grid.zeros(staggered=staggered, boundary=("constant", 5.0))
+            for others in ([], [grid.ones()], [grid.ones(boundary="edge")]):
+                for field in (u, *others):
+                    field[...] = np.arange(field.size).reshape(field.shape) % 7
+                plan = grid.plan(*others, u, overlap=overlaps)
+                new = np.zeros(np.add(u.shape, 1))
+                for cells in plan.overlap(*others, u, width=width):
+                    for old in (*others, u):
+                        for by in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+                            new[cells] += old[cells.shifted(*by)]
+                results.append(new)
+        half = len(results) // 2
+        assert agree(all(map(np.array_equal, results[:half], results[half:])), comm)
 
 
 @pytest.mark.parametrize("sides", ["reflect", "extrapolate", ("antisymmetric", 2.0), None])

@@ -50,14 +50,17 @@ def test_halos_equal_the_serial_reference(
             u, v = case.field(grid), case.field(grid)
             plan = grid.plan(u, v)
             for call in range(2):
+                for field in (u, v):  # other values in each cell, which the exchange may keep
+                    field[...] = np.arange(field.size).reshape(field.shape) + 10 + call
                 wholes = [whole_field(case, grid, field, rng) for field in (u, v)]
+                before = [field.copy() for field in (u, v)]
                 if call:
                     plan.start()
                     plan.finish()
                 else:
                     grid.exchange(u, v)
-                for field, whole in zip((u, v), wholes, strict=True):
-                    expected = case.expected(grid.layout(u), whole)
+                for field, *given in zip((u, v), wholes, before, strict=True):
+                    expected = case.expected(grid.layout(u), *given)
                     assert agree(np.array_equal(field, expected), comm), (SEED, case, proc_shape)
 
 
@@ -92,6 +95,25 @@ def test_offsets(comm: MPI.Intracomm) -> None:
         moved = np.add.outer(*inside) >= 3
         some, every = fields
         assert agree(np.array_equal(some, np.where(moved, every, UNTOUCHED)), comm)
+
+
+def test_a_line_that_no_rank_owns_is_kept(comm: MPI.Intracomm) -> None:
+    """Low faces have no points on the line of a fold at the high end."""
+    connect = {(0, side): halox.Connection(flip=1) for side in ("low", "high")}
+    for procs in {(comm.size, 1, 1), (1, 1, comm.size)}:
+        options: dict[str, Any] = {"connect": connect, "proc_shape": procs, "comm": comm}
+        with halox.Grid((12, 6, 9), halo=2, periodic=(0, 1, 1), device="cpu", **options) as grid:
+            for twist in (None, ("phase", -1)):
+                u = grid.zeros(position="low", boundary=(None, twist, twist))
+                u[...] = np.arange(u.size).reshape(u.shape)
+                before = u.copy()
+                for _ in range(3):
+                    grid.exchange(u)
+                line = 12 - grid.layout(u).origin[0]
+                assert agree(np.array_equal(u[line : line + 1], before[line : line + 1]), comm)
+                y = grid.zeros(position="low", boundary=(None, twist, twist))
+                mine = np.random.default_rng([SEED, comm.rank])
+                assert accumulates_the_adjoint(grid, u, y, mine, comm)
 
 
 @pytest.mark.parametrize("number", range(CASES // 2))

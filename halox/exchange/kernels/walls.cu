@@ -12,6 +12,8 @@
 // of its layers, NO_LEVEL for one layer. Blocks wait for each line of parameters that they read, so that the first chunks
 // are also beside each other, and most rules are not read.
 //
+// Compiled without fused multiply-adds, so that all values have the bits that NumPy computes on the host.
+//
 // TYPE is the C type of a number; with COMPLEX a number consists of two. RULES is the largest number of rules of a region,
 // and ARRAYS the largest number of arrays.
 

@@ -69,9 +69,15 @@ def _without_files(load: Callable[[], CupyFunction], error: OSError) -> CupyFunc
 
 @cache
 def kernel(
-    name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()
+    name: str,
+    function: str,
+    device: int,
+    defines: tuple[tuple[str, str], ...] = (),
+    options: tuple[str, ...] = (),
 ) -> CupyFunction:
     """Load an ``extern "C"`` function of ``name``.cu on a device; ``defines`` are its ``#define``s.
+
+    ``options`` are further options of NVRTC.
 
     Returns a CuPy function, which keeps its module loaded. Raises `DeviceError` if there is no GPU, or the kernel
     cannot be compiled or loaded. Blocks during compilation; must not be called during stream capture. Warns once if
@@ -81,7 +87,8 @@ def kernel(
 
     def load() -> CupyFunction:
         with cp.cuda.Device(device):
-            module = cp.RawModule(code=preamble(defines) + source(name), options=OPTIONS)
+            code = preamble(defines) + source(name)
+            module = cp.RawModule(code=code, options=(*OPTIONS, *options))
             kernel: CupyFunction = module.module.get_function(function)
             return kernel
 
