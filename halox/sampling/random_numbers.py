@@ -47,8 +47,8 @@ def philox(
 ) -> tuple[Any, Any, Any, Any]:
     """Return four words of 32 random bits for a counter of four words and a key of two: Philox4x32-10.
 
-    Words are integers, or 1D arrays of uint64 of one length. Results that are arrays lie in the buffers; only the lower
-    halves of their elements count. With ``pairs=1`` only the first two words are valid.
+    Words are integers, or 1D arrays of uint64 of one length. Arrays of results use the memory of the buffers; only the
+    lower halves of their elements count. With ``pairs=1`` only the first two words are valid.
 
     References
     ----------
@@ -156,9 +156,9 @@ def _out_dtype(domain: Domain, out: object) -> Any:
 
 
 def index_sums(layout: FieldLayout, xp: Any) -> tuple[Any, Any]:
-    """Return numbers of rows and of columns, whose sums are the indices of all points of the array, in its order.
+    """Split the indices of all points of the array, in its order, into sums: one term a row, and one a column.
 
-    An index is the place of a point in the flat whole field; a halo wraps around the grid.
+    The index of a point is its place in the flat whole field; a halo wraps around the grid.
     """
     shape, spec = layout.global_shape, layout.spec
     ranges = [range(extent) for extent in shape]

@@ -107,7 +107,7 @@ def test_a_large_mean_cancels_no_digits(shift: float, comm: MPI.Intracomm) -> No
     ids=str,
 )
 def test_deviations_of_large_numbers(numbers: tuple[float, ...], comm: MPI.Intracomm) -> None:
-    """As NumPy has them: also where their squares, or those of differences, are not finite."""
+    """Those of NumPy, also if squares of the numbers or of the differences are not finite."""
     with halox.Grid((300, 90), device="cpu", comm=comm) as grid:
         whole = np.resize(np.array(numbers), grid.grid_shape)
         whole[:, 0] = numbers[0]

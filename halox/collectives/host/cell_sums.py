@@ -156,7 +156,7 @@ def ends(numbers: Array) -> tuple[Any, Any]:
 def place(name: str, numbers: Array) -> tuple[int, Any]:
     """Return the number of the cell that "argmin" or "argmax" of NumPy finds, in the order of the array, and its value.
 
-    Blocks are searched in one pass; NumPy would first copy all numbers of a field.
+    Blocks are searched in one pass; NumPy would first copy a whole strided array.
     """
     starts, values, start = [], [], 0
     for index in blocks(numbers.shape):
