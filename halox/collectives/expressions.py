@@ -458,7 +458,7 @@ def typed(request: Request, domain: Domain) -> Typed:
 
 def _cells(name: str, field: Any, domain: Domain) -> Cells:
     try:
-        return owned_cells(field, domain.layouts.find(field))
+        return owned_cells(field, domain.layouts.find_cells(field))
     except HaloxError as error:
         raise type(error)(f"{name}: {error}") from None
 

@@ -255,7 +255,7 @@ def _check_counts(world: World, drafted: Draft) -> None:
     """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
     counts = [Counter(m.peer for m in messages) for messages in (drafted.sends, drafted.receives)]
     records = world.gather(counts, _MAKING)
-    errors: list[tuple[int, type[Exception], str]] = []
+    errors: list[tuple[int, type[HaloxError], str]] = []
     for rank, (_, receives) in enumerate(records):
         for peer, (sends, _) in enumerate(records):
             if sends[rank] != receives[peer]:
@@ -402,6 +402,7 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
                 drafted.described,
                 build.whole.arrays,
                 drafted.operation,
+                build.world.guard,
                 is_alone=all(path.to_self for path in paths),
             )
             if walls.has_copies:
@@ -415,7 +416,7 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
         if drafted.poisons:
             from halox.exchange.poison import PoisonChannel
 
-            poison = PoisonChannel(build.whole, drafted.described, drafted.device)
+            poison = PoisonChannel(build.whole, drafted.walls, drafted.described, drafted.device)
             carried.insert(0, ChannelMessages("poison", poison, ()))
         if walls is not None:
             place = 0 if drafted.operation == "add" else len(carried)
