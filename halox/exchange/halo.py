@@ -154,7 +154,8 @@ def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Oper
         check_boundaries(layout, described.dtype, operation)
     pair = sharing([described for described, _ in read])
     if pair is not None:
+        done, call = ("added", "accumulate") if operation == "add" else ("filled", "exchange")
         raise FieldError(
-            f"fields {pair[0]} and {pair[1]} share memory, so that their common halo would be filled or added twice; "
-            "give each field once, or exchange them one after the other"
+            f"fields {pair[0]} and {pair[1]} share memory, so that what they share would be {done} twice; give each "
+            f"field once, or {call} them one after the other"
         )
