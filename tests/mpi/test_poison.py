@@ -94,7 +94,9 @@ def test_neighbours_that_read_in_place(comm: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "boundary", ["edge", ("constant", 2.0), lambda slab, *_: slab.fill(3)], ids=str
+    "boundary",
+    ["edge", ("constant", 2.0), lambda slab, *_: slab.fill(3)],
+    ids=["edge", "constant", "function"],
 )
 @pytest.mark.parametrize("layout", [{}, {"staggered": 1}, {"components": 2}])
 def test_halos_beyond_walls(boundary: Any, layout: dict[str, Any], comm: World) -> None:
@@ -107,7 +109,7 @@ def test_halos_beyond_walls(boundary: Any, layout: dict[str, Any], comm: World) 
         owned = grid.interior(u)
         assert (owned == 1).all()
         if grid.at_wall(1, "low"):
-            assert np.isnan(u[..., 0]).any() and not np.isfinite(u[..., 0]).any()
+            assert not np.isfinite(u[..., 0]).any()
         if grid.at_wall(1, "high"):
             assert not np.isfinite(u[..., -1]).any()
         plan.finish()
