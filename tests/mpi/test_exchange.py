@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize("call", ["exchange", "accumulate", "plan"])
 def test_fields_that_share_memory_are_refused(call: str, comm: MPI.Intracomm) -> None:
     """A phase or a sign would come into their common halo twice."""
-    options: dict[str, object] = {"periodic": True, "boundary": (("phase", -1), None)}
+    options: Any = {"periodic": True, "boundary": (("phase", -1), None)}
     with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu", **options) as grid:
         u, v = grid.ones(), grid.ones()
         more = np.zeros((2 * len(u), u.shape[1]))
