@@ -8,6 +8,9 @@ import os
 class HaloxError(Exception):
     """Base of all errors of this package."""
 
+    of_one_rank = False
+    """Whether a function of the user has raised the error within a collective call, so on this rank alone."""
+
 
 class DatatypeError(HaloxError, ValueError):
     """A datatype's arguments break MPI's rules, or a type does not fit its use."""

@@ -91,8 +91,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         direction of the axis. "periodic" or "wrap" is the same as ``periodic``. ("phase", z) is periodic, and
         multiplies cells from beyond the high end by ``z``, and from beyond the low end by ``1 / z``. A function is
         called as ``function(slab, axis, side, indices)`` to fill ``slab``, a view of the halo; ``side`` is "low" or
-        "high", and ``indices`` has the global indices of its cells, one array per axis. It is also called once when a
-        plan is made. One boundary for all axes applies to sides without neighbours.
+        "high", and ``indices`` has the global indices of its cells, one array per axis, which wrap along periodic axes.
+        It is also called once when a plan is made, and must make no collective call. One boundary for all axes applies
+        to sides without neighbours.
     connect : dict, optional
         Sides that are joined with a flip or a shift, as `Connection` objects. A key ``(axis, side)`` joins a side with
         itself: the fold of a tripolar grid, ``{(0, "high"): Connection(flip=1)}``, or the poles of ``n`` longitudes,
@@ -747,7 +748,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError
-            If an array does not fit the grid in shape or dtype, or is read-only.
+            If an array does not fit the grid in shape or dtype, or is read-only, or if two fields share memory.
         DeviceError
             If an array is on another device than the grid's fields.
         MismatchError
@@ -786,8 +787,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Raises
         ------
         FieldError
-            Also if a field's dtype is not numeric, two fields share memory, since their halos would count twice, or a
-            boundary is a function.
+            Also if a field's dtype is not numeric, or a boundary is a function.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
         cached = self._known_plans.find(key, fields) or self._plans.find(key, fields)
@@ -815,7 +815,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
             The data path of this plan; by default the path of the grid.
         every : int
             Number of steps between exchanges, see `Plan.steps`: for steps that read ``w`` cells on each side, halos of
-            ``every * w`` cells. Values above 1 need corners.
+            ``every * w`` cells. Values above 1 need corners, and no phase and no ``connect``.
         overlap : {"auto", True, False}
             Whether `Plan.overlap` computes during the exchange. "auto" times the first ten loops, with and without, and
             keeps the faster way; each rank decides alone.

@@ -331,7 +331,7 @@ def read(grid: Grid[Any], array: object, dims: Sequence[str] | None) -> Reading:
             f"the array has the extents {ordered.shape} along {_listed(ordered.dims)}; expected "
             + ", or ".join(f"{shape} for {kind}" for kind, shape in shapes.items())
         )
-    return Reading(ordered, layout, ArrayRecord(spec, dtype, kinds))
+    return Reading(ordered, layout, ArrayRecord(spec.without_boundary, dtype, kinds))
 
 
 def _halo_of_field(
@@ -483,7 +483,7 @@ class DatasetFields:
         domain_of(grid)
         try:
             fields = self._fields(grid, names, dims)
-        except FieldError as error:  # other ranks get the error in their exchange
+        except Exception as error:  # other ranks get the error in their exchange
             grid.domain.world.begin("exchange")
             grid.domain.world.agree(error, "exchange")
         else:
@@ -525,7 +525,17 @@ class DatasetFields:
         grid's axes, their coordinates along these axes, and the attributes of variables, coordinates and dataset, from
         rank 0. Halos, coordinates of halo cells, and variables with fewer dimensions than the grid are not stored.
         """
-        domain_of(grid)
+        with domain_of(grid).world.guard:
+            self._write(path, grid, dims, compressors, progress)
+
+    def _write(
+        self,
+        path: str | PathLike[str],
+        grid: Grid[Any],
+        dims: Sequence[str] | None,
+        compressors: object,
+        progress: Progress | None,
+    ) -> None:
         world = grid.domain.world
         world.begin(_WRITING)
         (axes, readings), datasets = world.prepare(
@@ -547,12 +557,19 @@ class DatasetFields:
         fields = {
             name: make_field(grid, reading, kinds[name]) for name, reading in readings.items()
         }
-        own_coords = {
-            axis: readings[name].own_part(self._dataset[axis].values, number, kinds[name])
-            for axis, (name, number) in datasets[0].coords.items()
-        }
-        parts = world.gather(own_coords, _WRITING)
-        coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in own_coords}
+
+        def own_coords() -> dict[str, tuple[int, Array]]:  # may load lazy values
+            return {
+                axis: readings[name].own_part(self._dataset[axis].values, number, kinds[name])
+                for axis, (name, number) in datasets[0].coords.items()
+            }
+
+        parts = world.gather_result(own_coords, _WRITING)
+
+        def joined() -> dict[str, Array]:
+            return {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in parts[0]}
+
+        coords = world.guarded(joined, _WRITING)
         chosen = SaveOptions(
             attrs=_own_attrs(self._dataset.attrs),
             dims=axes,

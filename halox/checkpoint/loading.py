@@ -74,8 +74,9 @@ def load_group(
         shards = {n: ShardGrid(fields[n][1], contents.fields[n].shard) for n in wanted}
         meter = Meter(progress, [(shards[n], contents.fields[n].dtype.itemsize) for n in wanted])
         for name in wanted:
-            stored, cells = contents.fields[name], owned_cells(*fields[name])
+            stored = contents.fields[name]
             array = guarded(world, partial(open_field, store, stored), step, LOADING)
+            cells = guarded(world, partial(owned_cells, *fields[name]), step, LOADING)
             error = moving.load(shards[name], cells, stored, store, array, meter)
             world.agree(as_checkpoint_error(error, step), LOADING)
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)

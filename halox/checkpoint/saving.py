@@ -65,15 +65,19 @@ def save_group(world: World, request: Request) -> None:
         create(store_of(partial), contents, request.dims, request.coords, request.array_attrs)
 
     with replacing(world, path, begin, make) as partial:
-        store = store_of(partial)
+        step = f"writing {path}"
+
+        def prepare() -> tuple[Store, dict[str, Any]]:
+            return store_of(partial), {n: owned_cells(f.array, f.layout) for n, f in given.items()}
+
+        store, cells = guarded(world, prepare, step, SAVING)
         shards = {
             name: ShardGrid(field.layout, stored[name].shard) for name, field in given.items()
         }
         meter = Meter(request.progress, [(shards[n], stored[n].dtype.itemsize) for n in shards])
-        for name, field in given.items():
-            cells = owned_cells(field.array, field.layout)
-            error = moving.save(world, shards[name], cells, stored[name], store, meter)
-            world.agree(as_checkpoint_error(error, f"writing {path}"), SAVING)
+        for name in given:
+            error = moving.save(world, shards[name], cells[name], stored[name], store, meter)
+            world.agree(as_checkpoint_error(error, step), SAVING)
 
 
 def may_replace(path: Path, *, outputs: bool = False) -> bool:

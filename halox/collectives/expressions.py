@@ -66,8 +66,8 @@ _ALLOWED = (
 
 
 @lru_cache(maxsize=256)
-def parse(text: str) -> tuple[Tree, frozenset[str]]:
-    """Return the tree of an expression and the names in it.
+def parse(text: str, of_dot: bool = False) -> tuple[Tree, frozenset[str]]:
+    """Return the tree of an expression and the names in it; only the text of `Grid.dot` has the function `WIDE`.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def parse(text: str) -> tuple[Tree, frozenset[str]]:
                 parts = [(of_operator(op), *pair) for op, pair in zip(ops, sides, strict=True)]
                 return reduce(lambda left, right: ("bitwise_and", left, right), parts)
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-                function = WIDE if name == WIDE else _FUNCTIONS[name]
+                function = WIDE if of_dot and name == WIDE else _FUNCTIONS[name]
                 if len(args) == _ARGUMENTS.get(name, 1):
                     return function, *map(tree, args)
         raise FieldError(f"{where}: {ast.unparse(node)!r} is not possible; {_ALLOWED}")
@@ -349,7 +349,7 @@ def requested(call: str, expression: Any, op: Any, out: Any, named: Mapping[str,
 
 def parted(request: Request) -> Iterator[tuple[Any, tuple[str, str, Any], dict[str, Any]]]:
     """Yield the calls for each result: its key; expression, operation and ``out``; and the keywords in it."""
-    names = [parse(text)[1] for text in request.texts]
+    names = [parse(text, request.call == "dot")[1] for text in request.texts]
     unused = request.named.keys() - frozenset[str]().union(*names)  # an error of each call
     outs = request.outs or (None,) * len(names)
     each = zip(request.texts, request.ops, outs, strict=True)
@@ -385,7 +385,7 @@ class Typed:
 
 def typed(request: Request, domain: Domain) -> Typed:
     """Return the program of a call, and the cells of its fields."""
-    parsed = [parse(text) for text in request.texts]
+    parsed = [parse(text, request.call == "dot") for text in request.texts]
     used = frozenset[str]().union(*(names for _, names in parsed))
     indices = {f"index_{name}": axis for axis, name in enumerate(domain.labels.dims)}
     named, kinds = request.named, {name: _role(value) for name, value in request.named.items()}
@@ -458,7 +458,7 @@ def typed(request: Request, domain: Domain) -> Typed:
 
 def _cells(name: str, field: Any, domain: Domain) -> Cells:
     try:
-        return owned_cells(field, domain.layouts.find(field))
+        return owned_cells(field, domain.layouts.find_cells(field))
     except HaloxError as error:
         raise type(error)(f"{name}: {error}") from None
 

@@ -8,6 +8,7 @@ rank fills its part of a wall without any message.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Number
 from typing import Any, TypeAlias
@@ -221,7 +222,8 @@ def _one(form: Any) -> Boundary | None:
         raise _wrong(form)
     kind, number = form
     check_unmasked(number, "boundary")
-    number = number.item() if hasattr(number, "item") else number
+    with suppress(Exception):  # not a scalar of an array library
+        number = number.item()
     if not isinstance(number, (bool, int, float, complex)):
         raise FieldError(f"boundary: {kind!r} needs a number, got {shown(number)}")
     if kind == "phase" and number == 0:

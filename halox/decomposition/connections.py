@@ -197,6 +197,11 @@ class Joined:
                 last = axes[self.axis].points - 1
                 image = _mirror(joined, axes[self.axis]) - last * joined.side
                 most = min(most, image if joined.side else last - image)
+            if most < 0:
+                raise DecompositionError(
+                    f"grid_shape: axis {self.axis} needs at least {cells - most} cells for its two joined sides, got "
+                    f"{cells}"
+                )
             if halo[joined.side] > most:
                 raise DecompositionError(
                     f"halo: expected at most {most} at the joined {SIDES[joined.side]} side of axis {self.axis} of "
@@ -349,6 +354,11 @@ def normalise_connect(
 ) -> Joined:
     """Return the joined sides of a grid, from the argument ``connect`` of `halox.Grid`; raises `DecompositionError`."""
     if isinstance(connect, Joined):
+        if any(periodic):
+            raise DecompositionError(
+                f"periodic: a {connect} has no periodic axis, got {tuple(periodic)}; give a Cartesian communicator "
+                "without periods, or comm=mpi4py.MPI.Intracomm(comm) to ignore its topology"
+            )
         return connect
     if not isinstance(connect, Mapping) or not connect:
         raise DecompositionError(

@@ -161,7 +161,7 @@ class FieldSpec:
         starts = (0,) * len(before) + starts + (0,) * len(after)
         return Box(starts, before + subsizes + after, steps)
 
-    @property
+    @cached_property
     def without_boundary(self) -> FieldSpec:
         """The same properties without boundaries, which may hold functions that cannot be sent to another rank."""
         return replace(self, boundary=()) if self.boundary else self
@@ -242,9 +242,11 @@ _Intervals: TypeAlias = tuple[Interval, ...] | dict[int, Interval]
 """Intervals along an axis by direction or displacement."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FieldLayout:
     """Positions of a field's points in the array of one rank and in the grid; `halox.Grid.layout` returns it.
+
+    A grid has one object for equal properties, which is compared by identity.
 
     Parameters
     ----------

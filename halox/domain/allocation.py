@@ -69,7 +69,6 @@ class Allocation:
         self._world, self._context, self._layouts = world, context, layouts
         self._device = device
         self._number_of_fields = 0
-        self._read_in_place: dict[tuple[int, DType], bool] = {}
 
     def new(
         self,
@@ -159,14 +158,11 @@ class Allocation:
         """Check the description and the fill value of a field."""
         layout, dtype = find_form()
         shape = layout.padded_shape
-        is_read_in_place = self._read_in_place.get((id(layout), dtype))
-        if is_read_in_place is None:  # the first field of this form
-            remedy = "give fewer components, a smaller dtype, or more ranks"
-            check_extents(shape, dtype.itemsize, "a field of shape", remedy)
-            if self._device is not None:
-                check_dtype(dtype, self._device)
-            is_read_in_place = reads_in_place(layout, dtype.itemsize)
-            self._read_in_place[id(layout), dtype] = is_read_in_place
+        remedy = "give fewer components, a smaller dtype, or more ranks"
+        check_extents(shape, dtype.itemsize, "a field of shape", remedy)
+        if self._device is not None:
+            check_dtype(dtype, self._device)
+        is_read_in_place = reads_in_place(layout, dtype.itemsize)
         has_value = contents not in ("zeros", "empty")
         filling = fill_value(value, dtype, shape) if has_value else None
         return _Description(layout, dtype, is_read_in_place, contents != "empty", filling)

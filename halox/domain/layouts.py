@@ -54,15 +54,19 @@ class FieldLayouts:
         self._decomposition, self._rank, self._halo = decomposition, rank, halo
         self._boundary = boundary
         self._device = device
-        self._by_spec: dict[FieldSpec, FieldLayout] = {}
+        # Layouts that are in use: a boundary function made anew for each field must not live for ever.
+        self._by_spec: weakref.WeakValueDictionary[FieldSpec, FieldLayout] = (
+            weakref.WeakValueDictionary()
+        )
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
         self._known: KnownArrays[FieldLayout] = KnownArrays()
         # By `_field_key`: the owner of the memory, the layout, and the number in the grid's memory.
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
         # Arrays that own the memory of declared fields, and whether the grid allocated it.
         self._owners: dict[int, tuple[weakref.ref[object], bool]] = {}
-        # Layouts of fields that were declared so far, by identity: `of` makes each once.
-        self._declared_layouts: dict[int, FieldLayout] = {}
+        # Layouts of fields that were declared so far, the same on all ranks. Of those that differ in boundaries only,
+        # the first two are enough to tell that their shape is ambiguous.
+        self._declared_layouts: dict[Hashable, list[FieldLayout]] = {}
         self._tables: weakref.WeakSet[KnownArrays[Any]] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -128,6 +132,10 @@ class FieldLayouts:
         layout = self._known.find(None, (array,))
         return self._look_up(array, describe(array, "field")) if layout is None else layout
 
+    def find_cells(self, array: object) -> FieldLayout:
+        """Return an array's layout without its boundary, for calls that use no halo; raises the errors of `find`."""
+        return self.of(self.find(array).spec.without_boundary)
+
     def number(self, described: Described) -> int:
         """Return an array's number among the grid's fields, the same on all ranks; 0 if it is not such a field."""
         entry = self._declared.get(_field_key(described))
@@ -159,7 +167,10 @@ class FieldLayouts:
     def of_shape(self, shape: tuple[int, ...]) -> list[FieldLayout]:
         """Return the declared layouts whose arrays have this shape on this rank."""
         return [
-            layout for layout in self._declared_layouts.values() if layout.padded_shape == shape
+            layout
+            for alike in self._declared_layouts.values()
+            for layout in alike
+            if layout.padded_shape == shape
         ]
 
     def key(self, arrays: Sequence[object]) -> Hashable:
@@ -185,7 +196,7 @@ class FieldLayouts:
                 return None
             if 1 in described.shape:  # the stride along an axis of length 1 is never used
                 steps = tuple([s for s, n in zip(steps, described.shape, strict=True) if n > 1])
-            layouts.append((id(layout), described.dtype, steps))
+            layouts.append((layout, described.dtype, steps))
             descriptions.append(described)
         return tuple(layouts), descriptions
 
@@ -207,7 +218,7 @@ class FieldLayouts:
     def _key(self, array: object) -> Hashable:
         described = describe(array)
         layout = self._layout(described)
-        return id(owner(array)), _field_key(described), described.writable, id(layout)
+        return id(owner(array)), _field_key(described), described.writable, layout
 
     def _layout(self, described: Described) -> FieldLayout:
         """Return the declared layout of an array, or else the layout inferred from its shape."""
@@ -258,8 +269,11 @@ class FieldLayouts:
         if id(root) not in self._owners:
             _keep_with(self._owners, id(root), root, False)
         _keep_with(self._declared, _field_key(described), root, layout, number)
-        if id(layout) not in self._declared_layouts:
-            self._declared_layouts[id(layout)] = layout
+        spec = layout.spec
+        key = spec.without_boundary, spec.boundary == self._boundary
+        alike = self._declared_layouts.setdefault(key, [])
+        if len(alike) < 2 and layout not in alike:
+            alike.append(layout)
             known = self._by_shape.pop(layout.padded_shape, None)
             if known is not None and known is not layout:
                 self._forget_results()

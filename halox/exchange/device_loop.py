@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from halox.errors import DeviceError, FieldError, HaloxError, StateError
+from halox.errors import DeviceError, FieldError, HaloxError, MismatchError, StateError
 from halox.runtime.arrays import Described, describe
 from halox.runtime.call_guard import Unique
 from halox.runtime.context import Context
@@ -93,7 +94,11 @@ class Loop(Unique):
     def _call_steps(self, made: int, most: int) -> int:
         """Call the step until the flag is set or ``most`` steps are made; return their number."""
         while made < most:
-            self._round()
+            try:
+                self._round()
+            except Exception as error:
+                self._tell(error)
+                raise
             made += self._every
             if self._until:
                 break
@@ -102,6 +107,14 @@ class Loop(Unique):
     def _round(self) -> None:
         for _ in range(self._every):
             self._step()
+
+    def _tell(self, error: Exception) -> None:
+        """Raise an error of this rank's step on the ranks that wait for it, in this call or in one of the step."""
+        is_common = isinstance(error, MismatchError)
+        if not (is_common or self._world.closed or self._world.failed):
+            with suppress(HaloxError), self._world.guard:
+                self._world.begin(_CALL)
+                self._world.agree(error, _CALL)
 
     def _agree(self, made: int, is_over: bool, prepare: Callable[[], str] | None = None) -> None:
         """Compare the ranks, and note the reason from ``prepare`` why the host calls the steps; collective."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import combinations
 from operator import itemgetter
 
 from halox.datatypes import Datatype, slab
@@ -14,7 +13,7 @@ from halox.exchange.draft import Draft
 from halox.exchange.walls import FieldWalls, check_boundaries
 from halox.paths.base import Operation
 from halox.paths.messages import Part, fuse
-from halox.runtime.arrays import Described, check_elements_apart, share_memory
+from halox.runtime.arrays import Described, check_elements_apart, sharing
 
 
 def halo_draft(
@@ -153,10 +152,10 @@ def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Oper
             raise FieldError(f"accumulate has no meaning for dtype {described.dtype}; use numbers")
         layout.check_widths()
         check_boundaries(layout, described.dtype, operation)
-    if operation == "add":
-        for (first, (one, _)), (second, (other, _)) in combinations(enumerate(read), 2):
-            if share_memory(one, other):
-                raise FieldError(
-                    f"fields {first} and {second} share memory, so that what they share would be added twice; give "
-                    "each field once, or accumulate them one after the other"
-                )
+    pair = sharing([described for described, _ in read])
+    if pair is not None:
+        done, call = ("added", "accumulate") if operation == "add" else ("filled", "exchange")
+        raise FieldError(
+            f"fields {pair[0]} and {pair[1]} share memory, so that what they share would be {done} twice; give each "
+            f"field once, or {call} them one after the other"
+        )

@@ -233,7 +233,7 @@ class UnchangedCheck:
             warnings.warn(
                 "a plan exchanges arrays whose cells are the same as in its last exchange; if names of arrays were "
                 "swapped, give the plan the present array: plan(u), plan.overlap(u) or plan.steps(u)",
-                stacklevel=5,
+                stacklevel=3,
             )
 
 

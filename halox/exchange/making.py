@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from halox.domain import Domain
-from halox.errors import HaloxError, MismatchError, PathError, StateError
+from halox.errors import HaloxError, MismatchError, StateError
 from halox.exchange.draft import Borrowed, Draft, check_draft
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
@@ -108,17 +108,17 @@ def make_plan(
 
     paths: Mapping[str, Path] = PATHS if on_gpu else PATHS.on_host()
     choose = _chooser(context, record, paths, leave_sms=leave_sms)
-    ends = {
-        m.key: describe_end(
-            m,
+
+    def describe(message: Message) -> EndpointInfo:
+        return describe_end(
+            message,
             drafted.described,
             context,
             relocatable=relocatable,
-            is_one_way=m.peer not in both_ways,
+            is_one_way=message.peer not in both_ways,
         )
-        for m in whole.messages
-    }
-    routes, error = _choose_routes(world, whole, ends, choose)
+
+    routes, error = _choose_routes(world, whole, describe, choose)
     build = _build(context, number, whole, drafted.device, routes, paths, error)
     channels, needs_host, is_movable = _make_channels(build, drafted)
     plan = Plan(
@@ -255,7 +255,7 @@ def _check_counts(world: World, drafted: Draft) -> None:
     """Compare the numbers of messages between every two ranks, so that no step can deadlock; raises on all ranks."""
     counts = [Counter(m.peer for m in messages) for messages in (drafted.sends, drafted.receives)]
     records = world.gather(counts, _MAKING)
-    errors: list[tuple[int, type[Exception], str]] = []
+    errors: list[tuple[int, type[HaloxError], str]] = []
     for rank, (_, receives) in enumerate(records):
         for peer, (sends, _) in enumerate(records):
             if sends[rank] != receives[peer]:
@@ -270,20 +270,33 @@ def _check_counts(world: World, drafted: Draft) -> None:
 
 
 def _choose_routes(
-    world: World, whole: Job, ends: dict[Key, EndpointInfo], choose: Callable[..., Route]
-) -> tuple[Routes, HaloxError | None]:
+    world: World,
+    whole: Job,
+    describe: Callable[[Message], EndpointInfo],
+    choose: Callable[..., Route],
+) -> tuple[Routes, Exception | None]:
     """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route.
 
-    An error of a message is returned, so that the ranks can agree on it.
+    An error is returned, so that the ranks can agree on it: paths may be code of users.
     """
     records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
+    ends: dict[Key, EndpointInfo] = {}
+    failure: Exception | None = None
+    try:
+        ends = {m.key: describe(m) for m in whole.messages}
+    except Exception as error:
+        failure = error
     for (direction, peer, tag), end in ends.items():
         records[peer][direction, tag] = end
     own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
     theirs = own | world.swap(records, sorted(records), _MAKING)
     routes: Routes = {}
+    if failure is not None:
+        return routes, failure
     try:
         for message in whole.messages:
+            if not theirs[message.peer]:
+                continue  # the peer has an error
             mine = ends[message.key]
             other = theirs[message.peer].get(message.opposite)
             if other is None:
@@ -296,7 +309,7 @@ def _choose_routes(
                 check_match(world.rank, message.peer, sender.signatures, receiver.signatures)
             route = choose(sender, receiver, to_self=message.peer == world.rank)
             routes[message.key] = (route, other)
-    except (MismatchError, PathError) as error:
+    except Exception as error:
         return routes, error
     return routes, None
 
@@ -308,7 +321,7 @@ def _build(
     device: int | None,
     routes: Routes,
     paths: Mapping[str, Path],
-    error: HaloxError | None,
+    error: Exception | None,
 ) -> Build:
     """Agree on the paths that the plan uses, and link the ranks of each node; collective over all ranks.
 
@@ -402,6 +415,7 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
                 drafted.described,
                 build.whole.arrays,
                 drafted.operation,
+                build.world.guard,
                 is_alone=all(path.to_self for path in paths),
             )
             if walls.has_copies:
@@ -415,7 +429,7 @@ def _make_channels(build: Build, drafted: Draft) -> tuple[list[ChannelMessages],
         if drafted.poisons:
             from halox.exchange.poison import PoisonChannel
 
-            poison = PoisonChannel(build.whole, drafted.described, drafted.device)
+            poison = PoisonChannel(build.whole, drafted.walls, drafted.described, drafted.device)
             carried.insert(0, ChannelMessages("poison", poison, ()))
         if walls is not None:
             place = 0 if drafted.operation == "add" else len(carried)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from operator import is_
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
@@ -20,7 +19,7 @@ from halox.errors import ClosedError, FieldError, StateError
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
-from halox.runtime.arrays import Described, owner, share_memory, span
+from halox.runtime.arrays import Described, owner, sharing, span
 from halox.runtime.call_guard import CallGuard, Unique
 from halox.runtime.communicator import UNFINISHED
 from halox.runtime.world import FORKED
@@ -196,10 +195,10 @@ class Plan(Unique):
         check: Callable[[], None] | None,
         make_stores: Callable[..., StoreChannel] | None = None,
     ) -> None:
-        """Allow loops, calls with other arrays, and `device`; ``check`` runs before each exchange."""
+        """Allow loops, calls with other arrays, and `device`; ``check`` is the first step of each exchange."""
         self._loops, self._make_stores = loops, make_stores
         if check is not None:
-            self._checks = (*self._checks, check)
+            self._starts, self._steps = (check, *self._starts), (check, *self._steps)
 
     def _get_loops(self) -> Loops:
         self._check_open()
@@ -248,8 +247,7 @@ class Plan(Unique):
         return bound
 
     def _views(self, described: Sequence[Described]) -> Bound | None:
-        adds = len(described) > 1 and self._report.operation != "exchange"
-        if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
+        if sharing(described):
             return None
         if described[0].device is not None:
             pointers = [one.pointer for one in described]
@@ -338,9 +336,10 @@ class Plan(Unique):
         Notes
         -----
         Raises the errors of ``plan(*fields)``, and `FieldError` for invalid arguments. The exchange also ends if the
-        body leaves the loop by ``break`` or an error. There is a rim at a wall only if a field of the plan has a
-        boundary there. All cells are one region after the exchange if the block has no interior, or overlap is off: by
-        the option ``overlap`` of `Grid.plan`, or because it was slower.
+        body leaves the loop by ``break`` or an error, at once if nothing else refers to the iterator, otherwise by its
+        method ``close``. There is a rim at a wall only if a field of the plan has a boundary there. All cells are one
+        region after the exchange if the block has no interior, or overlap is off: by the option ``overlap`` of
+        `Grid.plan`, or because it was slower.
         """
         return self._get_loops().overlap(width, field).loop(*self._plan_of(fields), fields)
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from halox.decomposition import WallFill
+from halox.exchange.walls import FieldWalls
 from halox.packing.host import element_view
+from halox.packing.host_views import View
 from halox.paths.base import Channel, Job
 from halox.runtime.arrays import Described, DType
 
@@ -29,7 +32,7 @@ def poison_of(dtype: DType) -> complex | float | int | None:
 
 
 class PoisonChannel(Channel):
-    """Fills the cells that an exchange receives, on this rank alone.
+    """Fills the halo cells that an exchange receives or fills at walls, on this rank alone.
 
     It is the first channel of a plan: a neighbour that reads or writes this rank's arrays in place waits until a later
     channel has started. The cells that neighbours read are owned cells, and halo cells that local copies fill first.
@@ -39,17 +42,25 @@ class PoisonChannel(Channel):
     is_movable = True
     is_measured = False  # it would leave the halos without values
 
-    def __init__(self, job: Job, described: Sequence[Described], device: int | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        walls: Sequence[FieldWalls],
+        described: Sequence[Described],
+        device: int | None,
+    ) -> None:
         self._device = device
         self._origins = [0 if device is not None else array.origin for array in job.arrays]
-        self._places, self._values = [], []
+        boxes: list[tuple[int, View]] = []
         for part in [part for message in job.receives for part in message.parts]:
-            dtype, strided = described[part.array].dtype, part.strided
-            value = poison_of(dtype)
-            if value is not None:
-                assert strided is not None, "boxes of fields have a strided form"
-                self._places.append((part.array, element_view(strided, dtype)))
-                self._values.append(value)
+            assert part.strided is not None, "boxes of fields have a strided form"
+            boxes.append((part.array, element_view(part.strided, described[part.array].dtype)))
+        for one in walls:
+            fills = [fill for fill in one.walls.fills() if fill.along.boundary.kind != "phase"]
+            boxes += [(one.number, _beyond(fill, described[one.number])) for fill in fills]
+        poisons = [(place, poison_of(place[1].dtype)) for place in boxes]
+        self._places = [place for place, value in poisons if value is not None]
+        self._values = [value for _, value in poisons if value is not None]
         is_on_host = device is None
         self.bind(self.views([a.memory if is_on_host else a.pointer for a in job.arrays]))
 
@@ -78,3 +89,17 @@ class PoisonChannel(Channel):
     def close(self) -> None:
         """Drop the arrays."""
         self._views, self._values = [], []
+
+
+def _beyond(fill: WallFill, described: Described) -> View:
+    """Return the cells of a fill without owned points on the wall."""
+    box, along = list(fill.target), fill.along
+    layers = [layer for layer, depth in enumerate(along.depths) if depth]
+    start = along.target.start
+    box[along.array_axis] = slice(start + layers[0], start + layers[-1] + 1) if layers else slice(0)
+    cuts = [cut.indices(extent) for cut, extent in zip(box, described.shape, strict=True)]
+    offset = sum(
+        begin * stride for (begin, *_), stride in zip(cuts, described.strides, strict=True)
+    )
+    shape = tuple(max(stop - begin, 0) for begin, stop, _ in cuts)
+    return View(shape, described.dtype, offset, described.strides)

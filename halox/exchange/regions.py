@@ -33,6 +33,9 @@ _FAR = 1 << 62
 class Cells(tuple[slice, ...]):
     """A box of cells of a field: an index of the field's array, with ``slice(None)`` for component axes."""
 
+    array_shape: tuple[int, ...]
+    """Shape of the array."""
+
     @cached_property
     def start(self) -> tuple[np.int32, ...]:
         """Per grid axis the first index in the array, as an argument for kernels."""
@@ -46,7 +49,7 @@ class Cells(tuple[slice, ...]):
     def shifted(self, *by: int) -> Cells:
         """Return the box moved by a number of cells along each grid axis: the neighbours that a stencil reads.
 
-        Raises `FieldError` unless there is an int for each grid axis, and if the box would start outside the array.
+        Raises `FieldError` unless there is an int for each grid axis, and if the box would leave the array.
         """
         ndim = len(self.start)
         if len(by) != ndim or None in map(as_int, by):
@@ -56,14 +59,16 @@ class Cells(tuple[slice, ...]):
             cut if cut.start is None else slice(cut.start + (n := next(moves)), cut.stop + n)
             for cut in self
         )
-        if any(cut.start is not None and cut.start < 0 for cut in moved):
-            raise FieldError(f"shifted{by} leaves the array of {self}; use a wider halo")
+        moved.array_shape = self.array_shape
+        for cut, extent in zip(moved, self.array_shape, strict=True):
+            if cut.start is not None and not 0 <= cut.start <= cut.stop <= extent:
+                raise FieldError(f"shifted{by} leaves the array of {self}; use a wider halo")
         return moved
 
 
 def owned_cells(layout: FieldLayout) -> Cells:
     """Return all cells that the rank owns."""
-    return Cells(layout.interior)
+    return _cells(layout, _owned(layout))
 
 
 def overlap_regions(
@@ -188,10 +193,12 @@ def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) ->
                     f"every={steps} does not divide the halo {widths} (low, high) of field {number} along axis {axis}; "
                     f"for steps that read w cells on each side, use a halo of {steps} * w cells"
                 )
-        if layout.decomposition.joined is not None:
+        kinds = {one.kind for _, sides in spec.boundary for side in sides for one in side if one}
+        if layout.decomposition.joined is not None or "phase" in kinds:
+            across = "a phase" if "phase" in kinds else "a connection"
             raise FieldError(
-                f"every={steps} computes halos across a connection, whose images may round differently; use every=1 on "
-                "a grid with connect="
+                f"every={steps} computes halos across {across}, whose images may round differently; use every=1 on a "
+                "grid with connect= or a phase"
             )
         if spec.parity is not None or spec.offsets or not (corners or spec.ndim == 1):
             raise FieldError(
@@ -204,7 +211,9 @@ def check_every(every: object, layouts: Sequence[FieldLayout], corners: bool) ->
 def _cells(layout: FieldLayout, box: Sequence[Interval]) -> Cells:
     spec, whole = layout.spec, slice(None)
     before, after = ([whole] * len(n) for n in (spec.components_before, spec.components_after))
-    return Cells([*before, *(slice(*along) for along in box), *after])
+    cells = Cells([*before, *(slice(*along) for along in box), *after])
+    cells.array_shape = layout.padded_shape
+    return cells
 
 
 def _owned(layout: FieldLayout) -> list[Interval]:

@@ -25,6 +25,7 @@ from halox.runtime.gpu.cuda import cupy
 if TYPE_CHECKING:
     from halox.exchange.host_walls import HostFills
     from halox.exchange.wall_launch import FillLaunches
+    from halox.runtime.call_guard import CallGuard
     from halox.runtime.gpu.launch import PreparedLaunch
 
 _Step = Callable[[], object]
@@ -120,10 +121,12 @@ class WallChannel(Channel):
         described: Sequence[Described],
         arrays: Sequence[HostArray] | Sequence[Described],
         operation: Operation,
+        guard: CallGuard,
         *,
         is_alone: bool = False,
     ) -> None:
         self._walls, self._described, self._adds = walls, described, operation == "add"
+        self._guard = guard
         self.needs_host = described[0].device is None
         self._origins = [one.origin if isinstance(one, HostArray) else 0 for one in arrays]
         self._launches: FillLaunches | None = None
@@ -194,9 +197,16 @@ class WallChannel(Channel):
                 elif layers is not None and layers.calls[number]:
                     steps += layers.steps(number, memory, start)
                 else:
-                    steps += _steps(xp, array, fill, walls.origin)
+                    steps += _steps(xp, array, fill, partial(self._call, walls, fill, xp))
             steps += signs if self._adds else ()
         return steps
+
+    def _call(self, walls: FieldWalls, fill: WallFill, xp: ModuleType, target: Any) -> _Step:
+        """Return the call of a user's function that fills a slab."""
+        along = fill.along
+        function, indices = along.boundary.function, _indices(xp, fill, walls)
+        assert function is not None
+        return _Call(self._guard.call, function, target, along.axis, along.side, indices)
 
     def _layers_of(self, number: int, array: Array) -> HostFills:
         from halox.exchange.host_walls import HostFills
@@ -255,17 +265,24 @@ def _by_layer(xp: ModuleType, array: Any, along: AxisFill, numbers: Array) -> An
     return xp.asarray(numbers.astype(array.dtype).reshape(shape))
 
 
-def _steps(xp: ModuleType, array: Any, fill: WallFill, origin: tuple[int, ...]) -> list[_Step]:
-    """Return the operations of one fill with whole slabs."""
+def _indices(xp: ModuleType, fill: WallFill, walls: FieldWalls) -> tuple[Any, ...]:
+    """Return the global indices of the cells that a fill writes, one array per grid axis; periodic axes wrap."""
+    first = fill.along.array_axis - fill.along.axis
+    per_axis = []
+    for axis, along in enumerate(walls.walls.axes):
+        cut = fill.target[first + axis]
+        indices = xp.arange(cut.start, cut.stop) + walls.origin[axis]
+        per_axis.append(indices % along.points if walls.walls.periodic[axis] else indices)
+    return tuple(xp.ix_(*per_axis))
+
+
+def _steps(xp: ModuleType, array: Any, fill: WallFill, call: Callable[[Any], _Step]) -> list[_Step]:
+    """Return the operations of one fill with whole slabs; ``call`` returns that of a user's function."""
     along, boundary = fill.along, fill.along.boundary
     target, source = array[fill.target], array[fill.source]
     kind = boundary.kind
     if kind == "function":
-        assert boundary.function is not None
-        first = along.array_axis - along.axis
-        cuts = zip(fill.target[first : first + len(origin)], origin, strict=True)
-        indices = xp.ix_(*(xp.arange(cut.start, cut.stop) + offset for cut, offset in cuts))
-        return [_Call(boundary.function, target, along.axis, along.side, indices)]
+        return [call(target)]
     if kind == "constant":
         return [partial(xp.copyto, target, cast(boundary.number, array.dtype)[()])]
     if kind == "phase":
@@ -300,7 +317,8 @@ def _adjoint_steps(xp: ModuleType, array: Any, fill: WallFill) -> list[_Step]:
     clear = partial(target.fill, 0)
     if kind == "constant":
         return [clear]
-    layers: dict[str, Any] = {"axis": along.array_axis, "keepdims": True, "dtype": array.dtype}
+    native = array.dtype.newbyteorder("=")  # NumPy adds in no other
+    layers: dict[str, Any] = {"axis": along.array_axis, "keepdims": True, "dtype": native}
 
     def add_layers() -> None:
         source[...] += target.sum(**layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -289,6 +289,24 @@ def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
         return np.shares_memory(_shell(a), _shell(b), max_work=_MOST_WORK)
     except (np.exceptions.TooHardError, OverflowError):
         return unsure
+
+
+def sharing(arrays: Sequence[Described]) -> tuple[int, int] | None:
+    """Return the numbers of two arrays that share memory; None if there are no such arrays."""
+    if len(arrays) < 2:
+        return None
+    ranges = []
+    for number, array in enumerate(arrays):
+        before, behind = span(array.shape, array.strides, array.dtype.itemsize)
+        ranges.append((array.pointer - before, array.pointer + behind, number))
+    ranges.sort()
+    for place, (_, end, one) in enumerate(ranges):
+        for begin, _, other in ranges[place + 1 :]:
+            if begin >= end:
+                break
+            if share_memory(arrays[one], arrays[other]):
+                return min(one, other), max(one, other)
+    return None
 
 
 def check_elements_apart(array: Described, name: str) -> None:

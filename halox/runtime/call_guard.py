@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from halox.runtime.status import CallWatch
     from halox.runtime.world import World
 
+_IN_FUNCTION = 1
+"""Mark of a user's function: no number of a thread, so that a call of this thread is refused, too."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -66,12 +69,13 @@ class CallGuard:
     communicator of one rank. An error before `begin` does not affect the other ranks.
     """
 
-    __slots__ = ("_depth", "_has_begun", "_idle", "user", "watch")
+    __slots__ = ("_depth", "_has_begun", "_idle", "_in_function", "user", "watch")
 
     def __init__(self) -> None:
         self.user = self._idle = 0
         self._depth = 0
         self._has_begun = False
+        self._in_function = 0  # the thread inside a user's function
         self.watch: CallWatch | None = None
 
     def __enter__(self) -> None:
@@ -104,7 +108,9 @@ class CallGuard:
 
     def fail(self, error: BaseException) -> None:
         """Disable all further calls after an error in a collective call, unless all ranks have raised it."""
-        is_common = isinstance(error, HaloxError) and not isinstance(error, ExchangeTimeoutError)
+        is_common = isinstance(error, HaloxError) and not (
+            error.of_one_rank or isinstance(error, ExchangeTimeoutError)
+        )
         if self.watch is not None and not is_common:
             self.watch.fail(f"{type(error).__name__}: {error}")
             self.shut()
@@ -121,6 +127,18 @@ class CallGuard:
         """
         self.fail(error)
         self.user = outer or self._idle
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a user's function within a collective call of this rank; refuse collective calls that it makes."""
+        outer = self.user
+        self.user, self._in_function = _IN_FUNCTION, get_ident()
+        try:
+            function(*arguments)
+        except HaloxError as error:
+            error.of_one_rank = True
+            raise
+        finally:
+            self.user, self._in_function = outer, 0
 
     def outside(self, close: Callable[[], object]) -> None:
         """Call ``close`` of a collected object: at once, or after the collective call that is in progress.
@@ -140,7 +158,12 @@ class CallGuard:
             self.user = -1
 
     def refuse(self) -> NoReturn:
-        """Raise `StateError` in a second thread."""
+        """Raise `StateError` in a second thread, or in a function that a collective call has called."""
+        if self._in_function == get_ident():
+            raise StateError(
+                "a boundary function has made a collective call, which only ranks at this wall would make; compute "
+                "what it needs before the exchange"
+            )
         raise StateError(
             "another thread is inside a collective call on the same communicator; make the calls on one communicator "
             "one after the other, in the same order on all ranks, or make the objects of each thread on a duplicate "

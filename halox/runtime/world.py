@@ -272,7 +272,7 @@ class World:
         number of integers, at most `halox.runtime.status.MOST_NUMBERS`; sums are modulo 2**64. Raises the errors of
         `gather`.
         """
-        return self._round(mine, step, numbers, error, reads=error is not None)
+        return self._round(mine, step, numbers, error, reads=False)
 
     def _round(
         self,
@@ -283,25 +283,32 @@ class World:
         *,
         reads: bool,
     ) -> tuple[list[int], list[Value] | None]:
+        own = None if error is None else as_halox_error(error, step)
         if self.size == 1:
-            if error is not None:
-                raise_together([(0, type(error), str(error))], 1, error)
+            if own is not None:
+                raise_together([(0, *_report(own))], 1, error)
             return [*numbers], [cast("Value", mine)] if reads else None
-        sent: tuple[tuple[type[Exception], str] | None, Value | None] | None = None
-        if error is not None:
-            sent = (type(error), str(error)), None
-        elif mine is not None:
-            sent = None, mine
+        pickled = b""
+        if own is None and mine is not None:
+            # An object of this rank alone may be impossible to pickle, for example a function in it.
+            pickled, failure = _attempt(partial(pickle.dumps, mine, pickle.HIGHEST_PROTOCOL))
+            if failure is not None:
+                error, own = failure, as_halox_error(failure, step)
+        sent: tuple[tuple[type[HaloxError], str] | None, bytes] | None = None
+        if own is not None:
+            sent, reads = (_report(own), b""), True
+        elif pickled:
+            sent = None, pickled
         try:
             sums, records = self.ranks.reduce(sent, step, numbers, reads=reads)
         except MismatchError as mismatch:
             # The other ranks may be in another call because of this rank's error, so report this error and not the
             # mismatch.
-            raise (error or mismatch) from (None if error is None else mismatch)
+            raise (own or mismatch) from (None if own is None else mismatch)
         if records is None:
             return sums, None
         self.raise_errors(records, step, error)
-        return sums, [record and record[1] for record in records]
+        return sums, [record and pickle.loads(record[1]) for record in records]
 
     def raise_errors(self, records: Sequence[Any], step: str, own: Exception | None = None) -> None:
         """Raise the errors in the gathered records; `MismatchError` if some ranks have gathered values instead."""
@@ -378,8 +385,13 @@ class World:
 
     def from_first(self, build: Callable[[], Value], step: str) -> Value:
         """Return ``build()`` of rank 0, which alone calls it; raise on all ranks if it raises."""
-        result, error = _attempt(build) if self.rank == 0 else (None, None)
-        sent = b"" if self.rank else pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+
+        def pickled() -> tuple[Value, bytes]:
+            result = build()
+            return result, pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+
+        built, error = _attempt(pickled) if self.rank == 0 else (None, None)
+        result, sent = built or (None, b"")
         (nbytes,), _ = self.reduce(None, step, [len(sent)], error)
         if self.size > 1:
             result = pickle.loads(self.ranks.broadcast(bytearray(sent or nbytes), step))
@@ -390,8 +402,6 @@ class World:
     ) -> tuple[Built, list[Value]]:
         """Return the first item of ``build()`` here, and the second items of all ranks; raise on all if any raises."""
         result, error = _attempt(build)
-        if error is not None:
-            error = as_halox_error(error, step)
         mine, shared = result or (None, None)
         return mine, self.gather(shared, step, error)
 
@@ -400,8 +410,6 @@ class World:
     ) -> tuple[Built, list[int], list[Value] | None]:
         """Return the first item of ``build()`` here, and `reduce` of the others; raise on all ranks if any raises."""
         result, error = _attempt(build)
-        if error is not None:
-            error = as_halox_error(error, step)
         mine, alike, numbers = result or (None, None, ())
         return mine, *self.reduce(alike, step, numbers, error)
 
@@ -489,6 +497,12 @@ def _attempt(build: Callable[[], Built]) -> tuple[Built, Exception | None]:
         return cast("Built", None), error
 
 
+def _report(error: HaloxError) -> tuple[type[HaloxError], str]:
+    """Return the class of an error, or the nearest one that every rank has, and its text."""
+    known = (kind for kind in type(error).__mro__ if kind.__module__ == HaloxError.__module__)
+    return next(known), str(error)
+
+
 def _settings() -> tuple[float, bool]:
     """Return the time limit in seconds, and whether to print calls; raise `HaloxError` for invalid settings."""
     debug = os.environ.get("HALOX_DEBUG", "")
@@ -500,16 +514,12 @@ def _settings() -> tuple[float, bool]:
 
 
 def raise_together(
-    errors: Sequence[tuple[int, type[Exception], str]], size: int, own: Exception | None
+    errors: Sequence[tuple[int, type[HaloxError], str]], size: int, own: Exception | None
 ) -> None:
     """Raise the errors (rank, type, text) of some ranks as one error, with the first type and the first texts."""
-    kind = errors[0][1]
-    if not issubclass(kind, HaloxError):
-        kind = HaloxError
     texts: dict[str, list[int]] = {}
-    for rank, type_, text in errors:
-        shown = text if issubclass(type_, HaloxError) else f"{type_.__name__}: {text}"
-        texts.setdefault(shown, []).append(rank)
+    for rank, _, text in errors:
+        texts.setdefault(text, []).append(rank)
     lines = [
         text if len(ranks) == size else f"[{ranks_text(ranks)}] {text}"
         for text, ranks in list(texts.items())[:_MOST_TEXTS]
@@ -517,7 +527,7 @@ def raise_together(
     if len(texts) > _MOST_TEXTS:
         rest = sum(len(ranks) for ranks in list(texts.values())[_MOST_TEXTS:])
         lines.append(f"... and {len(texts) - _MOST_TEXTS} more errors, on {rest} rank(s)")
-    raise kind("\n".join(lines)) from own
+    raise errors[0][1]("\n".join(lines)) from own
 
 
 def fail_all(error: Exception) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,13 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, HaloxError, MismatchError, StateError
+from halox.errors import (
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    StateError,
+)
 from tests.adjoint import accumulates_the_adjoint
 from tests.boundaries import (
     UNTOUCHED,
@@ -21,6 +29,7 @@ from tests.boundaries import (
     random_numbers,
 )
 from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
 from tests.support import trials
 
 pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
@@ -327,6 +336,112 @@ def test_a_function_that_raises_on_one_rank(comm: MPI.Intracomm) -> None:
             grid.exchange(u)
 
 
+def test_a_function_that_raises_later_ends_the_calls_of_all_ranks(comm: MPI.Intracomm) -> None:
+    """Also if it raises an error of halox, which at other places all ranks raise."""
+    step = 0
+
+    def wrong(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
+        if step:
+            grid.interior(slab)
+
+    with short_waits(), pytest.raises(HaloxError) as raised:
+        grid = halox.Grid((4 * comm.size, 6), comm=comm, device="cpu", proc_shape=(comm.size, 1))
+        u = grid.zeros(boundary=((wrong, None), None))
+        grid.exchange(u)
+        step = 1
+        grid.exchange(u)
+        grid.sum(u)
+    expected = FieldError if comm.rank == 0 else ExchangeTimeoutError
+    assert agree(type(raised.value) is expected, comm)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_function_makes_no_collective_call(first: bool, comm: MPI.Intracomm) -> None:
+    """The error names the function, and no other thread."""
+    step = int(first)
+
+    def wrong(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
+        if step:
+            slab[...] = grid.sum(u)
+
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu", proc_shape=(1, 0)) as grid:
+        u = grid.zeros(boundary=((wrong, None), None))
+        if not first:
+            grid.exchange(u)
+        step = 1
+        with pytest.raises(StateError, match="boundary function"):
+            grid.exchange(u)
+
+
+@pytest.mark.parametrize("way", ["zeros", "declare"])
+def test_functions_made_anew_are_not_kept(way: str, comm: MPI.Intracomm) -> None:
+    functions: list[weakref.ref[Any]] = []
+
+    def new(number: int) -> Any:
+        def fill(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
+            slab[...] = number
+
+        functions.append(weakref.ref(fill))
+        return fill
+
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu") as grid:
+        u = grid.zeros()
+        for number in range(20):
+            if way == "zeros":
+                u = grid.zeros(boundary=new(number))
+            else:
+                grid.declare(u, boundary=new(number))
+            grid.exchange(u)
+            assert not grid.at_wall(1, "low") or (u[1:-1, 0] == number).all()
+            grid.sum(u)
+            grid.sum("u + 1", u=u)
+        del u
+        grid.exchange(grid.zeros())  # closes the plans of collected fields
+        gc.collect()
+        assert agree(sum(one() is not None for one in functions) < 5, comm)
+
+
+def test_indices_of_a_function_wrap_along_periodic_axes(comm: MPI.Intracomm) -> None:
+    """A deep halo is filled by the global indices of its cells, so that steps have the bits of single exchanges."""
+    seen = []
+
+    def fill(slab: Any, axis: int, side: str, indices: tuple[Any, ...]) -> None:
+        seen.append(indices[1])
+        slab[...] = np.sin(indices[1]) + 0 * indices[0]
+
+    options: dict[str, Any] = {"periodic": (False, True), "boundary": (fill, None), "halo": 2}
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu", **options) as grid:
+        u, v, w = (grid.random(1) for _ in range(3))
+
+        def step(new: Any, old: Any, cells: Any) -> None:
+            at = [old[cells.shifted(*by)] for by in ((1, 0), (-1, 0), (0, 1), (0, -1))]
+            new[cells] = at[0] + 2 * at[1] + 3 * at[2] + 4 * at[3]
+
+        single, deep = grid.plan(u), grid.plan(u, every=2)
+        for _ in range(2):
+            for cells in single.steps(v):
+                step(w, v, cells)
+            v, w = w, v
+        result, (v, w) = v.copy(), (grid.random(1), w)
+        for cells in deep.steps(v):
+            step(w, v, cells)
+            v, w = w, v
+            deep.fill_walls(v)
+        assert agree(np.array_equal(grid.interior(v), grid.interior(result)), comm)
+        assert agree(all(((index >= 0) & (index < 6)).all() for index in seen), comm)
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">c16", ">i4", "<f8"])
+@pytest.mark.parametrize("kind", ["edge", "symmetric", "extrapolate", ("gradient", 2)])
+def test_accumulate_in_another_byte_order(kind: Any, dtype: str, comm: MPI.Intracomm) -> None:
+    with halox.Grid((4 * comm.size, 6), boundary=kind, halo=2, comm=comm, device="cpu") as grid:
+        u, v = grid.zeros(dtype), grid.zeros(np.dtype(dtype).newbyteorder("="))
+        for field in (u, v):
+            field[...] = np.arange(field.size).reshape(field.shape) % 7
+            grid.accumulate(field)
+        assert agree(np.array_equal(u, v) and grid.interior(u).any(), comm)
+
+
 @pytest.mark.parametrize(
     ("options", "field", "text"),
     [
@@ -337,6 +452,7 @@ def test_a_function_that_raises_on_one_rank(comm: MPI.Intracomm) -> None:
         ({"boundary": (("periodic", "edge"), None)}, {}, "one side alone"),
         ({"boundary": {0: "edge"}}, {}, "single components"),
         ({"boundary": ("constant", "x")}, {}, "needs a number"),
+        ({"boundary": ("constant", np.array([1.0, 2.0]))}, {}, "needs a number"),
         ({}, {"boundary": "periodic"}, "not periodic"),
         ({}, {"boundary": {1: "edge"}}, "no component"),
         ({}, {"boundary": {"u": "edge"}}, "keys of a mapping"),

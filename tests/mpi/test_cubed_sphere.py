@@ -160,3 +160,17 @@ def test_errors(options: Any, error: Any, text: str, comm: MPI.Intracomm) -> Non
     with halox.CubedSphere(4, comm=comm, device="cpu") as sphere, pytest.raises(error) as raised:
         sphere.zeros(**options)
     assert text in str(raised.value)
+
+
+def test_a_communicator_with_periods_is_refused(comm: MPI.Intracomm) -> None:
+    dims = (comm.size, 1, 1)
+    for periods in ((False, True, True), (True, False, False)):
+        cart = comm.Create_cart(dims, periods)
+        with pytest.raises(DecompositionError, match="periodic"):
+            halox.CubedSphere(6, comm=cart, device="cpu")
+        cart.Free()
+    cart = comm.Create_cart(dims)
+    if comm.size <= 6:
+        with halox.CubedSphere(6, comm=cart, device="cpu") as sphere:
+            assert sphere.periodic == (False, False, False)
+    cart.Free()

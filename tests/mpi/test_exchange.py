@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import halox
+from halox.errors import FieldError
 from tests.limits import read_in_place
 from tests.mpi.conftest import agree
 from tests.mpi.reference import (
@@ -93,3 +95,37 @@ def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
     with case.grid(comm) as grid:
         wanted = case.expected(grid.coords)
         check_exchanges(grid, make_fields(grid, case, [wanted[0].before]), wanted, case)
+
+
+@pytest.mark.parametrize("call", ["exchange", "accumulate", "plan"])
+def test_fields_that_share_memory_are_refused(call: str, comm: MPI.Intracomm) -> None:
+    """A phase or a sign would come into their common halo twice."""
+    options: Any = {"periodic": True, "boundary": (("phase", -1), None)}
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="cpu", **options) as grid:
+        u, v = grid.ones(), grid.ones()
+        more = np.zeros((2 * len(u), u.shape[1]))
+        halves, shifted = (more[::2], more[1::2]), more[1 : 1 + len(u)]
+        exchange = getattr(grid, call)
+        exchange(*halves)
+        for fields in ((u, u), (u, v, u[:]), (u, u.view()), (halves[0], shifted), (v, u, v)):
+            with pytest.raises(FieldError, match="share memory"):
+                exchange(*fields)
+        assert (grid.interior(u) == 1).all()
+
+
+def test_interleaved_fields_are_exchanged(comm: MPI.Intracomm) -> None:
+    """Views of a larger array that have no element in common, at first and by a plan of other arrays."""
+    with halox.Grid((4 * comm.size, 6), periodic=True, comm=comm, device="cpu") as grid:
+        whole = (np.arange(4 * comm.size)[:, None] + 10 * np.arange(6))[..., None] + [100, 200, 300]
+        padded = np.pad(whole, ((1, 1), (1, 1), (0, 0)), mode="wrap")
+        mine = padded[tuple(slice(cut.start, cut.stop + 2) for cut in grid.owned)]
+        right = []
+        for turn in range(3):
+            w = np.zeros((*grid.padded_shape, 3))
+            w[1:-1, 1:-1] = mine[1:-1, 1:-1]
+            if turn == 2:
+                plan = grid.plan(w[..., 2], w[..., 0])
+                plan(w[..., 1], w[..., 0])
+            grid.exchange(w[..., 0], w[..., 1], w[..., 2])
+            right.append(np.array_equal(w, mine))
+        assert agree(all(right), comm)

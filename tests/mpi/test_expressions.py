@@ -123,6 +123,16 @@ def test_layouts(comm: MPI.Intracomm) -> None:
             grid.sum("even * index_x", even=even)
 
 
+def test_only_documented_functions_are_possible(comm: MPI.Intracomm) -> None:
+    with halox.Grid(4 * comm.size, comm=comm, device="cpu") as grid:
+        u = grid.ones("f4")
+        for name in ("wide", "astype", "sum"):
+            with pytest.raises(FieldError, match=name):
+                grid.sum(f"{name}(u)", u=u)
+        for reproducible in (False, True):
+            assert grid.dot("u + 1", "2 * u", u=u, reproducible=reproducible) == 16 * comm.size
+
+
 def test_arrays_are_not_kept(comm: MPI.Intracomm) -> None:
     with halox.Grid((2 * comm.size, 3), comm=comm, device="cpu") as grid:
         u = grid.ones()

@@ -338,3 +338,22 @@ def test_a_loop_body_refuses_what_only_graphs_take(monkeypatch: pytest.MonkeyPat
             streams.refuse_loop("the nccl path")
     streams.refuse_loop("the nccl path")
     assert device_loop.Loop is halox.Loop
+
+
+@pytest.mark.parametrize("exchanges", [False, True])
+def test_an_error_of_one_rank_in_a_step(exchanges: bool, comm: World) -> None:
+    """Other ranks raise it too, in the exchange in which they wait or at the end of the loop, without a time-out."""
+    with halox.Grid(4 * comm.size, comm=comm, device="cpu") as grid:
+        u, flag, last = grid.zeros(), np.zeros((), bool), comm.size - 1
+
+        def step() -> None:
+            if comm.rank == last:
+                raise ZeroDivisionError("of the step")
+            if exchanges:
+                grid.exchange(u)
+
+        loop = grid.loop(step, flag, most=1)
+        with pytest.raises((ZeroDivisionError, HaloxError)) as raised:
+            loop()
+        assert isinstance(raised.value, ZeroDivisionError) == (comm.rank == last)
+        assert not isinstance(raised.value, ExchangeTimeoutError)

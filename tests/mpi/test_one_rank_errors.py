@@ -309,17 +309,6 @@ def test_accumulate_of_the_same_cells_twice(grid: halox.Grid) -> None:
     grid.accumulate(between[..., 0], between[..., 1])
 
 
-def test_exchange_of_the_same_cells_twice(grid: halox.Grid) -> None:
-    """An exchange may fill one halo twice, with the same values."""
-    u = grid.zeros()
-    i, j = grid.indices()
-    grid.interior(u)[...] = i * 100 + j
-    grid.exchange(u, u)
-    i, j = grid.indices(halo=True)
-    n, m = grid.grid_shape
-    assert np.array_equal(u, i % n * 100 + j % m)
-
-
 def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     """Return zeros with given strides, so that elements may share memory."""
     return np.lib.stride_tricks.as_strided(np.zeros(4096), shape, strides)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import halox
 from halox.errors import ClosedError, FieldError, MismatchError, StateError
 from halox.exchange import loops
 from halox.exchange.plan import Plan
-from halox.exchange.regions import Cells
+from halox.exchange.regions import Cells, owned_cells
 from tests.mpi.bad_input import Table, check_error
 from tests.mpi.conftest import SMALL, agree
 from tests.mpi.limits import short_waits
@@ -68,7 +69,7 @@ def plain(grid: halox.Grid, steps: int, width: int, **options: Any) -> Any:
     u, new = (beyond_walls(grid, start(grid, **options)) for _ in range(2))
     for _ in range(steps):
         grid.exchange(u)
-        step(new, u, Cells(grid.layout(u).interior), width)
+        step(new, u, owned_cells(grid.layout(u)), width)
         u, new = new, u
     return grid.interior(u).copy()
 
@@ -377,6 +378,15 @@ TABLE: Table = {
 
 
 @pytest.mark.ranks(1, 2)
+def test_several_steps_with_a_phase_are_refused(comm: World) -> None:
+    with halox.Grid(8, periodic=True, halo=2, comm=comm, device="cpu") as grid:
+        u = grid.zeros("c16", components=2, boundary={0: ("phase", -1)})
+        with pytest.raises(FieldError, match="every"):
+            grid.plan(u, every=2)
+        grid.plan(u)()
+
+
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("name", TABLE)
 def test_bad_input(name: str, comm: World) -> None:
     check_error(TABLE, name, comm)
@@ -461,7 +471,13 @@ def test_overlap_hides_the_wait_for_a_late_neighbour(comm: World) -> None:
 def test_swapped_names_are_noticed_in_debug_mode(
     comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for debug, wrong in (("0", True), ("1", False), ("1", True)):
+    ways: list[Callable[[Plan], object]] = [
+        lambda plan: plan(),
+        lambda plan: (plan.start(), plan.finish()),
+        lambda plan: [*plan.overlap()],
+        lambda plan: [*plan.steps()],
+    ]
+    for (debug, wrong), call in product((("0", True), ("1", False), ("1", True)), ways):
         monkeypatch.setenv("HALOX_DEBUG", debug)
         with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
             u, new = grid.ones(), grid.zeros()
@@ -469,9 +485,12 @@ def test_swapped_names_are_noticed_in_debug_mode(
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 for turn in range(6):
-                    plan(*() if wrong else (u,))
+                    call(plan)
                     new[...] = turn + 2
-                    u, new = new, u
+                    if wrong:
+                        u, new = new, u
+                    else:
+                        u[...] = new
             texts = [str(one.message) for one in caught]
             assert len(texts) == (debug == "1" and wrong), texts
             assert not texts or "names of arrays were swapped" in texts[0]

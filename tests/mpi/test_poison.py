@@ -93,6 +93,29 @@ def test_neighbours_that_read_in_place(comm: World) -> None:
             assert (u[-1, 1:-1] == step + high / 4).all()
 
 
+@pytest.mark.parametrize(
+    "boundary",
+    ["edge", ("constant", 2.0), lambda slab, *_: slab.fill(3)],
+    ids=["edge", "constant", "function"],
+)
+@pytest.mark.parametrize("layout", [{}, {"staggered": 1}, {"components": 2}])
+def test_halos_beyond_walls(boundary: Any, layout: dict[str, Any], comm: World) -> None:
+    """They are stale between start and finish, and owned cells keep their values."""
+    with new_grid(comm, boundary=(None, boundary)) as grid:
+        u = grid.ones(**layout)
+        plan = grid.plan(u)
+        grid.interior(u)[...] = 1
+        plan.start()
+        owned = grid.interior(u)
+        assert (owned == 1).all()
+        if grid.at_wall(1, "low"):
+            assert not np.isfinite(u[..., 0]).any()
+        if grid.at_wall(1, "high"):
+            assert not np.isfinite(u[..., -1]).any()
+        plan.finish()
+        assert np.isfinite(u).all()
+
+
 @pytest.mark.parametrize("dtype", UNTOUCHED, ids=str)
 def test_other_dtypes_stay(dtype: Any, comm: World) -> None:
     with new_grid(comm) as grid:

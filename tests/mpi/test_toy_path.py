@@ -16,12 +16,20 @@ import halox
 from halox import paths
 from halox.cli import info, probing, tune
 from halox.cli import paths as matrix
-from halox.errors import PathError
+from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange.calibration import Fingerprint, load, tuning_file
 from halox.exchange.costs import Costs
 from halox.exchange.making import NODE_MEMORY_IS_FULL
 from halox.paths import requested_path
-from halox.paths.base import Build, ChannelMessages, Job, Protocol
+from halox.paths.base import (
+    Build,
+    Candidate,
+    ChannelMessages,
+    Job,
+    MessageEnds,
+    Protocol,
+)
+from halox.paths.messages import Message
 from halox.runtime.arena import SharedArena
 from tests.mpi.conftest import agree
 from tests.mpi.toy_path import ToyPath
@@ -202,3 +210,40 @@ def test_it_works_beside_other_paths(comm: MPI.Intracomm) -> None:
             plan.start()
             plan.finish()
             assert agree(bool((u[0] == (comm.rank - 1) % comm.size).all()), comm)
+
+
+class WrongPath(ToyPath):
+    """Raises on the last rank in the method ``step``."""
+
+    name = "wrong"
+    step = ""
+
+    def describe(self, message: Message, arrays: Any, context: Any, *, relocatable: bool) -> str:
+        self.fail("describe")
+        return super().describe(message, arrays, context, relocatable=relocatable)
+
+    def candidates(self, ends: MessageEnds) -> list[Candidate] | str:
+        self.fail("candidates")
+        return super().candidates(ends)
+
+    def channels(self, build: Build, agreed: Any) -> list[ChannelMessages]:
+        self.fail("channels")
+        return super().channels(build, agreed)
+
+    def fail(self, step: str) -> None:
+        if step == self.step and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+            raise ZeroDivisionError("of the path")
+
+
+@pytest.mark.parametrize("step", ["describe", "candidates", "channels"])
+def test_an_error_of_its_code_on_one_rank_is_raised_on_all(step: str, comm: MPI.Intracomm) -> None:
+    path = WrongPath()
+    for _ in registered(path):
+        path.step = step
+        with grid_of(comm, path="wrong") as grid:
+            u = grid.ones()
+            with pytest.raises(HaloxError, match="ZeroDivisionError: of the path") as raised:
+                grid.exchange(u)
+            assert not isinstance(raised.value, ExchangeTimeoutError)
+            path.step = ""
+            grid.exchange(u)

@@ -178,6 +178,19 @@ def test_a_dataset_is_exchanged(grid: halox.Grid, turned: bool) -> None:
         assert np.array_equal(w, v)
 
 
+def test_a_grid_with_a_boundary_function(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """No rank sends the function, which cannot be pickled."""
+    path = comm.bcast(tmp_path) / "run.zarr"
+    boundary = (None, lambda slab, *_: slab.fill(0))
+    with make(comm, boundary=boundary) as grid:
+        u = grid.random(3)
+        for halo in (False, True):
+            v = grid.from_dataarray(grid.dataarray(u, halo=halo))
+            assert np.array_equal(grid.interior(v), grid.interior(u))
+        xr.Dataset({"u": grid.dataarray(u, halo=True)}).halox.to_zarr(path, grid)
+        assert np.array_equal(grid.interior(grid.load(path)["u"]), grid.interior(u))
+
+
 def test_some_variables_only(grid: halox.Grid) -> None:
     u, v = grid.zeros(), grid.zeros()
     for field in (u, v):

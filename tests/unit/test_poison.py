@@ -51,7 +51,7 @@ def test_views_of_a_gpu(order: Any) -> None:
     read = [(describe(arrays[0]), layout)]
     draft = halo_draft((arrays[0],), read, operation="copy", corners=True)
     job = Job([describe(arrays[0])], draft.sends, draft.receives)
-    channel = PoisonChannel(job, draft.described, device=0)
+    channel = PoisonChannel(job, draft.walls, draft.described, device=0)
     for array in arrays:
         channel.bind(channel.views([describe(array).pointer]))
         assert not np.isnan(array).any()

@@ -163,8 +163,11 @@ def test_shifts_out_of_the_array_are_refused() -> None:
     (layout,) = layouts((6, 8), (1, 1), True)
     rim = overlap_regions(layout, 1)[1][0]
     rim.shifted(-1, 0)
-    with pytest.raises(FieldError):
-        rim.shifted(-2, 0)
+    high = overlap_regions(layout, 1)[1][1]
+    high.shifted(1, 0).shifted(-1, 0)
+    for region, by in ((rim, -2), (high, 2), (high.shifted(1, 0), 1)):
+        with pytest.raises(FieldError):
+            region.shifted(by, 0)
     for wrong in ((1,), (1, 0, 0), (0.5, 0), ("a", 1)):
         with pytest.raises(FieldError):
             rim.shifted(*wrong)  # type: ignore[arg-type]

@@ -171,7 +171,7 @@ class HostArrays:
     def __init__(self, domain: Domain) -> None:
         self._domain, self._context = domain, domain.context
         self._world, self._device = domain.world, domain.device_id
-        self._find_layout = domain.layouts.find
+        self._find_layout = domain.layouts.find_cells
         # Of texts with numbers in them; on the host, closing a reduction is local.
         self.fields = PreparedReductions(MOST_FIELDS if domain.device_id is None else None)
         self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
