@@ -166,11 +166,12 @@ class Allreduce(Closing):
             world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
             what = self.shape, self.dtype, requested_name(op, self.reproducible)
             self._reduction: ArrayReduction
-            # On the host a call with a plain array costs no more than a prepared call.
             self._bind: Callable[..., Launch | None] | None = None
+            self._launch: Callable[..., Any] | None = None
             if self.device_id is None:
                 assert requested is not None
-                self._reduction = HostAllreduce(self._context, *what, requested)
+                on_host = HostAllreduce(self._context, *what, requested)
+                self._reduction, self._launch = on_host, on_host.launch
             else:
                 on_gpu = DeviceAllreduce(self._context, self.device_id, *what, requested)
                 self._reduction, self._bind = on_gpu, on_gpu.bind
@@ -222,7 +223,12 @@ class Allreduce(Closing):
         the hosts of all ranks; "host", and "hierarchical" without NCCL, also wait for the stream. Calls on changing
         streams run in the order of the calls, except in captures.
         """
-        if self._bind is not None:
+        if self._launch is not None:
+            if not self._world.closed:
+                result = self._launch(array, out)
+                if result is not None:
+                    return result
+        elif self._bind is not None:
             arrays = (array,) if out is None else (array, out)
             launch = self._known.find("", arrays)
             if launch is not None:
@@ -231,10 +237,10 @@ class Allreduce(Closing):
         return self._call(array, out)
 
     def _call(self, array: Any, out: Any) -> Any:
-        self._world.check_open()
         guard = self._world.guard
         outer = guard.user
-        if outer:
+        if outer or self._world.closed:
+            self._world.check_open()
             guard.check_thread()
         guard.user = 1
         try:
