@@ -5,6 +5,7 @@ It checks the arguments with all ranks, and makes a `HostAllreduce` or a `Device
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,9 +20,10 @@ from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import ReproducibleSum, find_operation, requested_name
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError
-from halox.runtime.arrays import DType, check_extents
+from halox.runtime.arrays import DType, check_extents, describe
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.runtime.context import Context
+from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.tables import html_facts
@@ -52,7 +54,10 @@ class Allreduce(Closing):
         "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the fastest available
         algorithm, by prediction.
     device : {"auto", "cpu", "gpu"}
-        Device that combines the arrays; see `halox.Grid`.
+        Device that combines the arrays; see `halox.Grid`. With "auto", arrays on the host are slow on a machine with a
+        GPU, since they are copied there and back: the first such call warns.
+    like : array, optional
+        Array whose memory decides the device, in place of ``device``: the host for a NumPy array, else a GPU.
     reproducible : bool
         Whether a sum of floats is exact and rounded once, so that its bits do not depend on the order of the ranks'
         values (docs/reproducible.md). The algorithm is then "host". The operation is "sum", or one that is always
@@ -82,7 +87,7 @@ class Allreduce(Closing):
     Raises
     ------
     FieldError
-        If the shape or dtype is invalid, the operation has no meaning for the dtype or cannot be reproducible, or the
+        If the shape or dtype is invalid, ``like`` is not an array, the operation has no meaning for the dtype or cannot be reproducible, or the
         algorithm does not exist or is not available between these ranks; the text gives the reason.
     MismatchError
         If ranks give different arguments; names the argument, and the values of two ranks.
@@ -124,6 +129,7 @@ class Allreduce(Closing):
         algorithm: str | None = None,
         *,
         device: Literal["auto", "cpu", "gpu"] = "auto",
+        like: Any = None,
         reproducible: bool = False,
     ) -> None:
         self._world = world = World(comm, "making an Allreduce", "Allreduce")
@@ -135,7 +141,12 @@ class Allreduce(Closing):
             check_extents(
                 found_shape, found_dtype.itemsize, "shape", "reduce fewer elements at a time"
             )
-            gpu = choose_device(device, world.turn)
+            wanted: str = device
+            if like is not None:
+                if device != "auto":
+                    raise FieldError("device, like: both say where the arrays are; give one of them")
+                wanted = "cpu" if describe(like, "like").device is None else "gpu"
+            gpu = choose_device(wanted, world.turn)
             if gpu is not None:
                 check_name(algorithm, on_gpu=True)
                 return found_shape, found_dtype, algorithm, gpu
@@ -183,6 +194,7 @@ class Allreduce(Closing):
         self._known = self._prepared.known
         self.algorithm, self.captures = self._reduction.algorithm, self._reduction.captures
         self.reasons = self._reduction.reasons
+        self._has_warned = False
         self._tick = None if self.captures else world.ticker("allreduce", 0)
 
     def __call__(self, array: Any, out: Any = None) -> Any:
@@ -254,7 +266,21 @@ class Allreduce(Closing):
         if self._bind is not None:
             bind = self._bind
             self._prepared.prepare("", (array,), out, lambda: bind(array, out))
+        on_gpu = self._bind is not None
+        if type(array) is np.ndarray if on_gpu else is_device_array(array):
+            self._warn_of_copies()
         return result
+
+    def _warn_of_copies(self) -> None:
+        """Warn once that arrays are in other memory than the device."""
+        if not self._has_warned:
+            self._has_warned = True
+            here, there = ("on the host", "a GPU") if self._bind else ("on a GPU", "the host")
+            warnings.warn(
+                f"this Allreduce combines on {there}, and got an array {here}: each call copies it there and back; "
+                "make the Allreduce with like=, an array in the memory of the calls",
+                stacklevel=4,
+            )
 
     @single_threaded
     def close(self) -> None:
