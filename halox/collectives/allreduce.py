@@ -87,8 +87,9 @@ class Allreduce(Closing):
     Raises
     ------
     FieldError
-        If the shape or dtype is invalid, ``like`` is not an array, the operation has no meaning for the dtype or cannot be reproducible, or the
-        algorithm does not exist or is not available between these ranks; the text gives the reason.
+        If the shape or dtype is invalid, the operation has no meaning for the dtype or cannot be reproducible, or the
+        algorithm does not exist or is not available between these ranks; the text gives the reason. Also if ``like`` is
+        not an array, or ``device`` is given, too.
     MismatchError
         If ranks give different arguments; names the argument, and the values of two ranks.
     DeviceError
@@ -144,7 +145,9 @@ class Allreduce(Closing):
             wanted: str = device
             if like is not None:
                 if device != "auto":
-                    raise FieldError("device, like: both say where the arrays are; give one of them")
+                    raise FieldError(
+                        "device, like: both say where the arrays are; give one of them"
+                    )
                 wanted = "cpu" if describe(like, "like").device is None else "gpu"
             gpu = choose_device(wanted, world.turn)
             if gpu is not None:

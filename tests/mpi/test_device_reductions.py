@@ -206,7 +206,10 @@ def test_the_memory_of_the_arrays(comm: MPI.Intracomm) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 found = reduce(other)
-            assert np.asarray(found.get() if device == "cpu" else found).tolist() == [2.0 * comm.size] * 3
+            assert (
+                np.asarray(found.get() if device == "cpu" else found).tolist()
+                == [2.0 * comm.size] * 3
+            )
     with pytest.raises(FieldError, match="device, like"):
         halox.Allreduce(comm, 3, "f8", device="cpu", like=on_host)
 

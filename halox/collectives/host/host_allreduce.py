@@ -55,20 +55,23 @@ class HostAllreduce(ArrayReduction):
         held = shape if self._is_small else (0,)
         self._values = GatheredValues(world, self._signature, dtype, held, join)
         self._gather = self._values.gather
-        self._fold = self._folding(held, world.size)
+        self._fold = self._folding(held)
         self.launch = self._launch()
         if not (self._is_small or compares):
             self._make()
 
-    def _folding(self, shape: tuple[int, ...], ranks: int) -> Callable[[Gathered], Array]:
+    def _folding(self, shape: tuple[int, ...]) -> Callable[[Gathered], Array]:
         """Return the function that combines the ranks' values, in memory with the same alignment on all ranks."""
         operation, dtype = self._operation, self.dtype
         combine, quietly = operation.combine, QUIET.copy().run
+        ranks = self._context.world.ranks
         is_plain = not (operation.is_logical or isinstance(operation, ReproducibleSum))
+        size = ranks.size if ranks.gathers_in_memory and is_plain else 0
         # Sums along the ranks; for few ranks, calls for pairs are faster. Complex products would round otherwise.
-        if is_plain and ranks > 3 and dtype.kind != "c" and prod(shape):
-            sums = aligned(ranks * prod(shape) * dtype.itemsize).view(dtype).reshape(ranks, -1)
-            last, accumulate = sums[-1].reshape(shape), combine.accumulate
+        if size > 3 and dtype.kind != "c" and 0 not in shape:
+            sums = aligned(size * prod(shape) * dtype.itemsize).view(dtype).reshape(size, -1)
+            last: Array = sums[-1].reshape(shape)
+            accumulate = combine.accumulate
 
             def fold_many(values: Gathered) -> Array:
                 quietly(accumulate, values.stacked, 0, dtype, sums)
@@ -76,7 +79,7 @@ class HostAllreduce(ArrayReduction):
 
             return fold_many
         total = aligned(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-        if is_plain and ranks == 2:
+        if size == 2:
 
             def fold_pair(values: Gathered) -> Array:
                 first, second = values.each

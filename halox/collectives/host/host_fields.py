@@ -194,8 +194,10 @@ class HostArrays:
                 signature = "cpu", op, host.dtype, host.shape
                 reduction = known.get(signature) if isinstance(op, str) else None
                 is_new = reduction is None
-                if is_new:
-                    reduction = HostAllreduce(self._context, host.shape, host.dtype, op, compares=True)
+                if reduction is None:
+                    reduction = HostAllreduce(
+                        self._context, host.shape, host.dtype, op, compares=True
+                    )
             except Exception as caught:
                 self._world.agree(as_halox_error(caught, _COMBINING), _COMBINING)
             result = reduction(host, out)
