@@ -182,9 +182,9 @@ class HostArrays:
         """Combine an array of each rank, element by element; collective, blocks."""
         known = self.arrays.reductions
         if type(array) is np.ndarray and type(op) is str:
-            reduction = known.get(("cpu", op, array.dtype, array.shape))
-            if reduction is not None and not self._world.closed:
-                result = reduction.launch(array, out)
+            found = known.get(("cpu", op, array.dtype, array.shape))
+            if found is not None and not self._world.closed:
+                result = found.launch(array, out)
                 if result is not None:
                     return result
         with self._world.guard:
@@ -192,9 +192,9 @@ class HostArrays:
             try:
                 host = array if type(array) is np.ndarray else _values(array)
                 signature = "cpu", op, host.dtype, host.shape
-                reduction = known.get(signature) if isinstance(op, str) else None
+                reduction: Any = known.get(signature) if isinstance(op, str) else None
                 is_new = reduction is None
-                if reduction is None:
+                if is_new:
                     reduction = HostAllreduce(
                         self._context, host.shape, host.dtype, op, compares=True
                     )
