@@ -5,6 +5,7 @@ It checks the arguments with all ranks, and makes a `HostAllreduce` or a `Device
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,9 +20,10 @@ from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import ReproducibleSum, find_operation, requested_name
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError
-from halox.runtime.arrays import DType, check_extents
+from halox.runtime.arrays import DType, check_extents, describe
 from halox.runtime.call_guard import Closing, short_errors, single_threaded
 from halox.runtime.context import Context
+from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.tables import html_facts
@@ -52,7 +54,10 @@ class Allreduce(Closing):
         "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the fastest available
         algorithm, by prediction.
     device : {"auto", "cpu", "gpu"}
-        Device that combines the arrays; see `halox.Grid`.
+        Device that combines the arrays; see `halox.Grid`. With "auto", arrays on the host are slow on a machine with a
+        GPU, since they are copied there and back: the first such call warns.
+    like : array, optional
+        Array whose memory decides the device, in place of ``device``: the host for a NumPy array, else a GPU.
     reproducible : bool
         Whether a sum of floats is exact and rounded once, so that its bits do not depend on the order of the ranks'
         values (docs/reproducible.md). The algorithm is then "host". The operation is "sum", or one that is always
@@ -83,7 +88,8 @@ class Allreduce(Closing):
     ------
     FieldError
         If the shape or dtype is invalid, the operation has no meaning for the dtype or cannot be reproducible, or the
-        algorithm does not exist or is not available between these ranks; the text gives the reason.
+        algorithm does not exist or is not available between these ranks; the text gives the reason. Also if ``like`` is
+        not an array, or ``device`` is given, too.
     MismatchError
         If ranks give different arguments; names the argument, and the values of two ranks.
     DeviceError
@@ -124,6 +130,7 @@ class Allreduce(Closing):
         algorithm: str | None = None,
         *,
         device: Literal["auto", "cpu", "gpu"] = "auto",
+        like: Any = None,
         reproducible: bool = False,
     ) -> None:
         self._world = world = World(comm, "making an Allreduce", "Allreduce")
@@ -135,7 +142,14 @@ class Allreduce(Closing):
             check_extents(
                 found_shape, found_dtype.itemsize, "shape", "reduce fewer elements at a time"
             )
-            gpu = choose_device(device, world.turn)
+            wanted: str = device
+            if like is not None:
+                if device != "auto":
+                    raise FieldError(
+                        "device, like: both say where the arrays are; give one of them"
+                    )
+                wanted = "cpu" if describe(like, "like").device is None else "gpu"
+            gpu = choose_device(wanted, world.turn)
             if gpu is not None:
                 check_name(algorithm, on_gpu=True)
                 return found_shape, found_dtype, algorithm, gpu
@@ -166,11 +180,12 @@ class Allreduce(Closing):
             world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
             what = self.shape, self.dtype, requested_name(op, self.reproducible)
             self._reduction: ArrayReduction
-            # On the host a call with a plain array costs no more than a prepared call.
             self._bind: Callable[..., Launch | None] | None = None
+            self._launch: Callable[..., Any] | None = None
             if self.device_id is None:
                 assert requested is not None
-                self._reduction = HostAllreduce(self._context, *what, requested)
+                on_host = HostAllreduce(self._context, *what, requested)
+                self._reduction, self._launch = on_host, on_host.launch
             else:
                 on_gpu = DeviceAllreduce(self._context, self.device_id, *what, requested)
                 self._reduction, self._bind = on_gpu, on_gpu.bind
@@ -182,6 +197,7 @@ class Allreduce(Closing):
         self._known = self._prepared.known
         self.algorithm, self.captures = self._reduction.algorithm, self._reduction.captures
         self.reasons = self._reduction.reasons
+        self._has_warned = False
         self._tick = None if self.captures else world.ticker("allreduce", 0)
 
     def __call__(self, array: Any, out: Any = None) -> Any:
@@ -222,7 +238,12 @@ class Allreduce(Closing):
         the hosts of all ranks; "host", and "hierarchical" without NCCL, also wait for the stream. Calls on changing
         streams run in the order of the calls, except in captures.
         """
-        if self._bind is not None:
+        if self._launch is not None:
+            if not self._world.closed:
+                result = self._launch(array, out)
+                if result is not None:
+                    return result
+        elif self._bind is not None:
             arrays = (array,) if out is None else (array, out)
             launch = self._known.find("", arrays)
             if launch is not None:
@@ -231,10 +252,10 @@ class Allreduce(Closing):
         return self._call(array, out)
 
     def _call(self, array: Any, out: Any) -> Any:
-        self._world.check_open()
         guard = self._world.guard
         outer = guard.user
-        if outer:
+        if outer or self._world.closed:
+            self._world.check_open()
             guard.check_thread()
         guard.user = 1
         try:
@@ -248,7 +269,21 @@ class Allreduce(Closing):
         if self._bind is not None:
             bind = self._bind
             self._prepared.prepare("", (array,), out, lambda: bind(array, out))
+        on_gpu = self._bind is not None
+        if type(array) is np.ndarray if on_gpu else is_device_array(array):
+            self._warn_of_copies()
         return result
+
+    def _warn_of_copies(self) -> None:
+        """Warn once that arrays are in other memory than the device."""
+        if not self._has_warned:
+            self._has_warned = True
+            here, there = ("on the host", "a GPU") if self._bind else ("on a GPU", "the host")
+            warnings.warn(
+                f"this Allreduce combines on {there}, and got an array {here}: each call copies it there and back; "
+                "make the Allreduce with like=, an array in the memory of the calls",
+                stacklevel=4,
+            )
 
     @single_threaded
     def close(self) -> None:

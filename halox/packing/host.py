@@ -74,7 +74,7 @@ class HostPacker:
             If ``out`` is not a contiguous, writable uint8 array, or too short.
         """
         out = self._checked("out", out, written=True)
-        self._layout.move(self._memory, out, False)
+        self._layout.move(self._memory, out, False, self._datatype, self._count)
 
     def unpack(self, packed: Bytes) -> None:
         """Copy packed bytes to the places of the datatype.
@@ -86,7 +86,7 @@ class HostPacker:
         """
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        self._layout.move(self._memory, source, True)
+        self._layout.move(self._memory, source, True, self._datatype, self._count)
 
     def overlaps(self) -> bool:
         """Whether the items touch a byte twice."""
@@ -98,7 +98,7 @@ class HostPacker:
         `packing` raises the errors of :meth:`pack`; the returned call does not check again.
         """
         out = self._checked("out", out, written=True)
-        return self._layout.prepared(self._memory, out, False)
+        return self._layout.prepared(self._memory, out, False, self._datatype, self._count)
 
     def unpacking(self, packed: Bytes) -> Call:
         """Return a prepared call that unpacks ``packed`` each time.
@@ -107,7 +107,7 @@ class HostPacker:
         """
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        return self._layout.prepared(self._memory, source, True)
+        return self._layout.prepared(self._memory, source, True, self._datatype, self._count)
 
     def adding(self, packed: Bytes) -> Call:
         """Return a prepared call that adds the values of ``packed``, in order, to the values of the array.

@@ -6,13 +6,13 @@ The choice does not depend on the array. It is made once for each datatype and c
 from __future__ import annotations
 
 from functools import partial
-from math import gcd
+from math import gcd, prod
 
 import numpy as np
 
 from halox.datatypes import Datatype, Layout
 from halox.datatypes.boxes import contiguous_strides
-from halox.packing.blocking import SMALL_BYTES
+from halox.packing.blocking import SMALL_BYTES, tile_of
 from halox.packing.host_copiers import (
     Bytes,
     Call,
@@ -34,6 +34,12 @@ _MOST_PARTS = 64
 # If the greatest common divisor of the block lengths is this many words or more, it is the element of an index. NumPy
 # copies an element in about 5 ns.
 _BLOCK_WORDS = 10
+# NumPy copies longer elements at the speed of memory in spite of the function calls.
+_WIDE_BLOCK = 96
+# Least number of blocks that MPI copies faster than NumPy, and their least mean length in bytes if they need an index.
+MPI_BLOCKS, _MPI_BLOCK_BYTES = 64, 64
+# Uses of a layout by single calls before MPI's type is made.
+_FIRST_USES = 4
 # Largest number of layouts that a datatype caches, each for another number of items.
 _MOST_LAYOUTS = 16
 
@@ -51,6 +57,7 @@ class HostLayout:
         self._overlaps: bool | None = None
         self._view: View | None = None  # of a small layout with regular blocks
         self._copier: Copier
+        self._uses_before_mpi = 0  # of NumPy's copier, before MPI's is made; 0 if MPI is not faster
         form = layout.strided
         if form is not None:
             view = block_view(form.shifted(-first))
@@ -60,6 +67,7 @@ class HostLayout:
                 steps = contiguous_strides(view.shape, view.dtype.itemsize)
                 packed = View(view.shape, view.dtype, 0, steps)
                 self._copier = partial(strided, [(view, packed)])
+                self._uses_before_mpi = _FIRST_USES * _are_odd([(view, packed)])
             else:
                 self._copier = partial(sliced, [(slice(0, nbytes),) * 2])
             return
@@ -71,13 +79,25 @@ class HostLayout:
         parts = _parts(layout, first, min(_MOST_PARTS, nbytes // word // _PART_WORDS))
         if parts is not None:
             self._copier = partial(strided, parts)
+            self._uses_before_mpi = _FIRST_USES * _are_odd(parts)
             return
         block = int(np.gcd.reduce(blocks.lengths))
         itemsize = block if block >= _BLOCK_WORDS * word else word
         self._copier = partial(gathered, Index(blocks, itemsize, word))
+        is_long = blocks.nbytes >= _MPI_BLOCK_BYTES * blocks.n_blocks
+        self._uses_before_mpi = _FIRST_USES * (is_long and blocks.n_blocks >= MPI_BLOCKS)
 
-    def move(self, memory: Bytes, packed: Bytes, unpack: bool) -> None:
-        """Pack ``memory`` into ``packed``, or unpack ``packed`` into ``memory``, once."""
+    def move(
+        self, memory: Bytes, packed: Bytes, unpack: bool, datatype: Datatype, count: int
+    ) -> None:
+        """Pack ``memory`` into ``packed``, or unpack ``packed`` into ``memory``, once.
+
+        ``datatype`` and ``count`` are the same as for the constructor.
+        """
+        if self._uses_before_mpi:
+            self._uses_before_mpi -= 1
+            if not self._uses_before_mpi:
+                self._use_mpi(datatype, count)
         view = self._view
         if view is None:
             self._copier(memory, packed, unpack)()
@@ -88,8 +108,21 @@ class HostLayout:
         else:
             outside[...] = inside
 
-    def prepared(self, memory: Bytes, packed: Bytes, unpack: bool) -> Call:
-        """Return a call that packs ``memory`` into ``packed``, or unpacks, whenever it is made."""
+    def _use_mpi(self, datatype: Datatype, count: int) -> None:
+        """Let MPI copy from now on, if it can; it needs some 100 us to make a type."""
+        self._uses_before_mpi = 0
+        from halox.packing.mpi_copier import mpi_copier
+
+        copier = mpi_copier(datatype, count, self.first)
+        if copier is not None:
+            self._copier, self._view = copier, None
+
+    def prepared(
+        self, memory: Bytes, packed: Bytes, unpack: bool, datatype: Datatype, count: int
+    ) -> Call:
+        """Return a call that packs ``memory`` into ``packed``, or unpacks, whenever it is made; see `move`."""
+        if self._uses_before_mpi:
+            self._use_mpi(datatype, count)
         return self._copier(memory, packed, unpack)
 
     def overlaps(self, datatype: Datatype, count: int) -> bool:
@@ -97,6 +130,17 @@ class HostLayout:
         if self._overlaps is None:
             self._overlaps = datatype.overlaps(count)
         return self._overlaps
+
+
+def _are_odd(pairs: list[Pair]) -> bool:
+    """Whether NumPy would call a function for each of many elements of memory, in the order of the packed bytes."""
+    return sum(prod(view.shape) for view, _ in pairs) >= MPI_BLOCKS and all(
+        view.dtype.kind == "V"
+        and view.dtype.itemsize < _WIDE_BLOCK
+        and min(view.strides) > 0
+        and tile_of(view.shape, view.dtype.itemsize, packed.strides, view.strides) is None
+        for view, packed in pairs
+    )
 
 
 def _parts(layout: Layout, first: int, limit: int) -> list[Pair] | None:

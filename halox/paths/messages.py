@@ -104,7 +104,7 @@ class Message:
         rows = [
             part.nbytes / least_row_bytes(strided)
             if (strided := part.strided) is not None
-            else run_count(part.datatype) * part.count
+            else run_count(part.datatype, part.count)
             for part in self.parts
         ]
         return max(self.block_bytes, int(self.nbytes // max(sum(rows), 1)))
@@ -112,18 +112,27 @@ class Message:
     @cached_property
     def block_count(self) -> int:
         """Contiguous runs of all parts together."""
-        return sum([run_count(part.datatype) * part.count for part in self.parts])
+        return sum([run_count(part.datatype, part.count) for part in self.parts])
 
 
 ALIGNMENT = 16
 """In a packed message parts start at multiples of this, so that kernels can use 16-byte words."""
 
 
-def run_count(datatype: Datatype) -> int:
-    """Return the number of contiguous runs of one item of a datatype."""
-    if datatype.strided is not None:
-        return datatype.strided.n_blocks
-    return len(datatype.blocks().lengths)
+def run_count(datatype: Datatype, count: int = 1) -> int:
+    """Return the number of contiguous runs of some items of a datatype.
+
+    Examples
+    --------
+    >>> from halox.datatypes import contiguous, indexed
+    >>> run_count(contiguous(10, "f8"), 100), run_count(indexed([1, 2], [0, 4], "f8"), 100)
+    (1, 101)
+    """
+    strided = datatype.items(count).strided
+    if strided is not None:
+        return strided.n_blocks
+    one, two = (len(datatype.blocks(items).lengths) for items in (1, 2))
+    return one + (count - 1) * (two - one)  # the last run of an item may go on in the next item
 
 
 def fuse(direction: Direction, parts: Iterable[tuple[int, int, Part]]) -> tuple[Message, ...]:

@@ -37,6 +37,7 @@ from halox.runtime.status import (
     ANY_FAILED,
     BLOCK_BYTES,
     CODE_BITS,
+    HEAD_WORDS,
     HEADS,
     MOST_NUMBERS,
     SLOT_BYTES,
@@ -54,6 +55,8 @@ _RECORD_BYTES = 256
 _HEAD = np.dtype([("word", "i8"), ("size", "i8"), ("kind", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 _TOTALS = 1 + MOST_NUMBERS
+_SIZE, _KIND, _NUMBERS, _FLAG = 0, 1, 2, HEAD_WORDS - 1  # words of a slot's head
+_FLAG_BITS = (1 << 63) - 1
 _NAME_BYTES = 64
 _MOST_CORES = 8192  # of a machine with Linux
 MAKING = "the making of a communicator"
@@ -129,7 +132,7 @@ class Communicator:
         self.data_comm: MPI.Intracomm = self.comm
         if not (self.is_one_node and self.shares_memory):
             self.data_comm = self._duplicate(self.comm)
-        self._spins = range(0 if self.crowded else SPINS)
+        self.looks = range(1 if self.crowded else SPINS)
         self.set_limit(limit_s)
 
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -209,13 +212,14 @@ class Communicator:
         self.watch = CallWatch(mpi, self.comm, memory, mates, self._pids)
         self._own, words = self.watch.own, memory.view("i8")
         self._round_counts = words[:, 0].data
-        heads = [words[:, at : at + 3 + MOST_NUMBERS] for at in HEADS]
-        self._words, self._sizes, self._kinds = (
-            [head[:, column].data for head in heads] for column in range(3)
+        heads = [words[:, at : at + HEAD_WORDS] for at in HEADS]
+        self._sizes, self._kinds, self.flags = (
+            [head[:, column].data for head in heads] for column in (_SIZE, _KIND, _FLAG)
         )
-        self._numbers = [head[:, 3:] for head in heads]
+        self._numbers = [head[:, _NUMBERS:_FLAG] for head in heads]
         self.slots = [memory[:, at : at + SLOT_BYTES] for at in SLOTS]
-        self._rounds, self._first = 0, self.watch.first
+        self.rounds, self._first = 0, self.watch.first
+        self.publish = self._publisher()
 
     @property
     def is_one_node(self) -> bool:
@@ -304,67 +308,95 @@ class Communicator:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
         kind = 0 if reads else digest(sent) << 1
         if self.gathers_in_memory or (of_node and self.shares_memory):
-            slot = self.round(kind, len(sent), sent[:SLOT_BYTES], step, numbers)
+            slot = self.rounds + 1 & 1
+            part = sent[:SLOT_BYTES]
+            self._own.slots[slot][: len(part)] = part
+            alike = self.round(kind, len(sent), step, numbers)
             sums = self._numbers[slot][:, : len(numbers)].sum(0).tolist() if numbers else []
-            if kind and self.are_alike(slot, kind):
+            if kind and alike:
                 return sums, None
             return sums, objects(self.read(slot, sent, step))
         sums, records = self.by_mpi(kind, sent, step, numbers, of_node=of_node)
         return sums, None if records is None else objects(records)
 
-    def are_alike(self, slot: int, kind: int) -> bool:
-        """Whether all records of a round are of one call and one kind."""
-        words, kinds = self._words[slot].tolist(), self._kinds[slot].tolist()
-        return words.count(self.watch.word) == kinds.count(kind) == len(kinds)
-
     def read(self, slot: int, sent: bytes, step: str) -> list[Record]:
         """Read the records of a round; run more rounds if an object is longer than a slot."""
-        rows, word = self.slots[slot], self.watch.word
-        words, sizes = self._words[slot].tolist(), self._sizes[slot].tolist()
-        kinds = self._kinds[slot].tolist()
-        if words.count(word) != len(words):
+        rows, kinds = self.slots[slot], self._kinds[slot].tolist()
+        flags, n = self.flags[slot].tolist(), self.rounds
+        words = [flag - kind - n & _FLAG_BITS for flag, kind in zip(flags, kinds, strict=True)]
+        if len(set(words)) > 1:
             self._compare(dict(zip(self.node_ranks, words, strict=True)))
+        # Only objects have sizes.
+        sizes = [
+            0 if kind & 1 else size
+            for kind, size in zip(kinds, self._sizes[slot].tolist(), strict=True)
+        ]
         objects = [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
         longest = max(sizes)
         if longest <= SLOT_BYTES:
             return list(zip(kinds, objects, strict=True))
         pieces = [[start] for start in objects]
         for start in range(SLOT_BYTES, longest, SLOT_BYTES):
-            slot = self.round(0, len(sent), sent[start : start + SLOT_BYTES], step)
+            slot = self.rounds + 1 & 1
+            part = sent[start : start + SLOT_BYTES]
+            self._own.slots[slot][: len(part)] = part
+            self.round(0, len(sent), step)
             for piece, row, whole in zip(pieces, self.slots[slot], sizes, strict=True):
                 piece.append(row[: max(whole - start, 0)].tobytes())
         return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
-    def round(
-        self, kind: int, size: int, part: bytes, step: str, numbers: Sequence[int] = ()
-    ) -> int:
-        """Publish a part of this rank's record, wait for the parts of all ranks of the node, and return the slot.
+    def _publisher(self) -> Callable[[int], int]:
+        """Return the function that publishes a record of some kind; its bytes are in slot ``rounds + 1 & 1``.
 
-        The contents of the slot stay valid until the next round of this rank; `read` returns them.
+        It returns the flag of the record. `flags` has the flags of all ranks of the node: the sums of a rank's call,
+        kind and round. They are all equal once all ranks have published records of one call and one kind; until then,
+        and otherwise, they are not, since kinds are digests: two have equal flags with a probability of 2**-62. The
+        slots stay valid until the next round of this rank.
         """
-        own, counts = self._own, self._round_counts
-        n = self._rounds = self._rounds + 1
-        slot = n & 1
-        head = own.heads[slot]
-        head[0], head[1], head[2] = self.watch.word, size, kind
-        for place, number in enumerate(numbers, 3):
+        watch, heads, count = self.watch, self.watch.own.heads, self.watch.own.count
+        needs_fence, fence = shared_memory.NEEDS_FENCE, shared_memory.fence
+
+        def publish(kind: int) -> int:
+            n = self.rounds = self.rounds + 1
+            head = heads[n & 1]
+            head[_KIND] = kind
+            if needs_fence:
+                fence()
+            flag = head[_FLAG] = watch.word + kind + n & _FLAG_BITS
+            if needs_fence:
+                fence()
+            count[0] = n
+            return flag
+
+        return publish
+
+    def round(self, kind: int, size: int, step: str, numbers: Sequence[int] = ()) -> bool:
+        """Publish the record of an object, and wait for the records of all ranks of the node; see `_publisher`.
+
+        Returns whether they are of one call and one kind. Otherwise `read` returns them.
+        """
+        slot = self.rounds + 1 & 1
+        head = self._own.heads[slot]
+        head[_SIZE] = size
+        for place, number in enumerate(numbers, _NUMBERS):
             head[place] = number
-        if part:
-            own.slots[slot][: len(part)] = part
-        if shared_memory.NEEDS_FENCE:
-            shared_memory.fence()
-        own.count[0] = n
-        if min(counts) < n:
-            for _ in self._spins:
-                if min(counts) >= n:
-                    break
-            else:
-                self._wait_for(n, step)
+        flag, flags = self.publish(kind), self.flags[slot]
+        for _ in self.looks:
+            if flags.tolist().count(flag) == len(flags):
+                if shared_memory.NEEDS_FENCE:
+                    shared_memory.fence()
+                return True
+        return self.wait_for_records(flag, step)
+
+    def wait_for_records(self, flag: int, step: str) -> bool:
+        """Wait until all ranks of the node have published their records, of which this rank's has ``flag``."""
+        flags = self.flags[self.rounds & 1]
+        self._wait_for(self.rounds, step)
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
         if self._first[ANY_FAILED]:  # the record of a failed rank may belong to an earlier call
             self.watch.look_for_failed(())
-        return slot
+        return flags.tolist().count(flag) == len(flags)
 
     def _wait_for(self, n: int, step: str) -> None:
         counts = self._round_counts

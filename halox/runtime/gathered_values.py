@@ -9,12 +9,14 @@ without common memory are combined in a tree, after one MPI reduction has compar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from halox.runtime.arrays import Array, DType
 from halox.runtime.communicator import UNFINISHED, digest, objects
+from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.status import SLOT_BYTES
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -36,8 +38,15 @@ TREE_TAG = 4
 _LINE_BYTES = 64
 
 
+class Gathered(NamedTuple):
+    """The values of all ranks, in rank order: each rank's array, and all of them as a row for each rank."""
+
+    each: list[Array]
+    stacked: Array
+
+
 class GatheredValues:
-    """Arrays of all ranks, of one dtype and length. Construction is local.
+    """Arrays of all ranks, of one dtype and shape. Construction is local.
 
     ``meaning`` describes the values and must be equal on all ranks; its ``repr`` must not depend on the process.
     `gather` is collective and blocks. The numbers of a rank have at most `MOST_BYTES`. ``join`` combines numbers of
@@ -45,50 +54,79 @@ class GatheredValues:
     """
 
     def __init__(
-        self, world: World, meaning: object, dtype: DType, elements: int, join: Join | None = None
+        self,
+        world: World,
+        meaning: object,
+        dtype: DType,
+        shape: tuple[int, ...],
+        join: Join | None = None,
     ) -> None:
-        self._world, self._ranks, self._dtype = world, world.ranks, dtype
+        self._world, self._ranks = world, world.ranks
         self._kind = digest(repr(meaning).encode()) << 1 | 1  # even kinds are objects
-        self._nbytes = nbytes = elements * dtype.itemsize
-        self._in_memory = world.ranks.gathers_in_memory
-        self._slots: list[list[Array]] = []
-        if self._in_memory:
-            self._slots = [[*rows[:, :nbytes].view(dtype)] for rows in self._ranks.slots]
-        else:
-            self._join = join if world.size > MOST_GATHERED else None
-            count = 2 if self._join else world.size
-            rows = aligned(count * rounded_up(nbytes, _LINE_BYTES)).reshape(count, -1)
-            self._rows = [row[:nbytes] for row in rows]
-            self._values = [row.view(dtype) for row in self._rows]
+        self._nbytes = nbytes = prod(shape) * dtype.itemsize
+        in_memory = world.ranks.gathers_in_memory
+        self._join = None if in_memory or world.size <= MOST_GATHERED else join
+        # The values of all ranks, and of this rank, in each slot: two in shared memory, else one.
+        slots = self._ranks.slots if in_memory else [self._rows()]
+        self._gathered = [
+            Gathered([row.reshape(shape) for row in rows], rows)
+            for rows in (slot[:, :nbytes].view(dtype) for slot in slots)
+        ]
+        place = 0 if self._join else world.rank
+        self._mine = [values.each[place] for values in self._gathered]
+        self.gather = self._in_memory() if in_memory else self._by_mpi
+        """Return the values of every rank, valid until the next call; None if the meanings differ.
 
-    def gather(self, mine: bytes, step: str) -> Sequence[Array] | None:
-        """Return the values of every rank, in rank order, valid until the next call; None if the meanings differ.
-
-        For many ranks ``join`` combines all values, and the result is the only one that is returned.
-        Raises the errors of ranks that are in `World.gather` at the same time, and the errors of `World.gather` itself.
+        The first argument has this rank's values: an array of the shape, or a scalar for one value. The second argument
+        is the step in the text of a timeout. For many ranks ``join`` combines all values, and the result is the only
+        one that is returned. Raises the errors of ranks that are in `World.gather` at the same time, and the errors of
+        `World.gather` itself.
         """
-        ranks = self._ranks
-        if self._world.size == 1:
-            return [np.frombuffer(mine, self._dtype)]
+
+    def _rows(self) -> Array:
+        """Return memory for the values of all ranks."""
+        count = 2 if self._join else self._world.size
+        return aligned(count * rounded_up(self._nbytes, _LINE_BYTES)).reshape(count, -1)
+
+    def _in_memory(self) -> Callable[[Any, str], Gathered | None]:
+        ranks, kind, mine, gathered = self._ranks, self._kind, self._mine, self._gathered
+        flags, looks, publish, size = ranks.flags, ranks.looks, ranks.publish, ranks.size
+
+        def gather(values: Any, step: str) -> Gathered | None:
+            slot = ranks.rounds + 1 & 1
+            mine[slot][...] = values
+            flag, found = publish(kind), flags[slot]
+            for _ in looks:
+                if found.tolist().count(flag) == size:
+                    if NEEDS_FENCE:
+                        fence()
+                    return gathered[slot]
+            if ranks.wait_for_records(flag, step):
+                return gathered[slot]
+            self._world.raise_errors(objects(ranks.read(slot, b"", step)), step)
+            return None
+
+        return gather
+
+    def _by_mpi(self, mine: Any, step: str) -> Gathered | None:
+        ranks, gathered, own = self._ranks, self._gathered[0], self._mine[0]
         if ranks.watch.failed:
             ranks.check()
-        kind = self._kind
-        if self._in_memory:
-            slot = ranks.round(kind, len(mine), mine, step)
-            if ranks.are_alike(slot, kind):
-                return self._slots[slot]
-            records = ranks.read(slot, mine, step)
-        else:
-            records = ranks.by_mpi(kind, b"" if self._join else mine, step)[1] or []
-            if not records:  # all ranks have this kind
-                if self._join and mine:
-                    self._rows[0][...] = np.frombuffer(mine, np.uint8)
-                    combine(self._world.comm, self._values, self._join, self._world.wait_all)
-                return self._values[:1] if self._join else self._values
-            if all(sent_kind == kind for sent_kind, _ in records):
-                for row, (_, raw) in zip(self._rows, records, strict=True):
-                    row[...] = np.frombuffer(raw, np.uint8)
-                return self._values
+        own[...] = mine
+        if self._world.size == 1:
+            return gathered
+        sent = b"" if self._join else own.tobytes()
+        records = ranks.by_mpi(self._kind, sent, step)[1] or []
+        if not records:  # all ranks have this kind
+            if self._join is None:
+                return gathered
+            if self._nbytes:
+                combine(self._world.comm, gathered.each, self._join, self._world.wait_all)
+            return Gathered(gathered.each[:1], gathered.stacked[:1])
+        if all(sent_kind == self._kind for sent_kind, _ in records):
+            for row, (_, raw) in zip(gathered.stacked, records, strict=True):
+                row[...] = np.frombuffer(raw, row.dtype)
+            return gathered
         self._world.raise_errors(objects(records), step)
         return None
 
@@ -102,7 +140,7 @@ def combine(comm: MPI.Intracomm, pair: Sequence[Array], join: Join, wait: Wait) 
         rank 0 <------ 2              rank 4
         rank 0 <--------------------- 4
     """
-    total, other = (each.view(np.uint8) for each in pair)
+    total, other = (each.reshape(-1).view(np.uint8) for each in pair)
     rank, size, span = comm.rank, comm.size, 1
     waiting = "in a reduction for the other ranks"
     try:

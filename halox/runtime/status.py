@@ -97,9 +97,10 @@ SLOT_BYTES = 3520
 """Bytes of a slot without its head."""
 
 MOST_NUMBERS = 4
-"""Numbers in the head of a slot, behind the word of the call, the size of the whole object, and its kind."""
+"""Numbers in the head of a slot, behind the size of the whole object and its kind; the flag is the last word."""
 
-_HEAD_BYTES = 64  # a cache line, so that values in slots are aligned alike on all ranks
+HEAD_WORDS = 8
+_HEAD_BYTES = 8 * HEAD_WORDS  # a cache line, so that values in slots are aligned alike on all ranks
 _WAIT, _RING, _SLOTS = 128, 256, 1024
 _STARTS = [_SLOTS + (_HEAD_BYTES + SLOT_BYTES) * slot for slot in range(2)]
 HEADS = [start // 8 for start in _STARTS]

@@ -187,7 +187,7 @@ class World:
         def log() -> None:
             if tick is not None:
                 tick()
-            self._log(f"{name} by plan {plan}", None)
+            self._log(f"{name} by plan {plan}" if plan else name, None)
 
         return log
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,30 @@ def test_the_same_arrays_again(way: str, machine: Machine, comm: MPI.Intracomm) 
     reduce.close()
     with pytest.raises(ClosedError):
         reduce(given, out=out)
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_memory_of_the_arrays(comm: MPI.Intracomm) -> None:
+    """The device follows ``like``; arrays in other memory are combined, too, and warn once."""
+    on_host, on_gpu = np.full(3, 2.0), Array(np.full(3, 2.0))
+    for like, device, other in ((on_host, "cpu", on_gpu), (on_gpu, "gpu", on_host)):
+        with halox.Allreduce(comm, 3, "f8", like=like) as reduce:
+            assert reduce.device == device
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for _ in range(2):
+                    assert type(reduce(like)) is type(like)
+            with pytest.warns(UserWarning, match="like="):
+                assert type(reduce(other)) is type(other)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                found = reduce(other)
+            assert (
+                np.asarray(found.get() if device == "cpu" else found).tolist()
+                == [2.0 * comm.size] * 3
+            )
+    with pytest.raises(FieldError, match="device, like"):
+        halox.Allreduce(comm, 3, "f8", device="cpu", like=on_host)
 
 
 def test_the_choice(way: str, machine: Machine, comm: MPI.Intracomm) -> None:

@@ -29,13 +29,14 @@ def world(
 
 def gathered(world: World, meaning: object, elements: int = 3) -> list[list[float]] | None:
     dtype = np.dtype("f8")
-    values = GatheredValues(world, meaning, dtype, elements)
+    values = GatheredValues(world, meaning, dtype, (elements,))
     mine = np.arange(elements) + 10.0 * world.rank
-    found = values.gather(mine.astype(dtype).tobytes(), DOING)
+    found = values.gather(mine, DOING)
     if found is None:
         return None
-    assert not elements or world.size == 1 or all(one.ctypes.data % 64 == 0 for one in found)
-    return [one.tolist() for one in found]
+    assert not elements or all(one.ctypes.data % 64 == 0 for one in found.each)
+    assert found.stacked.tolist() == [one.tolist() for one in found.each]
+    return found.stacked.tolist()
 
 
 @pytest.mark.parametrize("elements", [0, 1, 3, 29, 30, 31, MOST_BYTES // 8])

@@ -36,7 +36,7 @@ NUMPYS: dict[str, PartView] = {
     "doubles": (0, (4000,), np.dtype("u8"), 0, (24,)),
     "pairs of doubles": place((4000,), 16, (24,)),
     "long blocks": place((4000,), 96, (120,)),
-    "few blocks": place((518,), 12, (24,)),
+    "few blocks": place((63,), 12, (24,)),
     "backwards": place((4000,), 12, (-24,), 4000 * 24),
     "a transposed matrix": place((512, 512), 12, (12, 512 * 12)),
 }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.datatypes import Datatype, StridedBlocks, indexed, vector
+from halox.datatypes import Datatype, StridedBlocks, contiguous, indexed, vector
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import PathError
 from halox.exchange.costs import Costs
@@ -101,6 +101,30 @@ def test_messages_keep_parts_apart_and_aligned() -> None:
     for (a, first), (b, _) in itertools.pairwise(zip(message.offsets, parts, strict=True)):
         assert a + first.nbytes <= b
     assert message.block_count == 1 + 4 + 1 and message.block_bytes == 43 // 6
+
+
+@pytest.mark.parametrize("items", [1, 2, 5])
+@pytest.mark.parametrize(
+    "datatype",
+    [
+        contiguous(1, "f8"),
+        contiguous(10, "f8"),
+        vector(3, 1, 4, "f4"),
+        indexed([1, 2], [0, 4], "f8"),
+        indexed([2, 1], [4, 0], "f8"),
+        indexed([3, 1], [0, 5], "i2"),
+    ],
+    ids=str,
+)
+def test_blocks_of_several_items(datatype: Datatype, items: int) -> None:
+    """Items that lie side by side are one block, and blocks at the ends of irregular items go on in the next item."""
+    message = Message(1, "send", (Part(0, datatype, items),))
+    strided = datatype.strided is not None
+    wanted = len(datatype.blocks(items).lengths)
+    assert message.block_count == wanted or (strided and wanted < message.block_count <= 3 * items)
+    assert message.block_bytes == message.nbytes // message.block_count
+    if datatype == contiguous(1, "f8") or datatype == contiguous(10, "f8"):
+        assert message.block_count == 1 and message.row_bytes == message.nbytes
 
 
 # Arrays on GPUs

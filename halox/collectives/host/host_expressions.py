@@ -122,28 +122,28 @@ class HostExpressions(HostFieldReduction):
         ends = np.cumsum([0, *sizes]).tolist()
         self._parts = list(zip(call.ops, call.dtypes, starmap(slice, pairwise(ends)), strict=True))
         u1 = np.dtype("u1")
-        self._values = GatheredValues(context.world, call.meaning, u1, ends[-1], self._join)
+        self._values = GatheredValues(context.world, call.meaning, u1, (ends[-1],), self._join)
 
     def _join(self, total: Array, other: Array) -> None:
         for op, dtype, part in self._parts:
             join(op, total[part].view(dtype), other[part].view(dtype))
 
     @np.errstate(all="ignore")
-    def _of_cells(self, cells: Sequence[Any]) -> bytes:
+    def _of_cells(self, cells: Sequence[Any]) -> Array:
         """Return this rank's values, for ``cells``: arrays of the fields' cells, and the scalars."""
         views, values = cells
         call = self._call
         partials = self._blocks.reduce([*views, *self._indices], values)
         if self._is_exact:
-            return b"".join(ExactSum(part).record() for part in zip(*partials[0], strict=True))
-        return b"".join(
-            [
+            parts = [ExactSum(part).record() for part in zip(*partials[0], strict=True)]
+        else:
+            parts = [
                 np.asarray(
                     found[0] if len(found) == 1 else OF_RANKS.get(op, np.add).reduce(found), dtype
                 ).tobytes()
                 for found, op, dtype in zip(partials, call.ops, call.dtypes, strict=True)
             ]
-        )
+        return np.frombuffer(b"".join(parts), "u1")
 
     def _of_ranks(self, values: Sequence[Array]) -> list[Any]:
         results: list[Any] = []

@@ -15,8 +15,8 @@ from halox.collectives.cells import Cells, cells_of
 from halox.collectives.expressions import Request, typed
 from halox.collectives.host.cell_sums import dot, ends, moments, place, sum_of_squares, total
 from halox.collectives.host.exact_sums import RECORD_BYTES, ExactSum, exact_sums
-from halox.collectives.host.grid_allreduce import DOING as _COMBINING
-from halox.collectives.host.grid_allreduce import GridAllreduce
+from halox.collectives.host.host_allreduce import DOING as _COMBINING
+from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import (
     REPRODUCIBLE,
     check_out,
@@ -85,15 +85,16 @@ class HostFieldReduction:
         self.dtype, spec = result_dtype(name, dtypes), layout.spec
         self._shown = f"{', '.join(map(str, dtypes))}, {spec}"
         meaning = name, [dtype.str for dtype in dtypes], spec.digest
-        self._values = GatheredValues(context.world, meaning, *self._record(), partial(join, name))
+        dtype, count = self._record()
+        self._values = GatheredValues(context.world, meaning, dtype, (count,), partial(join, name))
 
     def _record(self) -> tuple[DType, int]:
         """Return the dtype and the number of the values that each rank sends."""
         return self.dtype, 1
 
-    def _of_cells(self, cells: Sequence[Any]) -> bytes:
-        """Return this rank's values."""
-        return np.asarray(OF_CELLS[self._name](*cells), self.dtype).tobytes()
+    def _of_cells(self, cells: Sequence[Any]) -> Any:
+        """Return this rank's value, or the array of its values."""
+        return OF_CELLS[self._name](*cells)
 
     def _of_ranks(self, values: Sequence[Array]) -> Any:
         """Combine the values of all ranks."""
@@ -119,7 +120,7 @@ class HostFieldReduction:
         if values is None:
             self._world.compare({"the field reduced": self._shown}, _REDUCING)
             raise AssertionError("ranks have met with fields of two kinds, and then of one")
-        return self._delivered(self._of_ranks(values), out)
+        return self._delivered(self._of_ranks(values.each), out)
 
     def bind(self, cells: Sequence[Cells]) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
@@ -156,8 +157,9 @@ class ExactFieldReduction(HostFieldReduction):
         self._shown += ", reproducible=True"
         return np.dtype("u1"), RECORD_BYTES * (self.dtype.itemsize // 8)
 
-    def _of_cells(self, cells: Sequence[Any]) -> bytes:
-        return b"".join(each.record() for each in exact_sums(self._plain, *cells))
+    def _of_cells(self, cells: Sequence[Any]) -> Array:
+        records = [each.record() for each in exact_sums(self._plain, *cells)]
+        return np.frombuffer(b"".join(records), "u1")
 
     def _of_ranks(self, values: Sequence[Array]) -> Any:
         return rounded(self._plain, [each.tobytes() for each in values], self.dtype)
@@ -176,23 +178,29 @@ class HostArrays:
         self.fields = PreparedReductions(MOST_FIELDS if domain.device_id is None else None)
         self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
 
-    def array(self, op: str, array: object, out: object) -> object:
+    def array(self, op: str, array: Any, out: object) -> object:
         """Combine an array of each rank, element by element; collective, blocks."""
+        known = self.arrays.reductions
+        if type(array) is np.ndarray and type(op) is str:
+            found = known.get(("cpu", op, array.dtype, array.shape))
+            if found is not None and not self._world.closed:
+                result = found.launch(array, out)
+                if result is not None:
+                    return result
         with self._world.guard:
             self._world.begin("allreduce", op)
-            is_new = False
             try:
                 host = array if type(array) is np.ndarray else _values(array)
-                known = self.arrays.reductions
                 signature = "cpu", op, host.dtype, host.shape
                 reduction: Any = known.get(signature) if isinstance(op, str) else None
-                if reduction is None:
-                    is_new = True
-                    reduction = GridAllreduce(self._context, op, host.dtype, host.shape)
-                target = reduction.target(out)
+                is_new = reduction is None
+                if is_new:
+                    reduction = HostAllreduce(
+                        self._context, host.shape, host.dtype, op, compares=True
+                    )
             except Exception as caught:
                 self._world.agree(as_halox_error(caught, _COMBINING), _COMBINING)
-            result: Any = reduction(host, target)
+            result = reduction(host, out)
             if is_new:  # on all ranks, since the call has compared the signature
                 self.arrays.add(signature, reduction)
         if out is not None or isinstance(array, np.ndarray):

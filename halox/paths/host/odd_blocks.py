@@ -7,10 +7,8 @@ than NumPy (docs/performance/log.md).
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from math import gcd
 from types import ModuleType
@@ -20,6 +18,8 @@ import numpy as np
 
 from halox.datatypes.boxes import contiguous_strides
 from halox.packing.blocking import copy_all, tile_of
+from halox.packing.host_layout import MPI_BLOCKS
+from halox.packing.mpi_copier import free, usable_mpi
 from halox.runtime.arrays import Array, DType
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ Calls = list[Callable[[], object]]
 _NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
 # NumPy copies longer blocks at memory speed in spite of the function calls.
 _WIDE_BLOCK = 96
-# Exchanges of fewer blocks were faster with NumPy: 64^2 to 512^2 cells (docs/performance/log.md).
-_FEW_BLOCKS = 2048
+_FEW_BLOCKS = MPI_BLOCKS
 _MOST_BYTES = (1 << 31) - 1  # MPI counts packed bytes in an int
 
 
@@ -46,15 +45,6 @@ def call_all(calls: Calls) -> None:
     """Make some calls in sequence."""
     for call in calls:
         call()
-
-
-def usable_mpi() -> ModuleType | None:
-    """Return ``mpi4py.MPI`` if it is Open MPI and any thread may call it, else None; never imports it."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-        return None
-    is_fast = mpi.get_vendor()[0] == "Open MPI" and mpi.Query_thread() == mpi.THREAD_MULTIPLE
-    return mpi if is_fast else None
 
 
 class OddBlocks:
@@ -66,7 +56,7 @@ class OddBlocks:
         self._types = [None if mpi is None else _mpi_type(mpi, place) for place in places]
         for datatype in self._types:
             if mpi is not None and datatype is not None:
-                weakref.finalize(self, _free, mpi, datatype).atexit = False
+                weakref.finalize(self, free, mpi, datatype).atexit = False
 
     def __bool__(self) -> bool:
         """Whether MPI copies any of the parts."""
@@ -144,9 +134,3 @@ def _freeing(old: MPI.Datatype, new: MPI.Datatype) -> MPI.Datatype:
     """Free a datatype, and return another one that was derived from it."""
     old.Free()
     return new
-
-
-def _free(mpi: ModuleType, handle: MPI.Datatype) -> None:
-    if not mpi.Is_finalized():
-        with suppress(mpi.Exception):
-            handle.Free()
