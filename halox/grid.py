@@ -1162,8 +1162,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         progress : callable, optional
             Called on each rank as ``progress(done_bytes, total_bytes)`` after each shard, with the bytes of this rank.
         keep : int
-            Number of checkpoints to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
-            one before to ``run.2.zarr``; `load` reads them under these names.
+            Number of Zarr groups to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
+            one before to ``run.2.zarr``; `load` reads them under these names. If anything else has one of these names,
+            the save is an error.
         **named
             Further fields.
 

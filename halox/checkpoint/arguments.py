@@ -266,9 +266,9 @@ def time_of(time: object) -> float:
 def keep_of(keep: object, path: Path | BucketPath) -> int:
     """Return how many checkpoints to keep; raises `FieldError`."""
     number = count_of("keep", keep, "checkpoints")
-    if number > 1 and isinstance(path, BucketPath):
+    if number > 1 and (isinstance(path, BucketPath) or path.suffix == ".npy"):
         raise FieldError(
-            f"keep: {path}: earlier checkpoints are kept in file systems only; give each save another name"
+            f"keep: {path}: only Zarr groups on a file system are kept; give each save another name"
         )
     return number
 

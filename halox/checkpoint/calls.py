@@ -75,7 +75,7 @@ def save(
         check_equal(of_all, "save")
         if isinstance(request.path, Path) and _is_npy(request.path):
             (given,) = request.fields.values()
-            npy.save(world, request.path, given, request.progress, request.keep)
+            npy.save(world, request.path, given, request.progress)
         else:
             save_group(world, request)
 

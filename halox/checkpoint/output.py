@@ -31,10 +31,10 @@ from halox.checkpoint.arguments import CallerField
 from halox.checkpoint.calls import SaveOptions, check_equal, compared, request_of
 from halox.checkpoint.chunks import Cut, ShardGrid
 from halox.checkpoint.fields import StoredField, spec_text
-from halox.checkpoint.folder import Lock, Replacement, remove
+from halox.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
 from halox.checkpoint.saving import guarded, may_replace
-from halox.checkpoint.store import METADATA, Store, arrays_of, is_output, load_tensorstore, make
+from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.gathering.staging import owned_cells

@@ -19,7 +19,7 @@ from uuid import uuid4
 import numpy as np
 
 from halox.checkpoint.fields import StoredField, array_metadata, bytes_codec
-from halox.checkpoint.folder import identity_of
+from halox.checkpoint.folder import METADATA, identity_of
 from halox.errors import CheckpointError, MissingPackageError
 from halox.runtime.arrays import Array
 from halox.values import as_list, shown
@@ -35,8 +35,6 @@ _PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
 
 OUTPUT = f"{PREFIX}output"
 """Attribute of the outputs of `halox.Output`."""
-
-METADATA = "zarr.json"
 
 _CONTEXT = {
     # A shard has one writer, so that locks of files are not needed; some file systems have none.

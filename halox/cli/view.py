@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.store import METADATA, OUTPUT
+from halox.checkpoint.folder import METADATA
+from halox.checkpoint.store import OUTPUT
 from halox.dimension_names import AXES
 from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.arrays import Array

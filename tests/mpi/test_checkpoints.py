@@ -487,7 +487,7 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     "keep in a bucket": (
         lambda g, p, u: g.save("s3://bucket/b", u=u, keep=2),
         FieldError,
-        "kept in file systems only",
+        "keep: s3://bucket/b: only Zarr groups",
     ),
     "progress": (
         lambda g, p, u: g.save(p / "b", u=u, progress=3),
@@ -644,7 +644,7 @@ def test_a_path_below_the_home_folder(
         assert g.sum(g.load("~/a.npy")["a"]) == g.sum(g.load("~/a.zarr")["u"]) == 72
 
 
-@pytest.mark.parametrize("name", ["run.zarr", "run.npy", "run"])
+@pytest.mark.parametrize("name", ["run.zarr", "run"])
 @pytest.mark.parametrize("swaps", [True, False])
 def test_earlier_checkpoints_are_kept(
     name: str, swaps: bool, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
@@ -664,13 +664,64 @@ def test_earlier_checkpoints_are_kept(
                 (u,) = g.load(path / saved).values()
                 assert g.max(u) == g.min(u) == value
             comm.Barrier()
-        if comm.rank == 0:
-            shutil.rmtree(path / names[1]) if suffix != "npy" else os.remove(path / names[1])
-            (path / names[1]).mkdir()
-            (path / names[1] / "thesis.tex").write_text("")
+
+
+@pytest.mark.parametrize(
+    "own", ["a checkpoint", "a copy", "a file", "an empty folder", "of another name"]
+)
+def test_own_files_at_the_names_of_earlier_checkpoints(
+    own: str, path: Path, comm: MPI.Intracomm
+) -> None:
+    """A save that keeps earlier checkpoints is an error, and leaves them as they are."""
+    run, other = path / "run.zarr", path / "run.1.zarr"
+    with grid(comm) as g:
+        g.save(run, u=g.full(1))
+        if own == "a checkpoint":
+            g.save(other, u=g.full(7))
+        elif own == "of another name":
+            g.save(path / "a.zarr", u=g.full(7))
+            g.save(path / "a.zarr", u=g.full(8), keep=2)
         comm.Barrier()
-        with pytest.raises(CheckpointError):
-            g.save(path / name, u=g.ones(), keep=3)
+        if comm.rank == 0:
+            if own == "a copy":
+                shutil.copytree(run, other)
+            elif own == "a file":
+                other.write_text("thesis")
+            elif own == "an empty folder":
+                other.mkdir()
+            elif own == "of another name":
+                (path / "a.1.zarr").rename(other)
+        comm.Barrier()
+        before = files(path)
+        comm.Barrier()
+        for keep in (2, 3):
+            with pytest.raises(CheckpointError, match="keep"):
+                g.save(run, u=g.full(2), keep=keep)
+        comm.Barrier()
+        assert files(path) == before
+        with pytest.raises(FieldError, match="keep"):
+            g.save(path / "run.npy", u=g.ones(), keep=2)
+
+
+def test_a_name_that_is_taken_while_a_save_writes(path: Path, comm: MPI.Intracomm) -> None:
+    run, other = path / "run.zarr", path / "run.1.zarr"
+    with grid(comm) as g:
+        g.save(run, u=g.full(1))
+
+        def take(done: int, total: int) -> None:
+            if comm.rank == 0:
+                other.mkdir(exist_ok=True)
+                (other / "thesis").write_text("long")
+
+        with pytest.raises(CheckpointError, match="keep"):
+            g.save(run, u=g.full(2), keep=2, progress=take)
+        assert (other / "thesis").read_text() == "long"
+        assert g.max(g.load(run)["u"]) == 1
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """The contents of all files below a folder."""
+    return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def full(*_: Any, **__: Any) -> Any:
