@@ -1,7 +1,7 @@
 """Description of an output in time: a Zarr group whose arrays have a time axis in front, in JSON.
 
 The length of the time axes is the number of complete records. Readers take it from the group's consolidated metadata,
-a single file, which is replaced atomically. Chunks of later records do not count until then::
+a single file, which is replaced atomically after their times have been written. Chunks of later records do not count until then::
 
     run.zarr/zarr.json      the group, and the metadata of all its arrays
     run.zarr/time/c/0       times, in chunks of many records
