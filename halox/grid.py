@@ -385,8 +385,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ------
         FieldError
             As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
-            for integers, a longer string, a mask), or if the value's shape does not broadcast. Raised on all ranks.
-            Dates, and arrays of structs or objects, are cast by NumPy without these checks.
+            for integers, a longer string, a mask, a date or a duration), or if the value's shape does not broadcast.
+            Raised on all ranks. Arrays of structs or objects are cast by NumPy without these checks.
         """
         return self._new(dtype, layout, "full", value)
 
@@ -1148,8 +1148,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         fields : mapping of str to array, optional
             Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
-            Attributes such as time and step: numbers, also NaN, text, lists and dicts. Dates are stored as their ISO
-            text. The attributes of rank 0 are stored.
+            Attributes such as time and step: numbers, also NaN, text, lists, and dicts whose keys are text. Dates are
+            stored as their ISO text. The attributes of rank 0 are stored.
         dims : sequence of str, optional
             Names of the grid axes; by default ``dims`` of the grid, with "x_axis" in place of "x" if a field is called
             "x".

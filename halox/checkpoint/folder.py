@@ -32,6 +32,9 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
+_HELD: set[Path] = set()
+"""Paths that this process has locked."""
+
 METADATA = "zarr.json"
 _KEPT_OF = "halox_kept_of"
 
@@ -230,6 +233,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._handle: int | None = self._locked()
+        _HELD.add(path)
 
     def _locked(self) -> int:
         """Return the open lock file."""
@@ -251,8 +255,10 @@ class Lock:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
                 raise CheckpointError(
-                    f"another run is writing {self._path}, and holds {name}; give each run a path of its own, or let "
-                    "the other one end"
+                    f"this program is writing {self._path}, in a halox.Output that is open; close it, or its grid"
+                    if self._path in _HELD
+                    else f"another run is writing {self._path}, and holds {name}; give each run a path of its own, or "
+                    "let the other one end"
                 ) from error
             # The last owner may have removed the name after this process opened it.
             with suppress(FileNotFoundError):
@@ -264,6 +270,7 @@ class Lock:
         """Release the lock; has no effect when repeated."""
         handle, self._handle = self._handle, None
         if handle is not None:
+            _HELD.discard(self._path)
             with suppress(OSError):
                 os.unlink(beside(self._path, "lock"))
             os.close(handle)

@@ -61,6 +61,7 @@ class _Request(NamedTuple):
     regions: dict[str, Cut]
     metadata: dict[str, Any]  # of an output without records
     coords: dict[str, Array]
+    given: frozenset[str]  # names of coordinates that the caller has given
     mode: str
     until: float | None
     buffer: int
@@ -92,8 +93,8 @@ class Output(Closing):
         Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
     mode : {"w-", "w", "a"}
         "w-" makes a new output, and raises an error if the path exists. "w" replaces an output or a checkpoint. "a"
-        continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; if the path
-        does not exist, it makes a new output.
+        continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; given ones
+        must be the same. If the path does not exist, it makes a new output.
     time : float, optional
         With "a", the time from which the program continues: later records are removed. By default none is removed.
     every : mapping of str to int, optional
@@ -122,7 +123,8 @@ class Output(Closing):
         If arguments differ between ranks.
     CheckpointError
         If the output cannot be made: no permission, no space, another run is writing it, the path exists (with "w-"),
-        is not an output or checkpoint, or is an output of another grid or of other fields (with "a").
+        is not an output or checkpoint, or is an output of another grid, or with other fields, coordinates, attributes
+        or compressors (with "a").
     MissingPackageError
         If tensorstore is not installed.
 
@@ -184,10 +186,12 @@ class Output(Closing):
             like_save = request_of(domain, where, given, options)
             strides = arguments.every_of(every, given)
             regions, is_common = arguments.regions_of(region, given)
-            metadata, values = records.describe(like_save, strides, regions, is_common=is_common)
+            metadata, values, known = records.describe(
+                like_save, strides, regions, is_common=is_common
+            )
             until = None if time is None else arguments.time_of(time)
             most = arguments.count_of("buffer", buffer, "records")
-            request = _Request(where, given, regions, metadata, values, mode, until, most)
+            request = _Request(where, given, regions, metadata, values, known, mode, until, most)
             return request, compared(
                 where,
                 given,
@@ -285,7 +289,18 @@ class Output(Closing):
                 f'{self._path} is not an output of halox.Output; give another path, or mode="w"'
             )
         records.check_alike(self._path, metadata, request.metadata)
-        time = arrays_of(metadata)[records.TIME]
+        arrays = arrays_of(metadata)
+        coords = {
+            name: (
+                request.coords[name],
+                self._store.wait(self._store.below(name).array(arrays[name], mode="read").read())
+                if name in arrays
+                else None,
+            )
+            for name in request.given
+        }
+        records.check_given(self._path, metadata, request.metadata, coords)
+        time = arrays[records.TIME]
         count = time["shape"][0]
         stored = self._store.below(records.TIME).array(time, mode="write")
         times = self._store.wait(stored.read()).tolist() if count else []

@@ -632,6 +632,38 @@ def test_fields_called_like_the_default_dimensions(path: Path, comm: MPI.Intraco
         assert np.array_equal(ds.x, whole_array(CELLS, "f8"))
 
 
+def test_attributes_that_json_would_change(path: Path, comm: MPI.Intracomm) -> None:
+    """Keys that are not text, and durations, whose unit would be lost."""
+    with grid(comm) as g:
+        for value in ({1: 2}, [{"a": {True: 1}}], np.timedelta64(5, "ns"), {"a": {None: 1}}):
+            with pytest.raises(FieldError, match="attrs"):
+                g.save(path / "a", u=g.ones(), attrs={"x": value})
+        g.save(path / "a", u=g.ones(), attrs={"x": {"1": ({"b": np.arange(2)},)}})
+        assert g.load(path / "a").attrs == {"x": {"1": [{"b": [0, 1]}]}}
+
+
+def test_names_that_tensorstore_cannot_use(path: Path, comm: MPI.Intracomm) -> None:
+    """A backslash, and bytes that are not UTF-8: an error, and nothing is written; .npy files can have them."""
+    with grid(comm) as g:
+        u = g.full(3.0)
+        for name in ("out\\run.zarr", "out\\b/run.zarr", os.fsdecode(b"run\xff.zarr")):
+            with pytest.raises(CheckpointError, match="path"):
+                g.save(path / name, u=u)
+            with pytest.raises(CheckpointError, match="path"):
+                g.load(path / name)
+            with pytest.raises(CheckpointError, match="path"):
+                halox.Output(g, path / name, u=u)
+        comm.Barrier()
+        assert os.listdir(path) == []
+        comm.Barrier()
+        g.save(path / "out\\u.npy", u=u)
+        comm.Barrier()
+        assert os.listdir(path) == ["out\\u.npy"]
+        assert g.max(g.load(path / "out\\u.npy", v=g.zeros())["v"]) == 3
+        g.save(path / "zeit\u00e9\u4e2d.zarr", u=u)
+        assert g.max(g.load(path / "zeit\u00e9\u4e2d.zarr")["u"]) == 3
+
+
 def test_a_path_below_the_home_folder(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
