@@ -459,7 +459,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Parameters
         ----------
         field : array
-            A field of this grid. The new field has the same components, staggering, halo, parity and offsets.
+            A field of this grid. The new field has all its options: components, staggering, halo, parity, offsets,
+            boundary, sign and position. Results of arithmetic, such as ``2 * field``, have the options that follow from
+            their shape only: compute into a new field, as in ``numpy.multiply(field, 2, out=new)``, or `declare` them.
         dtype : dtype, optional
             By default the dtype of ``field``.
 

@@ -98,6 +98,7 @@ def request_of(
         arguments.attrs_of(options.attrs),
         arguments.array_attrs_of(coords, options.array_attrs or {}),
         codecs_of(options.compressors),
+        domain.plain.spec,
         arguments.progress_of(options.progress),
         arguments.keep_of(options.keep, path),
     )

@@ -632,6 +632,107 @@ def test_fields_called_like_the_default_dimensions(path: Path, comm: MPI.Intraco
         assert np.array_equal(ds.x, whole_array(CELLS, "f8"))
 
 
+def wall(slab: Any, axis: int, side: str, indices: Any) -> None:
+    slab[...] = -1
+
+
+def exchanged(g: halox.Grid, u: Any) -> Any:
+    """A copy of a field's array after an exchange, with its halo."""
+    g.exchange(u)
+    return u.copy()
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "position": {"components": 2, "sign": {0: -1}, "position": ("center", "high")},
+    "signs": {"components_after": 3, "sign": {1: -1}},
+    "walls": {
+        "components": 2,
+        "boundary": {
+            0: (("antisymmetric", None), None),
+            (): ((("constant", 2.5), None), None),
+        },
+    },
+    "gradient": {"boundary": ((("gradient", -0.5), None), None)},
+    "own": {"boundary": None},
+}
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_options_of_fields_are_kept(path: Path, comm: MPI.Intracomm) -> None:
+    """Halos after a restart are those of before; also from labelled arrays, if xarray is there."""
+    options = {
+        "connect": {(0, "high"): halox.Connection(flip=1)},
+        "boundary": (("extrapolate", None), None),
+        "periodic": (False, True),
+        "checkerboard": False,
+    }
+    with grid(comm, **options) as g:
+        fields = {name: g.zeros(**one) for name, one in KEPT.items()}
+        for number, u in enumerate(fields.values()):
+            g.interior(u)[...] = whole_values(g, u) + number
+        expected = {name: exchanged(g, u) for name, u in fields.items()}
+        g.save(path / "a", fields)
+        found = g.load(path / "a")
+        again = {name: g.zeros_like(u) for name, u in found.items()}
+        for name, u in found.items():
+            assert g.layout(u).spec == g.layout(fields[name]).spec == g.layout(again[name]).spec
+            assert (exchanged(g, u) == expected[name]).all(), name
+        pytest.importorskip("xarray")
+        for name, u in fields.items():
+            labelled = g.dataarray(u, name=name, halo=True)
+            v = g.from_dataarray(labelled)
+            assert g.layout(v).spec == g.layout(u).spec
+            labelled.to_dataset().halox.to_zarr(path / name, g)
+            (v,) = g.load(path / name).values()
+            assert g.layout(v).spec == g.layout(u).spec
+
+
+def whole_values(g: halox.Grid, u: Any) -> Any:
+    """Values that differ from cell to cell, and between the components behind."""
+    values = sum(100.0**n * x for n, x in enumerate(g.indices(field=u)))
+    after = g.layout(u).spec.components_after
+    return np.stack([values * (n + 1) for n in range(after[0])], -1) if after else values
+
+
+def test_a_wind_on_a_cubed_sphere_is_kept(path: Path, comm: MPI.Intracomm) -> None:
+    with halox.CubedSphere(4, comm=comm, device="cpu") as g:
+        u = g.zeros(components=2, sign="vector")
+        g.interior(u)[...] = whole_values(g, u)
+        g.save(path / "a", u=u)
+        v = g.load(path / "a")["u"]
+        assert (exchanged(g, v) == exchanged(g, u)).all()
+    with halox.Grid((6, 4, 4), comm=comm, device="cpu") as g:
+        with pytest.raises(FieldError, match=r"\bu\b.*sign"):
+            g.load(path / "a")
+        g.load(path / "a", u=g.zeros(components=2))
+
+
+def test_complex_phases_are_kept(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm, periodic=True) as g:
+        u = g.ones("c16", boundary=("phase", 1j))
+        g.save(path / "a", u=u)
+        v = g.load(path / "a")["u"]
+        assert (exchanged(g, v) == exchanged(g, u)).all()
+
+
+def test_a_boundary_function_must_be_given_again(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        u = g.full(2.0, boundary=wall)
+        g.save(path / "a", u=u, v=g.full(3.0))
+        for names in (None, "u", ["u", "v"]):
+            with pytest.raises(FieldError, match=r"\bu\b.*\bwall\b"):
+                g.load(path / "a", names=names)
+        assert g.max(g.load(path / "a", names="v")["v"]) == 3
+        found = g.load(path / "a", u=g.zeros(boundary=wall))["u"]
+        assert (exchanged(g, found) == exchanged(g, u)).all()
+        pytest.importorskip("xarray")
+        with pytest.raises(FieldError, match=r"\bwall\b"):
+            g.from_dataarray(g.dataarray(u))
+    with grid(comm, boundary=wall) as g:  # the grid's boundary is no option of a field
+        g.save(path / "a", u=g.full(2.0))
+        assert g.max(g.load(path / "a")["u"]) == 2
+
+
 def test_attributes_that_json_would_change(path: Path, comm: MPI.Intracomm) -> None:
     """Keys that are not text, and durations, whose unit would be lost."""
     with grid(comm) as g:
