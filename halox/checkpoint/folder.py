@@ -255,7 +255,7 @@ class Lock:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
                 raise CheckpointError(
-                    f"this program is writing {self._path} already, as an open halox.Output does; close that, or its grid"
+                    f"this program is writing {self._path}, as an open halox.Output does; close that, or its grid"
                     if self._path in _HELD
                     else f"another run is writing {self._path}, and holds {name}; give each run a path of its own, or "
                     "let the other one end"
