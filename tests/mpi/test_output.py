@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -424,6 +426,25 @@ def test_modes(path: Path, comm: MPI.Intracomm) -> None:
         out.close()
         with pytest.raises(CheckpointError):
             halox.Output(g, path, h=h, mode="a", region=(slice(4, 8), slice(None)))
+
+
+def test_complete_records_count_without_another_call(path: Path, comm: MPI.Intracomm) -> None:
+    """A program that computes for long after its records are complete."""
+    with grid(comm) as g, halox.Output(g, path, h=g.zeros()) as out:
+        for step in range(1000):
+            out.append(time=step)
+            if out.records:  # the ranks find out in a call
+                break
+            sleep(0.01)
+        limit = monotonic() + 60
+        while comm.rank == 0:
+            metadata = json.loads((path / "zarr.json").read_text())
+            shape = metadata["consolidated_metadata"]["metadata"]["h"]["shape"]
+            if shape[0] == out.records:
+                break
+            assert monotonic() < limit
+            sleep(0.01)
+        comm.Barrier()
 
 
 def test_an_output_that_is_dropped_can_be_made_again(path: Path, comm: MPI.Intracomm) -> None:
