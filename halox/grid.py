@@ -386,8 +386,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         ------
         FieldError
             As for `zeros`. Also if the dtype cannot represent the value (an imaginary part, a number out of range, NaN
-            for integers, a longer string, a mask), or if the value's shape does not broadcast. Raised on all ranks.
-            Dates, and arrays of structs or objects, are cast by NumPy without these checks.
+            for integers, a longer string, a mask, a date or a duration), or if the value's shape does not broadcast.
+            Raised on all ranks. Arrays of structs or objects are cast by NumPy without these checks.
         """
         return self._new(dtype, layout, "full", value)
 
@@ -460,7 +460,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         Parameters
         ----------
         field : array
-            A field of this grid. The new field has the same components, staggering, halo, parity and offsets.
+            A field of this grid. The new field has all its options: components, staggering, halo, parity, offsets,
+            boundary, sign and position. Results of arithmetic, such as ``2 * field``, have the options that follow from
+            their shape only: compute into a new field, as in ``numpy.multiply(field, 2, out=new)``, or `declare` them.
         dtype : dtype, optional
             By default the dtype of ``field``.
 
@@ -1148,8 +1150,8 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         fields : mapping of str to array, optional
             Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
         attrs : mapping, optional
-            Attributes such as time and step: numbers, also NaN, text, lists and dicts. Dates are stored as their ISO
-            text. The attributes of rank 0 are stored.
+            Attributes such as time and step: numbers, also NaN, text, lists, and dicts whose keys are text. Dates are
+            stored as their ISO text. The attributes of rank 0 are stored.
         dims : sequence of str, optional
             Names of the grid axes; by default ``dims`` of the grid, with "x_axis" in place of "x" if a field is called
             "x".
@@ -1162,8 +1164,9 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         progress : callable, optional
             Called on each rank as ``progress(done_bytes, total_bytes)`` after each shard, with the bytes of this rank.
         keep : int
-            Number of checkpoints to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
-            one before to ``run.2.zarr``; `load` reads them under these names.
+            Number of Zarr groups to keep. With 3, the last one of ``run.zarr`` is renamed to ``run.1.zarr``, and the
+            one before to ``run.2.zarr``; `load` reads them under these names. If anything else has one of these names,
+            the save is an error.
         **named
             Further fields.
 

@@ -53,6 +53,17 @@ def as_int(value: object) -> int | None:
         return None
 
 
+def has_unit(value: object) -> bool:
+    """Whether a value of NumPy is a date or a duration, which is no number without its unit.
+
+    Examples
+    --------
+    >>> has_unit(np.timedelta64(3, "s")), has_unit(3), has_unit(np.zeros(2, "M8[ns]"))
+    (True, False, True)
+    """
+    return getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")
+
+
 def as_bool(value: object) -> bool | None:
     """Return a bool of Python or NumPy as a Python bool; None for anything else.
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from halox.checkpoint.arguments import Progress
 from halox.checkpoint.calls import SaveOptions, save
+from halox.checkpoint.fields import kept_attributes, kept_options
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, Coordinates, beyond, with_faces
 from halox.domain.domain import domain_of
-from halox.domain.options import fixed_dtype
+from halox.domain.options import FieldOptions, fixed_dtype
 from halox.errors import FieldError, MismatchError, MissingPackageError
 from halox.grid import Grid
 from halox.runtime.arrays import Array
@@ -72,7 +73,8 @@ def dataarray(
         attributes, such as units. If only cells have coordinates, faces lie halfway between them, and vice versa.
         Dimensions without coordinates have global indices.
     attrs : mapping, optional
-        Attributes of the result; none by default.
+        Attributes of the result. The options ``sign``, ``position`` and ``boundary`` of the field are added as
+        attributes such as "halox_sign", so that `from_dataarray` restores them.
     halo : bool
         Whether to include the halo, so that the result can be exchanged (`DatasetFields.exchange`). Coordinates beyond
         an end of the grid continue with the spacing at that end.
@@ -121,7 +123,7 @@ def dataarray(
             )
         },
         name=name,
-        attrs=dict(_attrs(attrs)),
+        attrs=kept_attributes(spec, grid.domain.plain.spec) | dict(_attrs(attrs)),
     )
 
 
@@ -163,7 +165,9 @@ def from_dataarray(grid: Grid[Any], array: object, *, dims: Sequence[str] | None
     Returns
     -------
     array
-        A new field on the grid's device. Its halo is zero unless ``array`` includes the halo.
+        A new field on the grid's device. Its halo is zero unless ``array`` includes the halo. It has the options
+        ``sign``, ``position`` and ``boundary`` that attributes of `dataarray` keep. Arithmetic of xarray may drop
+        attributes (``xarray.set_options(keep_attrs=True)``).
 
     Raises
     ------
@@ -194,14 +198,8 @@ def from_dataarray(grid: Grid[Any], array: object, *, dims: Sequence[str] | None
 
 def make_field(grid: Grid[Any], reading: Reading, kind: str) -> Any:
     """Make a field from a labelled array; collective."""
-    spec = reading.layout.spec
-    field = grid.zeros(
-        reading.record.dtype,
-        components=spec.components_before,
-        components_after=spec.components_after,
-        staggered=[axis for axis, is_staggered in enumerate(spec.staggered) if is_staggered],
-        halo=spec.halo,
-    )
+    options = reading.options | {"halo": reading.layout.spec.halo}
+    field = grid.zeros(reading.record.dtype, **options)
     grid.domain.world.guarded(lambda: reading.fill(field, kind), _CALL)
     return field
 
@@ -222,6 +220,7 @@ class Reading:
     array: xarray.DataArray
     layout: FieldLayout
     record: ArrayRecord
+    options: FieldOptions
 
     @property
     def dims(self) -> tuple[Hashable, ...]:
@@ -306,15 +305,14 @@ def read(grid: Grid[Any], array: object, dims: Sequence[str] | None) -> Reading:
     ordered = array.transpose(*_order(array.dims, grid_dims))
     before = ordered.dims.index(grid_dims[0])
     behind = before + len(grid_dims)
-    spec = FieldSpec(
-        grid.halo,
-        ordered.shape[:before],
-        ordered.shape[behind:],
-        tuple(name.endswith(FACE) for name in grid_dims),
-        boundary=grid.domain.plain.spec.boundary,
-    )
-    dtype = fixed_dtype(array.dtype)
-    layout = grid.domain.layouts.of(spec)
+    options: FieldOptions = {
+        "components": ordered.shape[:before],
+        "components_after": ordered.shape[behind:],
+        "staggered": [axis for axis, name in enumerate(grid_dims) if name.endswith(FACE)],
+        **kept_options(array.attrs),
+    }
+    layout = grid.domain.layouts.of_options(options)
+    spec, dtype = layout.spec, fixed_dtype(array.dtype)
     owned = tuple(cut.stop - cut.start for cut in layout.owned)
     shapes = {
         WHOLE: layout.global_shape,
@@ -331,7 +329,8 @@ def read(grid: Grid[Any], array: object, dims: Sequence[str] | None) -> Reading:
             f"the array has the extents {ordered.shape} along {_listed(ordered.dims)}; expected "
             + ", or ".join(f"{shape} for {kind}" for kind, shape in shapes.items())
         )
-    return Reading(ordered, layout, ArrayRecord(spec.without_boundary, dtype, kinds))
+    record = ArrayRecord(spec.without_boundary, dtype, kinds)
+    return Reading(ordered, layout, record, options)
 
 
 def _halo_of_field(

@@ -23,7 +23,7 @@ from halox.domain.options import OPTIONS
 from halox.errors import CheckpointError, FieldError
 from halox.runtime.arrays import Described, check_elements_apart
 from halox.runtime.gpu.devices import to_host
-from halox.values import as_int, as_list, shown
+from halox.values import as_int, as_list, has_unit, shown
 
 _NAME = re.compile(r"\w[\w.-]*")
 _OTHER_FORMATS = (".nc", ".nc4", ".cdf", ".h5", ".hdf5")
@@ -51,9 +51,9 @@ def path_of(path: object, *, written: bool) -> Path | BucketPath:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise CheckpointError(f"path: expected a str or a path, got {shown(path)}")
-    resolved = (
-        _bucket_path(text) if "://" in text else Path(os.path.realpath(os.path.expanduser(text)))
-    )
+    if "://" in text:
+        return _bucket_path(text)
+    resolved = Path(os.path.realpath(os.path.expanduser(text)))
     if not resolved.name:
         raise CheckpointError(f"path: {text} names no file or folder; add a name")
     if resolved.suffix.lower() in _OTHER_FORMATS and (written or not os.path.isdir(resolved)):
@@ -66,6 +66,14 @@ def path_of(path: object, *, written: bool) -> Path | BucketPath:
         raise CheckpointError(
             f"path: {resolved} is a name of netCDF or HDF5, and halox {'writes' if written else 'reads'} a Zarr group, "
             f"by convention named .zarr, or one field as .npy; {remedy}"
+        )
+    text = str(resolved)
+    if resolved.suffix != ".npy" and (
+        "\\" in text or text != text.encode(errors="ignore").decode()
+    ):
+        raise CheckpointError(
+            f"path: {shown(text)} has a backslash, or bytes that are not UTF-8, which TensorStore cannot use in names; "
+            "give another path"
         )
     return resolved
 
@@ -168,6 +176,7 @@ def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
     plain = {}
     for name, value in attrs.items():
         try:
+            _check_keys(value)
             plain[name] = json.loads(json.dumps(value, default=_json_value))
         except (TypeError, ValueError, RecursionError) as error:
             raise FieldError(
@@ -255,20 +264,25 @@ def _check_names(what: str, given: Mapping[Any, object], fields: Iterable[str]) 
 def time_of(time: object) -> float:
     """Return a time as a number; raises `FieldError`."""
     try:
-        value = float("nan") if isinstance(time, (bool, str)) else float(time)  # type: ignore[arg-type]
+        value = float("nan") if isinstance(time, (bool, str)) or has_unit(time) else float(time)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         value = float("nan")
     if not math.isfinite(value):
-        raise FieldError(f"time: expected a finite number, got {shown(time)}")
+        raise FieldError(f"time: expected a finite number, without a unit, got {shown(time)}")
+    number = as_int(time)
+    if number is not None and number != int(value):
+        raise FieldError(
+            f"time: {number} is not a float64, as times are stored; give a smaller number"
+        )
     return value
 
 
 def keep_of(keep: object, path: Path | BucketPath) -> int:
     """Return how many checkpoints to keep; raises `FieldError`."""
     number = count_of("keep", keep, "checkpoints")
-    if number > 1 and isinstance(path, BucketPath):
+    if number > 1 and (isinstance(path, BucketPath) or path.suffix == ".npy"):
         raise FieldError(
-            f"keep: {path}: earlier checkpoints are kept in file systems only; give each save another name"
+            f"keep: {path}: only Zarr groups on a file system are kept; give each save another name"
         )
     return number
 
@@ -282,7 +296,19 @@ def progress_of(progress: object) -> Progress | None:
     return progress
 
 
+def _check_keys(value: object) -> None:
+    """Raise TypeError if a mapping has a key that is not text: JSON would make text of it."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {shown(key)} is not a str")
+    for inner in value.values() if isinstance(value, Mapping) else as_list(value) or ():
+        _check_keys(inner)
+
+
 def _json_value(value: object) -> Any:
+    if has_unit(value) and value.dtype.kind == "m":  # type: ignore[attr-defined]
+        raise TypeError(f"{shown(value)}: a duration has a unit")
     if hasattr(value, "isoformat"):
         return value.isoformat()
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind == "M":

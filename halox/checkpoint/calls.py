@@ -75,7 +75,7 @@ def save(
         check_equal(of_all, "save")
         if isinstance(request.path, Path) and _is_npy(request.path):
             (given,) = request.fields.values()
-            npy.save(world, request.path, given, request.progress, request.keep)
+            npy.save(world, request.path, given, request.progress)
         else:
             save_group(world, request)
 
@@ -98,6 +98,7 @@ def request_of(
         arguments.attrs_of(options.attrs),
         arguments.array_attrs_of(coords, options.array_attrs or {}),
         codecs_of(options.compressors),
+        domain.plain.spec,
         arguments.progress_of(options.progress),
         arguments.keep_of(options.keep, path),
     )

@@ -120,7 +120,7 @@ class ShardGrid:
             [slice(place(n, c.start), place(n, c.stop)) for n, c in enumerate(self.layout.owned)]
         )
 
-    @property
+    @cached_property
     def own_cells(self) -> Cut:
         """The index of this rank's cells of the region, in the array of all cells that this rank owns."""
         cuts = []
@@ -153,18 +153,21 @@ class ShardGrid:
             all_bounds.append(tuple(self._place(number, bound) for bound in bounds))
         return tuple(all_bounds)
 
-    def __iter__(self) -> Iterator[Shard]:
-        """Yield the shards with cells of this rank, in one order on all ranks."""
-        for number in self._numbers():
-            yield self._shard(number)
+    @cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards with cells of this rank, in one order on all ranks."""
+        return tuple(map(self._shard, self._numbers()))
 
-    def own_cuts(self) -> Iterator[Cut]:
-        """Yield this rank's cells of each of its shards."""
-        for number in self._numbers():
-            yield tuple(
+    @cached_property
+    def own_cuts(self) -> tuple[Cut, ...]:
+        """The cells that this rank owns, of each of its shards."""
+        return tuple(
+            tuple(
                 slice(max(k * n, own.start), min((k + 1) * n, own.stop))
                 for k, n, own in zip(number, self.shape, self.own, strict=True)
             )
+            for number in self._numbers()
+        )
 
     def _numbers(self) -> Iterator[tuple[int, ...]]:
         return product(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 
 from halox.checkpoint.chunks import Cut, region_shape, shard_shapes
 from halox.decomposition import FieldLayout, FieldSpec
+from halox.decomposition.boundaries import Boundary
 from halox.dimension_names import with_faces
-from halox.domain.options import FieldOptions
+from halox.domain.options import POSITIONS, FieldOptions
+from halox.errors import FieldError
 from halox.runtime.arrays import DType
 
 _NUMBERS = "?bhilqBHILQefdFD"
@@ -21,6 +24,9 @@ _FILL_VALUES: dict[str, Any] = {"b": False, "c": [0, 0]}
 
 COMPONENTS, STAGGERED, PARITY, DTYPE = (
     f"halox_{name}" for name in ("components", "staggered", "parity", "dtype")
+)
+SIGN, POSITION, BOUNDARY = _KEPT = tuple(
+    f"halox_{name}" for name in ("sign", "position", "boundary")
 )
 
 
@@ -40,6 +46,7 @@ class StoredField:
     staggered: tuple[int, ...]  # grid axes along which the field is staggered
     parity: str  # "even", "odd", or empty for all cells
     metadata: dict[str, Any]
+    kept: Mapping[str, str]  # attributes of `kept_attributes`
 
     @classmethod
     def of(
@@ -49,6 +56,7 @@ class StoredField:
         dtype: DType,
         codecs: Sequence[Any] = (),
         region: Cut = (),
+        kept: Mapping[str, str] | None = None,
     ) -> StoredField:
         """Describe a field of a grid, or a region of it, for writing, with compression by ``codecs``."""
         spec, shape = layout.spec, region_shape(layout, region)
@@ -76,6 +84,7 @@ class StoredField:
                 dtype,
                 [{"name": "sharding_indexed", "configuration": sharding}],
             ),
+            kept or {},
         )
 
     @classmethod
@@ -93,7 +102,10 @@ class StoredField:
             shape, shard = shape[:-1], shard[:-1]
         staggered, parity = tuple(map(int, attributes[STAGGERED])), str(attributes[PARITY])
         bare = {key: value for key, value in metadata.items() if key != "attributes"}
-        return cls(name, tuple(shape), tuple(shard), dtype, before, after, staggered, parity, bare)
+        kept = {key: str(attributes[key]) for key in _KEPT if key in attributes}
+        return cls(
+            name, tuple(shape), tuple(shard), dtype, before, after, staggered, parity, bare, kept
+        )
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -103,12 +115,14 @@ class StoredField:
             STAGGERED: list(self.staggered),
             PARITY: self.parity,
             DTYPE: dtype_text(self.dtype),
+            **self.kept,
         }
 
     @property
     def options(self) -> FieldOptions:
-        """Options of `Grid.zeros` for a field with the same layout."""
+        """Options of `Grid.zeros` for a field with the same layout; raises `FieldError` if one was a function."""
         options: FieldOptions = {
+            **kept_options(self.kept),
             "components": self.shape[: self.before],
             "components_after": self.shape[len(self.shape) - self.after :],
             "staggered": self.staggered,
@@ -143,6 +157,64 @@ class StoredField:
             if mine != theirs:
                 return f"{what} {mine} in the checkpoint, {theirs} in the field"
         return ""
+
+
+def kept_attributes(spec: FieldSpec, plain: FieldSpec) -> dict[str, str]:
+    """Return the options of a field that a plain field of its grid lacks, as attributes with values in JSON.
+
+    Only the name of a function that fills a boundary is kept.
+    """
+    options: dict[str, Any] = {}
+    if spec.is_vector or spec.signs:
+        options[SIGN] = "vector" if spec.is_vector else spec.signs
+    if spec.positions:
+        options[POSITION] = [POSITIONS[place] for place in spec.positions]
+    if spec.boundary != plain.boundary:
+        options[BOUNDARY] = [
+            (component, [[_side_data(side) for side in pair] for pair in sides])
+            for component, sides in spec.boundary
+        ]
+    return {name: json.dumps(option) for name, option in options.items()}
+
+
+def kept_options(attributes: Mapping[Any, Any]) -> FieldOptions:
+    """Return the options of `Grid.zeros` that attributes keep; raises `FieldError` if one was a function."""
+    options: FieldOptions = {}
+    given = {name: json.loads(attributes[name]) for name in _KEPT if name in attributes}
+    if SIGN in given:
+        sign = given[SIGN]
+        options["sign"] = sign if sign == "vector" else {tuple(key): one for key, one in sign}
+    if POSITION in given:
+        options["position"] = given[POSITION]
+    if BOUNDARY in given:
+        options["boundary"] = {
+            tuple(component): [[_side_from(side) for side in pair] for pair in sides]
+            for component, sides in given[BOUNDARY]
+        }
+    return options
+
+
+def _side_data(side: Boundary | None) -> Any:
+    if side is None:
+        return None
+    if side.function is not None:
+        return {"function": str(side)}
+    if side.number is None:
+        return side.kind
+    number = side.number
+    return [side.kind, [number.real, number.imag] if isinstance(number, complex) else number]
+
+
+def _side_from(side: Any) -> Any:
+    if isinstance(side, dict):
+        raise FieldError(
+            f"its boundary was the function {side['function']}, which cannot be stored; give it again, or "
+            f"remove the attribute {BOUNDARY} of a labelled array"
+        )
+    if isinstance(side, list):
+        kind, number = side
+        return kind, complex(*number) if isinstance(number, list) else number
+    return side
 
 
 def is_number(dtype: DType) -> bool:

@@ -6,6 +6,7 @@ One rank replaces the path. All names are in the path's parent folder, so that r
     .run.zarr.ID.partial   the new checkpoint during the write; the next run removes the remains of a dead run
     .run.zarr.lock         locked by the writing run; the kernel releases the lock if the run dies
     .run.zarr.previous     the last checkpoint between two renames, on file systems that cannot exchange names
+    run.1.zarr             an earlier checkpoint; an attribute of its group has its former name, run.zarr
 
 ID differs from save to save: a late write of a failed save cannot change the files of the next one.
 """
@@ -15,12 +16,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from halox.errors import CheckpointError
@@ -28,6 +31,12 @@ from halox.errors import CheckpointError
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
+
+_HELD: set[Path] = set()
+"""Paths that this process has locked."""
+
+METADATA = "zarr.json"
+_KEPT_OF = "halox_kept_of"
 
 
 def beside(path: Path, what: str) -> Path:
@@ -114,7 +123,7 @@ class Replacement:
     is_folder : bool
         Whether to make ``partial`` as an empty folder.
     keep : int
-        Number of contents to keep, the new ones included: the earlier ones take the names of `earlier`.
+        Number of Zarr groups to keep, the new one included: the earlier ones take the names of `earlier`.
 
     Attributes
     ----------
@@ -124,8 +133,8 @@ class Replacement:
     Raises
     ------
     CheckpointError
-        If another run is writing the same path, the existing path is not a checkpoint, or the last checkpoint is still
-        called "previous".
+        If another run is writing the same path, the existing path is not a checkpoint, a name of an earlier checkpoint
+        has anything else, or the last checkpoint is still called "previous".
     OSError
         If the folder or the lock cannot be made.
     """
@@ -136,11 +145,11 @@ class Replacement:
         self._path, self.partial = path, beside(path, f"{uuid4().hex}.partial")
         self._kept = [earlier(path, n) for n in range(1, keep)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        for name in (path, *self._kept):
-            if os.path.lexists(name) and not may_replace(name):
-                raise CheckpointError(
-                    f"{name} exists and is not a checkpoint of this kind; give another path, or remove it"
-                )
+        if os.path.lexists(path) and not may_replace(path):
+            raise CheckpointError(
+                f"{path} exists and is not a checkpoint of this kind; give another path, or remove it"
+            )
+        self._check_kept()
         self._lock = Lock(path)
         try:
             previous = beside(path, "previous")
@@ -160,13 +169,15 @@ class Replacement:
     def commit(self) -> None:
         """Replace the old contents by the new contents, durably, and remove or keep the old contents."""
         _sync_tree(self.partial)
+        self._check_kept()
+        is_kept = bool(self._kept) and _mark(self._path)
         old = self.partial
-        if not os.path.lexists(self._path) or (self._path.is_file() and not self._kept):
+        if not os.path.lexists(self._path) or self._path.is_file():
             os.replace(self.partial, self._path)
         elif not _swap_names(self.partial, self._path):
             self._rename_both()
             old = beside(self._path, "previous")
-        if self._kept and os.path.lexists(old):
+        if is_kept:
             self._shift(old)
         _sync(self._path.parent)
         with suppress(OSError):  # remains of the old contents do no harm
@@ -178,6 +189,18 @@ class Replacement:
         with suppress(OSError):
             remove(self.partial)
         self._lock.release()
+
+    def _check_kept(self) -> None:
+        """Raise `CheckpointError` if a name of an earlier checkpoint has anything else, such as one of the user's."""
+        for name in self._kept:
+            if (
+                os.path.lexists(name)
+                and _group(name).get("attributes", {}).get(_KEPT_OF) != self._path.name
+            ):
+                raise CheckpointError(
+                    f"keep: {name} exists, and is not an earlier {self._path.name} that a save has kept; rename it, or "
+                    "give another path"
+                )
 
     def _shift(self, old: Path) -> None:
         """Name the old contents as the latest of the kept ones, and remove the oldest."""
@@ -210,6 +233,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._handle: int | None = self._locked()
+        _HELD.add(path)
 
     def _locked(self) -> int:
         """Return the open lock file."""
@@ -231,8 +255,10 @@ class Lock:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
                 raise CheckpointError(
-                    f"another run is writing {self._path}, and holds {name}; give each run a path of its own, or let "
-                    "the other one end"
+                    f"this program is writing {self._path}, as an open halox.Output does; close that, or its grid"
+                    if self._path in _HELD
+                    else f"another run is writing {self._path}, and holds {name}; give each run a path of its own, or "
+                    "let the other one end"
                 ) from error
             # The last owner may have removed the name after this process opened it.
             with suppress(FileNotFoundError):
@@ -244,6 +270,7 @@ class Lock:
         """Release the lock; has no effect when repeated."""
         handle, self._handle = self._handle, None
         if handle is not None:
+            _HELD.discard(self._path)
             with suppress(OSError):
                 os.unlink(beside(self._path, "lock"))
             os.close(handle)
@@ -255,6 +282,29 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _group(path: Path) -> dict[str, Any]:
+    """Return the metadata of a Zarr group; empty if there is no group."""
+    try:
+        metadata = json.loads((path / METADATA).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _mark(path: Path) -> bool:
+    """Store the name of a Zarr group among its attributes, atomically; return whether there is a group."""
+    metadata = _group(path)
+    if metadata:
+        metadata["attributes"][_KEPT_OF] = path.name
+        new = path / f".{METADATA}.partial"
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(metadata, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path / METADATA)
+    return bool(metadata)
 
 
 def _swap_names(first: Path, second: Path) -> bool:

@@ -57,9 +57,7 @@ def load_group(
     """Read fields; the caller has compared the arguments of the ranks. Collective; blocks."""
     world, step = domain.world, f"reading {path}"
     with opened_on_all(world, path, opened_store(path, world.limit_s), read) as (store, contents):
-        guarded(
-            world, lambda: _check(contents, path, domain.grid_shape, names, into), step, LOADING
-        )
+        guarded(world, lambda: _check(domain, contents, path, names, into), step, LOADING)
         if names is None:
             names = () if into else tuple(contents.fields)
         wanted = sorted({*into, *names})
@@ -126,23 +124,31 @@ def opened_on_all(
 
 
 def _check(
+    domain: Domain,
     contents: Contents,
     path: object,
-    grid_shape: tuple[int, ...],
     names: tuple[str, ...] | None,
     into: dict[str, CallerField],
 ) -> None:
     """Check that the checkpoint fits the grid and the fields."""
-    if contents.grid_shape != grid_shape:
+    if contents.grid_shape != domain.grid_shape:
         raise CheckpointError(
-            f"{path} has fields of a grid of {contents.grid_shape} cells, and this grid has {grid_shape}; make a grid "
-            "of the same shape: the ranks, their division and the halo may differ"
+            f"{path} has fields of a grid of {contents.grid_shape} cells, and this grid has {domain.grid_shape}; make "
+            "a grid of the same shape: the ranks, their division and the halo may differ"
         )
     for name in (*(names or ()), *into):
         if name not in contents.fields:
             raise CheckpointError(
                 f"{path} has no field {shortened(name)}; it has {', '.join(contents.fields) or 'none'}"
             )
+    for name in contents.fields if names is None and not into else names or ():
+        if name not in into:
+            try:
+                domain.layouts.of_options(contents.fields[name].options)
+            except FieldError as error:
+                raise FieldError(
+                    f"{name}: {error}; or give a field to fill, as in grid.load(path, {name}=grid.zeros())"
+                ) from error
     for name, given in into.items():
         why = contents.fields[name].differs(given.layout, given.described.dtype)
         if why:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from halox.checkpoint import chunks
 from halox.checkpoint.chunks import Cut, Shard, ShardGrid, extents, relative
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
@@ -32,8 +33,15 @@ from halox.runtime.world import World
 DEVICE_PART_BYTES = 8 << 20
 """Bytes of a part of a field on a GPU: the copy takes much longer than its launch."""
 
-_IN_FLIGHT = 2
-"""Messages, and transfers of shards, at the same time."""
+_MESSAGES = 2
+"""Messages at the same time."""
+
+_SHARDS = 5
+"""Shards whose memory the transfers at the same time may need.
+
+TensorStore reads a whole shard in one call, and adjacent chunks in parts of several MiB, so that few transfers use few
+cores.
+"""
 
 New = Callable[[tuple[int, ...], Any], Array]
 """Function that allocates a host array of a shape and a dtype."""
@@ -51,7 +59,9 @@ def save(
     with _Transfers(store, failure) as writes:
 
         def write(cut: Cut, values: Array) -> None:
-            writes.start(partial(start_write, array, cut, values))
+            # The encoded bytes, and the values unless they are a view of the cells.
+            nbytes = values.nbytes * (1 if values.base is not None else 2)
+            writes.start(partial(start_write, array, cut, values), nbytes)
 
         collect(world, shards, cells, field, "a save", write, partial(_advance, failure, advance))
     return failure.error
@@ -77,10 +87,10 @@ def collect(
     ``step`` names the call in errors.
     """
     with (
-        MessageQueue(world, _IN_FLIGHT, step) as queue,
+        MessageQueue(world, _MESSAGES, step) as queue,
         closing(_on_host(shards, cells, field, new)) as parts,
     ):
-        for shard, values in zip(shards, parts, strict=True):
+        for shard, values in zip(shards.shards, parts, strict=True):
             if shard.writer == world.rank:
                 write(shard.cut, _assembled(shard, values, queue, world.rank, new))
             else:
@@ -99,7 +109,7 @@ def load(
         staging(cells, _part_cells(field) * field.dtype.itemsize) as staged,
         _Transfers(store, failure, field) as reads,
     ):
-        for cut in shards.own_cuts():
+        for cut in shards.own_cuts:
             local = shards.local(cut)
             target = (
                 as_void(cells)[local] if is_direct else np.empty(extents(cut), _host_dtype(field))
@@ -110,7 +120,8 @@ def load(
                     _fill(staged, local, target, _part_cells(field))
                 advance(target.size * field.dtype.itemsize)
 
-            reads.start(partial(_read, array, cut, target), place)
+            nbytes = target.nbytes * (1 if is_direct else 2)
+            reads.start(partial(_read, array, cut, target), nbytes, place)
     return failure.error
 
 
@@ -141,18 +152,21 @@ class _Transfers:
 
     def __init__(self, store: Store, failure: Failure, read: StoredField | None = None) -> None:
         self._store, self._failure, self._field = store, failure, read
-        self._futures: deque[tuple[Any, Callable[[], None]]] = deque()
+        self._futures: deque[tuple[Any, int, Callable[[], None]]] = deque()
 
-    def start(self, begin: Callable[[], Any], then: Callable[[], None] = lambda: None) -> None:
-        """Begin a transfer, unless an earlier one has failed; ``then`` is called after its end."""
-        while len(self._futures) >= _IN_FLIGHT:
+    def start(
+        self, begin: Callable[[], Any], nbytes: int, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Begin a transfer that needs ``nbytes`` of memory, unless one has failed; ``then`` is called after its end."""
+        most = _SHARDS * chunks.SHARD_BYTES
+        while self._futures and nbytes + sum(size for _, size, _ in self._futures) > most:
             self._end_oldest()
         future = self._failure.attempt(begin)
         if future is not None:
-            self._futures.append((future, then))
+            self._futures.append((future, nbytes, then))
 
     def _end_oldest(self) -> None:
-        future, then = self._futures[0]
+        future, _, then = self._futures[0]
 
         def end() -> None:
             try:
@@ -223,7 +237,7 @@ def _on_host(
 
     Cells on the host are not copied. Cells on a GPU are copied part by part.
     """
-    cuts = [shards.local(cut) for cut in shards.own_cuts()]
+    cuts = [shards.local(cut) for cut in shards.own_cuts]
     if not cuts or not is_device_array(cells):
         yield from (as_void(cells)[cut] for cut in cuts)
         return

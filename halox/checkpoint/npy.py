@@ -40,15 +40,13 @@ PART_BYTES = 16 << 20
 """Maximum bytes of a part; a single element may be larger."""
 
 
-def save(
-    world: World, path: Path, given: CallerField, progress: Progress | None, keep: int
-) -> None:
+def save(world: World, path: Path, given: CallerField, progress: Progress | None) -> None:
     """Write a field. Collective; blocks."""
     layout, dtype, step = given.layout, given.described.dtype, f"writing {path}"
     header: bytes = guarded(world, lambda: _header(layout.global_shape, dtype), step, SAVING)
 
     def begin() -> Replacement:
-        return Replacement(path, Path.is_file, is_folder=False, keep=keep)
+        return Replacement(path, Path.is_file, is_folder=False)
 
     def make(partial: str) -> None:
         Path(partial).write_bytes(header)

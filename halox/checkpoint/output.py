@@ -2,17 +2,19 @@
 
 A call of `append` copies the cells and starts their write; TensorStore's threads compress and write. No thread makes
 MPI calls: the next collective call of the output compares how far the ranks are. If all ranks have written a record,
-rank 0 starts to replace the group's metadata, which counts the record from then on::
+rank 0 counts it in the group's metadata. A timer does so, at most every `COUNT_S`, for all records since::
 
     append 0    copy 0, start writing 0
-    append 1    all have written 0: count it    copy 1, start writing 1
-    wait        all have written 1: count it
+    append 1    all have written 0: start the timer    copy 1, start writing 1
+    timer       write the time of 0, count it
+    wait        all have written 1: write the time of 1, count it
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
@@ -31,10 +33,10 @@ from halox.checkpoint.arguments import CallerField
 from halox.checkpoint.calls import SaveOptions, check_equal, compared, request_of
 from halox.checkpoint.chunks import Cut, ShardGrid
 from halox.checkpoint.fields import StoredField, spec_text
-from halox.checkpoint.folder import Lock, Replacement, remove
+from halox.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
 from halox.checkpoint.saving import guarded, may_replace
-from halox.checkpoint.store import METADATA, Store, arrays_of, is_output, load_tensorstore, make
+from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.gathering.staging import owned_cells
@@ -42,10 +44,13 @@ from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, single_threaded
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.world import raise_together
-from halox.values import shown
+from halox.values import rounded_up, shown
 
 _MAKING, _APPENDING, _WAITING = "making an Output", "append", "wait"
 _MODES = ("w-", "w", "a")
+COUNT_S = 0.05
+"""Seconds until complete records count: two small files for many small records."""
+
 _ENDLESS = 1 << 40
 """Length of the time axis for writing: the stored length counts complete records only."""
 
@@ -56,6 +61,7 @@ class _Request(NamedTuple):
     regions: dict[str, Cut]
     metadata: dict[str, Any]  # of an output without records
     coords: dict[str, Array]
+    given: frozenset[str]  # names of coordinates that the caller has given
     mode: str
     until: float | None
     buffer: int
@@ -87,8 +93,8 @@ class Output(Closing):
         Fields by name, with any dtypes and layouts; or by keyword, as in ``u=u``.
     mode : {"w-", "w", "a"}
         "w-" makes a new output, and raises an error if the path exists. "w" replaces an output or a checkpoint. "a"
-        continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; if the path
-        does not exist, it makes a new output.
+        continues an output, on any number of ranks, and keeps its coordinates, attributes and compressors; given ones
+        must be the same. If the path does not exist, it makes a new output.
     time : float, optional
         With "a", the time from which the program continues: later records are removed. By default none is removed.
     every : mapping of str to int, optional
@@ -117,7 +123,8 @@ class Output(Closing):
         If arguments differ between ranks.
     CheckpointError
         If the output cannot be made: no permission, no space, another run is writing it, the path exists (with "w-"),
-        is not an output or checkpoint, or is an output of another grid or of other fields (with "a").
+        is not an output or checkpoint, or is an output of another grid, or with other fields, coordinates, attributes
+        or compressors (with "a").
     MissingPackageError
         If tensorstore is not installed.
 
@@ -179,10 +186,12 @@ class Output(Closing):
             like_save = request_of(domain, where, given, options)
             strides = arguments.every_of(every, given)
             regions, is_common = arguments.regions_of(region, given)
-            metadata, values = records.describe(like_save, strides, regions, is_common=is_common)
+            metadata, values, known = records.describe(
+                like_save, strides, regions, is_common=is_common
+            )
             until = None if time is None else arguments.time_of(time)
             most = arguments.count_of("buffer", buffer, "records")
-            request = _Request(where, given, regions, metadata, values, mode, until, most)
+            request = _Request(where, given, regions, metadata, values, known, mode, until, most)
             return request, compared(
                 where,
                 given,
@@ -207,8 +216,9 @@ class Output(Closing):
                 raise
         self._pending: deque[_Record] = deque()
         self._spare: list[Array] = []  # buffers of earlier records
-        self._counting: Any = None  # future of the latest metadata, on rank 0
-        self._counted = self.records  # in these metadata
+        self._timer: threading.Timer | None = None  # that will count records, on rank 0
+        self._lock = threading.Lock()  # of `records` and `_timer`
+        self._counted = self.records  # in the metadata
         self._written = self.records  # by this rank
         self._error: Exception | None = None  # of this rank
         self._closed = ""
@@ -279,7 +289,18 @@ class Output(Closing):
                 f'{self._path} is not an output of halox.Output; give another path, or mode="w"'
             )
         records.check_alike(self._path, metadata, request.metadata)
-        time = arrays_of(metadata)[records.TIME]
+        arrays = arrays_of(metadata)
+        coords = {
+            name: (
+                request.coords[name],
+                self._store.wait(self._store.below(name).array(arrays[name], mode="read").read())
+                if name in arrays
+                else None,
+            )
+            for name in request.given
+        }
+        records.check_given(self._path, metadata, request.metadata, coords)
+        time = arrays[records.TIME]
         count = time["shape"][0]
         stored = self._store.below(records.TIME).array(time, mode="write")
         times = self._store.wait(stored.read()).tolist() if count else []
@@ -361,8 +382,6 @@ class Output(Closing):
         number = len(self._times)
         self._times.append(value)
         record = _Record([], [])
-        if self._world.rank == 0:  # first, while TensorStore's threads are idle
-            self._attempt(partial(self._write_times, number, record))
         for name, variable in self._variables.items():
             if number % variable.every == 0:
                 self._start(variable, given.get(name, variable.given), number, record)
@@ -388,11 +407,11 @@ class Output(Closing):
 
         def end() -> None:
             if self._world.rank == 0:
-                self._end_counting()
-                metadata = records.sized(self._metadata, self.records)
-                if self._counted < self.records:
-                    self._store.write_json(metadata)
-                self._write_lengths(metadata)
+                self._end_timer()
+                if self._error is not None:
+                    raise self._error
+                self._write_count()
+                self._write_lengths(records.sized(self._metadata, self.records))
 
         guarded(self._world, end, f"writing {self._path}", _WAITING)
 
@@ -424,6 +443,9 @@ class Output(Closing):
     def _end(self) -> None:
         """Wait for this rank's writes, which would disturb a later run, and release the path; local."""
         self._reap(0)
+        if self._world.rank == 0:
+            self._end_timer()
+            self._attempt(self._write_count)
         for future in [future for record in self._pending for future in record.futures]:
             with suppress(Exception):
                 self._store.wait(future)
@@ -509,20 +531,44 @@ class Output(Closing):
         if errors:
             self._closed = errors[0][2]
             raise_together(errors, self._world.size, self._error)
-        self.records = min(written for written, _ in states)
-        if self._world.rank == 0 and self._counted < self.records:
-            self._attempt(self._start_counting)
+        with self._lock:
+            self.records = min(written for written, _ in states)
+            if self._world.rank == 0:
+                self._start_timer()
 
-    def _start_counting(self) -> None:
-        """Start to replace the group's metadata, unless the last replacement lasts: a later call then counts more."""
-        if self._counting is None or self._counting.done():
-            self._end_counting()
-            self._counting = self._store.start_json(records.sized(self._metadata, self.records))
-            self._counted = self.records
+    def _start_timer(self) -> None:
+        if self._timer is None and self._counted < self.records and self._error is None:
+            self._timer = threading.Timer(COUNT_S, self._count_later)
+            self._timer.start()
 
-    def _end_counting(self) -> None:
-        if self._counting is not None:
-            self._store.wait(self._counting)
+    def _count_later(self) -> None:
+        """Count the complete records, in a thread; it makes no MPI calls."""
+        self._attempt(self._write_count)
+        with self._lock:
+            self._timer = None
+            self._start_timer()  # for the records since
+
+    def _end_timer(self) -> None:
+        while self._timer is not None:
+            timer = self._timer
+            timer.cancel()
+            timer.join()
+            if self._timer is timer:  # cancelled in time
+                self._timer = None
+
+    def _write_count(self) -> None:
+        """Write the times of all complete records, and then their number."""
+        count = self.records
+        if count == self._counted:
+            return
+        for axis, every in self._axes:
+            times = self._times[:count:every]
+            first = self._counted // every // records.TIMES * records.TIMES
+            values = np.full(rounded_up(len(times), records.TIMES) - first, np.nan)
+            values[: len(times) - first] = times[first:]
+            self._store.wait(axis[first : first + len(values)].write(values))
+        self._store.write_json(records.sized(self._metadata, count))
+        self._counted = count
 
     def _start(self, variable: _Variable, given: CallerField, number: int, record: _Record) -> None:
         """Copy the cells of a field, exchange cells of shared shards, and start the writes of this rank."""
@@ -556,17 +602,6 @@ class Output(Closing):
             lambda cut, values: self._attempt(partial(write, cut, values)),
             new=new,
         )
-
-    def _write_times(self, number: int, record: _Record) -> None:
-        for axis, every in self._axes:
-            if number % every == 0:
-                first = number // every // records.TIMES * records.TIMES
-                times = self._times[::every][first:]
-                values = np.full(records.TIMES, np.nan)
-                values[: len(times)] = times
-                write = axis[first : first + records.TIMES].write(values)
-                self._store.wait(write.copy)  # in order: a later record may write the same chunk
-                record.futures.append(write)
 
 
 def _forget(path: Path, rank: int, release: Callable[[], None]) -> None:

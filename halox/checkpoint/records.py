@@ -1,7 +1,7 @@
 """Description of an output in time: a Zarr group whose arrays have a time axis in front, in JSON.
 
 The length of the time axes is the number of complete records. Readers take it from the group's consolidated metadata,
-a single file, which is replaced atomically. Chunks of later records do not count until then::
+a single file, which is replaced atomically, after the times. Chunks of later records do not count until then::
 
     run.zarr/zarr.json      the group, and the metadata of all its arrays
     run.zarr/time/c/0       times, in chunks of many records
@@ -33,16 +33,16 @@ _REGION = f"{PREFIX}region"
 
 def describe(
     request: Request, every: Mapping[str, int], regions: Mapping[str, Cut], *, is_common: bool
-) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the metadata of an output without records, and its coordinates; raises `FieldError`.
+) -> tuple[dict[str, Any], dict[str, Array], frozenset[str]]:
+    """Return the metadata of an output without records, its coordinates, and the names of the given coordinates.
 
     ``regions`` has a slice per grid axis for each field, with all numbers given. ``is_common`` tells that all fields
-    have the same region, so that their dimensions need no names of their own.
+    have the same region, so that their dimensions need no names of their own. Raises `FieldError`.
     """
     arrays: dict[str, Any] = {}
     coords: dict[str, Array] = {}
     attrs: dict[str, dict[str, Any]] = {}
-    taken = {TIME}
+    taken, given = {TIME}, set()
     origins: dict[str, tuple[str, str]] = {}
     for dim in request.dims:
         if dim.startswith(TIME):
@@ -62,6 +62,8 @@ def describe(
             if is_cut or dim in request.coords:
                 coords[dims[axis]] = request.coords.get(dim, np.arange(lengths[axis]))[cut]
                 attrs[dims[axis]] = request.array_attrs.get(dim, {})
+                if dim in request.coords:
+                    given.add(dims[axis])
         dims = [_time_of(every.get(name, 1)), *dims]
         taken |= {*dims}
         arrays[name] = {
@@ -77,7 +79,7 @@ def describe(
     for time in map(_time_of, {1, *every.values()}):
         arrays[time] = coordinate(time, np.full(TIMES, np.nan), {})
     own = {OUTPUT: _VERSION, GRID_SHAPE: list(request.grid_shape)}
-    return sized(group({**request.attrs, **own}, arrays), 0), coords
+    return sized(group({**request.attrs, **own}, arrays), 0), coords, frozenset(given)
 
 
 def _time_of(every: int) -> str:
@@ -149,6 +151,49 @@ def check_alike(path: object, stored: Mapping[str, Any], new: Mapping[str, Any])
                 f"{path}: {name} is {there} in the output, and {here} here; give the grid, fields, every= and region= "
                 'of the run that made it, or mode="w" to replace it'
             )
+
+
+def check_given(
+    path: object,
+    stored: Mapping[str, Any],
+    new: Mapping[str, Any],
+    coords: Mapping[str, tuple[Array, Array | None]],
+) -> None:
+    """Raise `CheckpointError` if an output has other attributes, coordinates or compressors than the given ones.
+
+    ``coords`` has given coordinates, each with the stored ones.
+    """
+    there, here = arrays_of(stored), arrays_of(new)
+    differing = [
+        f"attrs: {name}"
+        for name, value in new["attributes"].items()
+        if not name.startswith(PREFIX) and repr(stored["attributes"].get(name)) != repr(value)
+    ]
+    for name, (mine, theirs) in coords.items():
+        attrs = here[name]["attributes"]
+        if (
+            theirs is None
+            or not np.array_equal(mine, theirs, equal_nan=True)
+            or attrs not in ({}, there[name]["attributes"])
+        ):
+            differing.append(f"coords: {name}")
+    for name, array, _ in variables(new):
+        given, known = _compressors(array), _compressors(there[name])
+        if given and (
+            len(given) != len(known)
+            or any(codec | mine != codec for codec, mine in zip(known, given, strict=True))
+        ):
+            differing.append(f"compressors: of {name}")
+    if differing:
+        raise CheckpointError(
+            f"{path}: differs from the output in {'; '.join(sorted(differing))}; leave it out, to go on as it is"
+        )
+
+
+def _compressors(array: Mapping[str, Any]) -> list[dict[str, Any]]:
+    (sharding,) = array["codecs"]
+    codecs: list[dict[str, Any]] = sharding["configuration"]["codecs"][1:-1]
+    return [{"name": codec["name"], **codec.get("configuration", {})} for codec in codecs]
 
 
 def _facts(array: Mapping[str, Any]) -> str:

@@ -13,9 +13,10 @@ from halox.checkpoint import moving
 from halox.checkpoint.arguments import CallerField, Progress
 from halox.checkpoint.bucket import BucketPath, BucketReplacement
 from halox.checkpoint.chunks import ShardGrid, extents
-from halox.checkpoint.fields import StoredField
+from halox.checkpoint.fields import StoredField, kept_attributes
 from halox.checkpoint.folder import Replacement
 from halox.checkpoint.store import Contents, Store, create, is_checkpoint, is_output
+from halox.decomposition import FieldSpec
 from halox.errors import CheckpointError, HaloxError
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
@@ -36,6 +37,7 @@ class Request:
     attrs: dict[str, Any]
     array_attrs: dict[str, dict[str, Any]]
     codecs: list[Any]
+    plain: FieldSpec  # of the grid's fields without options
     progress: Progress | None = None
     keep: int = 1
 
@@ -44,7 +46,13 @@ def save_group(world: World, request: Request) -> None:
     """Write a group; the caller has compared the arguments of the ranks. Collective; blocks."""
     path, given = request.path, request.fields
     stored = {
-        name: StoredField.of(name, field.layout, field.described.dtype, request.codecs)
+        name: StoredField.of(
+            name,
+            field.layout,
+            field.described.dtype,
+            request.codecs,
+            kept=kept_attributes(field.layout.spec, request.plain),
+        )
         for name, field in given.items()
     }
     axes = next(iter(given.values())).layout.decomposition.axes

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,7 @@ from uuid import uuid4
 import numpy as np
 
 from halox.checkpoint.fields import StoredField, array_metadata, bytes_codec
-from halox.checkpoint.folder import identity_of
+from halox.checkpoint.folder import METADATA, identity_of
 from halox.errors import CheckpointError, MissingPackageError
 from halox.runtime.arrays import Array
 from halox.values import as_list, shown
@@ -35,8 +36,6 @@ _PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
 
 OUTPUT = f"{PREFIX}output"
 """Attribute of the outputs of `halox.Output`."""
-
-METADATA = "zarr.json"
 
 _CONTEXT = {
     # A shard has one writer, so that locks of files are not needed; some file systems have none.
@@ -143,20 +142,16 @@ class Store:
 
     def read_json(self, key: str = METADATA) -> Any:
         """Return a JSON value, None if the key is missing; raises ValueError if it is no JSON, and `StoreError`."""
-        result = self.wait(self._keys().read(key))
+        result = self.wait(self._keys.read(key))
         return None if result.state == "missing" else json.loads(result.value)
 
     def write_json(self, value: object, key: str = METADATA) -> None:
-        """Write a JSON value, through to the disk."""
-        self.wait(self.start_json(value, key))
-
-    def start_json(self, value: object, key: str = METADATA) -> Any:
-        """Start to replace a JSON value atomically; return the future of TensorStore."""
-        return self._keys().write(key, json.dumps(value, indent=2).encode())
+        """Replace a JSON value atomically, through to the disk."""
+        self.wait(self._keys.write(key, json.dumps(value, indent=2).encode()))
 
     def remove(self) -> None:
         """Remove all keys."""
-        self.wait(self._keys().delete_range(load_tensorstore().KvStore.KeyRange()))
+        self.wait(self._keys.delete_range(load_tensorstore().KvStore.KeyRange()))
 
     def array(self, metadata: Mapping[str, Any], *, mode: str) -> Any:
         """Return an array of TensorStore; raises `StoreError`.
@@ -179,6 +174,7 @@ class Store:
         opening = load_tensorstore().open(spec, context=self.context, **options[mode])
         return self.wait(opening)
 
+    @cached_property
     def _keys(self) -> Any:
         spec = {**self.driver, "path": self.path}
         return self.wait(load_tensorstore().KvStore.open(spec, context=self.context))

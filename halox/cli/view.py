@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.store import METADATA, OUTPUT
+from halox.checkpoint.folder import METADATA
+from halox.checkpoint.store import FORMAT_KEY, OUTPUT
 from halox.dimension_names import AXES
 from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.arrays import Array
@@ -84,10 +85,15 @@ def view(args: argparse.Namespace) -> int:
     suffix = ("" if first.suffix == ".npy" else f".{name}") + (".gif" if is_animation else ".png")
     path = args.png or args.gif or first.with_name(first.name + suffix)
     low, high = draw(frames, path, args.log, args.cmap, args.range)
-    print(f"{path}: {frames[0].title.splitlines()[0]}, from {low:g} to {high:g}")
+    print(f"{printable(str(path))}: {frames[0].title.splitlines()[0]}, from {low:g} to {high:g}")
     if args.field is None and len(fields) > 1:
         print(f"fields: {', '.join(fields)}")
     return 0
+
+
+def printable(name: str) -> str:
+    """Return a name with a question mark in place of bytes that are not UTF-8."""
+    return name.encode(errors="replace").decode()
 
 
 def check_packages(name: str, *packages: str) -> None:
@@ -114,12 +120,28 @@ def _open(path: Path, name: str | None) -> tuple[Any, list[str]]:
     # Decoding would make times of numbers with a unit such as seconds.
     # Outputs have their number of records in the consolidated metadata; those of old checkpoints lack configurations.
     about = path / METADATA
-    is_output = about.is_file() and OUTPUT in about.read_text(encoding="utf-8")
-    group = xarray.open_zarr(path, consolidated=is_output, decode_cf=False)
+    text = about.read_text(encoding="utf-8") if about.is_file() else ""
+    store = _complete_store(path) if OUTPUT in text or FORMAT_KEY in text else path
+    group = xarray.open_zarr(store, consolidated=OUTPUT in text, decode_cf=False)
     fields = sorted(map(str, group.data_vars))
     field = group[name or fields[0]]
     field.attrs = group.attrs
     return field, fields
+
+
+def _complete_store(path: Path) -> Any:
+    """Return the store of a group that halox has written: it has all chunks, and a missing one is an error."""
+    from zarr.storage import LocalStore
+
+    class CompleteStore(LocalStore):
+        async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+            """Return the value of a key; raises FileNotFoundError for a missing chunk."""
+            value = await super().get(key, *args, **kwargs)
+            if value is None and "c" in key.split("/")[1:]:
+                raise FileNotFoundError(f"{key} is missing: the checkpoint is damaged")
+            return value
+
+    return CompleteStore(path, read_only=True)
 
 
 def _times(field: Any) -> list[Any]:
@@ -140,12 +162,19 @@ def _frame(field: Any, where: str, args: argparse.Namespace, record: int) -> Fra
     components = [dim for dim in field.dims if "_component_" in dim]
     picks: dict[Any, Any] = dict.fromkeys(components, 0) | dict.fromkeys(_times(field), record)
     picks |= dict(args.picks)
+    if any(field.sizes[dim] == 0 for dim in _times(field)):
+        raise HaloxError(f"{where} has no records of {field.name} yet")
     free = [dim for dim in field.dims if dim not in picks]
     if not free:
         raise HaloxError(f"no axis of {field.name} is left to draw; leave out --slice or --project")
     shown = free[:2]
     picks |= {dim: field.sizes[dim] // 2 for dim in free[2:]}
     index = {dim: pick for dim, pick in picks.items() if isinstance(pick, int)}
+    for dim, n in index.items():
+        if dim in field.dims and not -field.sizes[dim] <= n < field.sizes[dim]:
+            raise HaloxError(
+                f"--slice {dim}={n}: {field.name} has {field.sizes[dim]} points along {dim}"
+            )
     thin = {dim: slice(None, None, -(-field.sizes[dim] // _MOST_POINTS)) for dim in shown}
     part, title = field.isel(index | (thin if len(shown) == 2 else {})), field.name
     if part.dtype.kind == "c":
@@ -156,7 +185,7 @@ def _frame(field: Any, where: str, args: argparse.Namespace, record: int) -> Fra
         title += " at " + ", ".join(f"{dim} = {i % field.sizes[dim]}" for dim, i in index.items())
     user = {key: value for key, value in field.attrs.items() if not key.startswith("halox_")}
     numbers = [f"{key} {n:g}" for key, n in user.items() if type(n) in (int, float)]
-    title += "\n" + ", ".join([where, *numbers[:3]])
+    title = printable(title + "\n" + ", ".join([where, *numbers[:3]]))
     blocks = []
     if args.blocks:
         if not field.attrs.get("halox_blocks"):

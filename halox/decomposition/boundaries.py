@@ -14,7 +14,7 @@ from numbers import Number
 from typing import Any, TypeAlias
 
 from halox.errors import FieldError
-from halox.values import as_int, as_list, check_unmasked, shown
+from halox.values import as_int, as_list, check_unmasked, has_unit, shown
 
 PERIODIC = ("periodic", "wrap")
 WORDS = ("edge", "reflect", "symmetric", "antireflect", "antisymmetric", "extrapolate")
@@ -224,8 +224,8 @@ def _one(form: Any) -> Boundary | None:
     check_unmasked(number, "boundary")
     with suppress(Exception):  # not a scalar of an array library
         number = number.item()
-    if not isinstance(number, (bool, int, float, complex)):
-        raise FieldError(f"boundary: {kind!r} needs a number, got {shown(number)}")
+    if not isinstance(number, (bool, int, float, complex)) or has_unit(form[1]):
+        raise FieldError(f"boundary: {kind!r} needs a number, got {shown(form[1])}")
     if kind == "phase" and number == 0:
         raise FieldError("boundary: a phase must not be 0")
     return Boundary(kind, number)

@@ -86,6 +86,7 @@ class FieldOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(FieldOptions.__annotations__)
+POSITIONS = ("low", "center", "high")
 
 
 def field_spec(
@@ -176,14 +177,13 @@ def _signs(value: object) -> tuple[tuple[tuple[int, ...], int], ...]:
 def _positions(value: object, ndim: int) -> tuple[int, ...]:
     if value is None:
         return ()
-    words = ("low", "center", "high")
     places = [value] * ndim if isinstance(value, str) else as_list(value) or []
-    if len(places) != ndim or any(place not in words for place in places):
+    if len(places) != ndim or any(place not in POSITIONS for place in places):
         raise FieldError(
             f"position must be 'low', 'center' or 'high', or one of them for each of {ndim} grid axes, got "
             f"{shown(value)}"
         )
-    return tuple(words.index(place) for place in places)
+    return tuple(POSITIONS.index(place) for place in places)
 
 
 def fixed_dtype(dtype: npt.DTypeLike) -> DType:

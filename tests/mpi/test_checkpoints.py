@@ -487,7 +487,7 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     "keep in a bucket": (
         lambda g, p, u: g.save("s3://bucket/b", u=u, keep=2),
         FieldError,
-        "kept in file systems only",
+        "keep: s3://bucket/b: only Zarr groups",
     ),
     "progress": (
         lambda g, p, u: g.save(p / "b", u=u, progress=3),
@@ -632,6 +632,139 @@ def test_fields_called_like_the_default_dimensions(path: Path, comm: MPI.Intraco
         assert np.array_equal(ds.x, whole_array(CELLS, "f8"))
 
 
+def wall(slab: Any, axis: int, side: str, indices: Any) -> None:
+    slab[...] = -1
+
+
+def exchanged(g: halox.Grid, u: Any) -> Any:
+    """A copy of a field's array after an exchange, with its halo."""
+    g.exchange(u)
+    return u.copy()
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "position": {"components": 2, "sign": {0: -1}, "position": ("center", "high")},
+    "signs": {"components_after": 3, "sign": {1: -1}},
+    "walls": {
+        "components": 2,
+        "boundary": {
+            0: (("antisymmetric", None), None),
+            (): ((("constant", 2.5), None), None),
+        },
+    },
+    "gradient": {"boundary": ((("gradient", -0.5), None), None)},
+    "own": {"boundary": None},
+}
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_options_of_fields_are_kept(path: Path, comm: MPI.Intracomm) -> None:
+    """Halos after a restart are those of before; also from labelled arrays, if xarray is there."""
+    options = {
+        "connect": {(0, "high"): halox.Connection(flip=1)},
+        "boundary": (("extrapolate", None), None),
+        "periodic": (False, True),
+        "checkerboard": False,
+    }
+    with grid(comm, **options) as g:
+        fields = {name: g.zeros(**one) for name, one in KEPT.items()}
+        for number, u in enumerate(fields.values()):
+            g.interior(u)[...] = whole_values(g, u) + number
+        expected = {name: exchanged(g, u) for name, u in fields.items()}
+        g.save(path / "a", fields)
+        found = g.load(path / "a")
+        again = {name: g.zeros_like(u) for name, u in found.items()}
+        for name, u in found.items():
+            assert g.layout(u).spec == g.layout(fields[name]).spec == g.layout(again[name]).spec
+            assert (exchanged(g, u) == expected[name]).all(), name
+        pytest.importorskip("xarray")
+        for name, u in fields.items():
+            labelled = g.dataarray(u, name=name, halo=True)
+            v = g.from_dataarray(labelled)
+            assert g.layout(v).spec == g.layout(u).spec
+            labelled.to_dataset().halox.to_zarr(path / name, g)
+            (v,) = g.load(path / name).values()
+            assert g.layout(v).spec == g.layout(u).spec
+
+
+def whole_values(g: halox.Grid, u: Any) -> Any:
+    """Values that differ from cell to cell, and between the components behind."""
+    values = sum(100.0**n * x for n, x in enumerate(g.indices(field=u)))
+    after = g.layout(u).spec.components_after
+    return np.stack([values * (n + 1) for n in range(after[0])], -1) if after else values
+
+
+def test_a_wind_on_a_cubed_sphere_is_kept(path: Path, comm: MPI.Intracomm) -> None:
+    with halox.CubedSphere(4, comm=comm, device="cpu") as g:
+        u = g.zeros(components=2, sign="vector")
+        g.interior(u)[...] = whole_values(g, u)
+        g.save(path / "a", u=u)
+        v = g.load(path / "a")["u"]
+        assert (exchanged(g, v) == exchanged(g, u)).all()
+    with halox.Grid((6, 4, 4), comm=comm, device="cpu") as g:
+        with pytest.raises(FieldError, match=r"\bu\b.*sign"):
+            g.load(path / "a")
+        g.load(path / "a", u=g.zeros(components=2))
+
+
+def test_complex_phases_are_kept(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm, periodic=True) as g:
+        u = g.ones("c16", boundary=("phase", 1j))
+        g.save(path / "a", u=u)
+        v = g.load(path / "a")["u"]
+        assert (exchanged(g, v) == exchanged(g, u)).all()
+
+
+def test_a_boundary_function_must_be_given_again(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        u = g.full(2.0, boundary=wall)
+        g.save(path / "a", u=u, v=g.full(3.0))
+        for names in (None, "u", ["u", "v"]):
+            with pytest.raises(FieldError, match=r"\bu\b.*\bwall\b"):
+                g.load(path / "a", names=names)
+        assert g.max(g.load(path / "a", names="v")["v"]) == 3
+        found = g.load(path / "a", u=g.zeros(boundary=wall))["u"]
+        assert (exchanged(g, found) == exchanged(g, u)).all()
+        pytest.importorskip("xarray")
+        with pytest.raises(FieldError, match=r"\bwall\b"):
+            g.from_dataarray(g.dataarray(u))
+    with grid(comm, boundary=wall) as g:  # the grid's boundary is no option of a field
+        g.save(path / "a", u=g.full(2.0))
+        assert g.max(g.load(path / "a")["u"]) == 2
+
+
+def test_attributes_that_json_would_change(path: Path, comm: MPI.Intracomm) -> None:
+    """Keys that are not text, and durations, whose unit would be lost."""
+    with grid(comm) as g:
+        for value in ({1: 2}, [{"a": {True: 1}}], np.timedelta64(5, "ns"), {"a": {None: 1}}):
+            with pytest.raises(FieldError, match="attrs"):
+                g.save(path / "a", u=g.ones(), attrs={"x": value})
+        g.save(path / "a", u=g.ones(), attrs={"x": {"1": ({"b": np.arange(2)},)}})
+        assert g.load(path / "a").attrs == {"x": {"1": [{"b": [0, 1]}]}}
+
+
+def test_names_that_tensorstore_cannot_use(path: Path, comm: MPI.Intracomm) -> None:
+    """A backslash, and bytes that are not UTF-8: an error, and nothing is written; .npy files can have them."""
+    with grid(comm) as g:
+        u = g.full(3.0)
+        for name in ("out\\run.zarr", "out\\b/run.zarr", os.fsdecode(b"run\xff.zarr")):
+            with pytest.raises(CheckpointError, match="path"):
+                g.save(path / name, u=u)
+            with pytest.raises(CheckpointError, match="path"):
+                g.load(path / name)
+            with pytest.raises(CheckpointError, match="path"):
+                halox.Output(g, path / name, u=u)
+        comm.Barrier()
+        assert os.listdir(path) == []
+        comm.Barrier()
+        g.save(path / "out\\u.npy", u=u)
+        comm.Barrier()
+        assert os.listdir(path) == ["out\\u.npy"]
+        assert g.max(g.load(path / "out\\u.npy", v=g.zeros())["v"]) == 3
+        g.save(path / "zeit\u00e9\u4e2d.zarr", u=u)
+        assert g.max(g.load(path / "zeit\u00e9\u4e2d.zarr")["u"]) == 3
+
+
 def test_a_path_below_the_home_folder(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,7 +777,7 @@ def test_a_path_below_the_home_folder(
         assert g.sum(g.load("~/a.npy")["a"]) == g.sum(g.load("~/a.zarr")["u"]) == 72
 
 
-@pytest.mark.parametrize("name", ["run.zarr", "run.npy", "run"])
+@pytest.mark.parametrize("name", ["run.zarr", "run"])
 @pytest.mark.parametrize("swaps", [True, False])
 def test_earlier_checkpoints_are_kept(
     name: str, swaps: bool, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
@@ -664,13 +797,64 @@ def test_earlier_checkpoints_are_kept(
                 (u,) = g.load(path / saved).values()
                 assert g.max(u) == g.min(u) == value
             comm.Barrier()
-        if comm.rank == 0:
-            shutil.rmtree(path / names[1]) if suffix != "npy" else os.remove(path / names[1])
-            (path / names[1]).mkdir()
-            (path / names[1] / "thesis.tex").write_text("")
+
+
+@pytest.mark.parametrize(
+    "own", ["a checkpoint", "a copy", "a file", "an empty folder", "of another name"]
+)
+def test_own_files_at_the_names_of_earlier_checkpoints(
+    own: str, path: Path, comm: MPI.Intracomm
+) -> None:
+    """A save that keeps earlier checkpoints is an error, and leaves them as they are."""
+    run, other = path / "run.zarr", path / "run.1.zarr"
+    with grid(comm) as g:
+        g.save(run, u=g.full(1))
+        if own == "a checkpoint":
+            g.save(other, u=g.full(7))
+        elif own == "of another name":
+            g.save(path / "a.zarr", u=g.full(7))
+            g.save(path / "a.zarr", u=g.full(8), keep=2)
         comm.Barrier()
-        with pytest.raises(CheckpointError):
-            g.save(path / name, u=g.ones(), keep=3)
+        if comm.rank == 0:
+            if own == "a copy":
+                shutil.copytree(run, other)
+            elif own == "a file":
+                other.write_text("thesis")
+            elif own == "an empty folder":
+                other.mkdir()
+            elif own == "of another name":
+                (path / "a.1.zarr").rename(other)
+        comm.Barrier()
+        before = files(path)
+        comm.Barrier()
+        for keep in (2, 3):
+            with pytest.raises(CheckpointError, match="keep"):
+                g.save(run, u=g.full(2), keep=keep)
+        comm.Barrier()
+        assert files(path) == before
+        with pytest.raises(FieldError, match="keep"):
+            g.save(path / "run.npy", u=g.ones(), keep=2)
+
+
+def test_a_name_that_is_taken_while_a_save_writes(path: Path, comm: MPI.Intracomm) -> None:
+    run, other = path / "run.zarr", path / "run.1.zarr"
+    with grid(comm) as g:
+        g.save(run, u=g.full(1))
+
+        def take(done: int, total: int) -> None:
+            if comm.rank == 0:
+                other.mkdir(exist_ok=True)
+                (other / "thesis").write_text("long")
+
+        with pytest.raises(CheckpointError, match="keep"):
+            g.save(run, u=g.full(2), keep=2, progress=take)
+        assert (other / "thesis").read_text() == "long"
+        assert g.max(g.load(run)["u"]) == 1
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """The contents of all files below a folder."""
+    return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def full(*_: Any, **__: Any) -> Any:

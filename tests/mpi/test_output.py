@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -407,7 +409,7 @@ def test_modes(path: Path, comm: MPI.Intracomm) -> None:
         with pytest.raises(CheckpointError):
             halox.Output(g, path, h=h, mode="a")
         with halox.Output(g, path, h=h, mode="w") as out:
-            with pytest.raises(CheckpointError):
+            with pytest.raises(CheckpointError, match="this program"):
                 halox.Output(g, path, h=h, mode="a")
             run(out, g, {"h": h}, [0])
         with pytest.raises(CheckpointError):
@@ -424,6 +426,93 @@ def test_modes(path: Path, comm: MPI.Intracomm) -> None:
         out.close()
         with pytest.raises(CheckpointError):
             halox.Output(g, path, h=h, mode="a", region=(slice(4, 8), slice(None)))
+
+
+def test_complete_records_count_without_another_call(path: Path, comm: MPI.Intracomm) -> None:
+    """A program that computes for long after its records are complete."""
+    with grid(comm) as g, halox.Output(g, path, h=g.zeros()) as out:
+        for step in range(1000):
+            out.append(time=step)
+            if out.records:  # the ranks find out in a call
+                break
+            sleep(0.01)
+        limit = monotonic() + 60
+        while comm.rank == 0:
+            metadata = json.loads((path / "zarr.json").read_text())
+            shape = metadata["consolidated_metadata"]["metadata"]["h"]["shape"]
+            if shape[0] == out.records:
+                break
+            assert monotonic() < limit
+            sleep(0.01)
+        comm.Barrier()
+
+
+def test_an_output_that_is_dropped_can_be_made_again(path: Path, comm: MPI.Intracomm) -> None:
+    """After the error says that this program has it open, and its grid has been closed."""
+    g = grid(comm)
+
+    def cell() -> None:
+        h = g.zeros()
+        halox.Output(g, path, h=h, mode="a").append(time=0)
+
+    cell()
+    with pytest.raises(CheckpointError, match=r"this program.*\bclose"):
+        cell()
+    g.close()
+    with grid(comm) as g, halox.Output(g, path, h=g.zeros(), mode="a") as out:
+        assert out.records == 1
+
+
+def test_what_a_continued_output_is_given_is_the_same(path: Path, comm: MPI.Intracomm) -> None:
+    x, y = np.arange(11.0), np.arange(12.0) ** 2
+    zstd = {"name": "zstd", "configuration": {"level": 1}}
+    made = {"attrs": {"a": 1, "b": float("nan")}, "coords": {"x": x}, "compressors": zstd}
+    region = (slice(2, 9), slice(0, 12, 2))
+    with grid(comm) as g:
+        h = g.zeros()
+        halox.Output(g, path, h=h, region=region, **made).close()
+        for same in (
+            {},
+            made,
+            {"attrs": {"a": 1}},
+            {"coords": {"x": x}},
+            {"compressors": "zstd"},
+        ):
+            halox.Output(g, path, h=h, mode="a", region=region, **same).close()
+        for name, other in (
+            ("attrs", {"a": 2}),
+            ("attrs", {"a": 1, "c": 1}),
+            ("coords", {"x": x + 1}),
+            ("coords", {"y": y}),
+            ("compressors", "gzip"),
+            ("compressors", ["zstd", "gzip"]),
+            ("compressors", {"name": "zstd", "configuration": {"level": 2}}),
+        ):
+            with pytest.raises(CheckpointError, match=name):
+                halox.Output(g, path, h=h, mode="a", region=region, **{name: other})
+        halox.Output(g, path, h=h, mode="w").close()
+        with pytest.raises(CheckpointError, match="compressors"):
+            halox.Output(g, path, h=h, mode="a", compressors="zstd")
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        np.datetime64(5, "ns"),
+        np.timedelta64(5, "ns"),
+        np.datetime64(5, "Y"),
+        np.array(5, "m8[ns]"),
+        2**53 + 1,
+    ],
+)
+def test_times_that_are_no_numbers(time: Any, path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g, halox.Output(g, path, h=g.zeros()) as out:
+        with pytest.raises(FieldError, match="time"):
+            out.append(time=time)
+        with pytest.raises(FieldError, match="time"):
+            halox.Output(g, path, h=g.zeros(), mode="a", time=time)
+        out.append(time=2**53)
+        out.append(time=np.int64(2**53 + 2))
 
 
 BAD: dict[str, tuple[Any, type[HaloxError], str]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from halox.decomposition.boundaries import normalise_boundary
 from halox.decomposition.normalise import (
     normalise_blocks,
     normalise_grid_shape,
@@ -13,7 +14,7 @@ from halox.decomposition.normalise import (
     normalise_proc_shape,
     normalise_ranks,
 )
-from halox.errors import DecompositionError
+from halox.errors import DecompositionError, FieldError
 
 
 @pytest.mark.parametrize(
@@ -181,3 +182,10 @@ def test_errors_name_argument_given_expected_and_remedy(call, text: str) -> None
     with pytest.raises(DecompositionError) as error:
         call()
     assert str(error.value) == text
+
+
+@pytest.mark.parametrize("kind", ["constant", "gradient", "antisymmetric", "antireflect"])
+@pytest.mark.parametrize("value", [np.timedelta64(5, "ns"), np.datetime64(5, "ns")])
+def test_a_boundary_has_no_unit(kind: str, value: object) -> None:
+    with pytest.raises(FieldError, match="boundary"):
+        normalise_boundary((kind, value), (False,))

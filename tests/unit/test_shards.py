@@ -39,7 +39,7 @@ def test_each_cell_has_one_writer_and_one_owner(
     written, owned = np.zeros(shape, int), np.zeros(shape, int)
     for rank, layout in enumerate(layouts(shape, ranks)):
         shards = ShardGrid(layout, shard_shapes(layout, 8)[0])
-        for shard, cut in zip(shards, shards.own_cuts(), strict=True):
+        for shard, cut in zip(shards.shards, shards.own_cuts, strict=True):
             mine = [piece.cut for piece in shard.pieces if piece.rank == rank]
             assert mine == [cut]
             owned[cut] += 1
@@ -68,7 +68,7 @@ def test_each_point_of_a_region_has_one_writer_and_one_owner(
             cells = whole[layout.owned][shards.own_cells]
             assert found[shards.own].shape == cells.shape
             found[shards.own] = cells
-            for shard, cut in zip(shards, shards.own_cuts(), strict=True):
+            for shard, cut in zip(shards.shards, shards.own_cuts, strict=True):
                 assert [piece.cut for piece in shard.pieces if piece.rank == rank] == [cut]
                 assert prod(extents(cut)) > 0 and cells[shards.local(cut)].shape == extents(cut)
                 if shard.writer == rank:
@@ -79,4 +79,4 @@ def test_each_point_of_a_region_has_one_writer_and_one_owner(
 def test_equal_blocks_need_no_messages() -> None:
     for layout in layouts((512, 512, 512), 8):
         shards = ShardGrid(layout, shard_shapes(layout, 8)[0])
-        assert all(len(shard.pieces) == 1 for shard in shards)
+        assert all(len(shard.pieces) == 1 for shard in shards.shards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -173,6 +174,19 @@ def test_a_checkpoint_with_a_compressor_by_name_only(tmp_path: Path, drawn: list
     assert (drawn[0][0][0].values == 3).all()
 
 
+def test_names_that_are_not_utf8(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = os.fsdecode(b"run\xff")
+    shutil.copytree(saved, tmp_path / f"{name}.zarr")
+    np.save(tmp_path / f"{name}.npy", U)
+    for words in ([f"{name}.zarr", "--field", "u"], [f"{name}.npy"]):
+        assert main(["view", str(tmp_path / words[0]), *words[1:]]) == 0
+        assert "run?" in capsys.readouterr().out
+    assert (tmp_path / f"{name}.zarr.u.png").is_file()
+    assert (tmp_path / f"{name}.npy.png").is_file()
+
+
 def test_an_output_shows_its_last_record(tmp_path: Path, drawn: list[Any]) -> None:
     support.require("mpi")
     path = tmp_path / "run.zarr"
@@ -336,7 +350,13 @@ def test_the_picture_of_an_app_has_the_blocks_of_its_ranks(drawn: list[Any]) -> 
         ("run.zarr --field q", "No variable named 'q'. Variables on the dataset include"),
         ("run.zarr --slice w=1", "Dimensions {'w'} do not exist. Expected one or more of"),
         ("run.zarr --project w=max", "'w' not found in array dimensions"),
-        ("run.zarr --field u --slice z=10", "out of"),
+        ("run.zarr --field u --slice z=10", "z=10"),
+        ("run.zarr --field u --slice z=-11", "z=-11"),
+        ("missing.zarr --field u", "u/c/0/0/0"),
+        ("missing.zarr --field u --project x=max", "u/c/0/0/0"),
+        ("missing.zarr --field c --project z=mean", "c/c/0/0/0"),
+        ("records.zarr", "records.zarr has no records"),
+        ("records.zarr --gif a.gif", "records.zarr has no records"),
         ("run.zarr --slice x=0 --slice y=0 --slice z=0", "no axis of c is left to draw"),
         ("run.zarr --slice z=mid", "invalid axis_pick value: 'z=mid'"),
         ("u.npy --field v", "u.npy has no field v: a .npy file has one field, u"),
@@ -363,6 +383,11 @@ def test_mistakes(
     for chunk in (tmp_path / "cut.zarr" / "u").rglob("*"):
         if chunk.is_file() and chunk.name != "zarr.json":
             chunk.write_bytes(b"0123456789")
+    shutil.copytree(saved, "missing.zarr")
+    for name in ("c", "u"):
+        shutil.rmtree(tmp_path / "missing.zarr" / name / "c")
+    with halox.Grid(4, device="cpu") as grid:
+        halox.Output(grid, "records.zarr", u=grid.zeros()).close()
     (tmp_path / "empty").mkdir()
     np.save("u.npy", U)
     (tmp_path / "text.npy").write_text("no checkpoint")
