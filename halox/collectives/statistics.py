@@ -108,14 +108,17 @@ def histogram(
                 f"bins, range: {given}: {shortened(str(error))}; give rising edges, or a number and finite ends"
             ) from None
 
-    def read(own: Any, _: FieldLayout) -> tuple[Any, _Alike, tuple[Any, Any]]:
+    def read(own: Any, _: FieldLayout) -> tuple[Any, _Alike, Any]:
         if isinstance(bins, str):
             raise FieldError(f"bins: expected a number or edges, got {bins!r}")
         check_unmasked(bins, "bins")
         check_unmasked(limits, "range")
         edges_of(np.zeros(1, own.dtype))
         alike = {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}
-        return own, alike, ends(own)
+        is_found = (
+            limits is None and np.ndim(bins) == 0
+        )  # among the cells; else edges depend on none
+        return own, alike, ends(own) if is_found else np.zeros(2, own.dtype)
 
     def count() -> Array:
         if len(edges) < 2:
