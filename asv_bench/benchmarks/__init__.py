@@ -94,7 +94,7 @@ def track(unit: str, figure: Callable[[Callable[[str], dict[str, Any]]], Any]) -
     return tracked
 
 
-def time_of(name: str = SELECTED) -> Any:
+def us_of(name: str = SELECTED) -> Any:
     """Return a method that tracks the time of a method of the benchmark."""
     return track("us", lambda row: row(name)["us"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halox.runtime.gpu.cuda import why_no_gpu
 
-from . import Measured, Rows, ratio, time_of
+from . import Measured, Rows, ratio, us_of
 
 PACKED = [
     *("vector/8B-1MiB", "vector/128B-1MiB", "vector/4KiB-1MiB", "hypercube/16"),
@@ -26,7 +26,7 @@ class HostPacking(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_pack = time_of()
+    track_pack = us_of()
     track_ratio_to_mpi4py = ratio("MPI_Pack")
 
 
@@ -44,7 +44,7 @@ class Transposes(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_transpose = time_of()
+    track_transpose = us_of()
     track_ratio_to_numpy = ratio("np.copyto")
 
 
@@ -60,7 +60,7 @@ class FourierTransforms(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_forward = time_of()
+    track_forward = us_of()
     track_ratio_to_whole_array = ratio("one plan over all axes")
 
 
@@ -76,7 +76,7 @@ class Reductions(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_norm = time_of()
+    track_norm = us_of()
     track_ratio_to_copy = ratio("copy of the field")
 
 
@@ -92,7 +92,7 @@ class Calls(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_call = time_of()
+    track_call = us_of()
 
 
 if why_no_gpu() is None:
@@ -109,7 +109,7 @@ if why_no_gpu() is None:
         def setup_cache(self) -> Measured:
             return self.measured()
 
-        track_pack = time_of()
+        track_pack = us_of()
         track_ratio_to_copy = ratio("copy of the same bytes")
 
     class FusedSteps(Rows):
@@ -124,5 +124,5 @@ if why_no_gpu() is None:
         def setup_cache(self) -> Measured:
             return self.measured()
 
-        track_step = time_of()
+        track_step = us_of()
         track_ratio_to_exchange = ratio("stencil and exchange")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Measured, Rows, detail, ratio, time_of
+from . import Measured, Rows, detail, ratio, us_of
 
 MPI_TYPES = "mpi4py types"
 
@@ -19,7 +19,7 @@ class Faces(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_exchange = time_of()
+    track_exchange = us_of()
     track_ratio_to_mpi4py = ratio("mpi4py types, Isend/Irecv")
     track_bytes_sent = detail("bytes", "bytes_each_way")
 
@@ -36,7 +36,7 @@ class Sums(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_allreduce = time_of()
+    track_allreduce = us_of()
     track_set_up = detail("us", "setup_us")
     track_ratio_to_mpi4py = ratio("MPI_Allreduce")
 
@@ -56,7 +56,7 @@ class Transposes(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_transpose = time_of()
+    track_transpose = us_of()
     track_ratio_to_mpi4py = ratio("mpi4py Alltoallw")
     track_bytes_sent = detail("bytes", "bytes_sent")
 
@@ -79,7 +79,7 @@ class DdtBench(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_half_trip = time_of()
+    track_half_trip = us_of()
     track_ratio_to_mpi4py = ratio(MPI_TYPES)
 
 
@@ -98,7 +98,7 @@ class Strided(Rows):
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_half_trip = time_of()
+    track_half_trip = us_of()
     track_ratio_to_mpi4py = ratio(MPI_TYPES)
 
 

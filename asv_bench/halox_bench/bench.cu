@@ -2,7 +2,6 @@
 //
 // fill       Contract: word i of `words` becomes mix(i) ^ flip, or is combined with it by exclusive or.
 //            Launch:   any; a grid-stride loop. checks.py mixes alike.
-// nothing    An empty launch.
 // wait       Contract: ends `ns` nanoseconds after it began. Launch: one thread. Touches no memory, so that caches stay.
 
 #ifndef MULTIPLIER
@@ -23,8 +22,6 @@ extern "C" __global__ void fill(u64* words, u64 n, u64 flip, int combine)
         words[i] = combine ? words[i] ^ value : value;
     }
 }
-
-extern "C" __global__ void nothing() {}
 
 #ifdef __CUDACC__
 

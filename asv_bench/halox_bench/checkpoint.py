@@ -26,7 +26,7 @@ import halox
 from halox.errors import HaloxError
 from halox_bench.bench import MIB, NAMED, Bench
 from halox_bench.kernels import copy, pinned
-from halox_bench.kinds import Kind, Option, shapes, words
+from halox_bench.kinds import Kind, Option, shapes
 from halox_bench.rows import BASELINE, Column, Row
 
 WRITE, SAVE, TO_HOST = "os.write, fsync", "grid.save", "copy to the host"
@@ -38,10 +38,9 @@ _COPY_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class CheckpointCase:
-    """A field of float64 cells, saved and loaded once more with each of some codecs."""
+    """A field of float64 cells."""
 
     shape: tuple[int, ...]
-    codecs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -55,7 +54,7 @@ class CheckpointCase:
 def cases(args: argparse.Namespace) -> list[CheckpointCase]:
     """Return the fields of a command line."""
     cells = args.cells or (((64, 64, 64),) if args.quick else ((512, 512, 512),))
-    return [CheckpointCase(shape, args.codecs) for shape in cells]
+    return [CheckpointCase(shape) for shape in cells]
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: CheckpointCase) -> list[Row]:
@@ -90,7 +89,7 @@ def _row(
 ) -> Row:
     """Return the row of a method; the most extra memory of a rank is None if the system hides it."""
     known = [mib for mib in extra if mib is not None]
-    kind = NAMED if name.startswith((SAVE, LOAD)) else BASELINE
+    kind = NAMED if name in (SAVE, LOAD) else BASELINE
     nbytes, seconds = case.details["nbytes"], times[name]
     return Row(case.name, kind, name, us=1e6 * seconds, details=case.details).with_(
         gb_per_s=nbytes / seconds / 1e9,
@@ -106,12 +105,11 @@ def _times(
 ) -> tuple[dict[str, float], Extra]:
     """Return the median seconds of each method on the slowest rank, and the extra MiB of all ranks in all rounds.
 
-    The field's numbers have 24 bits of mantissa, which codecs can compress. `WrongResult` if a load gives other bits.
+    Raises `WrongResult` if a load gives other cells.
     """
     comm, shape = bench.comm, case.shape
     with bench.stage.current(), halox.Grid(shape, comm=comm, device=bench.device) as grid:
         values = np.random.default_rng(comm.rank).random(grid.rank_shape)
-        values.view("u8")[...] &= np.uint64(0xFFFFFFFFF0000000)
         u, v = grid.empty(), grid.zeros()
         grid.interior(u)[...] = grid.xp.asarray(values)
         raw = values.reshape(-1).view(np.uint8)
@@ -121,15 +119,10 @@ def _times(
         if bench.on_gpu:
             calls[TO_HOST] = _copying(bench, raw.nbytes, to_host=True)
         calls[SAVE] = partial(grid.save, plain, u=u)
-        for codec in case.codecs:
-            path = folder / f"{codec}.zarr"
-            calls[f"{SAVE}, {codec}"] = partial(grid.save, path, u=u, compressors=codec)
         calls[READ] = partial(_read, single, raw)
         if bench.on_gpu:
             calls[TO_DEVICE] = _copying(bench, raw.nbytes, to_host=False)
         calls[LOAD] = partial(grid.load, plain, u=v)
-        for codec in case.codecs:
-            calls[f"{LOAD}, {codec}"] = partial(grid.load, folder / f"{codec}.zarr", u=v)
         times: dict[str, list[float]] = {name: [] for name in calls}
         extra: Extra = {name: [] for name in calls}
         for _ in range(rounds):
@@ -142,7 +135,7 @@ def _times(
                 times[name].append(comm.allreduce(time.perf_counter() - begin, MPI.MAX))
                 grown = None if before is None else max(0.0, (_resident_mib() or 0) - before)
                 extra[name] += comm.allgather(grown)
-                if name.startswith(LOAD):
+                if name == LOAD:
                     same = (grid.interior(v) == grid.interior(u)).all()
                     bench.expect(not same, f"ranks with other cells after {name}")
                     v[...] = 0
@@ -223,7 +216,6 @@ CHECKPOINT = Kind(
     measure,
     (
         Option("--cells", "grids of float64; default: 512x512x512", shapes, metavar="N,MxL"),
-        Option("--codecs", "codecs of Zarr, each measured as well, such as zstd", words),
         Option("--folder", "where to write; default: a temporary folder", Path, None, "DIR"),
     ),
     (

@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -154,11 +155,6 @@ class EventClock:
         self._cp, self._stream, self.repeats = stage.xp, stage.stream, repeats
         self._delay_ns = ctypes.c_uint64(0)
         self._delay = prepared("bench", "wait", 1, 1, (self._delay_ns,), stage.device or 0)
-        self._nothing = prepared("bench", "nothing", 1, 32, (), stage.device or 0)
-
-    def empty(self) -> tuple[float, float | None]:
-        """Return the time of an empty kernel in a stream and in a graph: no call that launches takes less."""
-        return self.measure(lambda stream, _: self._nothing.launch(stream))
 
     def measure(
         self, call: TurnCall, *, turns: int = 1, graph: bool = True
@@ -191,7 +187,7 @@ class EventClock:
             return us, None
         replayed.launch(self._stream)
         self._stream.synchronize()
-        launch = lambda: replayed.launch(self._stream)  # noqa: E731
+        launch = partial(replayed.launch, self._stream)
         return us, self._median(lambda: self._between(launch, 150) / inner, inner * us)
 
     def host_us(self, call: Call, calls: int = 20) -> float:

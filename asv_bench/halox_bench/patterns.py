@@ -205,8 +205,8 @@ WRF_ARRAYS = (2,) * 4 + (3,) * 3 + (4,) * 2
 """Dimensions of the fields; a field of four has two scalars, and the second is sent."""
 
 
-def wrf(axis: str, kind: str) -> Iterator[Case]:
-    """Yield boxes of nine fields of 2, 3 and 4 dimensions, by vectors or by subarrays."""
+def wrf(axis: str) -> Iterator[Case]:
+    """Yield boxes of nine fields of 2, 3 and 4 dimensions, by vectors."""
     for size, (i, k, j, box_i, box_k, box_j) in WRF_INPUTS[axis].items():
         dims = tuple(last - first + 1 for first, last in (i, k, j))
         sub = tuple(last - first + 1 for first, last in (box_i, box_k, box_j))
@@ -214,10 +214,10 @@ def wrf(axis: str, kind: str) -> Iterator[Case]:
         boxes = tuple(_wrf_box(n, dims, sub, at, a) for a, n in enumerate(WRF_ARRAYS))
         (d1, d2, d3), (s1, s2, s3) = dims, sub
         yield Case(
-            f"WRF_{axis}_{kind}",
+            f"WRF_{axis}_vec",
             size,
             tuple(4 * {2: d1 * d3, 3: d1 * d2 * d3, 4: 2 * d1 * d2 * d3}[n] for n in WRF_ARRAYS),
-            partial(_wrf_type, kind, dims, sub, at, boxes),
+            partial(_wrf_type, dims, sub, boxes),
             4 * (4 * s1 * s3 + 5 * s1 * s2 * s3),
             by_hand=Boxes(boxes),
         )
@@ -233,27 +233,14 @@ def _wrf_box(n: int, dims: Sequence[int], sub: Sequence[int], at: Sequence[int],
 
 
 def _wrf_type(
-    kind: str,
-    dims: Sequence[int],
-    sub: Sequence[int],
-    at: Sequence[int],
-    boxes: Sequence[Box],
-    offsets: Sequence[int],
+    dims: Sequence[int], sub: Sequence[int], boxes: Sequence[Box], offsets: Sequence[int]
 ) -> dt.Datatype:
     """Return the struct of the nine fields."""
-    (d1, d2, d3), (s1, s2, s3), (i, k, j) = dims, sub, at
-    if kind == "vec":
-        places = [start + box.offset for start, box in zip(offsets, boxes, strict=True)]
-        three = dt.hvector(s3, 1, 4 * d1 * d2, dt.vector(s2, s1, d1, "f4"))
-        four = dt.hvector(1, 1, 4 * d1 * d2 * d3, three)
-        made = {2: dt.vector(s3, s1, d1, "f4"), 3: three, 4: four}
-    else:
-        places = list(offsets)
-        made = {
-            2: dt.subarray((d3, d1), (s3, s1), (j, i), "f4"),
-            3: dt.subarray((d3, d2, d1), (s3, s2, s1), (j, k, i), "f4"),
-            4: dt.subarray((2, d3, d2, d1), (1, s3, s2, s1), (1, j, k, i), "f4"),
-        }
+    (d1, d2, d3), (s1, s2, s3) = dims, sub
+    places = [start + box.offset for start, box in zip(offsets, boxes, strict=True)]
+    three = dt.hvector(s3, 1, 4 * d1 * d2, dt.vector(s2, s1, d1, "f4"))
+    four = dt.hvector(1, 1, 4 * d1 * d2 * d3, three)
+    made = {2: dt.vector(s3, s1, d1, "f4"), 3: three, 4: four}
     return dt.struct([1] * len(places), places, [made[n] for n in WRF_ARRAYS])
 
 
@@ -415,11 +402,7 @@ Patterns = dict[str, tuple[Callable[[], Iterable[Any]], tuple[str, ...]]]
 """All cases of each pattern, and the sizes of a quick run."""
 
 DDTBENCH: Patterns = {
-    **{
-        f"WRF_{axis}_{kind}": (partial(wrf, axis, kind), ("2x2",))
-        for axis in "xy"
-        for kind in ("vec", "sa")
-    },
+    **{f"WRF_{axis}_vec": (partial(wrf, axis), ("2x2",)) for axis in "xy"},
     "MILC_su3_zdown": (milc, ("16x16x16x16",)),
     **{f"NAS_LU_{axis}": (partial(nas_lu, axis), ("1020",)) for axis in "xy"},
     **{f"NAS_MG_{axis}": (partial(nas_mg, axis), ("258x130x130",)) for axis in "xyz"},
