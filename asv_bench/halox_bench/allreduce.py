@@ -246,5 +246,5 @@ ALLREDUCE = Kind(
     ),
     (Column("bytes", "nbytes"), Column("set-up us", "setup_us")),
     named="algorithms",
-    budget_s=50.0,
+    budget_s=80.0,
 )

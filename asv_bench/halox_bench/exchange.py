@@ -490,5 +490,5 @@ EXCHANGE = Kind(
     ),
     (Column("bytes", "bytes_each_way"),),
     named="paths",
-    budget_s=90.0,
+    budget_s=120.0,
 )

@@ -2,7 +2,7 @@
 
 On a GPU times are between CUDA events. With ``--cold`` calls go in turns over copies of the array that exceed four
 times the L2 cache; otherwise over the same memory, which stays in the cache where it fits. Every word of memory is
-filled with a mixture of its place, so that the list of blocks alone determines the packed bytes.
+filled with a mixture of its place, so that the layout alone determines the packed bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from halox.packing.choosing import choose, device_packer
 from halox.packing.host import HostPacker
 from halox_bench import byhand
 from halox_bench.bench import MIB, NAMED, Bench, Method, Plan, WrongResult, timed
-from halox_bench.checks import expected, filled, word_of, word_places
+from halox_bench.checks import Bytes, expected, filled
 from halox_bench.clock import MOST_GRAPH_CALLS, Call, EventClock, TurnCall
 from halox_bench.kernels import DEFAULT, copy, cupy, multiprocessors, packed_buffer, prepared
 from halox_bench.kinds import Kind, Option, words_of
@@ -86,7 +86,7 @@ def _on_host(bench: Bench, args: argparse.Namespace, given: PackCase) -> list[Ro
     if case.slab_bytes > _MOST_HOST_BYTES or (given.to == "host" and len(args.to) > 1):
         return []  # too large, or the same as to the device
     slab, packed = filled(case.slab_bytes), np.empty(case.payload, np.uint8)
-    wanted = expected(datatype.blocks(case.count).shifted(case.start))
+    wanted = packed_bytes(case)
 
     def check(method: Method, call: Call) -> int:
         if not given.unpack:
@@ -123,6 +123,16 @@ def _on_host(bench: Bench, args: argparse.Namespace, given: PackCase) -> list[Ro
     return timed(bench, given, plans, check, further=further)
 
 
+def packed_bytes(case: Case) -> Bytes:
+    """Return the bytes that packing filled memory gives, by the layout by hand, or else by the list of blocks."""
+    if case.by_hand is None:
+        return expected(case.datatype().blocks(case.count).shifted(case.start))
+    slab, packed = filled(case.slab_bytes), np.empty(case.payload, np.uint8)
+    arrays = [slab[at : at + n] for at, n in zip(case.offsets, case.arrays, strict=True)]
+    case.by_hand.pack(arrays, packed)
+    return packed
+
+
 class _OnDevice:
     """A case in the memory of a GPU: slabs of its arrays, packed bytes, and their checks."""
 
@@ -137,7 +147,6 @@ class _OnDevice:
         if step + case.payload > 0.9 * free:
             raise MemoryError(f"{case.name} needs {step + case.payload:,} bytes, {free:,} are free")
         self._datatype = case.datatype()
-        self._blocks = self._datatype.blocks(case.count).shifted(case.start)
         turns = self._turns(free, step) if given.cold else 1
         self._memory = cp.empty(turns * step, np.uint8)
         base = int(self._memory.data.ptr)
@@ -152,7 +161,12 @@ class _OnDevice:
         )
         self._several = several
         cp.cuda.Device(self._device).synchronize()
-        self._expected = expected(self._blocks)
+        self._expected = packed_bytes(case)
+
+    @cached_property
+    def _blocks(self) -> Any:
+        """Blocks relative to the slab."""
+        return self._datatype.blocks(self._case.count).shifted(self._case.start)
 
     def _turns(self, free: int, step: int) -> int:
         """Return how many copies of the memory exceed the L2 cache four times; 1 if that is impossible."""
@@ -229,7 +243,7 @@ class _OnDevice:
             )
         if len(boxes) == 1 and len(boxes[0].counts) == 1:
             yield BASELINE, MEMCPY_2D, partial(self._moving, self._memcpy_2d)
-        if 1 < self._blocks.n_blocks <= MOST_COPIES:
+        if len(boxes) > 1 and self._blocks.n_blocks <= MOST_COPIES:
             yield BASELINE, BLOCK_COPIES, partial(self._moving, self._block_copies)
 
     def _packing(self, method: str) -> tuple[TurnCall, str]:
@@ -302,18 +316,16 @@ class _OnDevice:
         self._fill(slab, flip=2**64 - 1)
         cp.cuda.Device(self._device).synchronize()
         call(self._stage.stream.ptr, 0)
-        # Written bytes are now 0, all others 255.
+        # Right bytes are now 0, bytes that were not written 255.
         self._fill(slab, combine=True)
-        word = word_of(self._blocks)
-        places = word_places(self._blocks, word)
-        view = slab.view(f"u{word}")
-        missed = sum(int(cp.count_nonzero(view[cp.asarray(one)])) for one in places)
-        untouched = 0
+        counts = {0: self._case.payload, 255: slab.size - self._case.payload}
         for begin in range(0, slab.size, 256 * MIB):
-            untouched += int(cp.count_nonzero(slab[begin : begin + 256 * MIB] == 255))
+            for value in counts:
+                part = slab[begin : begin + 256 * MIB]
+                counts[value] -= int(cp.count_nonzero(part == value))
         cp.cuda.Device(self._device).synchronize()
         self._fill(slab)
-        return int(missed + abs(slab.size - self._case.payload - untouched))
+        return sum(map(abs, counts.values()))
 
 
 PACK = Kind(

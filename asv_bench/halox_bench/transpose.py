@@ -475,5 +475,5 @@ TRANSPOSE_KIND = Kind(
     ),
     (Column("bytes sent", "bytes_sent"),),
     named="paths",
-    budget_s=45.0,
+    budget_s=80.0,
 )
