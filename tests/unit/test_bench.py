@@ -28,7 +28,7 @@ from halox_bench.rows import BASELINE, GRAPH, SELECTED, STREAM, Row
 from halox_bench.targets import APART, HOST, ONE, SHARED, TARGETS, Target
 from tests.support import require
 from tests.unit.cpu_kernels import SHIM, shared_library
-from tests.unit.test_figures import README
+from tests.unit.test_readme import MEASURED
 
 require("mpi")
 
@@ -335,9 +335,9 @@ PLACE_OF = {"gpu-check.json": (SHARED, 2), "gpu-check-two-gpus.json": (APART, 2)
 PLACE_OF |= {"gpu-check-four-gpus.json": (APART, 4)}
 
 
-@pytest.mark.parametrize("row", README)
+@pytest.mark.parametrize("row", MEASURED)
 def test_the_table_has_the_rows_of_the_readme(row: str) -> None:
-    file, name = README[row]
+    file, name = MEASURED[row]
     assert name in names(*PLACE_OF[file])
 
 
