@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 
 import halox
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, HOST_ALGORITHMS
 from halox.errors import FieldError, HaloxError, PathError
+from halox.runtime.world import load_mpi
 from halox_bench.bench import CHECKS, KIB, MIB, NAMED, Bench, Method, Plan, timed
 from halox_bench.checks import need_numbers
 from halox_bench.clock import Call
@@ -132,13 +132,13 @@ class AllreduceOracle:
 
 def by_mpi(comm: Any, case: AllreduceCase, source: Any, target: Any) -> Method:
     """Return ``MPI_Allreduce`` of NumPy arrays."""
-    op = getattr(MPI, case.op.upper())
+    op = getattr(load_mpi(), case.op.upper())
     return Method(lambda: comm.Allreduce(source, target, op), arrays=(source, target))
 
 
 def host_staged(comm: Any, case: AllreduceCase, source: Any, target: Any) -> Method:
     """Return a copy into page-locked host memory, ``MPI_Allreduce`` there, and a copy back."""
-    current, op = cupy().cuda.get_current_stream, getattr(MPI, case.op.upper())
+    current, op = cupy().cuda.get_current_stream, getattr(load_mpi(), case.op.upper())
     pages = [pinned(case.nbytes) for _ in range(2)]
     host = [page.array.view(case.dtype) for page in pages]
     down = int(source.data.ptr), host[0].ctypes.data, case.nbytes
@@ -189,7 +189,7 @@ def own(bench: Bench, case: AllreduceCase, arrays: Any, algorithm: str | None) -
     bench.comm.Barrier()
     begin = time.perf_counter()
     reduce = make()
-    us = bench.comm.allreduce((time.perf_counter() - begin) * 1e6, MPI.MAX)
+    us = bench.comm.allreduce((time.perf_counter() - begin) * 1e6, load_mpi().MAX)
 
     found = {"path": reduce.algorithm, "setup_us": us}
     captures = bench.on_gpu and reduce.captures

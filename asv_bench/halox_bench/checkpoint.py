@@ -20,10 +20,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 import halox
 from halox.errors import HaloxError
+from halox.runtime.world import load_mpi
 from halox_bench.bench import MIB, NAMED, Bench
 from halox_bench.kernels import copy, pinned
 from halox_bench.kinds import Kind, Option, shapes
@@ -132,7 +132,7 @@ def _times(
                 before = _resident_mib(reset=True)
                 begin = time.perf_counter()
                 call()
-                times[name].append(comm.allreduce(time.perf_counter() - begin, MPI.MAX))
+                times[name].append(comm.allreduce(time.perf_counter() - begin, load_mpi().MAX))
                 grown = None if before is None else max(0.0, (_resident_mib() or 0) - before)
                 extra[name] += comm.allgather(grown)
                 if name == LOAD:

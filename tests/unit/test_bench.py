@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -85,6 +87,12 @@ def test_cases_are_listed(kind: str, capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_wrong_commands(words: str) -> None:
     assert main(["bench", *words.split()]) == 2
+
+
+def test_mpi_is_not_loaded_before_the_ranks_are_started() -> None:
+    code = "import halox_bench.command, sys; assert 'mpi4py.MPI' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'asv_bench'}"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=500)
 
 
 # Checks.
