@@ -50,4 +50,6 @@ figures:
 
 bench:
 	cd asv_bench && $(PYTHON) -m asv machine --yes >/dev/null && \
-	ASV_PYTHONPATH=$(CURDIR) $(PYTHON) -m asv run --quick --show-stderr --environment existing:$(shell command -v $(PYTHON))
+	ASV_PYTHONPATH=$(CURDIR) $(PYTHON) -m asv run --quick --show-stderr --environment existing:$(shell command -v $(PYTHON)) \
+	    --set-commit-hash $(shell git rev-parse HEAD) && \
+	$(PYTHON) -m asv publish

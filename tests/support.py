@@ -124,11 +124,6 @@ def halox(
     )
 
 
-def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command ``halox bench`` in a new process."""
-    return halox("bench", *words)
-
-
 def verified(app: str, *words: str) -> dict[str, Any]:
     """Run an app by ``halox run`` and return its figures. Fails unless the app reports them as verified."""
     ended = halox("run", app, *words, "--json")

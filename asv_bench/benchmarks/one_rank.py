@@ -1,136 +1,128 @@
-"""Benchmarks of one process: packing, transposes, MILC, and Fourier transforms."""
+"""Benchmarks of one process: packing, transposes, Fourier transforms; on a machine with a GPU also of CuPy arrays."""
 
 from __future__ import annotations
 
-from typing import Any, Self
-
 from halox.runtime.gpu.cuda import why_no_gpu
 
-from . import SELECTED, Commanded, Measured, ratio, time_of, track
+from . import Measured, Rows, ratio, us_of
 
 PACKED = [
     *("vector/8B-1MiB", "vector/128B-1MiB", "vector/4KiB-1MiB", "hypercube/16"),
     *("lower_triangle/1024", "random_indexed/dense-1MiB", "struct_24/65536", "WRF_x_vec/2x2"),
     *("MILC_su3_zdown/16x16x16x16", "NAS_MG_x/258x130x130", "LAMMPS_full/3534-3062"),
-    *("SPECFEM3D_cm/c4", "FFT2/1024", "HACC_vblock/4Ki", "face_x/128", "face_y/128"),
+    *("SPECFEM3D_cm/c4", "FFT2/1024", "HACC_vblock/4Ki", "face_x/128", "matrix/1024x1024-f4"),
 ]
-LARGE = ["vector/128B-64MiB", "lower_triangle/8192", "random_indexed/sparse-64MiB", "face_x/512"]
-WHOLE = "whole NumPy arrays"
 
 
-class HostPacking(Commanded):
-    """NumPy arrays, planned once, beside MPI_Pack; bytes of the sectors that must be moved."""
+class HostPacking(Rows):
+    """NumPy arrays, planned once, beside MPI_Pack and MPI_Unpack."""
 
-    kind = "pack"
-    words = "--device cpu --patterns {case} --direction {direction}"
+    command = "pack --device cpu --patterns {case} --direction {direction}"
+    case = "{case} {direction}"
     params = (PACKED, ["pack", "unpack"])
-    few = (["NAS_LU_y/12", "SPECFEM3D_oc/c1"], ["pack", "unpack"])
+    few = (["NAS_LU_y/12", "SPECFEM3D_oc/c1", "WRF_y_vec/8x8"], ["pack", "unpack"])
     param_names = ("case", "direction")
-    batches = 11
-
-    def key(self, row: dict[str, Any], ranks: int) -> tuple[Any, ...]:
-        return row["case"], row["direction"]
 
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_pack = time_of("host")
-    track_time_over_mpi4py = ratio("mpi4py", name="host")
-    track_sector_bytes = track("bytes", lambda rows: rows["host"]["sector_bytes"])
+    track_pack = us_of()
+    track_ratio_to_mpi4py = ratio("MPI_Pack")
 
 
-class Transposes(Commanded):
+class Transposes(Rows):
     """halox.Transpose between two orders of the axes, forward, beside NumPy."""
 
-    kind = "transpose"
-    words = "--device cpu --directions forward --sizes {cells} --axes {axes} --dtype {dtype}"
+    command = (
+        "transpose --device cpu --directions forward --sizes {cells} --axes {axes} --dtype {dtype}"
+    )
+    case = "{cells} {dtype} axes {axes} forward"
     params = (["64x96x128"], ["021", "102", "120", "201", "210"], ["f4", "c16"])
     few = (["4x5x6"], ["021", "210"], ["f4"])
     param_names = ("cells", "axes", "dtype")
-    batches = 11
-
-    def key(self, row: dict[str, Any], ranks: int) -> tuple[Any, ...]:
-        return "x".join(map(str, row["shape"])), row["order"], row["dtype"]
 
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_transpose = time_of()
-    track_time_over_numpy = ratio("np.copyto")
+    track_transpose = us_of()
+    track_ratio_to_numpy = ratio("np.copyto")
 
 
-class MilcIteration(Commanded):
-    """An iteration for one parity of a lattice of sites in double precision, beside whole NumPy arrays."""
+class FourierTransforms(Rows):
+    """Forward transforms of N^3 complex128 values, beside SciPy or NumPy."""
 
-    kind = "milc"
-    words = "--device cpu --precisions double --lattices {sites} --operators {operator}"
-    params = (["8x8x8x8", "16x16x16x16"], ["improved", "naive"])
-    few = (["8x8x8x8"], ["naive"])
-    param_names = ("sites", "operator")
-    batches = 9
-
-    def key(self, row: dict[str, Any], ranks: int) -> tuple[Any, ...]:
-        return "x".join(map(str, row["lattice"])), row["operator"]
+    command = "fft --device cpu --cells {N}"
+    case = "{N}^3 c16"
+    params = ([16, 32, 64, 128],)
+    few = ([16],)
+    param_names = ("N",)
 
     def setup_cache(self) -> Measured:
         return self.measured()
 
-    track_gflops = track("GFLOPS", lambda rows: rows["halox"]["cg_gflops"])
-    track_time_over_whole_arrays = ratio(WHOLE, name="halox")
+    track_forward = us_of()
+    track_ratio_to_whole_array = ratio("one plan over all axes")
+
+
+class Reductions(Rows):
+    """The norm of a field of N^3 float64 cells, beside a copy of it."""
+
+    command = "reductions --device cpu --of fields --cells {N}"
+    case = "{N}^3 f8"
+    params = ([64, 128],)
+    few = ([8],)
+    param_names = ("N",)
+
+    def setup_cache(self) -> Measured:
+        return self.measured()
+
+    track_norm = us_of()
+    track_ratio_to_copy = ratio("copy of the field")
+
+
+class Calls(Rows):
+    """The host's time of cached calls, of an exchange with 26 periodic neighbours and of `halox.pack` of 64 KiB."""
+
+    command = "calls --device cpu --of {call}"
+    case = "{call}"
+    params = (["exchange", "pack"],)
+    few = params
+    param_names = ("call",)
+
+    def setup_cache(self) -> Measured:
+        return self.measured()
+
+    track_call = us_of()
 
 
 if why_no_gpu() is None:
 
-    class DevicePacking(Commanded):
-        """CuPy arrays into a packed buffer on the device or in pinned host memory, with warm caches."""
+    class DevicePacking(Rows):
+        """CuPy arrays into a packed buffer on the device, with warm caches, beside kernels by hand."""
 
-        kind = "pack"
-        words = "--no-baselines --patterns {case} --methods {method} --destinations {destination}"
-        params = ([*PACKED, *LARGE], ["auto", "workunits", "traversal"], ["device", "host"])
-        few = (["NAS_LU_y/12", "face_x/64"], ["auto"], ["device", "host"])
-        param_names = ("case", "method", "destination")
-        timeout = 1200
-        batches = 11
-
-        def key(self, row: dict[str, Any], ranks: int) -> tuple[Any, ...] | None:
-            if row["cache"] == "cold" or row["name"] not in self.params[1]:
-                return None
-            return row["case"], row["name"], row["destination"]
+        command = "pack --device gpu --patterns {case} --direction {direction}"
+        case = "{case} {direction}"
+        params = ([*PACKED, "vector/128B-64MiB", "lower_triangle/8192", "face_x/512"], ["pack"])
+        few = (["NAS_LU_y/12", "face_x/64"], ["pack", "unpack"])
+        param_names = ("case", "direction")
 
         def setup_cache(self) -> Measured:
-            return {
-                key: {SELECTED: row}
-                for key, rows in self.measured().items()
-                for row in rows.values()
-            }
+            return self.measured()
 
-        track_pack = time_of()
-        track_pack_in_a_graph = track("us", lambda rows: rows[SELECTED]["graph_us"])
-        track_share_of_bound = track("share", lambda rows: rows[SELECTED]["of_bound"])
+        track_pack = us_of()
+        track_ratio_to_copy = ratio("copy of the same bytes")
 
-    class FusedSteps:
+    class FusedSteps(Rows):
         """5-point steps of float32 on a periodic block, in graphs: stores from the kernel, beside exchanges."""
 
+        command = "steps --stencils fused --cells {cells}"
+        case = "fused {cells}^2"
         params = ([256, 512, 1024, 2048],)
+        few = ([64],)
         param_names = ("cells",)
-        timeout = 300
 
-        @classmethod
-        def small(cls) -> Self:
-            """Return an instance with little to do."""
-            tiny = cls()
-            tiny.params = ([64],)
-            return tiny
+        def setup_cache(self) -> Measured:
+            return self.measured()
 
-        def setup_cache(self) -> dict[int, dict[str, Any]]:
-            from halox_bench.fused import measured
-
-            return {cells: measured(cells) for cells in self.params[0]}
-
-        def track_step(self, found: dict[int, dict[str, Any]], cells: int) -> float:
-            """Return the microseconds of a fused step."""
-            return float(found[cells]["fused_us"])
-
-        def track_time_over_exchange(self, found: dict[int, dict[str, Any]], cells: int) -> float:
-            """Return the time of a fused step over the time of a step with an exchange."""
-            return float(found[cells]["fused_over_exchange"])
+        track_step = us_of()
+        track_ratio_to_exchange = ratio("stencil and exchange")

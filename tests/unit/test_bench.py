@@ -1,396 +1,415 @@
-"""``halox bench``: every kind on one or two ranks, its rows, table and files; wrong command lines."""
+"""``halox bench``: commands, checks that find wrong values, layouts by hand, and the table of targets."""
 
 from __future__ import annotations
 
-import importlib
+import ctypes
+import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from halox.cli import catalogue as packages
 from halox.cli import main
-from halox.errors import HaloxError, MissingPackageError
-from halox.packing.host import HostPacker
-from halox.runtime.gpu import cuda
-from halox_bench.allreduce import baselines as allreduce
-from halox_bench.allreduce.run import calls_to_pay
-from halox_bench.common.plots import Plot, draw
-from halox_bench.common.rows import CASE, METHOD, US, Row, Table, beside, choices
-from halox_bench.common.timing import Timed
-from halox_bench.exchange import baselines as exchange
-from halox_bench.exchange import targets as exchange_targets
-from halox_bench.pack import on_host
-from halox_bench.pack.cases import catalogue, select
-from halox_bench.pack.rows import COPY, rows_of
-from halox_bench.ranks.clock import Timing
-from halox_bench.transpose import baselines as transpose
-from halox_bench.transpose import targets as transpose_targets
-from halox_bench.trips import baselines as trips
-from tests.support import halox_bench, require
+from halox_bench import allreduce, byhand, command, exchange, messages, targets, transpose
+from halox_bench.bench import Bench, Method, Plan, timed
+from halox_bench.checks import expected, filled
+from halox_bench.clock import Timing
+from halox_bench.figures import measured, of_rows
+from halox_bench.kernels import settings_of, source
+from halox_bench.layouts import Boxes, Gathers, Triangle
+from halox_bench.patterns import PATTERNS, Case, select
+from halox_bench.rows import BASELINE, GRAPH, SELECTED, STREAM, Row
+from halox_bench.targets import APART, HOST, ONE, SHARED, TARGETS, Target
+from tests.support import require
+from tests.unit.cpu_kernels import SHIM, shared_library
+from tests.unit.test_readme import MEASURED
 
-OURS = {"selected", "host", "scatter_gather"}
-BY_HAND = {trips.MPI_TYPES, trips.BY_HAND, trips.MPI_PACK, trips.HALOX_PACK, trips.REFERENCE}
-EXCHANGES = {exchange.BY_HAND, exchange.MPI_TYPES, exchange.MPI_NEIGHBOUR}
-TRIPS = {*OURS, *BY_HAND}
+require("mpi")
 
-RUNS: dict[str, tuple[int, set[str], str]] = {
-    "exchange --sizes 6,12x10x8 --faces x,all --fields 1,2": (8, OURS | EXCHANGES, "exchange-3d-x"),
-    "allreduce --sizes 4,3000 --dtype f4,i8": (
-        4,
-        {"selected", "host", "hierarchical", allreduce.MPI},
-        "allreduce-f4-sum",
-    ),
-    "transpose --sizes 6x5x4,12x10x8 --axes 012,210 --directions forward --divisions slabs": (
-        4,
-        OURS | {transpose.COPY, transpose.ALLTOALLW, transpose.ALLTOALLW_COPYTO},
-        "transpose-transpose-210-slabs",
-    ),
-    "pingpong --where host --sizes 4,33": (8, TRIPS, "pingpong-vector-contiguous-host"),
-    "ddtbench --where host --patterns NAS_LU_?/12,NAS_LU_?/33": (
-        4,
-        TRIPS,
-        "ddtbench-NAS_LU_x-host",
-    ),
-    "scatter_gather --where host --patterns vector-1KiB/[13]*": (
-        3,
-        {*TRIPS, "scatter_gather, no key cache"},
-        "scatter_gather-vector-1KiB-host",
-    ),
-}
-"""Command lines, their number of cases, the names of their methods, and the first words of a figure's file."""
+ROOT = Path(__file__).resolve().parents[2]
+BRIEF = Timing(1, 1e-5)
 
 
-def bench(words: str) -> int:
-    try:
-        return main(["bench", *words.split()])
-    except SystemExit as ended:
-        return ended.code  # type: ignore[return-value]
+def alone() -> Bench:
+    from mpi4py import MPI
+
+    return Bench(MPI.COMM_SELF, "cpu", BRIEF)
 
 
-@pytest.mark.parametrize("words", RUNS)
-def test_two_ranks(words: str, tmp_path: Path) -> None:
-    cases, names, figure = RUNS[words]
-    file, folder = tmp_path / "rows.json", tmp_path / "plots"
-    kind, *others = words.split()
-    device = [] if "--where" in others else ["--device", "cpu", "-n", "2"]
-    ended = halox_bench(
-        *(kind, *others, *device, "--repeats", "1", "--json", str(file), "--plot", str(folder))
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    result = json.loads(file.read_text())
-    rows = result["rows"]
-    assert result["machine"]["ranks"] == 2 and result["machine"]["device"] == "cpu"
-    assert len({row["case"] for row in rows}) == cases
-    # Without process_vm_readv the kernel's copies are impossible, and the rows say why.
-    refused = [row for row in rows if row["us"] is None]
-    assert {row["name"] for row in refused} <= {"scatter_gather"}
-    assert all(row["error"] and not row["failed"] for row in refused)
-    timed = [row for row in rows if row["us"] is not None]
-    assert {row["name"] for row in timed} >= names - {
-        "scatter_gather",
-        "scatter_gather, no key cache",
+# The command.
+
+
+def test_rows_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    words = "exchange --device cpu --sizes 8 --faces x,all --dtype f4,c8 --repeats 1 --json"
+    assert main(["bench", *words.split(), str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["machine"]["device"] == "cpu" and found["machine"]["ranks"] == 1
+    assert {row["case"] for row in found["rows"]} == {
+        f"8^3 {dtype} {faces}" for dtype in ("f4", "c8") for faces in ("x", "all")
     }
-    assert {row["name"] for row in rows} <= names
-    for row in timed:
-        assert row["us"] > 0 and row["checked"] and not row["error"]
-        assert row["name"] in ended.stdout and row["case"].split("/")[0] in ended.stdout
-        baselines = {one["name"] for one in rows if one["kind"] == "baseline"}
-        assert set(row["beside"]) <= baselines and row["beside"]
-        if kind in ("pingpong", "ddtbench", "scatter_gather"):
-            assert np.isclose(row["gb_per_s"], row["nbytes"] / row["us"] / 1e3)
-        if kind == "allreduce" and row["kind"] != "baseline":
-            calls = calls_to_pay(row["setup_us"], row["us"], row["beside"][allreduce.MPI])
-            assert row["pays_after"] == {allreduce.MPI: calls} and row["first_setup_us"] > 0
-    assert f"chosen {'algorithm' if kind == 'allreduce' else 'path'} over best" in ended.stdout
-    compared = result["chosen_over_best"]
-    assert len(compared["cases"]) == cases and 0 <= compared["share_within"] <= 1
-    drawn = [path for path in folder.iterdir() if path.name.startswith(figure)]
-    assert drawn and all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert all(row["us"] > 0 and not row["error"] for row in found["rows"])
+    said = capsys.readouterr().out
+    assert said.count("mpi4py types") == 4 and " x\n" in said
 
 
-ALONE = {
-    "exchange --device cpu --sizes 5 --faces all --no-baselines": OURS,
-    "allreduce --device cpu --sizes 8 --algorithms host --no-baselines": {"selected", "host"},
-    "transpose --device cpu --sizes 6x5,4x5x6 --axes 10,021 --components 1,3": {
-        *("selected", transpose.COPY, transpose.COPYTO),
-    },
-    "pack --device cpu --patterns NAS_LU_y/33,WRF_x_vec/8x8,SPECFEM3D_cm/c1,struct_24/4096,"
-    "lower_triangle/1024 --direction pack,unpack": {COPY, "NumPy by hand", "mpi4py", "host"},
-    "pack --device cpu --patterns FFT2/256 --no-baselines": {COPY, "host"},
+def test_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "pack", "--device", "cpu", "--targets", "--repeats", "1"]) == 0
+    assert "LAMMPS_full/3534-3062, unpack: speed over MPI_Pack's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", command.KINDS)
+def test_cases_are_listed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", kind, "--list", "--quick"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "exchange --device cpu --sizes 8 --faces t",
+        "exchange --device cpu --sizes 8 --dtype O",
+        "exchange --device cpu --sizes 2 --halo 3",
+        "allreduce --device cpu --op xor",
+        "transpose --device cpu --sizes 4x4 --axes 11",
+        "pack --device cpu --patterns no_such",
+        "exchange --device cpu --json /no/such/folder/x.json",
+        "checkpoint --device cpu --folder /no/such/folder",
+    ],
+)
+def test_wrong_commands(words: str) -> None:
+    assert main(["bench", *words.split()]) == 2
+
+
+def test_mpi_is_not_loaded_before_the_ranks_are_started() -> None:
+    code = "import halox_bench.command, sys; assert 'mpi4py.MPI' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'asv_bench'}"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=500)
+
+
+# Checks.
+
+
+def test_a_wrong_result_has_no_time() -> None:
+    bench, case = alone(), SimpleNamespace(name="c", details={})
+    results = {"right": 1, "wrong": 2}
+
+    def make(name: str) -> Method:
+        return Method(lambda: None, found={"path": name})
+
+    def check(method: Method, call: Any) -> int:
+        return int(results[method.found["path"]] != 1)
+
+    plans = [Plan(BASELINE, name, partial(make, name)) for name in results]
+    right, wrong = timed(bench, case, plans, check)
+    assert right.us and not right.failed
+    assert wrong.us is None and wrong.failed and "wrong" in wrong.error
+
+
+def test_a_wrong_result_is_a_failed_figure() -> None:
+    bad = Row("c", SELECTED, SELECTED, error="WrongResult", failed=True)
+    kind = command.KINDS["pack"]
+    broken = type(kind)("pack", "", kind.cases, lambda *_: [bad], kind.options)
+    found = measured(broken, alone(), kind.parsed(""), lambda *_: None)
+    assert found and all("WrongResult" in one["failed"] for one in found)
+
+
+def spoilt(array: np.ndarray, place: int) -> np.ndarray:
+    array.reshape(-1)[place] += 1
+    return array
+
+
+@pytest.mark.parametrize("faces", ["x", "faces", "all"])
+@pytest.mark.parametrize("dtype", ["f8", "c8", "i1"])
+def test_an_exchange_is_compared_cell_by_cell(faces: str, dtype: str) -> None:
+    """One rank: NumPy's own wrap-around padding is right; without corners they stay poisoned."""
+    case = exchange.ExchangeCase((5, 4, 6), faces, 1, dtype)
+    near = exchange.Neighbourhood(case, {0: (0, 0, 0)}, 0)
+    oracle, u = exchange.Oracle(near), np.empty(case.padded_shape, dtype)
+    oracle.fill([u], 1)
+    assert oracle.wrong([u], 1) > 0, "the halo is poisoned"
+    before, wrapped = u.copy(), np.pad(u[1:-1, 1:-1, 1:-1], 1, "wrap")
+    edge = [np.abs(np.arange(-1, n - 1) - (n - 3) / 2) > (n - 3) / 2 for n in u.shape]
+    outside = sum(np.meshgrid(*edge, indexing="ij"), np.zeros(u.shape, int))
+    filled_in = outside <= (3 if faces == "all" else 1)
+    if faces == "x":
+        filled_in &= ~(edge[0][:, None, None] | edge[1][None, :, None])
+    u[...] = np.where(filled_in, wrapped, before)
+    assert oracle.wrong([u], 1) == 0 and oracle.wrong([u], 2) > 0
+    for place in (0, u.size // 2, u.size - 1):
+        assert oracle.wrong([spoilt(u.copy(), place)], 1) == 1
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_transpose_is_compared_cell_by_cell(direction: str) -> None:
+    case = transpose.TransposeCase((3, 4, 5), (1, 2, 0), "c16", "whole", direction)
+    shapes = case.shapes[:: 1 if direction == "forward" else -1]
+    blocks = [tuple(slice(0, n) for n in shape) for shape in shapes]
+    oracle = transpose.TransposeOracle(case, *blocks)
+    source, target = (np.empty(shape, "c16") for shape in shapes)
+    oracle.fill(source, target, 1)
+    assert oracle.wrong(target, 1) == target.size
+    target[...] = source.transpose(case.source_axes)
+    assert oracle.wrong(target, 1) == 0 and oracle.wrong(spoilt(target, 7), 1) == 1
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("elements", [1, 70_000])
+def test_an_allreduce_is_compared_element_by_element(op: str, elements: int) -> None:
+    case = allreduce.AllreduceCase(elements, "f4", op)
+    arrays = [(np.empty(elements, "f4"), np.empty(elements, "f4")) for _ in range(3)]
+    for rank, both in enumerate(arrays):
+        oracle = allreduce.AllreduceOracle(case, rank, 3)
+        oracle.fill(*both, 1)
+        assert oracle.wrong(both[1], 1) == elements
+    stacked = np.stack([source for source, _ in arrays])
+    target = getattr(np, op)(stacked, axis=0)
+    assert oracle.wrong(target, 1) == 0 and oracle.wrong(spoilt(target, -1), 1) == 1
+
+
+def test_a_message_is_compared_word_by_word() -> None:
+    case = messages.of_ddtbench(select(["NAS_MG_x/34x18x18"])[0])
+    both = [messages.TripOracle(case, rank) for rank in range(2)]
+    slabs = [np.empty(case.slab_bytes, "u1") for _ in range(2)]
+    for oracle, slab in zip(both, slabs, strict=True):
+        oracle.fill(slab, 0)
+    there = [case.directions(rank)[0] for rank in range(2)]
+    packed, (sent, received) = np.empty(case.nbytes, "u1"), (there[0].packed, there[1].unpacked)
+    assert sent is not None and received is not None
+    sent.pack([slabs[0]], packed)
+    assert both[1].wrong(slabs[1], 0, (0,)) > 0
+    received.unpack([slabs[1]], packed)
+    assert [both[k].wrong(slabs[k], 0, (0,)) for k in range(2)] == [0, 0]
+    assert both[1].wrong(spoilt(slabs[1], 5), 0, (0,)) == 1
+
+
+# Layouts by hand.
+
+SMALLEST = [min(make(), key=lambda case: case.slab_bytes) for make, _ in PATTERNS.values()]
+BY_HAND = [case for case in SMALLEST if case.by_hand is not None]
+ids = {"ids": lambda case: case.name}
+
+
+def arrays_in(case: Case, slab: np.ndarray) -> list[np.ndarray]:
+    return [slab[at : at + n] for at, n in zip(case.offsets, case.arrays, strict=True)]
+
+
+@pytest.mark.parametrize("case", BY_HAND, **ids)
+def test_the_datatype_is_the_layout_by_hand(case: Case) -> None:
+    slab, packed = filled(case.slab_bytes), np.empty(case.payload, "u1")
+    assert case.by_hand is not None
+    case.by_hand.pack(arrays_in(case, slab), packed)
+    assert np.array_equal(packed, expected(case.datatype().blocks(case.count).shifted(case.start)))
+
+
+ENTRIES = """
+extern "C" void run_boxes(unsigned grid, u64 array, u64 packed, const Boxes* table)
+{
+    launch_on_cpu(grid, THREADS, true, boxes, (unsigned char*)array, (unsigned char*)packed, *table);
 }
+extern "C" void run_gathers(unsigned grid, u64 array, u64 packed, const Gathers* table)
+{
+    launch_on_cpu(grid, THREADS, true, gathers, (unsigned char*)array, (unsigned char*)packed, *table);
+}
+extern "C" void run_faces(unsigned grid, const Box* table, unsigned each)
+{
+    launch_on_cpu(grid, THREADS, true, faces, table, each);
+}
+extern "C" void run_triangle(unsigned grid, u64 array, u64 packed, unsigned n, int lower)
+{
+    launch_on_cpu(grid, THREADS, true, triangle, (double*)array, (double*)packed, n, lower);
+}
+"""
 
 
-@pytest.mark.parametrize("words", ALONE)
-def test_one_process(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    require("mpi")
-    file = tmp_path / "result.json"
-    assert bench(f"{words} --repeats 2 --json {file}") == 0
-    rows = json.loads(file.read_text())["rows"]
-    assert {row["name"] for row in rows} == ALONE[words]
-    assert all(row["us"] > 0 and row["checked"] and not row["error"] for row in rows)
-    out = capsys.readouterr().out
-    assert len(out.splitlines()) >= len(rows) + 2 and rows[0]["case"].split("/")[0] in out
+@cache
+def kernels(word: int, unpack: int) -> ctypes.CDLL:
+    """Compile the kernels by hand as C++."""
+    settings = settings_of(WORD_BYTES=word, UNPACK=unpack, THREADS=256, EACH=4, PARTS=10)
+    return shared_library(f'#include "{SHIM}"\n{source("byhand", settings)}\n{ENTRIES}', "-O1")
 
 
-@pytest.mark.parametrize("kind", ["exchange", "transpose"])
-def test_targets_of_numpy_arrays(
-    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    require("mpi")
-    brief, file = Timing(batches=1, batch_s=1e-5), tmp_path / "found.json"
-    monkeypatch.setattr(exchange_targets, "HOST_SHAPES", ((6, 5), (3, 4, 5)))
-    monkeypatch.setattr(exchange_targets, "HOST_TIMING", brief)
-    monkeypatch.setattr(transpose_targets, "ON_HOST", (6, 5, 4))
-    monkeypatch.setattr(transpose_targets, "TIMING", brief)
-    assert bench(f"{kind} --device cpu --targets --json {file}") == 0
-    found = json.loads(file.read_text())["targets"]
-    assert len(found) == 4 and all(one["value"] > 0 for one in found)
-    out = capsys.readouterr().out
-    assert "3x4x5 float64 a rank" in out or "times as fast as np.copyto" in out
-    if kind == "exchange":
-        monkeypatch.setattr(exchange.ByHand, "__call__", lambda self: None)
-        assert bench(f"{kind} --device cpu --targets") == 1
-        assert "wrong result" in capsys.readouterr().out
+def run_by_hand(case: Case, slab: np.ndarray, packed: np.ndarray, unpack: int) -> None:
+    ends = [ctypes.c_uint64(array.ctypes.data) for array in (slab, packed)]
+    layout = case.by_hand
+    if isinstance(layout, Boxes):
+        boxes, blocks = byhand.box_table(layout, case.offsets, layout.word)
+        kernels(layout.word, unpack).run_boxes(blocks, *ends, ctypes.byref(boxes))
+    elif isinstance(layout, Gathers):
+        lists = [part.index.astype(np.uint32) for part in layout.parts]
+        places = [one.ctypes.data for one in lists]
+        word = min(part.word for part in layout.parts)
+        gathers, blocks = byhand.gather_table(layout, case.offsets, places, word)
+        kernels(word, unpack).run_gathers(blocks, *ends, ctypes.byref(gathers))
+    elif isinstance(layout, Triangle):
+        kernels(8, unpack).run_triangle(7, *ends, layout.n, int(layout.lower))
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    memory = np.zeros(nbytes + 512, "u1")
+    return memory[-memory.ctypes.data % 512 :][:nbytes]
+
+
+SOME = ("vector/8B-64KiB", "hypercube/4", "WRF_x_vec/8x8", "FFT2/256", "LAMMPS_full/1907-1662")
+LISTS = ("SPECFEM3D_cm/c1", "random_indexed/dense-64KiB", "lower_triangle/1024")
+
+
+@pytest.mark.parametrize("name", [*SOME, *LISTS])
+def test_kernels_by_hand(name: str) -> None:
+    require("cxx")
+    (case,) = select([name])
+    slab, packed = aligned(case.slab_bytes), aligned(case.payload)
+    slab[:] = filled(slab.size)
+    run_by_hand(case, slab, packed, 0)
+    wanted = expected(case.datatype().blocks(case.count).shifted(case.start))
+    assert np.array_equal(packed, wanted)
+    changed, there = aligned(slab.size), aligned(slab.size)
+    changed[:] = there[:] = ~slab
+    run_by_hand(case, changed, packed, 1)
+    assert case.by_hand is not None
+    case.by_hand.unpack(arrays_in(case, there), wanted)
+    assert np.array_equal(changed, there)
+
+
+@pytest.mark.parametrize("faces", ["x", "all"])
+def test_the_exchange_by_hand(faces: str) -> None:
+    """A rank that is its own neighbour packs into the buffer from which it unpacks."""
+    require("cxx")
+    case = exchange.ExchangeCase((6, 5, 4), faces, 2, "f4", 2)
+    near = exchange.Neighbourhood(case, {0: (0, 0, 0)}, 0)
+    oracle, nbytes = exchange.Oracle(near), 4 * int(np.prod(case.padded_shape))
+    fields = [aligned(nbytes).view("f4").reshape(case.padded_shape) for _ in range(2)]
+    oracle.fill(fields, 3)
+    sides = exchange.Segments(near.sends), exchange.Segments(near.receives)
+    buffer = aligned(sides[1].nbytes)
+    addresses = [field.ctypes.data for field in fields]
+    assert [p.tag for p in near.sends] == [p.tag for p in near.receives]
+    for unpack, pieces in enumerate((near.sends, near.receives)):
+        places = [buffer.ctypes.data + at for at in sides[1].offsets]
+        table, word, each = exchange.face_table(pieces, addresses, places)
+        kernels(word, unpack).run_faces(len(pieces) * each, table, each)
+    assert oracle.wrong(fields, 3) == 0
+
+
+# The table of targets.
+
+PLACES = [
+    (HOST, 1),
+    (HOST, 2),
+    (HOST, 4),
+    (ONE, 1),
+    (SHARED, 2),
+    (APART, 2),
+    (APART, 4),
+    (APART, 8),
+]
+
+
+def names(on: str, ranks: int) -> list[str]:
+    """Return the names of all figures of a place, as they are written to the results of the GPU check."""
+    return [
+        target.name.replace("<ranks>", str(ranks)).replace("<mode>", mode)
+        for target in targets.on(on, ranks)
+        for best in target.limits
+        for mode in ((STREAM, GRAPH) if best == targets.BEST else (best,))
+    ]
+
+
+@pytest.mark.parametrize(("on", "ranks"), PLACES)
+def test_names_are_distinct(on: str, ranks: int) -> None:
+    found = names(on, ranks)
+    assert found and len({*found}) == len(found)
+
+
+@pytest.mark.parametrize("name", sorted({one.kind for one in TARGETS}))
+def test_words_select_the_cases(name: str) -> None:
+    kind = command.KINDS[name]
+    for target in TARGETS:
+        if target.kind == name and target.form != targets.CHOICE:
+            cases = [case.name for case in kind.cases(kind.parsed(target.words))]
+            wanted = {target.case, target.their_case or target.case} - {""}
+            assert wanted <= {*cases} if wanted else len(cases) == 1, target
+
+
+PLACE_OF = {"gpu-check.json": (SHARED, 2), "gpu-check-two-gpus.json": (APART, 2)}
+PLACE_OF |= {"gpu-check-four-gpus.json": (APART, 4)}
+
+
+@pytest.mark.parametrize("row", MEASURED)
+def test_the_table_has_the_rows_of_the_readme(row: str) -> None:
+    file, name = MEASURED[row]
+    assert name in names(*PLACE_OF[file])
+
+
+def test_plots_find_the_figures_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ROOT / "docs" / "_ext" / "measured.py"
+    pytest.importorskip("docutils")
+    spec = importlib.util.spec_from_file_location("measured", place)
+    assert spec is not None and spec.loader is not None
+    plots = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "measured", plots)
+    spec.loader.exec_module(plots)
+    for plot in plots.TIMES.values():
+        on = {1: (SHARED, 2), 2: (APART, 2), 4: (APART, 4)}[plot.gpus]
+        assert sum(bool(re.fullmatch(plot.pattern, name)) for name in names(*on)) >= 3, plot.title
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [(1, 1), (1, 2), (2, 2), (4, 4), (8, 8)])
+def test_the_check_runs_the_kinds_of_the_table(gpus: int, ranks: int) -> None:
+    found = targets.kinds_on(ranks, gpus)
+    assert "transpose" in found and {*found} <= {*command.KINDS}
+    assert ("pack" in found) is (ranks == 1) and ("exchange" in found) is (ranks > 1)
+
+
+ROWS = [
+    Row("c", SELECTED, SELECTED, STREAM, 4.0, "peer/ll", details={"bytes_sent": 8}),
+    Row("c", SELECTED, SELECTED, GRAPH, 3.0, "peer/ll"),
+    Row("c", BASELINE, "hand", STREAM, 10.0),
+    Row("c", "named", "peer", STREAM, 5.0, "peer/ll"),
+    Row("d", SELECTED, SELECTED, STREAM, 2.0),
+    Row("c", BASELINE, "absent", error="NCCL refuses"),
+]
 
 
 @pytest.mark.parametrize(
-    ("words", "texts"),
+    ("form", "limit", "theirs", "wanted", "met"),
     [
-        ("pack", ["face_x/512", "lower_triangle/1024"]),
-        ("exchange", ["768^3 f8 x", "16x16x16x8 c8[3] faces"]),
-        ("allreduce", ["4B f4 sum", "128MiB f4 sum", "8B f8 max"]),
-        ("transpose", ["8192x8192 f4 vector unpack", "256x256x512 c16 axes 210 pencils forward"]),
-        ("pingpong --quick", ["vector/64", "transpose/2048"]),
-        ("ddtbench", ["LAMMPS_atomic/1217-114", "FFT2/256"]),
-        ("scatter_gather --quick", ["NAS_MG_y/512x66x66"]),
-        ("milc", ["32x32x32x32 improved double", "16x16x16x16 naive single"]),
-        ("checkpoint", ["512x512x512"]),
+        ("us", 5.0, ("absent", "hand"), 4.0, True),
+        ("us", 3.9, (), 4.0, False),
+        ("over", 0.5, ("hand",), 0.4, True),
+        ("faster", 2.5, ("hand",), 2.5, True),
+        ("faster", 2.6, ("absent", "hand"), 2.5, False),
+        ("choice", 0.95, (), 1.0, True),
     ],
 )
-def test_lists(words: str, texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(f"{words} --list") == 0
-    assert set(texts) <= set(capsys.readouterr().out.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("", "WHAT"),
-        ("walk", "walk"),
-        ("pack --patterns nothing --device cpu", "known are contiguous"),
-        ("pack --patterns face_x/7 --device cpu", "64, 128, 256, 512"),
-        ("pack --methods fast", "traversal"),
-        ("pack --destinations moon", "device, host, peer"),
-        ("pack --max-blocks 0", "at least 1"),
-        ("pack --repeats many", "whole number"),
-        ("pack --device cpu --json /no/such/folder/x.json --patterns FFT2", "no such folder"),
-        ("contention --device cpu", "contention needs a GPU"),
-        ("exchange --sizes 0", "at least 1"),
-        ("exchange --sizes 8x8 --faces z", "expected one of x, y, faces, all"),
-        ("exchange --sizes 8 --halo 9", "wider than a block"),
-        ("exchange --sizes 8 --dtype floaty", "not one of numbers"),
-        ("exchange --sizes 1x2x3x4x5", "1 to 4 axes"),
-        ("exchange --paths host,carrier", "there is no path 'carrier' between ranks; known are"),
-        ("pingpong --paths local", "there is no path 'local'"),
-        ("pingpong --patterns spiral", "known are vector"),
-        ("pingpong --where moon", "host, 1gpu, 2gpus"),
-        ("ddtbench --patterns vector", "no pattern is called 'vector'; known are WRF_x_vec"),
-        ("ddtbench --patterns FFT2/100", "its sizes: 256, 512"),
-        (
-            "scatter_gather --patterns vector",
-            "no pattern is called 'vector'; known are vector-1KiB",
-        ),
-        ("allreduce --sizes 0", "expected bytes"),
-        ("allreduce --dtype floaty", "--dtype floaty"),
-        ("allreduce --dtype f4 --op bitwise_and", "no meaning"),
-        ("allreduce --device cpu --sizes 8 --algorithms magic", "expected host, hierarchical"),
-        ("allreduce --targets --device cpu", "needs a GPU"),
-        ("transpose --paths staged/pigeon", "known are staged/shared, staged/mpi"),
-        ("transpose --sizes 4x5 --axes 021", "no order of 2 axes"),
-        ("transpose --axes ab", "as in 10,021"),
-        ("transpose --sizes 4x5x6 --axes 012,013", "expected an order of 012"),
-        ("transpose --sizes 4x5x6 --methods vector", "nothing to measure"),
-        ("transpose --divisions bricks", "whole, slabs, pencils"),
-        ("transpose --device cpu --sizes 4x5 --divisions slabs", "whole arrays are for one rank"),
-        ("transpose --sizes 7", "2 to 4 axes"),
-        ("milc --lattices 8x8x8x7", "expected even numbers of sites"),
-        ("milc --operators clover", "improved, naive"),
-        ("checkpoint --device cpu --folder /no/such --cells 8", "no such folder"),
-    ],
-)
-def test_wrong_command_lines(words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    require("mpi")
-    assert bench(words) == 2
-    assert text in capsys.readouterr().err
-
-
-def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cuda, "why_no_gpu", lambda: "it is on loan")
-    for words in ("pack --device gpu", "pack --targets", "contention"):
-        assert bench(words) == 2
-        assert "it is on loan" in capsys.readouterr().err
-
-
-def test_errors_of_all_ranks_are_printed_once() -> None:
-    for kind in ("exchange --device cpu -n 2", "pingpong --where host"):
-        ended = halox_bench(*kind.split(), "--json", "/no/such/x.json")
-        assert ended.returncode == 2
-        assert ended.stderr.count("there is no such folder as /no/such") == 1
-        assert "Traceback" not in ended.stderr
-
-
-def test_an_impossible_path_is_a_row_with_the_reason() -> None:
-    words = "exchange -n 2 --device cpu --sizes 4 --faces x --paths host,peer --repeats 1"
-    ended = halox_bench(*words.split(), "--no-baselines")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (refused,) = [text for text in ended.stdout.splitlines() if " peer " in text]
-    assert "FAILED" not in refused and "these arrays are NumPy" in refused
-
-
-@pytest.mark.parametrize("direction", ["pack", "unpack"])
-def test_a_wrong_result_is_a_failing_status(
-    direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    require("mpi")
-
-    class Wrong(HostPacker):
-        def packing(self, out: np.ndarray) -> Callable[[], object]:
-            return self._spoilt(super().packing(out), out, -1)
-
-        def unpacking(self, packed: np.ndarray) -> Callable[[], object]:
-            return self._spoilt(super().unpacking(packed), self._memory, 40)  # beside the blocks
-
-        def _spoilt(self, call: Any, memory: Any, at: int) -> Callable[[], object]:
-            def wrong() -> None:
-                call()
-                memory[at] ^= 1
-
-            return wrong
-
-    monkeypatch.setattr(on_host, "HostPacker", Wrong)
-    words = f"pack --device cpu --patterns NAS_LU_y/12 --repeats 2 --direction {direction}"
-    assert bench(words) == 1
-    out = capsys.readouterr().out
-    assert "FAILED: HaloxError: wrong result" in out and " mpi4py " in out, "the others go on"
-    assert ("1 wrong bytes" in out) is (direction == "pack")
-    assert ("1 written beside" in out) is (direction == "unpack")
-
-
-def test_imports_no_gpu_package_and_no_plots() -> None:
-    code = (
-        "import sys; from halox.cli import main; main(['bench', 'pack', '--list']); "
-        "assert not {'cupy', 'matplotlib', 'mpi4py.MPI'} & set(sys.modules)"
+def test_a_figure(form: str, limit: float, theirs: Any, wanted: float, met: bool) -> None:
+    target = Target(
+        "exchange", APART, (), "x, <ranks> in a <mode>", "", {STREAM: limit}, theirs, form
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=500, capture_output=True)
+    if form != "choice":
+        target = target._replace(case="c")
+    (found,) = of_rows(target, ROWS, 2)
+    assert (found["value"], found["met"], found["target"]) == (wanted, met, limit)
+    if form != "choice":
+        assert found["name"] == "x, 2 in a stream" and found["path"] == "peer/ll"
+        assert found["others"] == {"selected": 4.0, "hand": 10.0, "peer": 5.0}
+    json.dumps(found, allow_nan=False)
 
 
-def test_without_the_suite(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    packages.package(packages.PACKAGE)
-    found = importlib.import_module
-
-    def missing(name: str) -> Any:
-        if name == "halox_bench":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return found(name)
-
-    monkeypatch.setattr(packages, "checkout", lambda: None)
-    monkeypatch.setattr(importlib, "import_module", missing)
-    monkeypatch.delitem(sys.modules, "halox_bench")
-    assert bench("pack --list") == 2
-    said = capsys.readouterr().err
-    assert "neither the package 'halox_bench' nor" in said and "install halox" in said
-    assert main(["info"]) == 0, "everything else does without"
-
-
-def row(kind: str, name: str, us: float | None, **others: Any) -> Row:
-    return Row("8^3", kind, name, us=us).with_(**others)
-
-
-class TestRows:
-    def test_baselines_of_the_same_mode_are_beside(self) -> None:
-        rows = [row("selected", "selected", 2.0), row("selected", "selected", 1.0, mode="graph")]
-        rows += [row("baseline", "a", 4.0), row("baseline", "b", 6.0)]
-        rows.append(row("baseline", "a", 3.0, mode="graph"))
-        found = beside(rows)
-        assert found[0].beside == {"a": 4.0, "b": 6.0} and found[1].beside == {"a": 3.0, "b": 6.0}
-
-    def test_chosen_over_best(self) -> None:
-        rows = [
-            row("selected", "selected", 12.0, path="staged/shared"),
-            row("path", "staged", 11.0, path="staged/shared"),
-            row("path", "peer", 10.0, path="peer/ll"),
-            row("path", "ipc", None, error="no"),
-            row("baseline", "by hand", 5.0),
-            row("selected", "selected", 8.0, mode="graph", path="peer/ll"),
-            row("path", "peer", 4.0, mode="graph", path="peer/ll"),
-        ]
-        result: dict[str, Any] = {}
-        said = "\n".join(choices(rows, result))
-        streamed, graph = result["chosen_over_best"]["cases"]
-        assert streamed["best"] == "peer" and streamed["ratio"] == 1.2 and not streamed["same"]
-        assert graph["ratio"] == 2.0 and graph["same"]
-        assert result["chosen_over_best"]["share_within"] == 0.5
-        assert "50.0 % of 2" in said and "worst 1.20 x" in said
-        assert choices(rows[:1], result) == []
-        assert result["chosen_over_best"]["share_within"] is None
-
-    def test_lines_are_aligned(self) -> None:
-        table = Table((CASE, METHOD, US))
-        shown = table.line(row("baseline", "by hand", 123.456), 12.3456)
-        assert shown.index("by hand") == table.header().index("method")
-        assert shown.endswith("0.10 x")
-        assert table.line(row("path", "ipc", None, error="no\nmore")).endswith("  no")
-        broken = row("path", "ipc", None, error="why", failed=True)
-        assert table.line(broken).endswith("FAILED: why")
-
-    def test_ratios_of_packing(self) -> None:
-        (case,) = select(["NAS_LU_y/12"])
-        measured = [
-            (COPY, "baseline", Timed(2.0), False),
-            ("slow", "baseline", Timed(40.0), False),
-            ("fast", "baseline", Timed(10.0), False),
-            ("strided", "packer", Timed(4.0, 3.5, 5.0, "remark"), False),
-            ("traversal", "packer", "does not take it", False),
-        ]
-        rows = {one.name: one for one in rows_of(case, {}, measured, 3.0)}
-        ours = rows["strided"]
-        assert (ours.of_copy, ours.of_bound, ours.speedup) == (0.5, 0.75, 2.5)
-        assert ours.gb_per_s == 0.12 and ours.note == "remark"
-        assert rows["slow"].speedup == 0.25
-        assert rows["traversal"].us is None and not rows["traversal"].failed
-        (alone,) = rows_of(case, {}, [("host", "packer", Timed(1.0), False)], None)
-        assert alone.of_copy is alone.of_bound is alone.speedup is None
-
-
-class TestPlots:
-    PLOT = Plot("kind", "Kind", ("faces",), "nbytes", "bytes")
-    ROWS = tuple(row("path", name, n / 8, faces="x", nbytes=n) for n in (8, 64) for name in "ab")
-
-    def test_a_figure_for_each_group_with_several_sizes(self, tmp_path: Path) -> None:
-        single = [row("path", "a", 1.0, faces="y", nbytes=8), row("path", "b", None)]
-        (drawn,) = draw([self.PLOT], [*self.ROWS, *single], tmp_path / "new")
-        assert drawn.name == "kind-x.png" and drawn.read_bytes().startswith(b"\x89PNG")
-        assert draw([self.PLOT], single, tmp_path) == []
-
-    def test_no_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(MissingPackageError):
-            draw([self.PLOT], self.ROWS, tmp_path)
-
-    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(HaloxError, match="cannot be made"):
-            draw([self.PLOT], self.ROWS, tmp_path / "file" / "plots")
-
-
-def test_the_catalogue_has_quick_sizes() -> None:
-    for pattern in catalogue().values():
-        assert len(list(pattern.cases(quick=True))) == len(pattern.quick) > 0
+def test_a_figure_beside_another_case_and_without_its_method() -> None:
+    target = Target(
+        "exchange", APART, (), "x", "", {STREAM: 1.5}, (SELECTED,), case="c", their_case="d"
+    )
+    (found,) = of_rows(target, ROWS, 2)
+    assert found["value"] == 2.0 and not found["met"]
+    (found,) = of_rows(target._replace(ours="absent"), ROWS, 2)
+    assert found["failed"] == "NCCL refuses"
+    assert not [*of_rows(target._replace(theirs=("absent",)), ROWS, 2)]

@@ -150,33 +150,22 @@ def test_apps_and_examples_use_public_names(path: Path) -> None:
         assert not name.startswith("cupy"), f"{path.relative_to(ROOT)}:{line}: use grid.xp"
 
 
-# The benchmarks have separate floors. A kind of benchmark imports only modules that all kinds share, with one
-# exception: messages between two ranks have the layouts of packing.
+# A kind of benchmark is one file; it imports the modules that all kinds share, and no other kind.
 BENCHMARKS = "halox_bench"
-BENCH_FLOORS = {
-    "common": 0,
-    "ranks": 1,
-    **dict.fromkeys(("pack", "exchange", "allreduce", "transpose"), 2),
-    **dict.fromkeys(("checkpoint", "milc"), 2),
-    "trips": 3,
-    "command": 4,
+KINDS_OF_BENCHMARKS = {
+    *("allreduce", "calls", "checkpoint", "exchange", "fft", "messages", "pack", "reductions"),
+    *("steps", "transpose"),
 }
 
 
-def bench_room(name: str) -> str:
-    """Return the room of a benchmark module: a folder, or the command."""
-    return name.split(".")[1]
-
-
 @pytest.mark.parametrize("path", files_under(f"asv_bench/{BENCHMARKS}"), ids=module_name)
-def test_benchmarks_import_downward_and_no_other_kind(path: Path) -> None:
-    module = module_name(path).removeprefix("asv_bench.")
+def test_benchmarks_import_no_other_kind(path: Path) -> None:
+    module = module_name(path).rpartition(".")[2]
     for line, name in imports_of(path):
-        if in_package(name, BENCHMARKS):
-            importer, imported = bench_room(module), bench_room(name)
-            assert imported == importer or BENCH_FLOORS[imported] < BENCH_FLOORS[importer], (
-                f"{path.relative_to(ROOT)}:{line}: {importer} imports {name}"
-            )
+        if in_package(name, BENCHMARKS) and module != "command":
+            imported = name.split(".")[1]
+            assert imported not in KINDS_OF_BENCHMARKS, f"{path.relative_to(ROOT)}:{line}: {name}"
+    assert {one.stem for one in path.parent.glob("*.py")} >= KINDS_OF_BENCHMARKS
 
 
 @pytest.mark.parametrize("folder", ["halox", "apps", "examples"])

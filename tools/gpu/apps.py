@@ -12,6 +12,16 @@ QUIET_S = 120.0
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
 LARGE_MG_CLASS, LARGE_MG_RANKS = "D", 8
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
+LARGE_MILC = (32, 32, 32, 32)
+
+COPY_GB_PER_S = 4180.0
+"""Speed of a large copy on an H200, read and written."""
+
+MILC_WORK = {"improved": (1146, 2400, 1187, 2616), "naive": (570, 1248, 606, 1464)}
+"""Operations and bytes of D per site of its result, and of an iteration per site of the lattice; double precision."""
+
+MILC_D, MILC_ITERATION = {"improved": 0.70, "naive": 0.75}, 1 / 1.25
+"""Targets on the large lattice: the rates of D and of an iteration, as shares of those at the speed of a copy."""
 
 NPB_CUDA = {"B": 325_900.0, "C": 340_300.0}
 """Mop/s of the CUDA version of NAS FT (GMAP/NPB-GPU) on an H200."""
@@ -54,6 +64,10 @@ def run_all(gpus: int) -> list[dict[str, Any]]:
         name = LARGE_MG_CLASS if ranks == LARGE_MG_RANKS else MG_CLASS
         found.append(app("nas_mg", ranks, "--class", name, "--graph"))
     found.append(app("milc", 1, *MILC_LATTICE, "--gauge", "unit", "--precision", "mixed"))
+    large = ("--lattice", *map(str, LARGE_MILC), "--gauge", "unit", "--graph")
+    for operator in ((), ("--naive",)):
+        for precision in ("double", "single"):
+            found.append(app("milc", 1, *large, *operator, "--precision", precision))
     return found
 
 
@@ -133,10 +147,15 @@ def fourier_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def milc_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures of MILC in double precision; the baseline is the rate of one rank."""
-    ended = [run for run in _ended(found, "milc") if run[1]["precision"] == "double"]
-    alone = next((one["cg_gflops"] for ranks, one in ended if ranks == 1), None)
-    return [
+    """Return the figures of MILC in double precision, whose baseline is the rate of one rank, and of a large lattice.
+
+    The rates of D and of an iteration on the large lattice have targets.
+    """
+    ended = _ended(found, "milc")
+    large = [one for _, one in ended if tuple(one["lattice"]) == LARGE_MILC]
+    small = [run for run in ended if run[1]["precision"] == "double" and run[1] not in large]
+    alone = next((one["cg_gflops"] for ranks, one in small if ranks == 1), None)
+    figures = [
         _figure(
             f"MILC {'x'.join(map(str, one['lattice']))} {one['operator']} double, "
             f"{ranks} ranks, {one['device']}",
@@ -146,5 +165,32 @@ def milc_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             baseline_name="GFLOPS on one rank",
             **{name: one[name] for name in ("verified", "time_s", "graph", "dslash_gflops")},
         )
-        for ranks, one in ended
+        for ranks, one in small
     ]
+    return [*figures, *(figure for one in large for figure in _large_milc(one))]
+
+
+def _large_milc(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rates of D and of an iteration beside the rates at the speed of a copy."""
+    operator = one["operator"]
+    flops, nbytes, cg_flops, cg_bytes = MILC_WORK[operator]
+    speed = COPY_GB_PER_S * (2 if one["precision"] == "single" else 1)
+    name = f"MILC {'x'.join(map(str, LARGE_MILC))} {operator} {one['precision']}"
+    found = []
+    for what, rate, most, share in (
+        ("D", one["dslash_gflops"], flops / nbytes * speed, MILC_D[operator]),
+        ("an iteration", one["cg_gflops"], cg_flops / cg_bytes * speed, MILC_ITERATION),
+    ):
+        label = "GFLOPS at the speed of a copy on an H200"
+        found.append(
+            _figure(
+                f"{name}: {what}, {one['device']}",
+                rate,
+                "GFLOPS",
+                round(share * most),
+                baseline=round(most),
+                baseline_name=label,
+                **{key: one[key] for key in ("verified", "time_s", "graph")},
+            )
+        )
+    return found

@@ -24,11 +24,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
+from halox.cli import catalogue
 from tools.gpu import apps, suites
 from tools.gpu.running import ROOT, run
 
@@ -201,12 +203,18 @@ def measure(result: Result, name: str, words: Sequence[str], ranks: int | None) 
     result.add(figures=found)
 
 
-def targets(
-    result: Result, kind: str, ranks: int | None, where: Sequence[str] = ("--device", "gpu")
-) -> None:
+def targets(result: Result, kind: str, ranks: int | None) -> None:
     """Run one kind of ``halox bench`` and add its figures that have targets."""
-    words = ["halox", "bench", kind, *where, "--targets", "--json"]
+    words = ["halox", "bench", kind, "--device", "gpu", "--targets", "--json"]
     measure(result, f"halox bench {kind}", words, ranks)
+
+
+def kinds_on(ranks: int, gpus: int) -> list[str]:
+    """Return the kinds of ``halox bench`` with figures on a number of ranks, from the table of targets."""
+    catalogue.package(catalogue.BENCHMARKS)
+    table = import_module(f"{catalogue.BENCHMARKS}.targets")
+    kinds: list[str] = table.kinds_on(ranks, gpus)
+    return kinds
 
 
 def measure_ranks(result: Result) -> None:
@@ -215,20 +223,15 @@ def measure_ranks(result: Result) -> None:
     found = apps.run_all(gpus)
     result.add(runs=found, figures=apps.figures_of(found))
     for ranks in apps.measured_ranks(gpus):
-        kinds = ["exchange", "allreduce", "transpose"]
-        if ranks <= gpus:
-            kinds.append("milc")
-        for kind in kinds:
+        for kind in kinds_on(ranks, gpus):
             targets(result, kind, ranks)
-    where = "--where", "1gpu" if gpus == 1 else "2gpus"
-    targets(result, "scatter_gather", 2, where)
 
 
 def measure_one(result: Result) -> None:
     """Run the benchmarks of one process."""
     measure(result, "nas_ft", ["tools.gpu.bench_nas_ft"], None)
     measure(result, "loop", ["tools.gpu.bench_loop"], None)
-    for kind in ("milc", "pack", "transpose"):
+    for kind in kinds_on(1, result.gpus):
         targets(result, kind, None)
 
 

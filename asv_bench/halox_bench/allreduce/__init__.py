@@ -1,1 +1,0 @@
-"""``halox bench allreduce``: reductions over all ranks."""

@@ -1,1 +1,0 @@
-"""Checkpoints: `Grid.save` and `Grid.load` beside plain writes and reads of the same bytes."""

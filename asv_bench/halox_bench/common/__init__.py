@@ -1,1 +1,0 @@
-"""Layouts, kernels, clocks, figures with targets, options and plots of all kinds of benchmarks."""

@@ -1,1 +1,0 @@
-"""``halox bench exchange``: halo exchanges of all ranks."""

@@ -1,0 +1,182 @@
+"""Declaration of a kind of benchmark, and the options of its command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from halox.errors import HaloxError
+from halox_bench.rows import Column, Row
+
+Wrong = argparse.ArgumentTypeError
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Split at commas.
+
+    Examples
+    --------
+    >>> words("x,,all")
+    ('x', 'all')
+    """
+    return tuple(word for word in text.split(",") if word)
+
+
+def words_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
+    """Return a function that splits at commas into some of these words."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = words(text)
+        if not found or not {*found} <= {*allowed}:
+            raise Wrong(f"expected names out of {', '.join(allowed)}, got {text!r}")
+        return found
+
+    return parse
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise Wrong(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Split at commas into whole numbers of at least 1."""
+    return tuple(positive(word) for word in words(text))
+
+
+def shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """Split at commas into shapes.
+
+    Examples
+    --------
+    >>> shapes("64,16x16x8")
+    ((64,), (16, 16, 8))
+    """
+    found = tuple(tuple(positive(n) for n in word.split("x")) for word in words(text))
+    if any(len(shape) > 4 for shape in found):
+        raise Wrong(f"expected shapes of 1 to 4 axes, got {text!r}")
+    return found
+
+
+_UNITS = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, "": 1}
+
+
+def size_label(nbytes: int) -> str:
+    """Return a number of bytes as one word.
+
+    Examples
+    --------
+    >>> size_label(8), size_label(65536), size_label(3 << 20), size_label(1025)
+    ('8B', '64KiB', '3MiB', '1025B')
+    """
+    unit = next(unit for unit, size in _UNITS.items() if nbytes >= size and nbytes % size == 0)
+    return f"{nbytes // _UNITS[unit]}{unit}"
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Split at commas into numbers of bytes.
+
+    Examples
+    --------
+    >>> sizes("8,64KiB")
+    (8, 65536)
+    """
+    found = []
+    for word in words(text):
+        digits = word.rstrip("BKMi")
+        unit = word[len(digits) :]
+        if unit not in _UNITS or not digits.isdecimal() or int(digits) < 1:
+            raise Wrong(f"{word}: expected bytes, as in 8, 64KiB or 128MiB")
+        found.append(int(digits) * _UNITS[unit])
+    return tuple(found)
+
+
+class Option(NamedTuple):
+    """An option of a kind: ``read`` returns the value of its text, None for an option without a value."""
+
+    name: str
+    help: str
+    read: Callable[[str], Any] | None = words
+    default: Any = ()
+    metavar: str = "A,B"
+
+    def add(self, parser: argparse.ArgumentParser) -> None:
+        """Add the option to a parser."""
+        if self.read is None:
+            parser.add_argument(self.name, action="store_true", help=self.help)
+            return
+        parser.add_argument(
+            self.name, type=self.read, default=self.default, metavar=self.metavar, help=self.help
+        )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of benchmark.
+
+    Attributes
+    ----------
+    name, about : str
+        Name on the command line, and its description.
+    cases : callable
+        Given the parsed command line, returns the cases; each has a ``name`` and ``details``.
+    measure : callable
+        Given the `Bench`, the command line and a case, returns its rows; collective.
+    options : tuple of Option
+    columns : tuple of Column
+        Columns of the table of this kind's own.
+    named : {"paths", "algorithms", "methods", ""}
+        Methods of halox that the command line can name.
+    ranks : int
+        The number of ranks, 0 for any.
+    device : {"auto", "gpu"}
+        ``"gpu"`` where there is nothing to measure without one.
+    budget_s : float
+        Seconds after which no further group of figures with targets is begun.
+    """
+
+    name: str
+    about: str
+    cases: Callable[[argparse.Namespace], Sequence[Any]]
+    measure: Callable[[Any, argparse.Namespace, Any], list[Row]]
+    options: tuple[Option, ...] = ()
+    columns: tuple[Column, ...] = ()
+    named: str = ""
+    ranks: int = 0
+    device: str = "auto"
+    budget_s: float = 60.0
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of all kinds, and of this one."""
+        flag: Any = {"action": "store_true"}
+        text = "ranks to start on this machine (default: those of a surrounding mpiexec)"
+        parser.add_argument("-n", "--ranks", type=positive, metavar="RANKS", help=text)
+        devices, text = ("auto", "cpu", "gpu"), "default: GPUs if usable"
+        parser.add_argument("--device", choices=devices, default="auto", help=text)
+        text = f"{self.named} to name one by one, beside halox's own choice; default: all"
+        Option(
+            f"--{self.named or 'paths'}", text if self.named else argparse.SUPPRESS, words, None
+        ).add(parser)
+        parser.add_argument("--targets", **flag, help="only the figures that have a target")
+        for option in self.options:
+            option.add(parser)
+        parser.add_argument("--list", **flag, help="list the cases and end")
+        parser.add_argument("--quick", **flag, help="fewer cases, fewer samples")
+        parser.add_argument("--repeats", type=positive, metavar="N", help="samples of each figure")
+        parser.add_argument("--no-graph", **flag, help="leave out replayed CUDA graphs")
+        parser.add_argument("--no-baselines", **flag, help="leave out code by hand")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+
+    def parsed(self, text: str) -> argparse.Namespace:
+        """Parse a command line of this kind; `HaloxError` if it is wrong."""
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        self.add_arguments(parser)
+        try:
+            return parser.parse_args(text.split())
+        except argparse.ArgumentError as error:
+            raise HaloxError(f"{self.name} {text}: {error}") from error

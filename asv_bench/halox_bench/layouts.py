@@ -1,0 +1,187 @@
+"""Layouts of hand-written code, and their packing by NumPy slicing.
+
+They describe the bytes of a benchmark case's datatype without the datatype engine: the baselines by hand use them, and
+the checks of messages follow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from halox_bench.checks import Bytes, Int64Array
+
+
+def _word_type(nbytes: int) -> str:
+    """Return a dtype of so many bytes that NumPy copies fast, if possible."""
+    return {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(nbytes, f"V{nbytes}")
+
+
+@dataclass(frozen=True)
+class Box:
+    """Equal runs at nested equal strides in one of a case's arrays.
+
+    Attributes
+    ----------
+    block_bytes : int
+        Contiguous bytes a run.
+    counts, strides : tuple of int
+        Runs and bytes a step at each level, outermost first; at most three levels.
+    offset : int
+        Bytes from the array's start to the first run.
+    array : int
+        Number of the array.
+    """
+
+    block_bytes: int
+    counts: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    array: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs."""
+        return prod(self.counts) * self.block_bytes
+
+    def word(self, *offsets: int) -> int:
+        """Widest word of up to 16 bytes that also divides these packed offsets."""
+        return gcd(16, self.block_bytes, self.offset, *self.strides, *offsets)
+
+    def view(self, memory: Bytes) -> npt.NDArray[np.generic]:
+        """View the runs as an array of words, shape ``counts + (words,)``."""
+        word = self.word()
+        shape = (*self.counts, self.block_bytes // word)
+        dtype = _word_type(word)
+        return np.ndarray(shape, dtype, memory.data, self.offset, (*self.strides, word))
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes of one or several arrays, packed one after another."""
+
+    boxes: tuple[Box, ...]
+
+    @property
+    def word(self) -> int:
+        """Widest word of up to 16 bytes for all of them, packed."""
+        return gcd(16, *(box.word(at) for at, box in self.placed()))
+
+    def placed(self) -> Iterator[tuple[int, Box]]:
+        """Each box with its offset in the packed bytes."""
+        at = 0
+        for box in self.boxes:
+            yield at, box
+            at += box.nbytes
+
+    def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
+        """Copy the runs into a packed buffer, by slicing."""
+        for at, box in self.placed():
+            view = box.view(arrays[box.array])
+            np.copyto(out[at : at + box.nbytes].view(view.dtype).reshape(view.shape), view)
+
+    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
+        """Copy packed runs into their places, by slicing."""
+        for at, box in self.placed():
+            view = box.view(arrays[box.array])
+            np.copyto(view, packed[at : at + box.nbytes].view(view.dtype).reshape(view.shape))
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """The lower or upper triangle, diagonal included, of an n x n float64 matrix by columns."""
+
+    n: int
+    lower: bool
+
+    def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
+        """Copy one column after another."""
+        columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
+        packed, at = out.view("f8"), 0
+        for j in range(self.n):
+            part = columns[j, j:] if self.lower else columns[j, : j + 1]
+            packed[at : at + part.size] = part
+            at += part.size
+
+    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
+        """Copy one column after another."""
+        columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
+        values, at = packed.view("f8"), 0
+        for j in range(self.n):
+            part = columns[j, j:] if self.lower else columns[j, : j + 1]
+            part[:] = values[at : at + part.size]
+            at += part.size
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """Elements of one array by a list of their numbers, the list repeated ``count`` times.
+
+    Attributes
+    ----------
+    count : int
+        Repetitions, ``extent`` bytes apart.
+    array : int
+        Number of the array.
+    """
+
+    index: Int64Array
+    element_bytes: int
+    count: int = 1
+    extent: int = 0
+    array: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.count * self.index.size * self.element_bytes
+
+    @property
+    def word(self) -> int:
+        """Widest word of up to 8 bytes that divides the elements."""
+        return gcd(8, self.element_bytes, self.extent)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathers:
+    """Gathers from one or several arrays, packed one after another."""
+
+    parts: tuple[Gather, ...]
+
+    def placed(self) -> Iterator[tuple[int, Gather]]:
+        """Each gather with its offset in the packed bytes."""
+        at = 0
+        for part in self.parts:
+            yield at, part
+            at += part.nbytes
+
+    def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
+        """Copy the elements by NumPy's fancy indexing."""
+        for memory, index, target in self._items(arrays, out):
+            target[...] = memory[index]
+
+    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
+        """Copy packed elements to their places by NumPy's fancy indexing."""
+        for memory, index, source in self._items(arrays, packed):
+            memory[index] = source
+
+    def _items(
+        self, arrays: Sequence[Bytes], packed: Bytes
+    ) -> Iterator[tuple[npt.NDArray[np.generic], Int64Array, npt.NDArray[np.generic]]]:
+        """Yield for each repetition of a list the elements of memory, the list, and the packed elements."""
+        for at, part in self.placed():
+            memory, dtype = arrays[part.array], _word_type(part.element_bytes)
+            each = part.index.size * part.element_bytes
+            for item in range(part.count):
+                elements = memory[item * part.extent :]
+                elements = elements[: elements.size // part.element_bytes * part.element_bytes]
+                there = packed[at + item * each : at + (item + 1) * each]
+                yield elements.view(dtype), part.index, there.view(dtype)
+
+
+ByHand = Boxes | Triangle | Gathers
+"""Layouts with a hand-written packing routine."""

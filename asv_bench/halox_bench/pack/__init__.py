@@ -1,1 +1,0 @@
-"""``halox bench pack``: packing of many layouts on one process."""

@@ -1,1 +1,0 @@
-"""Measurement on several ranks: clock, methods side by side, command line, NCCL."""
