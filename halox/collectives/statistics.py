@@ -115,9 +115,8 @@ def histogram(
         check_unmasked(limits, "range")
         edges_of(np.zeros(1, own.dtype))
         alike = {"bins": np.asarray(bins).tolist(), "range": np.asarray(limits).tolist()}
-        is_found = (
-            limits is None and np.ndim(bins) == 0
-        )  # among the cells; else edges depend on none
+        # Given edges or ends do not depend on the cells.
+        is_found = limits is None and np.ndim(bins) == 0
         return own, alike, ends(own) if is_found else np.zeros(2, own.dtype)
 
     def count() -> Array:
