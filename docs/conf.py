@@ -28,7 +28,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "performance/log.md"]  # the log is for readers of the repository
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"halox {release}"

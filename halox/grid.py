@@ -129,7 +129,7 @@ class Grid(GridReductions, Closing, Generic[FieldArray]):
         faces lie halfway between them, and vice versa.
     reproducible : bool
         Whether `sum`, `norm`, `dot` and `allreduce` give the same bits on any number of ranks, in any division, on CPUs
-        and GPUs, by default (docs/reproducible.md). Each call can decide otherwise.
+        and GPUs, by default (docs/allreduce.md). Each call can decide otherwise.
 
     Attributes
     ----------

@@ -130,7 +130,7 @@ class GridReductions:
             Grid axes to sum over. Component axes are kept: all grid axes give one sum per component. The hosts of the
             ranks then synchronize in every call.
         reproducible : bool, optional
-            Whether the sum of floats is exact and rounded once (docs/reproducible.md): the same bits on any number of
+            Whether the sum of floats is exact and rounded once (docs/allreduce.md): the same bits on any number of
             ranks, in any division, on CPUs and GPUs. By default the grid's setting. Not with ``axis``.
         **named
             Fields and scalars of an expression; not with ``axis``.

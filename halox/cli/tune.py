@@ -35,7 +35,7 @@ LIMIT_S = 45.0
 
 _NO_GPU = (
     "nothing to tune and nothing written: these ranks have no GPU, and NumPy arrays follow fixed rules "
-    "(docs: Choosing and tuning paths)"
+    "(docs/paths.md)"
 )
 
 

@@ -60,7 +60,7 @@ class Allreduce(Closing):
         Array whose memory decides the device, in place of ``device``: the host for a NumPy array, else a GPU.
     reproducible : bool
         Whether a sum of floats is exact and rounded once, so that its bits do not depend on the order of the ranks'
-        values (docs/reproducible.md). The algorithm is then "host". The operation is "sum", or one that is always
+        values (docs/allreduce.md). The algorithm is then "host". The operation is "sum", or one that is always
         reproducible.
 
     Attributes

@@ -10,17 +10,14 @@ from tests.unit.test_docs import snippets
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [*sorted((DOCS / "recipes").glob("*.md"))]
-PAGES += [
-    DOCS / f"{name}.md"
-    for name in ("checkpoints", "from-mpi4py", "output", "quickstart", "solvers")
-]
+PAGES += [DOCS / f"{name}.md" for name in ("allreduce", "checkpoints", "quickstart", "solvers")]
 
 pytestmark = [pytest.mark.geometry, pytest.mark.ranks(2, 4)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_snippets_run_on_ranks(page: Path) -> None:
-    if page.stem in ("checkpoints", "output"):
+    if page.stem == "checkpoints":
         pytest.importorskip("zarr")
         pytest.importorskip("xarray")
     exec(compile(snippets(page), str(page), "exec"), {"__name__": page.stem})
