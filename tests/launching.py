@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,16 @@ class Ended:
     said: str
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], quiet_s: float = QUIET_S) -> Ended:
-    """Run a command in the root of the checkout until it exits, or until it prints nothing for ``quiet_s`` seconds."""
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    quiet_s: float = QUIET_S,
+    has_begun: Callable[[], bool] = lambda: True,
+) -> Ended:
+    """Run a command in the root of the checkout until it exits, or until it prints nothing for ``quiet_s`` seconds.
+
+    The seconds count from the time when ``has_begun()`` is true.
+    """
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -73,7 +81,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], quiet_s: float =
             preexec_fn=_end_with_parent,
         )
         try:
-            status = _wait(process, output.fileno(), quiet_s)
+            status = _wait(process, output.fileno(), quiet_s, has_begun)
         finally:
             _end(process)
         output.seek(0)
@@ -85,12 +93,14 @@ def _end_with_parent() -> None:
     _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def _wait(process: subprocess.Popen[bytes], output: int, quiet_s: float) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes], output: int, quiet_s: float, has_begun: Callable[[], bool]
+) -> int | None:
     size, since = -1, time.monotonic()
     while time.monotonic() - since < quiet_s:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(0.2)
-        if os.fstat(output).st_size != size:
+        if os.fstat(output).st_size != size or not has_begun():
             size, since = os.fstat(output).st_size, time.monotonic()
     return None
 

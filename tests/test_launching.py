@@ -16,10 +16,11 @@ from tests.launching import run
 from tests.support import becomes, require
 
 STUCK = """
-import faulthandler, os, time
+import faulthandler, os, sys, time
 faulthandler.enable()
 def here():
     print("rank is here,", os.getpid(), flush=True)
+    open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
     time.sleep(3000)
 here()
 """
@@ -29,8 +30,16 @@ def test_a_stuck_run_prints_the_stack_of_every_rank(tmp_path: Path) -> None:
     require("mpi")
     script = tmp_path / "stuck.py"
     script.write_text(STUCK)
-    command = [launcher.find().path, "-n", "3", sys.executable, str(script)]
-    ended = run(command, launcher.environment(3), quiet_s=30.0)
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    command = [launcher.find().path, "-n", "3", sys.executable, str(script), str(folder)]
+    # The ranks may need long for their start.
+    ended = run(
+        command,
+        launcher.environment(3),
+        quiet_s=1.0,
+        has_begun=lambda: len(list(folder.iterdir())) == 3,
+    )
     assert ended.status is None
     assert ended.said.count("Fatal Python error: Aborted") == 3, ended.said
     assert ended.said.count("in here") == 3, ended.said

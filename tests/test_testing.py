@@ -111,17 +111,19 @@ SUITE = """
 
 
 def pytest_on_ranks(
-    folder: Path, code: str, timeout_s: str, ranks: int = 3, options: tuple[str, ...] = ()
+    folder: Path, code: str, timeout_s: str, ranks: int = 2, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     file = folder / "test_suite.py"
     file.write_text(dedent(HEAD) + dedent(code))
     words = ["-p", "halox.testing", "-p", "no:cacheprovider", "-rA", "--color=no", str(file)]
     words = ["-m", "pytest", "--rootdir", str(folder), *options, *words]
-    return on_ranks(ranks, *words, HALOX_TIMEOUT=timeout_s)
+    # No other plugin is needed, and every rank would import all of them.
+    return on_ranks(ranks, *words, HALOX_TIMEOUT=timeout_s, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 
 
 def test_outcomes_are_those_of_all_ranks(tmp_path: Path) -> None:
-    ended = pytest_on_ranks(tmp_path, SUITE, "600")  # no rank waits so long for a failed rank
+    # No rank waits so long for a failed rank.
+    ended = pytest_on_ranks(tmp_path, SUITE, "600", ranks=3)
     said = ended.stdout
     assert ended.returncode != 0
     outcomes = re.findall(r"^(ERROR|FAILED|PASSED|XFAIL) \S+::(test_\w+)", said, re.MULTILINE)
@@ -164,7 +166,7 @@ def test_ranks_that_wait_for_a_rank_without_failure(tmp_path: Path) -> None:
                 raise ValueError("no message")
             MPI.COMM_WORLD.recv(source=1)
     """
-    ended = pytest_on_ranks(tmp_path, code, "2", ranks=2)
+    ended = pytest_on_ranks(tmp_path, code, "2")
     assert ended.returncode != 0
     said = ended.stdout + ended.stderr
     assert "test_suite.py F" in said and "ValueError: no message" in said
@@ -184,7 +186,7 @@ def test_ranks_with_different_tests_run_none(tmp_path: Path) -> None:
         def test_all():
             pass
     """
-    ended = pytest_on_ranks(tmp_path, code, "20", ranks=2)
+    ended = pytest_on_ranks(tmp_path, code, "20")
     assert ended.returncode != 0
     assert "ranks 0 and 1 have collected different tests: " in ended.stderr
     assert "test_more" in ended.stderr and "passed" not in ended.stdout

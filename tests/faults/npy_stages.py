@@ -1,6 +1,6 @@
 """A rank ends, or is interrupted, at a stage of a save or load of a ``.npy`` file; the other rank gets an error.
 
-``python -m tests.faults.npy_stages FOLDER ARGUMENT``, run by `tests.failing`. Rank 0 and another rank have a grid of
+``python -m tests.faults.npy_stages FOLDER STAGES``, run by `tests.failing`. Rank 0 and another rank have a grid of
 their own at each stage, of which the other rank is the first or the last::
 
     stage 0    rank 0 -- rank 1, which fails
@@ -25,7 +25,7 @@ from mpi4py import MPI
 import halox
 from halox.errors import CheckpointError, HaloxError
 from tests import failing
-from tests.mpi.limits import short_waits
+from tests.mpi.limits import short_waits, sleeping_waits
 
 STAGES = [
     ("save", "Open", "last"),
@@ -39,6 +39,17 @@ STAGES = [
     ("load", "Close", "first"),
 ]
 """Call, the function of `MPI.File` in which a rank fails, and that rank's place in the grid."""
+
+Stage = tuple[str, str, str, str]
+"""One of `STAGES`, and "kill" or "interrupt"."""
+
+USUAL: list[Stage] = [
+    ("save", "Open", "last", "interrupt"),
+    ("save", "Write", "first", "kill"),
+    ("save", "Close", "last", "interrupt"),
+    ("load", "Read", "last", "kill"),
+]
+"""Stages outside the whole matrix."""
 
 CELLS = (6, 8)
 
@@ -62,15 +73,14 @@ def make_call(grid: halox.Grid, call: str, path: Path) -> None:
         grid.load(path)
 
 
-def survive(folder: Path, stage: int, comm: MPI.Intracomm) -> list[Any]:
+def survive(folder: Path, stage: int, call: str, comm: MPI.Intracomm) -> list[Any]:
     """Return the error of the call, whether the file is as it was, and whether it can be saved afterwards."""
-    call, _, _ = STAGES[stage]
     path = folder / f"{stage}.npy"
     np.save(path, np.ones(CELLS))
     failing.tell(folder, f"stage {stage}", None)
     grid, error = halox.Grid(CELLS, comm=comm, device="cpu"), ""
     try:
-        with short_waits():
+        with sleeping_waits(), short_waits():
             make_call(grid, call, path)
     except HaloxError as caught:
         error = type(caught).__name__
@@ -89,20 +99,20 @@ def save_at_last(grid: halox.Grid, path: Path) -> None:
             time.sleep(0.02)
 
 
-def main(folder: Path, how: str) -> None:
+def main(folder: Path, stages: list[Stage]) -> None:
     """Go through the stages, or fail in one."""
     world = MPI.COMM_WORLD
     comms = []
-    for stage, (_, _, place) in enumerate(STAGES):
+    for stage, (_, _, place, _) in enumerate(stages):
         key = -world.rank if place == "first" else world.rank
         comms.append(world.Split(0 if world.rank in (0, stage + 1) else MPI.UNDEFINED, key))
     if world.rank == 0:
-        for stage in range(len(STAGES)):
-            failing.tell(folder, f"found {stage}", survive(folder, stage, comms[stage]))
+        for stage, (call, *_) in enumerate(stages):
+            failing.tell(folder, f"found {stage}", survive(folder, stage, call, comms[stage]))
         failing.tell(folder, "done 0", None)
     else:
         stage = world.rank - 1
-        call, name, _ = STAGES[stage]
+        call, name, _, how = stages[stage]
         failing.wait_for(folder, [f"stage {stage}"])
         grid = halox.Grid(CELLS, comm=comms[stage], device="cpu")
         MPI.File = failing_file(name, how)

@@ -51,6 +51,13 @@ class Row:
         return f"{self.path}-{self.fault}-{self.call}-{self.stage}"
 
     @property
+    def is_rare(self) -> bool:
+        """Whether only the whole matrix has this row: a stop by SIGSTOP, of which each path keeps one of each kind."""
+        if not self.fault.startswith("stopped"):
+            return False
+        return (self.path, self.fault, self.call) not in _USUAL_STOPS
+
+    @property
     def is_short(self) -> bool:
         """Whether all ranks complete the call."""
         return self.fault == "stopped for a while"
@@ -69,6 +76,17 @@ _CACHED = ("exchange, cached", "sum, cached", "Transpose.forward, cached")
 _MAIN = ("Grid", "gather", "Allreduce()", "exchange, first", *_CACHED)
 _ON_GPU = ("exchange, first", "exchange, cached", "plan.finish", "sum, cached")
 _KILLED = ("Grid", "exchange, first", "exchange, cached", "sum, cached")
+
+_USUAL_STOPS = {
+    ("host/shared", "stopped for a while", "gather"),
+    ("host/shared", "stopped for a while", "Transpose.forward, cached"),
+    ("host/direct", "stopped for a while", "exchange, cached"),
+    ("host/mpi", "stopped for a while", "exchange, cached"),
+    ("host/shared", "stopped for long", "close"),
+    ("host/mpi", "stopped for long", "sum, first"),
+    ("scatter_gather/process_vm", "stopped for long", "exchange, cached"),
+}
+"""Stopped ranks outside the whole matrix, by path, fault and call."""
 
 ROWS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("host/shared", "raising"): {"before": ALL, "halfway": ("Grid", "exchange, cached")},

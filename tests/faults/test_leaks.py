@@ -9,7 +9,7 @@ import pytest
 from tests.faults.leaks import STORIES, repeats_of
 from tests.faults.programs import number, result
 
-REPEATS = number("HALOX_LEAKS", 200)
+REPEATS = number("HALOX_LEAKS", 100)
 MIB = 1 << 20
 
 
@@ -29,7 +29,7 @@ def test_a_field_that_outlives_its_grid(found: dict[str, Any]) -> None:
 def test_by_the_hundreds(story: str, found: dict[str, Any]) -> None:
     """Memory does not grow with the number of objects made and released.
 
-    200 grids, and 40 objects of each other kind. For 10,000, in some minutes: ``HALOX_LEAKS=10000 pytest
+    100 grids, and 25 objects of each other kind. For 10,000, in some minutes: ``HALOX_LEAKS=10000 pytest
     tests/faults/test_leaks.py -o faulthandler_timeout=0``.
     """
     for rank in found[story]:

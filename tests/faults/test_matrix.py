@@ -13,6 +13,12 @@ from tests.faults.matrix import Theatre, check
 from tests.faults.table import Row, rows
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=[pytest.mark.full] if row.is_rare else [])
+        for row in rows()
+    ],
+)
 def test_a_rank(row: Row, theatre: Theatre) -> None:
     check(row, theatre[row])

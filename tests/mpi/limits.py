@@ -1,4 +1,4 @@
-"""Short time limits on waits for an absent rank, after a setup under a long limit."""
+"""Waits in tests: short time limits for an absent rank, after a setup under a long limit, and waits asleep."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
+from halox.runtime import waiting
 from halox.runtime.waiting import Waiter
 
 SHORT_S = 0.7
 """Time limit, long enough for a rank to publish its wait and to look again at the calls of the other ranks."""
+
+
+@contextmanager
+def sleeping_waits() -> Iterator[None]:
+    """Make a waiting rank sleep early: in many tests a rank waits for long while others need its core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "_BUSY_S", 0.02)
+        yield
 
 
 @contextmanager
