@@ -16,6 +16,7 @@ import pytest
 from halox import packing, paths, runtime
 from halox.cli.launcher import mpi_defaults, running_ranks
 from tests import launching, support
+from tests.support import others
 
 SESSION_FOLDERS = "PRTE_MCA_prte_tmpdir_base"
 """Variable of Open MPI 5 that names the folder for its session folders, by default ``/tmp``."""
@@ -50,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Without .pyc files every process that a test starts would compile all of halox, and every rank all tests.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    if importlib.util.find_spec("hypothesis"):
+    # Tests on ranks have no examples of Hypothesis, whose import would take time on each rank.
+    if running_ranks() is None and importlib.util.find_spec("hypothesis"):
         from hypothesis import HealthCheck, settings
 
         # No test fails because the machine is slow.
@@ -60,9 +62,18 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("slow")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort tests that mostly wait first."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest selects tests by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Mark cases that the mark ``part`` leaves to the whole matrix; sort tests that mostly wait first."""
+    parts: dict[int, list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("part")
+        if mark is not None:
+            parts.setdefault(mark.args[0], []).append(item)
+    for part, some in parts.items():
+        for item in others(some, part):
+            item.add_marker(pytest.mark.full)
+    yield
     items.sort(key=lambda item: not item.nodeid.startswith(LAUNCHES))
 
 

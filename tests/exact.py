@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,12 @@ import numpy as np
 
 def exact_sum(numbers: Iterable[float]) -> float:
     """Return the double nearest to a sum of doubles; +0.0 for a sum of zeros."""
-    values = [float(x) for x in numbers]
+    return _exact_sum(np.array([float(x) for x in numbers]).tobytes())
+
+
+@lru_cache(50_000)  # tests sum the same numbers on several devices
+def _exact_sum(doubles: bytes) -> float:
+    values = np.frombuffer(doubles).tolist()
     odd = {x for x in values if not math.isfinite(x)}
     if odd:
         return odd.pop() if len(odd) == 1 else math.nan

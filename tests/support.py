@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -24,8 +25,8 @@ FULL = "HALOX_TEST_FULL"
 
 
 def trials(number: int) -> int:
-    """Return how many of ``number`` random cases to test: all in the whole matrix, else a quarter but at least 25."""
-    return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
+    """Return how many of ``number`` random cases to test: all in the whole matrix, else an eighth but at least 12."""
+    return number if os.environ.get(FULL) else max(number // 8, min(number, 12))
 
 
 def becomes(condition: Callable[[], object], limit_s: float = 120.0) -> bool:
@@ -54,6 +55,21 @@ def full(*cases: Any) -> list[Any]:
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
         for case in cases
     ]
+
+
+def others(items: Iterable[pytest.Item], part: int) -> Iterator[pytest.Item]:
+    """Yield the cases of tests that are not in the first ``part``-th of all cases of their test, at least one.
+
+    The order is that of a digest of the parameters: the part has values of each, it is the same in all processes, and
+    tests with the same parameters have the same part.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("full") is None:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        cases.sort(key=lambda item: crc32(item.nodeid.partition("[")[2].encode()))
+        yield from cases[-(-len(cases) // part) :]
 
 
 def _has(module: str) -> bool:

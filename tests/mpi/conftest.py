@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -11,15 +12,15 @@ from typing import TypeVar, cast
 
 import pytest
 
-from halox.runtime import waiting
-from tests.support import require
+from tests.mpi.limits import sleeping_waits
+from tests.support import others, require
 
 require("mpi")
 
 from mpi4py import MPI  # noqa: E402
 
 HERE = Path(__file__).parent
-_NAP_S = 0.00005
+_NAPS_S = 0.00005, 0.001
 T = TypeVar("T")
 
 
@@ -30,9 +31,7 @@ def comm() -> MPI.Intracomm:
 
 @pytest.fixture(autouse=True, scope="session")
 def long_waits_leave_the_core() -> Iterator[None]:
-    """Make a waiting rank sleep early: in many tests a rank waits for long while others need its core."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "_BUSY_S", 0.02)
+    with sleeping_waits():
         yield
 
 
@@ -40,13 +39,20 @@ def long_waits_leave_the_core() -> Iterator[None]:
 def ranks_end_together() -> Iterator[None]:
     """End every test with a barrier, so that a test that fails on one rank receives no messages of the next test."""
     yield
-    together = MPI.COMM_WORLD.Ibarrier()
-    while not together.Test():
-        time.sleep(_NAP_S)
+    come_together(MPI.COMM_WORLD)
+
+
+def come_together(comm: MPI.Intracomm) -> None:
+    """Wait for all ranks, asleep: a rank that waits in MPI keeps a core busy, which the others need."""
+    request, nap_s = comm.Ibarrier(), _NAPS_S[0]
+    while not request.Test():
+        time.sleep(nap_s)
+        nap_s = min(1.2 * nap_s, _NAPS_S[1])
 
 
 def agree(ok: bool, comm: MPI.Intracomm) -> bool:
     """Return whether ``ok`` is true on all ranks: they then fail together."""
+    come_together(comm)
     return bool(comm.allreduce(ok, op=MPI.LAND))
 
 
@@ -58,6 +64,7 @@ def by_first(make: Callable[[], T], comm: MPI.Intracomm) -> T:
             found = make()
         except Exception as caught:
             error = caught
+    come_together(comm)
     found, error = comm.bcast((found, error))
     if error is not None:
         raise error
@@ -72,6 +79,7 @@ def on_first(work: Callable[[], object], comm: MPI.Intracomm) -> None:
             work()
         except Exception:
             error = traceback.format_exc()
+    come_together(comm)
     error = comm.bcast(error)
     assert error is None, error
 
@@ -82,23 +90,67 @@ SMALL = (1, 2, 3)
 Tests marked ``geometry`` run by default on any number of ranks, tests marked ``usually`` on the numbers in their mark.
 """
 
+ALL_CASES = 3
+"""The number of ranks with all cases of a test, which has a part of them on other numbers."""
+
+PART = 3
+"""One of so many cases is in the part."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test for this number of ranks, since their imports take time on each rank."""
+    selects = "not elsewhere" in config.option.markexpr
+    if not selects or collection_path.suffix != ".py" or _is_given(collection_path, config):
+        return None
+    text = collection_path.read_text()
+    sizes = {int(n) for mark in re.findall(r"usually\(([\d, ]+)\)", text) for n in mark.split(",")}
+    if re.search(r"^pytestmark = .*usually\(", text, re.MULTILINE) is None:
+        sizes |= {*SMALL}
+    is_for_all = "mark.geometry" in text or not collection_path.name.startswith("test_")
+    return None if MPI.COMM_WORLD.size in sizes or is_for_all else True
+
+
+def _is_given(path: Path, config: pytest.Config) -> bool:
+    """Whether the command line names a file."""
+    here = config.invocation_params.dir
+    return any((here / words.partition("::")[0]).resolve() == path for words in config.args)
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, rather than skip, tests for another number of ranks."""
+    """Deselect, rather than skip, tests that cannot run on this number of ranks, and mark those that need not."""
     size = MPI.COMM_WORLD.size
-    kept, left = [], []
+    kept, left, parted = [], [], []
     for item in items:
-        mark = item.get_closest_marker("ranks")
-        (kept if mark is None or size in mark.args else left).append(item)
-        usual = item.get_closest_marker("usually")
-        is_usual = (
-            size in usual.args if usual else size in SMALL or item.get_closest_marker("geometry")
-        )
-        if HERE in item.path.parents and not is_usual:
-            item.add_marker(pytest.mark.full)
+        (kept if _can_run(item, size) else left).append(item)
+        if HERE not in item.path.parents:
+            continue
+        if not _is_usual(item, size):
+            item.add_marker(pytest.mark.elsewhere)
+        elif size > ALL_CASES or (size < ALL_CASES and _has_all_cases(item)):
+            parted.append(item)
+            if item.get_closest_marker("full") is not None and _has_all_cases(item):
+                item.add_marker(pytest.mark.elsewhere)
+    for item in others(parted, PART):
+        item.add_marker(pytest.mark.elsewhere)
     items[:] = kept
     config.hook.pytest_deselected(items=left)
+
+
+def _can_run(item: pytest.Item, size: int) -> bool:
+    mark = item.get_closest_marker("ranks")
+    return mark is None or size in mark.args
+
+
+def _has_all_cases(item: pytest.Item) -> bool:
+    return _can_run(item, ALL_CASES) and _is_usual(item, ALL_CASES)
+
+
+def _is_usual(item: pytest.Item, size: int) -> bool:
+    usual = item.get_closest_marker("usually")
+    if usual is not None:
+        return size in usual.args
+    return size in SMALL or item.get_closest_marker("geometry") is not None
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

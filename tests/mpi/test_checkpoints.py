@@ -371,6 +371,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.part(2)
 def test_damage_is_one_error_on_all_ranks(
     name: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -779,6 +780,7 @@ def test_a_path_below_the_home_folder(
 
 @pytest.mark.parametrize("name", ["run.zarr", "run"])
 @pytest.mark.parametrize("swaps", [True, False])
+@pytest.mark.part(2)
 def test_earlier_checkpoints_are_kept(
     name: str, swaps: bool, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

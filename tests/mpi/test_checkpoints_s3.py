@@ -21,7 +21,7 @@ from tests.mpi.test_checkpoints import check, filled, grid, path
 
 __all__ = ["path"]  # a fixture
 
-pytestmark = pytest.mark.usually(1, 3)
+pytestmark = pytest.mark.usually(3)
 
 pytest.importorskip("tensorstore")
 
@@ -222,6 +222,7 @@ def test_zarr_reads_the_last_save(server: str, comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.ranks(1)
+@pytest.mark.usually(1)
 def test_a_server_that_does_not_answer(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

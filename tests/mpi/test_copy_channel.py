@@ -148,6 +148,7 @@ def test_every_wait_is_there_and_needed(
 
 
 @pytest.mark.parametrize("number", range(15))
+@pytest.mark.part(3)
 def test_random_messages(number: int, rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
     """Random messages, types and numbers of parts in one exchange."""
     rng = np.random.default_rng([number, comm.size])

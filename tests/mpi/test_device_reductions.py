@@ -104,6 +104,7 @@ def test_more_elements_than_memory(machine: Machine, comm: MPI.Intracomm) -> Non
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("dtype", ["U5", "S3", "M8[s]", "m8[D]", "V5", "g", ">f8", ">i4"])
+@pytest.mark.part(3)
 def test_dtypes_that_cupy_does_not_have(dtype: str, comm: MPI.Intracomm) -> None:
     with halox.Grid((4, 3 * comm.size), comm=comm, device="gpu") as grid:
         on_last = dtype if comm.rank == comm.size - 1 else "f8"
@@ -367,6 +368,7 @@ class TestGrid:
         return Array(values), whole
 
     @pytest.mark.parametrize("dtype", ["f8", "f2", "c8", "u1"])
+    @pytest.mark.part(2)
     def test_numbers(self, grid: halox.Grid, dtype: str, way: str, comm: MPI.Intracomm) -> None:
         field, whole = self.field(grid, dtype)
         for name, number in NUMBERS.items():

@@ -44,6 +44,7 @@ def run(name: str, *words: str) -> float:
 
 
 @pytest.mark.parametrize("name", SHORT)
+@pytest.mark.part(2)
 def test_it_is_right_and_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
     picture, words = comm.bcast(tmp_path / "picture.png"), []
     if importlib.util.find_spec("matplotlib"):

@@ -261,6 +261,7 @@ def test_random_transforms(number: int, comm: World) -> None:
 
 
 @pytest.mark.parametrize("number", range(16))
+@pytest.mark.part(2)
 def test_steps_of_a_gpu(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy executes the plans of cuFFT: the axis orders, factors and copies differ from the host's."""
     fake_cufft.install(monkeypatch)

@@ -340,6 +340,7 @@ def test_arrays_that_peers_reach_stay(rig: Callable[..., Rig], comm: MPI.Intraco
 
 
 @pytest.mark.parametrize("number", range(25))
+@pytest.mark.part(3)
 def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     """Random messages, types, parts and protocols in one exchange."""
     rng = np.random.default_rng([number, comm.size])

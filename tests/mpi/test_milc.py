@@ -214,6 +214,7 @@ class TestOperator:
         assert checks.anti_hermiticity(operator, 4) < limit
 
     @pytest.mark.parametrize("waves", [(0, 0, 0, 0), (1, 2, 1, 3), (3, 0, 2, 5)])
+    @pytest.mark.part(3)
     def test_eigenvalues_of_unit_links(
         self, lattice: Lattice, naive: bool, waves: tuple[int, ...]
     ) -> None:
@@ -265,6 +266,7 @@ class TestOperator:
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.part(2)
 class TestConjugateGradient:
     @pytest.mark.parametrize(
         ("precision", "residual"),

@@ -64,6 +64,7 @@ def numbers(kind: str, dtype: str, shape: Any, seed: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("number", range(trials(12)))
+@pytest.mark.part(2)
 def test_random_fields_and_divisions(number: int, device: str, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([38, number])
     ndim = int(rng.integers(1, 4))

@@ -38,6 +38,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("receiver", TYPES)
 @pytest.mark.parametrize("sender", TYPES)
+@pytest.mark.part(3)
 def test_round_a_ring(sender: str, receiver: str, way: str, comm: MPI.Intracomm) -> None:
     """Different types of one signature at the two ends give the result of Sendrecv with the MPI types."""
     low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size

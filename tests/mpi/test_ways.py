@@ -44,6 +44,7 @@ def test_two_plans_under_way(way: Way, comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
 @pytest.mark.parametrize("pair", ways.TYPE_PAIRS)
+@pytest.mark.part(2)
 def test_typed_messages(way: Way, pair: str, one_way: bool, comm: MPI.Intracomm) -> None:
     ways.typed_messages(way, comm, pair, one_way)
 

@@ -307,6 +307,7 @@ def check_saved(dataset: Any, grid: halox.Grid, path: Path, values: Any, coords:
 @pytest.mark.parametrize("kind", ["whole", "block", "halo", "arithmetic"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.ranks(1, 2, 3)
+@pytest.mark.part(4)
 def test_coordinates_of_a_checkpoint_are_those_of_the_whole_grid(
     case: Case, kind: str, comm: MPI.Intracomm, tmp_path: Path
 ) -> None:
@@ -344,6 +345,7 @@ def test_an_unknown_option_on_one_rank_begins_no_call(grid: halox.Grid, tmp_path
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.ranks(1, 2, 3)
+@pytest.mark.part(2)
 def test_fields_with_another_halo_become_a_checkpoint(
     case: Case, comm: MPI.Intracomm, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ class TestArrays:
     @pytest.mark.parametrize("in_place", [False, True])
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("n", [1, 2, 3, 5, 9, *full(8, 16)])
+    @pytest.mark.part(2)
     def test_ranks(self, algorithm, n, order, in_place):
         """More ranks than the kernel loads at once, any order of blocks, out of place and in place."""
         run(algorithm, "sum", "f8", 321, n, threads=32, order=order, in_place=in_place)
@@ -274,6 +275,7 @@ UNEVEN = [(9, 12, 7), (8, 12, 7), (1, 3, 2)]
 class TestFields:
     @pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i2", "?", *full("c8", "u8")])
     @pytest.mark.parametrize("name", NUMBERS)
+    @pytest.mark.part(2)
     def test_numbers_of_all_cells(self, name, dtype):
         if np.dtype(dtype).kind == "c" and name in ("min", "max"):
             with pytest.raises(FieldError):

@@ -15,7 +15,7 @@ import pytest
 
 from tests import support
 from tests.failing import in_shared_memory, left_in_memory
-from tests.support import becomes
+from tests.support import becomes, full
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +32,7 @@ def stencil(ranks: int, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("every", "words"), [(1, ()), (2, ("--iters-per-exchange", "2"))])
+@pytest.mark.part(2)
 def test_an_app_exchanges_the_bytes_of_the_faces(every: int, words: tuple[str, ...]) -> None:
     # Rank 0 is above rank 1. A halo of 2 adds a margin of one point at each side of the plane.
     figures = stencil(2, "--custom-size", "20,30", "--num-iters", "10", *words)
@@ -72,6 +73,7 @@ def test_rank_0_cannot_write_the_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", ["ZeroDivisionError", "halox.errors.HaloxError"])
+@pytest.mark.part(2)
 def test_an_error_of_one_rank_of_an_app_ends_all(error: str, tmp_path: Path) -> None:
     """Without mpi4py's runner, too. Rank 1 waits in a broadcast."""
     program = tmp_path / "program.py"
@@ -163,6 +165,7 @@ def test_a_script_alone(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_module", [False, True])
+@pytest.mark.part(2)
 def test_a_script_on_ranks(is_module: bool, folder: Path) -> None:
     words = ["-m", "look"] if is_module else ["look.py"]
     path = str(folder / "look.py") if is_module else "look.py"
@@ -235,7 +238,7 @@ def is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("end", ["term", "raise", "SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("end", ["raise", "SIGINT", "SIGKILL", *full("term", "SIGTERM")])
 def test_no_rank_outlives_the_others(end: str, folder: Path) -> None:
     """Rank 1 ignores SIGTERM and SIGINT. If rank 0 or the launcher ends, all end, and no file of halox stays."""
     support.require("mpi")

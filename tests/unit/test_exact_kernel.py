@@ -39,6 +39,7 @@ def reduced(name: str, fields: list[Any], others: Any = None, **options: Any) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.part(2)
 def test_sums_of_hard_numbers(kind: str, ranks: int) -> None:
     for number in range(trials(8)):
         rng = np.random.default_rng([number, ranks, KINDS.index(kind)])

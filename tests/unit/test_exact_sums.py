@@ -39,6 +39,7 @@ def test_any_doubles_in_any_order_and_partition(values: list[float], random: obj
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.part(2)
 def test_partitions(kind: str) -> None:
     """1 to 1000 parts, in a random order, with sums of sums."""
     for number in range(trials(20)):

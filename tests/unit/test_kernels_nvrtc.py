@@ -101,6 +101,7 @@ def compiler() -> str:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("name", "defines"), KERNELS, ids=str)
+@pytest.mark.part(3)
 class TestKernels:
     def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
         code = compiled(name, defines, f"sm_{architecture}").code
@@ -163,6 +164,7 @@ OTHERS = [90, *(pytest.param(one, marks=pytest.mark.full) for one in (75, newest
 @pytest.mark.parametrize(
     "defines", [peer(3, 8, 1, 12), peer(5, 0, 4, 0), (*peer(3, 16, 4, 0), ("TILED", "1"))], ids=str
 )
+@pytest.mark.part(3)
 class TestPeer:
     @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, defines, architecture):
@@ -193,6 +195,7 @@ class TestKindsOfSegments:
 
     @pytest.mark.parametrize(("in_flight", "table"), [(1, 12), (4, 0)])
     @pytest.mark.parametrize("kinds", ["LL", "WIDE", "STAGED", "DIRECT", "COPY LL", "COPY WIDE"])
+    @pytest.mark.part(3)
     def test_registers_suffice(self, kinds, in_flight, table):
         """With one word width, kernels of small exchanges spill no register, and others a few at most."""
         mask = sum(1 << kind for kind in Kind if set(kind.name.split("_")) & set(kinds.split()))
@@ -267,6 +270,7 @@ REDUCTIONS = [
 
 
 @pytest.mark.parametrize(("name", "defines"), REDUCTIONS, ids=str)
+@pytest.mark.part(2)
 class TestReductions:
     @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
@@ -327,6 +331,7 @@ def walls(levels: int, in_flight: int, table: int, rules: int, element: str, com
     ],
     ids=str,
 )
+@pytest.mark.part(2)
 def test_walls_compile(defines, architecture):
     found = compiled("walls", defines, f"sm_{architecture}", EXACT)
     assert b"fill_walls\0" in found.code
@@ -350,6 +355,7 @@ def test_points_compile(defines, architecture):
 @pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.parametrize("dist", ["uniform", "normal"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.part(2)
 def test_random_fields_compile(dtype, dist, architecture):
     defines = kernel_defines(np.dtype(dtype), dist)
     found = compiled("random_field", defines, f"sm_{architecture}")

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -91,15 +92,20 @@ def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int,
                 yield node.lineno, f"{base}.{alias.name}"
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
 def imports_of(path: Path) -> list[tuple[int, str]]:
-    tree = ast.parse(path.read_text(), str(path))
+    tree = tree_of(path)
     return list(imports(tree, module_name(path), path.name == "__init__.py"))
 
 
 def runs_at_import(path: Path) -> list[str]:
     """Return the names that importing a module imports; imports in functions do not count."""
     names = []
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    pending: list[ast.AST] = [tree_of(path)]
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -217,7 +223,7 @@ def is_private(name: str) -> bool:
 
 @pytest.mark.parametrize("path", files_under("halox"), ids=module_name)
 def test_no_module_reaches_into_objects_of_others(path: Path) -> None:
-    assert private_names(ast.parse(path.read_text(encoding="utf-8"))) in ([], ["_version"])
+    assert private_names(tree_of(path)) in ([], ["_version"])
 
 
 def test_private_names_are_found() -> None:

@@ -13,8 +13,6 @@ from tests.support import halox, verified
         ("S", 2, "auto", [2, 1, 1]),
         ("W", 3, "2d", [1, 3, 1]),
         # tests/mpi/test_nas_ft.py covers classes S and W on 1 to 8 ranks, too.
-        pytest.param("A", 1, "auto", [1, 1, 1], marks=pytest.mark.full),
-        pytest.param("A", 5, "1d", [5, 1, 1], marks=pytest.mark.full),
         pytest.param("A", 6, "2d", [2, 3, 1], marks=pytest.mark.full),
     ],
 )

@@ -99,6 +99,7 @@ def element(dtype):
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 @pytest.mark.parametrize(("op", "dtype"), PAIRS)
+@pytest.mark.part(2)
 def test_in_the_kernels(kernels, op, dtype, ranks):
     values = sample(dtype, op, (ranks, 300), ranks)
     found = np.empty(300, dtype)

@@ -105,6 +105,7 @@ def wide_if_asked(request):
 class TestWays:
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize(("way", "itemsize"), WORDS)
+    @pytest.mark.part(2)
     def test_words_of_any_width(self, way, itemsize, order):
         flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
         ranks = connect(flows, sms=2)
@@ -199,6 +200,7 @@ class TestWays:
             ("direct", [box((90, 9, 9), (88, 8, 8), (1, 1, start)) for start in (0, 1)]),
         ],
     )
+    @pytest.mark.part(2)
     def test_more_chunks_than_threads(self, way, ends, where, order):
         """A block that helps to send then searches for chunks several times."""
         in_memory = {"INLINE_CHUNKS": 0} if where == "memory" else {}
@@ -290,6 +292,7 @@ class TestEnds:
     @pytest.mark.parametrize("itemsize", [1, *full(4), 8, 16])
     @pytest.mark.parametrize("turned", ["sent", "received", "both"])
     @pytest.mark.parametrize("way", ["staging", "direct"])
+    @pytest.mark.part(3)
     def test_axes_in_another_order(self, way, turned, itemsize, order):
         """Copies that permute axes use tiles: between an array and the packed message, or between two arrays."""
         n, m = 68, 41
@@ -322,6 +325,7 @@ class TestRanks:
     @pytest.mark.parametrize("late", [None, 0, 1])
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("way", SENT)
+    @pytest.mark.part(2)
     def test_one_way(self, way, order, late):
         """No message in the other direction tells the sender the receiver's epoch, so that it waits for a flag."""
         flows = [Flow(0, 1, "ll" if way == "wide" else way, [faces(8), faces(4)])]

@@ -55,6 +55,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("broken", ["nothing", "driver", "adapter", "bytes"])
+@pytest.mark.part(2)
 def test_memory_of_a_gpu(
     broken: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -206,6 +206,7 @@ class Rig:
 @pytest.mark.parametrize("operation", ["copy", "add"])
 @pytest.mark.parametrize("cut", [whole, cutter(4096)])
 @pytest.mark.parametrize("seed", [0, 1, *full(2, 3)])
+@pytest.mark.part(2)
 def test_in_order_with_the_users_streams(
     seed: int, cut: Any, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

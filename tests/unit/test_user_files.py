@@ -23,6 +23,7 @@ from halox.exchange.costs import Costs
 from halox.runtime import device_pointers
 from halox.runtime.device_pointers import Verdict
 from halox.runtime.user_files import MOST_BYTES, read_json, write_json
+from tests.support import trials
 
 HERE = Fingerprint("NVIDIA H200", "580.65, CUDA 13000", "2 GPU(s) a node", "Open MPI v5")
 VALID = {
@@ -90,7 +91,7 @@ def loaded(path: Path) -> Costs | None:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=trials(150))
 @given(documents())
 def test_any_tuning_file_is_used_or_ignored(place: Path, text: bytes) -> None:
     path = place / "tuning.json"
@@ -106,7 +107,7 @@ def test_any_tuning_file_is_used_or_ignored(place: Path, text: bytes) -> None:
     assert os.listdir(place) == ["tuning.json"]
 
 
-@settings(max_examples=100)
+@settings(max_examples=trials(100))
 @given(values, st.binary(max_size=5))
 def test_any_file_of_answers_is_used_or_ignored(place: Path, value: Any, more: bytes) -> None:
     os.environ["XDG_CACHE_HOME"] = str(place / "answers")

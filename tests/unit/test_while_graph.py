@@ -235,6 +235,7 @@ def never() -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "i4", "u8", "i8"])
+@pytest.mark.part(2)
 def test_numbers_of_rounds(dtype: str, gpu: FakeDriver) -> None:
     for end, most, known in ((1, 9, 1), (5, 9, 5), (9, 9, 9), (20, 9, 9)):
         steps = Steps(gpu, end, dtype)
