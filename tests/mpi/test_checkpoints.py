@@ -35,7 +35,7 @@ from tests.limits import cut_shards
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES
 from tests.mpi.test_scatter import whole_array
 
-pytestmark = pytest.mark.usually(3, 4)
+pytestmark = pytest.mark.usually(3)
 
 pytest.importorskip("tensorstore")
 zarr = pytest.importorskip("zarr")
@@ -96,6 +96,7 @@ def check(g: halox.Grid, fields: dict[str, Any], names: Any = FIELDS) -> None:
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("shard_bytes", [300, 1 << 20])
 @pytest.mark.parametrize("compressors", [None, "zstd"])
+@pytest.mark.usually(3, 4)
 def test_the_same_bits_on_other_ranks_and_divisions(
     shard_bytes: int,
     compressors: Any,
@@ -131,6 +132,7 @@ def test_the_same_bits_on_other_ranks_and_divisions(
 
 @pytest.mark.ranks(1, 2, 3, 4, 6)  # eight slabs would be thinner than the halo
 @pytest.mark.parametrize("part_bytes", [24, 1 << 20])
+@pytest.mark.usually(3, 4)
 def test_parts_in_buffers(
     part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def test_fields_in_memory_of_any_alignment_and_stride(path: Path, comm: MPI.Intr
             check(g, g.load(path / "a", rho=make()), ("rho",))
 
 
+@pytest.mark.usually(3, 4)
 def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any) -> None:
     """zarr-python's reading is the oracle of the files."""
     cut_shards(monkeypatch, 300, 100)
@@ -231,6 +234,7 @@ def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None
 
 
 @pytest.mark.parametrize("part_bytes", [24, 1 << 20])
+@pytest.mark.usually(3, 4)
 def test_npy(
     part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

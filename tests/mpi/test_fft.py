@@ -31,7 +31,7 @@ from tests.mpi.test_exchange import SEED
 from tests.support import trials
 from tests.unit import fake_cufft
 
-pytestmark = pytest.mark.usually(3, 4)
+pytestmark = pytest.mark.usually(3)
 
 World = MPI.Intracomm
 NORMS = ["backward", "ortho", "forward"]
@@ -255,6 +255,7 @@ def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu"
 
 
 @pytest.mark.parametrize("number", range(trials(28)))
+@pytest.mark.usually(3, 4)
 def test_random_transforms(number: int, comm: World) -> None:
     rng = np.random.default_rng([SEED, 37, comm.size, number])
     check(random_case(rng, comm.size), comm, rng)
@@ -304,6 +305,7 @@ def test_with_full_shared_memory(comm: World, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.ranks(3, 4, 6)
+@pytest.mark.usually(3, 4)
 def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of two nodes alternate, and halox places blocks by node: messages stay in rows of the process grid."""
     monkeypatch.setenv("HALOX_NODE", f"node {comm.rank % 2}")
@@ -346,6 +348,7 @@ def box(comm: World, shape: tuple[int, ...] = (12, 10, 14), **options: Any) -> h
 
 
 @pytest.mark.parametrize("real", [False, True])
+@pytest.mark.usually(3, 4)
 def test_divisions_of_pencils(real: bool, comm: World) -> None:
     """A transform of pencils takes two transposes, each within a row or a column of the process grid."""
     p, q = MPI.Compute_dims(comm.size, 2)

@@ -34,6 +34,7 @@ def whole_field(case: Case, grid: halox.Grid, u: Any, rng: np.random.Generator) 
 
 
 @pytest.mark.parametrize("number", [*range(8), *full(*range(8, CASES))])
+@pytest.mark.part(2)
 def test_halos_equal_the_serial_reference(
     number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from tests.mpi import whole_lattice
 from tests.mpi.conftest import agree, by_first
 from tests.support import milc_data
 
-pytestmark = pytest.mark.usually(2, 4)
+pytestmark = pytest.mark.usually(2)
 
 SHAPE = (12, 6, 8, 8)
 """Sites along t, z, y and x; 1 to 4, 6 and 8 ranks can divide them with three sites or more per rank."""
@@ -180,6 +180,7 @@ def check_bytes(lattice: Lattice, comm: MPI.Intracomm) -> None:
 
 class TestOperator:
     @pytest.mark.parametrize("precision", PRECISIONS)
+    @pytest.mark.usually(2, 4)
     def test_definition_and_the_bits_of_one_rank(
         self, lattice: Lattice, precision: str, comm: MPI.Intracomm
     ) -> None:
@@ -272,6 +273,7 @@ class TestConjugateGradient:
         ("precision", "residual"),
         [("double", 1e-14), pytest.param("single", 1e-9, marks=pytest.mark.ranks(1, 2, 3))],
     )
+    @pytest.mark.usually(2, 4)
     def test_solution_and_the_iterations_of_one_rank(
         self, lattice: Lattice, naive: bool, precision: str, residual: float, comm: MPI.Intracomm
     ) -> None:
