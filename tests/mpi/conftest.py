@@ -93,7 +93,7 @@ Tests marked ``geometry`` run by default on any number of ranks, tests marked ``
 ALL_CASES = 3
 """The number of ranks with all cases of a test, which has a part of them on other numbers."""
 
-PART_OF_FEW, PART_OF_MANY = 3, 6
+PART_OF_FEW, PART_OF_MANY = 4, 8
 """One of so many cases is in the part, on fewer and on more ranks."""
 
 

@@ -99,6 +99,7 @@ def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("elements", [50, 5000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.part(2)
 def test_operations(algorithm: str, elements: int, comm: World) -> None:
     for op, dtype in PAIRS:
         values = [sample(dtype, op, (elements, 2), rank) for rank in range(comm.size)]
@@ -293,6 +294,7 @@ def test_a_bad_array_on_one_rank(algorithm: str, elements: int, comm: World) -> 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("elements", [4, 4000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.full
 def test_a_rank_that_does_not_come(algorithm: str, elements: int, comm: World) -> None:
     reduce = Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
     reduce(np.ones(elements))
@@ -405,6 +407,7 @@ class LateMoves:
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("elements", [3, 600, 4096, 5000])
+@pytest.mark.part(2)
 def test_moves_that_end_late(elements: int, comm: World) -> None:
     """A slot is overwritten only after the copies out of it have ended."""
     ground = Context(halox.runtime.world.World(comm))
@@ -460,6 +463,7 @@ def test_memory_that_was_used_before(first: str, comm: World) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("elements", [4, 5000])
+@pytest.mark.part(2)
 def test_the_rank_that_does_not_come_is_named(elements: int, comm: World) -> None:
     reduce = Allreduce(comm.Dup(), elements, "f8", "sum", "host")
     last = comm.size - 1

@@ -75,6 +75,7 @@ def keys() -> list[str]:
 
 
 @pytest.mark.ranks(1, 2, 3, 4, 6)  # eight slabs would be thinner than the halo
+@pytest.mark.full
 def test_the_same_bits_in_other_divisions(
     server: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ forms = pytest.mark.parametrize("form", ["run", "start and finish"])
     SHAPES.values(),
     ids=SHAPES,
 )
+@pytest.mark.part(2)
 def test_every_wait_is_there_and_needed(
     wires: Any, rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
@@ -255,6 +256,7 @@ def steps_of(made: CopyRig, graphs: list[Any], order: str) -> None:
 
 @forms
 @shapes
+@pytest.mark.part(3)
 def test_replays_and_normal_exchanges(
     shape: str, form: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
@@ -292,6 +294,7 @@ def test_no_order_of_a_graph_is_stuck(
 
 
 @shapes
+@pytest.mark.part(2)
 def test_every_word_is_needed(shape: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
     """The check fails if any single wait or write of a replay is omitted."""
     made = rig(SHAPES[shape](comm.size))
@@ -392,6 +395,7 @@ def test_capture_is_refused_before_anything_happens(
 
 
 @pytest.mark.parametrize("way", ["put", "get"])
+@pytest.mark.part(2)
 def test_a_rank_that_does_not_come(
     way: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:

@@ -120,6 +120,7 @@ def test_dtypes_that_cupy_does_not_have(dtype: str, comm: MPI.Intracomm) -> None
 
 
 @pytest.mark.parametrize("algorithm", DEVICE_ALGORITHMS)
+@pytest.mark.part(2)
 def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
     """Results have NumPy's bits in the documented order; an unavailable algorithm raises on all ranks with a reason."""
     if algorithm not in possible(way, comm.size):
@@ -348,6 +349,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.part(2)
 class TestGrid:
     @pytest.fixture
     def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
@@ -877,6 +879,7 @@ def test_nodes_of_unlike_size(
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("way", ["own GPUs", "one GPU"], indirect=True)
+@pytest.mark.part(2)
 def test_a_rank_that_does_not_come(
     way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -879,6 +879,7 @@ def test_mpi_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("allocate", ["by the grid", "by the user", "without shared memory"])
+@pytest.mark.full
 def test_a_neighbour_that_does_not_come(
     allocate: str, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_root_without_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("missing", [0, -1])
+@pytest.mark.full
 def test_a_rank_that_does_not_come(missing: int, comm: MPI.Intracomm) -> None:
     missing %= comm.size
     g = grid(comm.Dup())

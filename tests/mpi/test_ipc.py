@@ -428,6 +428,7 @@ def test_capture_is_refused_before_anything_happens(
 
 
 @pytest.mark.parametrize("way", ["staging", "put", "get"])
+@pytest.mark.part(3)
 def test_a_rank_that_does_not_come(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     made = rig(ring(way, comm.size))
     made.step(0)

@@ -372,6 +372,7 @@ class TestSampleOfMilc:
         assert found == pytest.approx(PLAQUETTES, abs=1e-13)
 
     @MILC_SIZES
+    @pytest.mark.usually(2, 4)
     def test_residual_of_its_answer_and_its_iterations(
         self, data: Path, comm: MPI.Intracomm
     ) -> None:
@@ -423,6 +424,7 @@ class TestSampleOfMilc:
         assert agree(np.abs(-0.1653413 * mine - expected).max() < 1e-7, comm)
 
     @MILC_SIZES
+    @pytest.mark.usually(2, 4)
     def test_app(self, data: Path, folder: Path, comm: MPI.Intracomm) -> None:
         words = ["--residual", "1e-18", "--solution", str(folder / "x")]
         for option, name in (

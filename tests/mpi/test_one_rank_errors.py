@@ -183,6 +183,7 @@ def test_an_allreduce_without_memory(
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("elements", [4, 4000])
+@pytest.mark.full
 def test_an_allreduce_that_a_rank_does_not_come_to(elements: int, comm: MPI.Intracomm) -> None:
     """One rank makes no call, or stops after the first step of a larger allreduce."""
     g = halox.Grid((4, 3 * comm.size), comm=comm.Dup(), device="cpu")

@@ -655,6 +655,7 @@ def test_in_place_is_refused_whatever_the_view(comm: World) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("node", ["", "rank"])
+@pytest.mark.full
 def test_a_rank_that_does_not_come(node: str, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOX_NODE", node)
     group = comm.Dup()
