@@ -61,6 +61,7 @@ def run(algorithm, op, dtype, elements, n, *, parts=None, threads=256, epochs=3,
 
 
 @pytest.mark.parametrize("algorithm", PLANS)
+@pytest.mark.part(2)
 class TestArrays:
     @pytest.mark.parametrize("elements", [1, 7, 500])
     @pytest.mark.parametrize(("op", "dtype"), [*PAIRS, *full(*MORE_PAIRS)])

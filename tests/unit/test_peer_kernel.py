@@ -102,6 +102,7 @@ def wide_if_asked(request):
 
 
 @pytest.mark.usefixtures("wide_if_asked")
+@pytest.mark.part(2)
 class TestWays:
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize(("way", "itemsize"), WORDS)
@@ -237,6 +238,7 @@ UNLIKE = (
 )
 
 
+@pytest.mark.part(2)
 class TestEnds:
     """Sender and receiver have different datatypes of equal size."""
 
@@ -321,6 +323,7 @@ class TestEnds:
 
 
 @pytest.mark.usefixtures("wide_if_asked")
+@pytest.mark.part(2)
 class TestRanks:
     @pytest.mark.parametrize("late", [None, 0, 1])
     @pytest.mark.parametrize("order", ORDERS)
