@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from halox.checkpoint import arguments, npy
 from halox.checkpoint.arguments import CallerField, Progress
@@ -15,8 +14,7 @@ from halox.checkpoint.loading import LOADING, Loaded, load_group
 from halox.checkpoint.saving import SAVING, Request, save_group
 from halox.checkpoint.store import codecs_of, load_tensorstore
 from halox.domain import Domain
-from halox.errors import FieldError, MismatchError
-from halox.values import shown
+from halox.errors import FieldError
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ def save(
     world = domain.world
     with world.guard:
         world.begin("save")
-        request, of_all = world.prepare(check, SAVING)
-        check_equal(of_all, "save")
+        request = world.prepare_compared(check, SAVING)
         if isinstance(request.path, Path) and _is_npy(request.path):
             (given,) = request.fields.values()
             npy.save(world, request.path, given, request.progress)
@@ -124,8 +121,7 @@ def load(domain: Domain, path: object, options: LoadOptions) -> Loaded:
     world = domain.world
     with world.guard:
         world.begin("load")
-        (where, given, names, progress), of_all = world.prepare(check, LOADING)
-        check_equal(of_all, "load")
+        where, given, names, progress = world.prepare_compared(check, LOADING)
         if isinstance(where, Path) and _is_npy(where):
             return npy.load(domain, where, names, given, progress)
         return load_group(domain, where, names, given, progress)
@@ -141,15 +137,3 @@ def compared(
     """Return the arguments that must be the same on all ranks."""
     kinds = {name: f"{f.described.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
     return {"path": str(path), "fields": sorted(fields), **kinds, **more}
-
-
-def check_equal(of_all: Sequence[Mapping[str, Any]], call: str) -> None:
-    """Raise `MismatchError` if the arguments of the ranks differ; local, with the same result on all ranks."""
-    first = of_all[0]
-    for rank, other in enumerate(of_all):
-        for name in first:
-            if other.get(name) != first[name]:
-                raise MismatchError(
-                    f"{call}: {name} differs between ranks: rank 0 has {shown(first[name])}, rank {rank} has "
-                    f"{shown(other.get(name))}; give the same on all ranks"
-                )

@@ -169,6 +169,11 @@ class ShardGrid:
             for number in self._numbers()
         )
 
+    @cached_property
+    def local_cuts(self) -> tuple[Cut, ...]:
+        """The positions of ``own_cuts`` within the block of this rank."""
+        return tuple(relative(cut, self.own) for cut in self.own_cuts)
+
     def _numbers(self) -> Iterator[tuple[int, ...]]:
         return product(
             *(
@@ -201,10 +206,6 @@ class ShardGrid:
         writer = decomposition.rank_at([_writer(parts, turn) for parts in along])
         assert writer is not None
         return Shard(cut, writer, tuple(pieces))
-
-    def local(self, cut: Cut) -> Cut:
-        """Return the position of this rank's cells within its block."""
-        return relative(cut, self.own)
 
 
 def relative(cut: Cut, base: Cut) -> Cut:

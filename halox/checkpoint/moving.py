@@ -109,8 +109,7 @@ def load(
         staging(cells, _part_cells(field) * field.dtype.itemsize) as staged,
         _Transfers(store, failure, field) as reads,
     ):
-        for cut in shards.own_cuts:
-            local = shards.local(cut)
+        for cut, local in zip(shards.own_cuts, shards.local_cuts, strict=True):
             target = (
                 as_void(cells)[local] if is_direct else np.empty(extents(cut), _host_dtype(field))
             )
@@ -192,7 +191,7 @@ class _Transfers:
             self._end_oldest()
 
 
-def start_write(array: Any, cut: Cut, values: Array) -> Any:
+def start_write(array: Any, cut: Index, values: Array) -> Any:
     """Start writing a box of an array; return the future of TensorStore."""
     return array[cut].write(_stored(values))
 
@@ -237,7 +236,7 @@ def _on_host(
 
     Cells on the host are not copied. Cells on a GPU are copied part by part.
     """
-    cuts = [shards.local(cut) for cut in shards.own_cuts]
+    cuts = shards.local_cuts
     if not cuts or not is_device_array(cells):
         yield from (as_void(cells)[cut] for cut in cuts)
         return

@@ -17,33 +17,32 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from halox.checkpoint import arguments, records
 from halox.checkpoint.arguments import CallerField
-from halox.checkpoint.calls import SaveOptions, check_equal, compared, request_of
+from halox.checkpoint.calls import SaveOptions, compared, request_of
 from halox.checkpoint.chunks import Cut, ShardGrid
 from halox.checkpoint.fields import StoredField, spec_text
 from halox.checkpoint.folder import METADATA, Lock, Replacement, remove
 from halox.checkpoint.moving import collect, start_write
-from halox.checkpoint.saving import guarded, may_replace
+from halox.checkpoint.saving import as_checkpoint_error, guarded, may_replace
 from halox.checkpoint.store import Store, arrays_of, is_output, load_tensorstore, make
 from halox.domain.domain import HasDomain, domain_of
 from halox.errors import CheckpointError, ClosedError, FieldError
 from halox.gathering.staging import owned_cells
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import Closing, single_threaded
-from halox.runtime.gpu.cuda import is_device_array
-from halox.runtime.world import raise_together
+from halox.runtime.status import MOST_NUMBERS
 from halox.values import rounded_up, shown
 
 _MAKING, _APPENDING, _WAITING = "making an Output", "append", "wait"
@@ -53,6 +52,9 @@ COUNT_S = 0.05
 
 _ENDLESS = 1 << 40
 """Length of the time axis for writing: the stored length counts complete records only."""
+
+
+_Checked = TypeVar("_Checked")
 
 
 class _Request(NamedTuple):
@@ -204,9 +206,9 @@ class Output(Closing):
 
         with self._world.guard:
             self._world.begin(_MAKING)
-            request, of_all = self._world.prepare(check, _MAKING)
-            check_equal(of_all, "Output")
+            request = self._world.prepare_compared(check, _MAKING)
             self._path, self._buffer = request.path, request.buffer
+            self._step, self._group_file = f"writing {self._path}", f"{self._path}/{METADATA}"
             self._store = Store.of_folder(self._path, self._path, self._world.limit_s)
             self._release: Callable[[], None] = lambda: None
             try:
@@ -215,11 +217,10 @@ class Output(Closing):
                 self._release()
                 raise
         self._pending: deque[_Record] = deque()
-        self._spare: list[Array] = []  # buffers of earlier records
+        self._spare: defaultdict[int, list[Array]] = defaultdict(list)  # buffers by their bytes
         self._timer: threading.Timer | None = None  # that will count records, on rank 0
         self._lock = threading.Lock()  # of `records` and `_timer`
         self._counted = self.records  # in the metadata
-        self._written = self.records  # by this rank
         self._error: Exception | None = None  # of this rank
         self._closed = ""
         domain.outputs.append(self)
@@ -249,8 +250,7 @@ class Output(Closing):
             replacement.commit()
             return made, []
 
-        step = f"writing {self._path}"
-        opened = guarded(self._world, begin, step, _MAKING)
+        opened = guarded(self._world, begin, self._step, _MAKING)
         self._metadata, self._times = self._world.gather(opened, _MAKING)[0]
         self.records = len(self._times)
 
@@ -266,7 +266,7 @@ class Output(Closing):
                 if records.every_of(a)
             }
 
-        opened_arrays = guarded(self._world, arrays, step, _MAKING)
+        opened_arrays = guarded(self._world, arrays, self._step, _MAKING)
         self._axes = [
             (opened_arrays[name], every)
             for name, array in arrays_of(self._metadata).items()
@@ -366,19 +366,19 @@ class Output(Closing):
         self._world.begin(_APPENDING)
         self._reap(self._buffer - 1)
 
-        def check() -> tuple[tuple[float, dict[str, CallerField]], dict[str, Any]]:
+        def check() -> tuple[tuple[float, dict[str, CallerField]], dict[str, object]]:
             value, given = arguments.time_of(time), self._given(fields, named)
             if self._times and value <= self._times[-1]:
                 raise FieldError(
                     f"time: {value:g} does not follow {self._times[-1]:g}, the time of the last record; after a "
                     'restart, give the time of its checkpoint, as in halox.Output(..., mode="a", time=...)'
                 )
-            return (value, given), {"time": value, "fields": sorted(given), "state": self._state}
+            return (value, given), {"time": value, "fields": sorted(given)}
 
-        (value, given), of_all = self._world.prepare(check, _APPENDING)
-        states = [of_one.pop("state") for of_one in of_all]
-        check_equal(of_all, _APPENDING)
-        self._count(states)
+        value, given = self._count(check, _APPENDING)
+        if self._world.rank == 0:
+            with self._lock:
+                self._start_timer()
         number = len(self._times)
         self._times.append(value)
         record = _Record([], [])
@@ -403,7 +403,7 @@ class Output(Closing):
         self._check_open()
         self._world.begin(_WAITING)
         self._reap(0)
-        self._count(self._world.gather(self._state, _WAITING))
+        self._count(lambda: (None, {}), _WAITING)
 
         def end() -> None:
             if self._world.rank == 0:
@@ -413,7 +413,7 @@ class Output(Closing):
                 self._write_count()
                 self._write_lengths(records.sized(self._metadata, self.records))
 
-        guarded(self._world, end, f"writing {self._path}", _WAITING)
+        guarded(self._world, end, self._step, _WAITING)
 
     @single_threaded
     def close(self) -> None:
@@ -487,11 +487,6 @@ class Output(Closing):
                     )
         return given
 
-    @property
-    def _state(self) -> tuple[int, str]:
-        """The number of records that this rank has written, and its error."""
-        return self._written, "" if self._error is None else str(self._error)
-
     def _attempt(self, action: Callable[[], object]) -> None:
         """Call a function, unless this rank has an error; its error surfaces in the next call, on all ranks."""
         if self._error is None:
@@ -502,9 +497,9 @@ class Output(Closing):
 
     def _check_exists(self) -> None:
         """Raise `CheckpointError` if the group has been removed, since writes would make parts of it again."""
-        if not (self._path / METADATA).is_file():
+        if not os.path.isfile(self._group_file):
             raise CheckpointError(
-                f"{METADATA} there has been removed or renamed; make another halox.Output"
+                f"{self._group_file} has been removed or renamed; make another halox.Output"
             )
 
     def _reap(self, most: int) -> None:
@@ -518,23 +513,34 @@ class Output(Closing):
             for future in first.futures:
                 self._attempt(partial(self._store.wait, future))
             if self._error is None:
-                self._spare += self._pending.popleft().memory
-                self._written += 1
+                for memory in self._pending.popleft().memory:
+                    self._spare[memory.nbytes].append(memory)
 
-    def _count(self, states: Sequence[tuple[int, str]]) -> None:
-        """Count the records that all ranks have written, or raise the errors of all ranks."""
-        errors = [
-            (rank, CheckpointError, f"writing {self._path} failed: {text}")
-            for rank, (_, text) in enumerate(states)
-            if text
-        ]
-        if errors:
-            self._closed = errors[0][2]
-            raise_together(errors, self._world.size, self._error)
+    def _count(
+        self, check: Callable[[], tuple[_Checked, Mapping[str, object]]], call: str
+    ) -> _Checked:
+        """Count the records that all ranks have written; return the first item of ``check()``, and compare the others.
+
+        Raises on all ranks if a write or ``check`` fails on any.
+        """
+
+        def checked() -> tuple[_Checked, Mapping[str, object], list[int]]:
+            if error := as_checkpoint_error(self._error, self._step):
+                raise error
+            return *check(), [len(self._pending) > n for n in range(MOST_NUMBERS)]
+
+        try:
+            mine, ranks_behind, arguments = self._world.prepare_alike(checked, call)
+        except CheckpointError as error:
+            self._closed = str(error)
+            raise
+        self._world.check_alike(arguments or ())
+        behind = sum(map(bool, ranks_behind))  # records that not all ranks have written
+        if behind == MOST_NUMBERS:
+            behind = max(self._world.gather(len(self._pending), call))
         with self._lock:
-            self.records = min(written for written, _ in states)
-            if self._world.rank == 0:
-                self._start_timer()
+            self.records = len(self._times) - behind
+        return mine
 
     def _start_timer(self) -> None:
         if self._timer is None and self._counted < self.records and self._error is None:
@@ -573,22 +579,20 @@ class Output(Closing):
     def _start(self, variable: _Variable, given: CallerField, number: int, record: _Record) -> None:
         """Copy the cells of a field, exchange cells of shared shards, and start the writes of this rank."""
         cells = owned_cells(given.array, given.layout)[variable.shards.own_cells]
-        array = variable.array[number // variable.every]
+        place = number // variable.every
 
         def write(cut: Cut, values: Array) -> None:
-            if not is_device_array(cells) and np.may_share_memory(values, cells):
+            if isinstance(cells, np.ndarray) and np.may_share_memory(values, cells):
                 own = new(values.shape, values.dtype)
                 np.copyto(own, values)
                 values = own
-            record.futures.append(start_write(array, cut, values))
+            record.futures.append(start_write(variable.array, (place, *cut), values))
 
         def new(shape: tuple[int, ...], dtype: Any) -> Array:
             """Allocate a buffer: memory of an earlier record, which the kernel need not fill with zeros again."""
             nbytes = prod(shape) * np.dtype(dtype).itemsize
-            spare = next(
-                (n for n, memory in enumerate(self._spare) if memory.nbytes == nbytes), None
-            )
-            memory = np.empty(nbytes, np.uint8) if spare is None else self._spare.pop(spare)
+            spare = self._spare[nbytes]
+            memory = spare.pop() if spare else np.empty(nbytes, np.uint8)
             record.memory.append(memory)
             buffer: Array = memory.view(dtype).reshape(shape)
             return buffer

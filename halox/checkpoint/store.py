@@ -147,7 +147,7 @@ class Store:
 
     def write_json(self, value: object, key: str = METADATA) -> None:
         """Replace a JSON value atomically, through to the disk."""
-        self.wait(self._keys.write(key, json.dumps(value, indent=2).encode()))
+        self.wait(self._keys.write(key, json.dumps(value).encode()))
 
     def remove(self) -> None:
         """Remove all keys."""

@@ -533,12 +533,12 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     "names differ": (
         lambda g, p, u: g.save(p / "b", {f"u{min(g.rank, 1)}": u}),
         MismatchError,
-        "save: fields differs between ranks",
+        "fields differs between ranks",
     ),
     "paths differ": (
         lambda g, p, u: g.load(p / f"a{min(g.rank, 1)}"),
         MismatchError,
-        "load: path differs between ranks",
+        "path differs between ranks",
     ),
     "progress that raises": (
         lambda g, p, u: g.save(p / "a", u=u, progress=lambda done, total: 1 // 0),

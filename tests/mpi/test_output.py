@@ -188,8 +188,7 @@ def test_copies_of_fields_on_gpus(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made of host arrays, part by part; some ranks have no point of the region."""
-    for module in (moving, output):
-        monkeypatch.setattr(module, "is_device_array", lambda _: True)
+    monkeypatch.setattr(moving, "is_device_array", lambda _: True)
     monkeypatch.setattr(moving, "DEVICE_PART_BYTES", 24)
     cut = (slice(1, None, 4), slice(2, 3))
     with grid(comm) as g:
@@ -605,7 +604,7 @@ BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
     "modes differ": (
         lambda g, p, h: halox.Output(g, p, h=h, mode="wa"[min(g.rank, 1)]),
         MismatchError,
-        "Output: mode differs between ranks",
+        "mode differs between ranks",
     ),
 }
 BAD_RECORDS: dict[str, tuple[Any, type[HaloxError], str]] = {
@@ -619,7 +618,7 @@ BAD_RECORDS: dict[str, tuple[Any, type[HaloxError], str]] = {
     "times differ": (
         lambda g, o, h: o.append(time=3 + g.rank),
         MismatchError,
-        "append: time differs between ranks: rank 0 has 3.0, rank 1 has 4.0",
+        "time differs between ranks",
     ),
     "record of another shape": (
         lambda g, o, h: o.append(time=3, h=h[1:-1]),

@@ -68,9 +68,10 @@ def test_each_point_of_a_region_has_one_writer_and_one_owner(
             cells = whole[layout.owned][shards.own_cells]
             assert found[shards.own].shape == cells.shape
             found[shards.own] = cells
-            for shard, cut in zip(shards.shards, shards.own_cuts, strict=True):
+            cuts = shards.own_cuts, shards.local_cuts
+            for shard, cut, local in zip(shards.shards, *cuts, strict=True):
                 assert [piece.cut for piece in shard.pieces if piece.rank == rank] == [cut]
-                assert prod(extents(cut)) > 0 and cells[shards.local(cut)].shape == extents(cut)
+                assert prod(extents(cut)) > 0 and cells[local].shape == extents(cut)
                 if shard.writer == rank:
                     written[shard.cut] += 1
         assert (written == 1).all() and (found == expected).all(), region
