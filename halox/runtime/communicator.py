@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from hashlib import blake2b
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from halox.runtime.status import (
     HEAD_WORDS,
     HEADS,
     MOST_NUMBERS,
+    RING_WORDS,
     SLOT_BYTES,
     SLOTS,
     CallWatch,
@@ -56,7 +57,6 @@ _HEAD = np.dtype([("word", "i8"), ("size", "i8"), ("kind", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 _TOTALS = 1 + MOST_NUMBERS
 _SIZE, _KIND, _NUMBERS, _FLAG = 0, 1, 2, HEAD_WORDS - 1  # words of a slot's head
-_FLAG_BITS = (1 << 63) - 1
 _NAME_BYTES = 64
 _MOST_CORES = 8192  # of a machine with Linux
 MAKING = "the making of a communicator"
@@ -77,6 +77,8 @@ Record = tuple[int, bytes]
 The kind is 0 for a pickled object that all ranks read, an even digest for a pickled object that the ranks compare, and
 an odd digest of the meaning of values (`halox.runtime.gathered_values`).
 """
+
+Value = TypeVar("Value")
 
 UNFINISHED: list[object] = []
 """Incomplete requests and their buffers, kept for the life of the process: MPI may access the buffers at any time."""
@@ -219,7 +221,7 @@ class Communicator:
         self._numbers = [head[:, _NUMBERS:_FLAG] for head in heads]
         self.slots = [memory[:, at : at + SLOT_BYTES] for at in SLOTS]
         self.rounds, self._first = 0, self.watch.first
-        self.publish = self._publisher()
+        self._sent_kinds = [0, 0]
 
     @property
     def is_one_node(self) -> bool:
@@ -323,7 +325,7 @@ class Communicator:
         """Read the records of a round; run more rounds if an object is longer than a slot."""
         rows, kinds = self.slots[slot], self._kinds[slot].tolist()
         flags, n = self.flags[slot].tolist(), self.rounds
-        words = [flag - kind - n & _FLAG_BITS for flag, kind in zip(flags, kinds, strict=True)]
+        words = [flag - kind - n for flag, kind in zip(flags, kinds, strict=True)]
         if len(set(words)) > 1:
             self._compare(dict(zip(self.node_ranks, words, strict=True)))
         # Only objects have sizes.
@@ -345,50 +347,84 @@ class Communicator:
                 piece.append(row[: max(whole - start, 0)].tobytes())
         return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
-    def _publisher(self) -> Callable[[int], int]:
-        """Return the function that publishes a record of some kind; its bytes are in slot ``rounds + 1 & 1``.
+    def gatherer(
+        self,
+        kind: int,
+        mine: Sequence[npt.NDArray[Any]],
+        gathered: Sequence[Value],
+        differ: Callable[[int, str], Value],
+        code: int | None = None,
+    ) -> Callable[[Any, str], Value]:
+        """Return a function that gathers values of one kind in shared memory with little overhead; collective, blocks.
 
-        It returns the flag of the record. `flags` has the flags of all ranks of the node: the sums of a rank's call,
-        kind and round. They are all equal once all ranks have published records of one call and one kind; until then,
-        and otherwise, they are not, since kinds are digests: two have equal flags with a probability of 2**-62. The
-        slots stay valid until the next round of this rank.
+        It takes this rank's values, which it writes to ``mine[slot]``, and the step in the text of a timeout. It
+        returns ``gathered[slot]``, valid until the next round of this rank, or ``differ(slot, step)`` if not all ranks
+        gather values of this kind in this call. With a ``code``, it first counts a call, as `CallWatch.call` does.
+
+        A rank publishes a record by its flag: the sum of its call, kind and round. The flags of all ranks are equal
+        once all have published records of one call and one kind. Until then, and otherwise, they are not, since kinds
+        are digests: two have equal flags with a probability of 2**-61.
         """
-        watch, heads, count = self.watch, self.watch.own.heads, self.watch.own.count
+        watch, looks, size, flags = self.watch, self.looks, len(self.node_ranks), self.flags
+        heads, count, sent_kinds = self._own.heads, self._own.count, self._sent_kinds
         needs_fence, fence = shared_memory.NEEDS_FENCE, shared_memory.fence
+        ring, mask = self._own.ring, RING_WORDS - 1
+        peer = (list(self.node_ranks).index(self.rank) + 1) % size
 
-        def publish(kind: int) -> int:
-            n = self.rounds = self.rounds + 1
-            head = heads[n & 1]
-            head[_KIND] = kind
+        def gather(values: Any, step: str) -> Value:
+            if code is not None:
+                n = watch.number = watch.number + 1
+                watch.word = ring[n & mask] = n << CODE_BITS | code
+            n = self.rounds + 1
+            slot = n & 1
+            mine[slot][...] = values
+            self.rounds, head = n, heads[slot]
+            if sent_kinds[slot] is not kind:
+                head[_KIND] = sent_kinds[slot] = kind
             if needs_fence:
                 fence()
-            flag = head[_FLAG] = watch.word + kind + n & _FLAG_BITS
+            flag = head[_FLAG] = watch.word + kind + n
             if needs_fence:
                 fence()
             count[0] = n
-            return flag
+            found = flags[slot]
+            for _ in looks:
+                # One flag first, since a list of all takes longer.
+                if found[peer] == flag and (size == 2 or found.tolist().count(flag) == size):
+                    if needs_fence:
+                        fence()
+                    return gathered[slot]
+            return gathered[slot] if self._wait_for_records(flag, step) else differ(slot, step)
 
-        return publish
+        return gather
 
     def round(self, kind: int, size: int, step: str, numbers: Sequence[int] = ()) -> bool:
-        """Publish the record of an object, and wait for the records of all ranks of the node; see `_publisher`.
+        """Publish the record of an object, and wait for the records of all ranks of the node; see `gatherer`.
 
         Returns whether they are of one call and one kind. Otherwise `read` returns them.
         """
-        slot = self.rounds + 1 & 1
+        n = self.rounds = self.rounds + 1
+        slot = n & 1
         head = self._own.heads[slot]
-        head[_SIZE] = size
+        head[_SIZE], head[_KIND] = size, kind
+        self._sent_kinds[slot] = kind
         for place, number in enumerate(numbers, _NUMBERS):
             head[place] = number
-        flag, flags = self.publish(kind), self.flags[slot]
+        if shared_memory.NEEDS_FENCE:
+            shared_memory.fence()
+        flag, flags = self.watch.word + kind + n, self.flags[slot]
+        head[_FLAG] = flag
+        if shared_memory.NEEDS_FENCE:
+            shared_memory.fence()
+        self._own.count[0] = n
         for _ in self.looks:
             if flags.tolist().count(flag) == len(flags):
                 if shared_memory.NEEDS_FENCE:
                     shared_memory.fence()
                 return True
-        return self.wait_for_records(flag, step)
+        return self._wait_for_records(flag, step)
 
-    def wait_for_records(self, flag: int, step: str) -> bool:
+    def _wait_for_records(self, flag: int, step: str) -> bool:
         """Wait until all ranks of the node have published their records, of which this rank's has ``flag``."""
         flags = self.flags[self.rounds & 1]
         self._wait_for(self.rounds, step)
@@ -538,8 +574,8 @@ def objects(records: Sequence[Record]) -> list[Any]:
 
 
 def digest(meaning: bytes) -> int:
-    """Return a digest of 62 bits, the same on all ranks."""
-    return int.from_bytes(blake2b(meaning, digest_size=8).digest(), "little") >> 2
+    """Return a digest of 61 bits, the same on all ranks; a kind has one more, and a flag is below 2**63."""
+    return int.from_bytes(blake2b(meaning, digest_size=8).digest(), "little") >> 3
 
 
 def node_name() -> str:

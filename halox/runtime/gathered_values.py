@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from halox.runtime.arrays import Array, DType
 from halox.runtime.communicator import UNFINISHED, digest, objects
-from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.status import SLOT_BYTES
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -32,6 +31,7 @@ MOST_GATHERED = 64
 
 Join = Callable[[Array, Array], None]
 Wait: TypeAlias = "Callable[[Sequence[MPI.Request], str], None]"
+Result = TypeVar("Result")
 TREE_TAG = 4
 
 # NumPy's loops may depend on alignment: see `halox.collectives.host.mpi_reduction`.
@@ -74,7 +74,10 @@ class GatheredValues:
         ]
         place = 0 if self._join else world.rank
         self._mine = [values.each[place] for values in self._gathered]
-        self.gather = self._in_memory() if in_memory else self._by_mpi
+        kind, mine, gathered = self._kind, self._mine, self._gathered
+        self.gather: Callable[[Any, str], Gathered | None] = (
+            self._ranks.gatherer(kind, mine, gathered, self._differ) if in_memory else self._by_mpi
+        )
         """Return the values of every rank, valid until the next call; None if the meanings differ.
 
         The first argument has this rank's values: an array of the shape, or a scalar for one value. The second argument
@@ -88,25 +91,31 @@ class GatheredValues:
         count = 2 if self._join else self._world.size
         return aligned(count * rounded_up(self._nbytes, _LINE_BYTES)).reshape(count, -1)
 
-    def _in_memory(self) -> Callable[[Any, str], Gathered | None]:
-        ranks, kind, mine, gathered = self._ranks, self._kind, self._mine, self._gathered
-        flags, looks, publish, size = ranks.flags, ranks.looks, ranks.publish, ranks.size
+    def calling(
+        self, name: str, result: Callable[[Gathered], Result]
+    ) -> Callable[[Any, str], Result | None]:
+        """Return a function that counts a call, and then gathers as `gather` does; it returns ``result`` of the values.
 
-        def gather(values: Any, step: str) -> Gathered | None:
-            slot = ranks.rounds + 1 & 1
-            mine[slot][...] = values
-            flag, found = publish(kind), flags[slot]
-            for _ in looks:
-                if found.tolist().count(flag) == size:
-                    if NEEDS_FENCE:
-                        fence()
-                    return gathered[slot]
-            if ranks.wait_for_records(flag, step):
-                return gathered[slot]
-            self._world.raise_errors(objects(ranks.read(slot, b"", step)), step)
-            return None
+        In shared memory, ``result`` is called here, once for each slot.
+        """
+        world, gather = self._world, self.gather
+        if world.ranks.gathers_in_memory and not world.debug:
+            results = [result(values) for values in self._gathered]
+            what = self._kind, self._mine, results
+            return world.ranks.gatherer(*what, self._differ, world.code(name))
+        tick = world.ticker(name, 0) or int
 
-        return gather
+        def call(values: Any, step: str) -> Result | None:
+            tick()
+            gathered = gather(values, step)
+            return None if gathered is None else result(gathered)
+
+        return call
+
+    def _differ(self, slot: int, step: str) -> None:
+        """Raise the errors that the records of a round contain, if there are any."""
+        ranks = self._ranks
+        self._world.raise_errors(objects(ranks.read(slot, b"", step)), step)
 
     def _by_mpi(self, mine: Any, step: str) -> Gathered | None:
         ranks, gathered, own = self._ranks, self._gathered[0], self._mine[0]

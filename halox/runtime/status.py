@@ -108,7 +108,9 @@ HEADS = [start // 8 for start in _STARTS]
 SLOTS = [start + _HEAD_BYTES for start in _STARTS]
 """Places of the slots in a block, in bytes."""
 
-_RING_WORDS = 64
+RING_WORDS = 64
+"""Words of the ring of calls, a power of two."""
+
 _PLAN_BITS, _KIND_BITS, _NUMBER_BITS = 10, 2, 6
 _NAME_SHIFT = _PLAN_BITS + _KIND_BITS + _NUMBER_BITS
 # Words of `StatusBlock.wait`: whether the rank waits; the word of its call if it has found a mismatch in this call, the
@@ -218,7 +220,7 @@ class StatusBlock:
     def __init__(self, memory: Bytes) -> None:
         self.count = memory[:8].data.cast("B").cast("q")
         self.wait = memory[_WAIT : _WAIT + 8 * len(_FIELDS)].data.cast("B").cast("q")
-        self.ring = memory[_RING : _RING + 8 * _RING_WORDS].data.cast("B").cast("q")
+        self.ring = memory[_RING : _RING + 8 * RING_WORDS].data.cast("B").cast("q")
         self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in _STARTS]
         self.slots = [memory[at : at + SLOT_BYTES].data for at in SLOTS]
 
@@ -228,7 +230,7 @@ class StatusBlock:
 
     def call(self, number: int) -> int | None:
         """Return the word of call ``number``, None if the ring does not contain it."""
-        word = self.ring[number % _RING_WORDS]
+        word = self.ring[number % RING_WORDS]
         return word if word >> CODE_BITS == number and word else None
 
 
@@ -272,12 +274,12 @@ class CallWatch:
     def call(self, code: int) -> None:
         """Count a call and publish it."""
         n = self.number = self.number + 1
-        self.word = self._own.ring[n % _RING_WORDS] = n << CODE_BITS | code
+        self.word = self._own.ring[n % RING_WORDS] = n << CODE_BITS | code
 
     def ticker(self, code: int) -> Callable[[], None]:
         """Return a fast function that counts and publishes calls of one kind."""
         ring = self._own.ring
-        mask = _RING_WORDS - 1
+        mask = RING_WORDS - 1
 
         def tick() -> None:
             n = self.number = self.number + 1
@@ -289,7 +291,7 @@ class CallWatch:
         """Continue from another number, the same on all ranks."""
         self.number, self.word = number, 0
         self._received.clear()
-        for words, end in ((self._own.ring, _RING_WORDS), (self._own.wait, _FAILED)):
+        for words, end in ((self._own.ring, RING_WORDS), (self._own.wait, _FAILED)):
             for n in range(end):
                 words[n] = 0
 

@@ -178,6 +178,10 @@ class World:
         if self.debug:
             self._log(name, detail)
 
+    def code(self, name: str) -> int:
+        """Return the code of a call of this world's object."""
+        return code_of(name, self._code)
+
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
         """Return the function that counts the runs of a plan; None if there is nothing to count or log."""
         tick = None if self.size == 1 else self.ranks.watch.ticker(code_of(name, self._code, plan))

@@ -55,32 +55,31 @@ class HostAlgorithm:
         carries_errors = self._ordered is None or self._ordered.carries_errors
         self._agrees_first = world.size > 1 and (by_node or not carries_errors)
         self._leaders = Leaders(world, *what) if by_node and world.size > 1 else None
+        self.buffers_all = shared is not None and shared.buffers_all
+        """Whether the result may overlap the array, since no result is written before the whole array is read."""
 
     def reduce(self, source: Array | None, target: Array | None, error: Exception | None) -> None:
         """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
         try:
-            self._reduce(source, target, error)
+            if self._agrees_first:
+                self._world.agree(error, _DOING)
+            if self._shared is not None:
+                moves = None if source is None or target is None else HostMoves(source, target)
+                self._shared.reduce(moves, error)
+            elif self._ordered is not None:
+                if not self._ordered(source, target):
+                    self._world.agree(error, _DOING)
+            elif source is None or target is None:
+                self._world.agree(error, _DOING)
+            else:  # the only rank
+                self._operation.fold(target, [source])
+            if self._leaders is not None:
+                assert target is not None
+                self._leaders.combine(target)
         except BaseException:
             if error is None:
                 UNFINISHED.extend([self, source, target])
             raise
-
-    def _reduce(self, source: Array | None, target: Array | None, error: Exception | None) -> None:
-        if self._agrees_first:
-            self._world.agree(error, _DOING)
-        if self._shared is not None:
-            moves = None if source is None or target is None else HostMoves(source, target)
-            self._shared.reduce(moves, error)
-        elif self._ordered is not None:
-            if not self._ordered(source, target):
-                self._world.agree(error, _DOING)
-        elif source is None or target is None:
-            self._world.agree(error, _DOING)
-        else:  # the only rank
-            self._operation.fold(target, [source])
-        if self._leaders is not None:
-            assert target is not None
-            self._leaders.combine(target)
 
     def close(self) -> None:
         """Release the shared memory and the leaders' communicator; collective."""

@@ -7,6 +7,7 @@ them. A `HostAlgorithm` combines large arrays, and on several nodes the arrays o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any, NoReturn, TypeGuard
 
@@ -22,6 +23,7 @@ from halox.runtime.gathered_values import MOST_BYTES, Gathered, GatheredValues, 
 from halox.runtime.gpu.devices import array_module, as_device_array, to_host
 
 DOING = "an allreduce"
+_NOTHING = np.empty(0)
 
 
 class HostAllreduce(ArrayReduction):
@@ -55,56 +57,58 @@ class HostAllreduce(ArrayReduction):
         held = shape if self._is_small else (0,)
         self._values = GatheredValues(world, self._signature, dtype, held, join)
         self._gather = self._values.gather
-        self._fold = self._folding(held)
+        self._quietly = QUIET.copy().run
+        elements = prod(held)
+        rows = world.size if elements == 1 else 1
+        self._sums = aligned(rows * elements * dtype.itemsize).view(dtype).reshape(rows, -1)
+        self._total = self._sums[-1].reshape(held)
+        # The bits of a single value do not depend on the alignment of the result.
+        self._is_direct = op in ("sum", "prod") and world.size == 2 and elements == 1
         self.launch = self._launch()
         if not (self._is_small or compares):
             self._make()
 
-    def _folding(self, shape: tuple[int, ...]) -> Callable[[Gathered], Array]:
-        """Return the function that combines the ranks' values, in memory with the same alignment on all ranks."""
-        operation, dtype = self._operation, self.dtype
-        combine, quietly = operation.combine, QUIET.copy().run
-        ranks = self._context.world.ranks
-        is_plain = not (operation.is_logical or isinstance(operation, ReproducibleSum))
-        size = ranks.size if ranks.gathers_in_memory and is_plain else 0
-        # Sums along the ranks; for few ranks, calls for pairs are faster. Complex products would round otherwise.
-        if size > 3 and dtype.kind != "c" and 0 not in shape:
-            sums = aligned(size * prod(shape) * dtype.itemsize).view(dtype).reshape(size, -1)
-            last: Array = sums[-1].reshape(shape)
-            accumulate = combine.accumulate
+    def _folding(self, values: Gathered) -> tuple[Any, ...]:
+        """Return the call that combines the ranks' values in `_total`: a function and its arguments.
 
-            def fold_many(values: Gathered) -> Array:
-                quietly(accumulate, values.stacked, 0, dtype, sums)
-                return last
-
-            return fold_many
-        total = aligned(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-        if size == 2:
-
-            def fold_pair(values: Gathered) -> Array:
-                first, second = values.each
-                quietly(combine, first, second, out=total)
-                return total
-
-            return fold_pair
-
-        def fold(values: Gathered) -> Array:
-            operation.fold(total, values.each)
-            return total
-
-        return fold
+        The values and the total have the same alignment on all ranks. With `_is_direct`, the last argument, the array
+        for the result, is missing.
+        """
+        operation, sums, total, ranks = self._operation, self._sums, self._total, len(values.each)
+        combine, dtype = operation.combine, self.dtype
+        if not (operation.is_logical or isinstance(operation, ReproducibleSum)):
+            if ranks == 2:
+                if operation.name in ("min", "max"):  # NumPy takes their results by keyword only
+                    return partial(combine, out=total), *values.each
+                return (
+                    (combine, *values.each) if self._is_direct else (combine, *values.each, total)
+                )
+            # Along the ranks at once. NumPy's complex products would round otherwise, and so would its sum of a single
+            # column, but not of several.
+            if ranks > 2 and dtype.kind != "c" and total.size:
+                if total.size == 1:
+                    return combine.accumulate, values.stacked, 0, dtype, sums
+                return combine.reduce, values.stacked, 0, dtype, sums[0], False, None
+        return operation.fold, sums[-1], [*values.stacked]  # of one dimension
 
     def _launch(self) -> Callable[[Any, Any], Any]:
-        """Return `launch`, which combines small plain arrays with little overhead in a counted call of its own.
+        """Return `launch`, which combines plain arrays with little overhead in a counted call of its own.
 
         It returns None if the call needs `__call__`.
         """
-        tick = self._context.world.ticker("allreduce", 0) or int
+        tick: Callable[[], object] = self._context.world.ticker("allreduce", 0) or int
+        begin = self._values.calling("allreduce", self._folding)
         is_small, dtype, shape, plain = self._is_small, self.dtype, self.shape, np.ndarray
-        guard, gather, fold = self._guard, self._gather, self._fold
+        guard, compares, total, is_direct = (
+            self._guard,
+            self._compares,
+            self._total,
+            self._is_direct,
+        )
+        quietly: Callable[..., object] = self._quietly
 
         def run(array: Any, out: Any) -> Any:
-            if guard.user or not is_small or type(array) is not plain:
+            if guard.user or type(array) is not plain:
                 return None
             if array.dtype is not dtype or array.shape != shape:
                 return None
@@ -120,13 +124,29 @@ class HostAllreduce(ArrayReduction):
                 and out.flags.carray
             ):
                 return None
+            large = self._large
+            if not is_small:
+                if large is None or not array.flags.c_contiguous:
+                    return None
+                if not (out is array or large.buffers_all) and np.may_share_memory(array, out):
+                    return None
             guard.user = 1
             try:
-                tick()
-                values = gather(array, DOING)
-                if values is None:
-                    self._raise_mismatch()
-                out[...] = fold(values)
+                if large is None:
+                    folding = begin(array, DOING)
+                    if folding is None:
+                        self._raise_mismatch()
+                    if is_direct:
+                        quietly(*folding, out)
+                    else:
+                        quietly(*folding)
+                        out[...] = total
+                else:
+                    if not compares:
+                        tick()
+                    elif begin(_NOTHING, DOING) is None:
+                        self._raise_mismatch()
+                    large.reduce(array.reshape(-1), out.reshape(-1), None)
             except BaseException as error:
                 guard.leave(error)
                 raise
@@ -154,7 +174,11 @@ class HostAllreduce(ArrayReduction):
         values = self._gather(source, DOING)
         if values is None:
             self._raise_mismatch()
-        target[...] = self._fold(values)
+        folding = self._folding(values)
+        if self._is_direct:
+            folding += (self._total,)
+        self._quietly(*folding)
+        target[...] = self._total
         return self._delivered(array, target, out)
 
     def _combine_large(self, array: Any, out: Any) -> Any:
@@ -168,7 +192,7 @@ class HostAllreduce(ArrayReduction):
         if self._compares:
             if error is not None:
                 self.refuse(error)
-            if self._gather((), DOING) is None:
+            if self._gather(_NOTHING, DOING) is None:
                 self._raise_mismatch()
         large = self._make() if self._large is None else self._large
         large.reduce(source, target, error)

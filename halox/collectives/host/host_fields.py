@@ -177,13 +177,21 @@ class HostArrays:
         # Of texts with numbers in them; on the host, closing a reduction is local.
         self.fields = PreparedReductions(MOST_FIELDS if domain.device_id is None else None)
         self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
+        # The latest operation and its launch, which returns None for arrays of another dtype or shape.
+        self._latest: tuple[object, Callable[[Any, Any], Any]] = None, lambda *_: None
 
     def array(self, op: str, array: Any, out: object) -> object:
         """Combine an array of each rank, element by element; collective, blocks."""
+        latest, launch = self._latest
+        if op is latest and not self._world.closed:
+            result = launch(array, out)
+            if result is not None:
+                return result
         known = self.arrays.reductions
         if type(array) is np.ndarray and type(op) is str:
             found = known.get(("cpu", op, array.dtype, array.shape))
             if found is not None and not self._world.closed:
+                self._latest = op, found.launch
                 result = found.launch(array, out)
                 if result is not None:
                     return result
@@ -202,7 +210,8 @@ class HostArrays:
                 self._world.agree(as_halox_error(caught, _COMBINING), _COMBINING)
             result = reduction(host, out)
             if is_new:  # on all ranks, since the call has compared the signature
-                self.arrays.add(signature, reduction)
+                self.arrays.add(signature, reduction)  # may close the latest one
+                self._latest = op, reduction.launch
         if out is not None or isinstance(array, np.ndarray):
             return result
         return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)

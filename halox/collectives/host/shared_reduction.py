@@ -101,11 +101,9 @@ class SharedReduction:
         size = world.node_size
         line = _LINE_BYTES // dtype.itemsize
         self._elements, self._longest = elements, longest
-        self._is_small = elements == longest and elements * dtype.itemsize <= SMALL_BYTES
+        self.buffers_all = elements == longest
+        self._is_small = self.buffers_all and elements * dtype.itemsize <= SMALL_BYTES
         last = (elements - 1) % longest + 1  # length of the last piece
-        self._part, self._last_part = (
-            _part(n, line, world.node_rank, size) for n in (longest, last)
-        )
 
         flag = block.memory[:8].data.cast("B").cast("q")
         if not 0 <= flag[0] < _MOST:
@@ -135,8 +133,13 @@ class SharedReduction:
             if number == world.node_rank:
                 self._total = values[0]
         self._mine = [slot[world.node_rank] for slot in self._slots]
+        # The part of each rank's piece that this rank combines.
+        self._parts, self._last_parts = (
+            [[piece[part] for piece in slot] for slot in self._slots]
+            for part in (_part(n, line, world.node_rank, size) for n in (longest, last))
+        )
         self._slot = 0
-        self._waiter = world.waiter()
+        self._waiter, self._looks = world.waiter(), world.ranks.looks
 
     def reduce(self, moves: Moves | None, error: Exception | None) -> None:
         """Combine, or raise on all ranks.
@@ -166,13 +169,13 @@ class SharedReduction:
         elements, longest = self._elements, self._longest
         for start in range(0, elements, longest):
             values = self._slots[self._slot]
+            all_parts = self._last_parts if start + longest >= elements else self._parts
+            parts = all_parts[self._slot]
             self._slot = (self._slot + 1) % _SLOTS
             after = start + longest
             is_last = after >= elements
             if not is_last:
                 moves.fetch(self._mine[self._slot][: elements - after], after)
-            part = self._last_part if is_last else self._part
-            parts = [piece[part] for piece in values]
             self._operation.fold(parts[0], parts)
             if not is_last:
                 moves.wait()
@@ -186,7 +189,10 @@ class SharedReduction:
             fence()
         self._flag[0] = count if is_good else count + 1
         for rank, flag in self._others:
-            if flag[0] < count:
+            for _ in self._looks:
+                if flag[0] >= count:
+                    break
+            else:
                 self._wait_for(rank, flag, count)
             if flag[0] == count + 1:
                 is_good = False
