@@ -89,7 +89,18 @@ LAUNCH(update, const Complex* r COMMA Complex* x COMMA Complex* p COMMA double* 
        (r, x, p, n, h, a))
 """
 
-C_TYPES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f8": ctypes.c_double}
+JACOBI = """
+LAUNCH(stencil_step, const REAL* u COMMA REAL* v COMMA long long pitch COMMA int a COMMA int b COMMA int c COMMA int d
+       COMMA REAL x COMMA REAL y COMMA REAL z, (u, v, pitch, a, b, c, d, x, y, z))
+"""
+
+C_TYPES = {
+    "i4": ctypes.c_int,
+    "i8": ctypes.c_longlong,
+    "f4": ctypes.c_float,
+    "f8": ctypes.c_double,
+}
+NVRTC_ONLY = {"-fmad=false": "-ffp-contract=off"}
 
 
 class Module:
@@ -98,7 +109,8 @@ class Module:
     def __init__(
         self, source: Path, launches: str, shim: str, options: Sequence[str], calls: list[str]
     ) -> None:
-        flags = ["-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wall", "-Werror", *options]
+        flags = ["-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wall", "-Werror"]
+        flags += [NVRTC_ONLY.get(option, option) for option in options]
         text = shim.format(source=source.read_text(), launches=launches)
         self._library = ctypes.CDLL(str(compiled_once(text, *flags)))
         self._calls = calls
@@ -111,8 +123,8 @@ class Module:
             assert min(*blocks, *threads) > 0 and prod(threads) <= 1024
             self._calls.append(name)
             function(
-                (ctypes.c_uint * len(blocks))(*blocks),
-                (ctypes.c_uint * len(threads))(*threads),
+                (ctypes.c_uint * 3)(*blocks, *[1] * (3 - len(blocks))),
+                (ctypes.c_uint * 2)(*threads, *[1] * (2 - len(threads))),
                 *(
                     ctypes.c_void_p(given.ctypes.data)
                     if isinstance(given, np.ndarray)
@@ -132,7 +144,7 @@ class FakeCupy:
     source : Path
         The app's kernels.
     launches : str
-        `MULTIGRID`, `FOURIER` or `STAGGERED`: the parameters of each kernel.
+        `JACOBI`, `MULTIGRID`, `FOURIER` or `STAGGERED`: the parameters of each kernel.
     shim : str
         `SHIM`, or `BARRIERS`.
 
