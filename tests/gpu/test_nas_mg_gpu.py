@@ -8,7 +8,7 @@ import pytest
 from apps.nas_mg.classes import CLASSES, OPERATOR
 from apps.nas_mg.device_kernels import DeviceKernels
 from apps.nas_mg.host_kernels import HostKernels
-from tests.support import halox, require, verified
+from tests.support import require, verified
 
 pytestmark = pytest.mark.gpu
 require("gpu")
@@ -76,11 +76,3 @@ def test_official_verification(name: str, ranks: int, graph: bool) -> None:
     figures = verified("nas_mg", *words.split())
     assert figures["device"] == "gpu" and figures["graph"] is graph
     assert figures["checks"] == {"official_norm": True, "norms_of_first_iterations": True}
-
-
-def test_paths_that_cannot_be_captured_are_named() -> None:
-    words = "run nas_mg -n 2 --device gpu --graph --class S"
-    ended = halox(*words.split(), HALOX_PATH="staged")
-    assert ended.returncode == 2, ended.stdout + ended.stderr
-    assert "staged path" in ended.stderr and "captured" in ended.stderr
-    assert "Traceback" not in ended.stderr

@@ -1,9 +1,9 @@
-"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options, command."""
+"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 import halox
-from apps.common import on_all_ranks
 from apps.milc import checks, host_kernels, lime, options, random_fields, scidac
 from apps.milc.host_kernels import HostKernels
 from apps.milc.lattice import EVEN, PARITIES, Lattice
 from apps.milc.links import Table
-from halox.cli import main
 from tests import support
 
 SHAPE = (6, 4, 8, 10)
@@ -47,8 +45,7 @@ class TestLattice:
 
 
 class TestKernels:
-    @pytest.mark.parametrize("dtype", ["c8", "c16"])
-    @pytest.mark.parametrize("piece", [1, 7, 1000])
+    @pytest.mark.parametrize(("piece", "dtype"), [(1, "c8"), (7, "c16"), (1000, "c16")])
     def test_dslash(self, dtype: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(host_kernels, "PIECE", piece)
         rng = np.random.default_rng(1)
@@ -78,7 +75,7 @@ class TestKernels:
         good = np.zeros((4, 3), "c16")
         kernels = HostKernels(self.without_halo(4), np.dtype("c16"))
         for wrong in (np.zeros((4, 3), "c8"), np.zeros((3, 4), "c16").T):
-            with pytest.raises(ValueError, match="C-contiguous arrays of complex128"):
+            with pytest.raises(ValueError, match="complex128"):
                 kernels.dslash(Table(matrices, neighbours), wrong, good, EVEN, kernels.state())
 
 
@@ -105,8 +102,8 @@ class TestRandomFields:
         assert np.abs(found.mean(axis=(0, 1, 2, 3))).max() < 0.05
 
     def test_moments_of_haar_measure(self) -> None:
-        """The limits are four standard deviations; rows from a cube's points would miss the fourth moments by ten."""
-        count = 60_000
+        """The limits are four standard deviations; rows from a cube's points would miss the fourth moments by six."""
+        count = 20_000
         found = random_fields.random_matrices(
             (count, 1, 1, 1), (slice(0, count), *[slice(0, 1)] * 3), 1, 7, 0
         ).reshape(-1, 3, 3)
@@ -150,7 +147,7 @@ class TestLime:
         assert lime.records(path) == [("one", 144, 3)]
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(halox.errors.HaloxError, match=r"cannot be read \(Is a directory\)"):
+        with pytest.raises(halox.HaloxError, match="directory"):
             lime.records(tmp_path)
 
     def test_checksums_and_sites_of_milc(self) -> None:
@@ -186,105 +183,34 @@ class TestOptions:
         assert self.settings("--fat", "f", "--long", "l", "--gauge", "g").gauge == "g"
 
     @pytest.mark.parametrize(
-        ("words", "text"),
+        ("words", "option"),
         [
-            ("--fat f", "--fat is given without --long: the improved operator needs both"),
-            ("--long f", "--long is given without --fat"),
-            ("--fat f --long l --naive", "--naive takes thin links only"),
-            (f"--seed {2**64}", "expected a number below 2**64"),
+            ("--fat f", "--long"),
+            ("--long f", "--fat"),
+            ("--fat f --long l --naive", "--naive"),
+            (f"--seed {2**64}", "2**64"),
         ],
     )
-    def test_options_that_do_not_fit(self, words: str, text: str) -> None:
-        with pytest.raises(halox.errors.HaloxError) as caught:
+    def test_options_that_do_not_fit(self, words: str, option: str) -> None:
+        with pytest.raises(halox.HaloxError, match=re.escape(option)):
             self.settings(*words.split())
-        assert text in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("words", "text"),
+        "words",
         [
-            ("--mass -0.1", "argument --mass: expected 0 or more, got '-0.1'"),
-            ("--mass nan", "argument --mass: expected 0 or more, got 'nan'"),
-            ("--mass heavy", "argument --mass: expected 0 or more, got 'heavy'"),
-            ("--residual 1", "argument --residual: expected a number between 0 and 1, got '1'"),
-            ("--lattice 8 8 8 0", "argument --lattice: expected at least 2, got 0"),
-            ("--lattice 8 8 8", "argument --lattice: expected 4 arguments"),
-            ("--precision half", "argument --precision: invalid choice: 'half'"),
-            ("--iterations 0", "argument --iterations: expected at least 1, got 0"),
+            *("--mass -0.1", "--mass nan", "--mass heavy", "--residual 1", "--iterations 0"),
+            *("--lattice 8 8 8 0", "--lattice 8 8 8", "--precision half"),
         ],
     )
-    def test_wrong_words(self, words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
+    def test_wrong_words(self, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
             self.settings(*words.split())
-        assert text in capsys.readouterr().err
+        assert f"argument {words.split()[0]}: " in capsys.readouterr().err
 
 
-class TestClosedForms:
-    def test_eigenvalues(self) -> None:
-        # The lattice has 4 x 6 x 8 x 10 sites along x, y, z and t; the wave numbers are 1, 2, 3 and 2.
-        shape, waves = (10, 8, 6, 4), (1, 2, 3, 2)
-        assert checks.eigenvalue(shape, waves, [1]) == pytest.approx(-13, rel=1e-14)
-        improved = checks.eigenvalue(shape, waves, [1, 3])
-        assert improved == pytest.approx(-17.032986111111114, rel=1e-14)
-
-
-def test_errors_of_one_rank_and_of_none() -> None:
-    def fail() -> None:
-        raise OSError(28, "No space left on device")
-
-    alone = SimpleNamespace(allgather=lambda text: [text])
-    assert on_all_ranks(alone, lambda: 3, "counting") == 3
-    with pytest.raises(halox.errors.HaloxError, match=r"counting failed: OSError: .* No space"):
-        on_all_ranks(alone, fail, "counting")
-    another = SimpleNamespace(allgather=lambda text: [text, "x is wrong"])
-    with pytest.raises(halox.errors.HaloxError, match=r"^x is wrong$"):
-        on_all_ranks(another, lambda: 3, "counting")
-
-
-class TestCommand:
-    def test_on_one_rank_in_this_process(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        support.require("mpi")
-        path = tmp_path / "solution"
-        words = f"run milc --lattice 4 6 4 8 --gauge unit --json --solution {path}"
-        assert main(words.split()) == 0
-        figures = json.loads(capsys.readouterr().out)
-        assert figures["verified"] is True and figures["lattice"] == [4, 6, 4, 8]
-        assert figures["even"]["residual"] <= 1e-18
-        assert [row["part"] for row in figures["rows"]][:2] == ["exchange", "dslash"]
-        applications = figures["even"]["milc_iterations"] + figures["odd"]["milc_iterations"]
-        rate = 1187 * 768 * applications / figures["time_s"] / 1e9
-        assert figures["cg_gflops"] == pytest.approx(rate)
-        with halox.Grid((8, 4, 6, 4), device="cpu") as grid:
-            assert np.abs(scidac.read(str(path), grid, scidac.VECTOR)).min() > 0
-
-    def test_a_failed_check_is_a_failing_status(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        support.require("mpi")
-        from importlib import import_module
-
-        from halox.cli import catalogue
-
-        catalogue.load("milc")
-        theirs = import_module(f"{catalogue.PACKAGE}.milc.links")
-        monkeypatch.setattr(theirs, "LONG", theirs.LONG * (1 + 1e-9))
-        words = "run milc --lattice 6 6 6 6 --gauge unit --residual 1e-6"
-        assert main(words.split()) == 1
-        assert "verified: NO" in capsys.readouterr().out
-
-    @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            ("--lattice 6 6 6 5", "every number of sites must be even"),
-            ("--lattice 6 6 6 2", "every rank needs 3 site(s) along every axis"),
-            ("--gauge /none/file", "/none/file cannot be read"),
-            ("--iterations 2", "has not converged after 2 iterations"),
-        ],
-    )
-    def test_runs_that_are_refused(
-        self, words: str, text: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        support.require("mpi")
-        assert main(["run", "milc", *words.split()]) == 2
-        assert text in capsys.readouterr().err
+def test_eigenvalues() -> None:
+    # The lattice has 4 x 6 x 8 x 10 sites along x, y, z and t; the wave numbers are 1, 2, 3 and 2.
+    shape, waves = (10, 8, 6, 4), (1, 2, 3, 2)
+    assert checks.eigenvalue(shape, waves, [1]) == pytest.approx(-13, rel=1e-14)
+    improved = checks.eigenvalue(shape, waves, [1, 3])
+    assert improved == pytest.approx(-17.032986111111114, rel=1e-14)
