@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import runpy
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ import pytest
 
 import halox
 from tests import support
-from tests.unit.apps_on_cpu import SHIM
-from tests.unit.cpu_kernels import compiled_once
+from tests.unit.apps_on_cpu import RELAX, FakeCupy
 from tests.unit.nvrtc import by_nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,63 +82,16 @@ def test_options_that_cannot_be(words: str, capsys: pytest.CaptureFixture[str]) 
     assert words.split()[0] in capsys.readouterr().err
 
 
-class FakeGrid(halox.Grid):
-    """A grid with NumPy arrays that claims to be on a GPU."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options | {"device": "cpu"})
-        self.device = "gpu"
-        self.xp = FakeCupy()
-
-
-class FakeCupy:
-    """NumPy, with kernels compiled by g++."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def RawKernel(self, source: str, name: str) -> Callable[..., None]:
-        function = compiled(source, name)
-
-        def launch(blocks: Sequence[int], threads: Sequence[int], given: Sequence[Any]) -> None:
-            *fields, ny, nz = given
-            for field in fields:
-                assert field.flags.c_contiguous
-                assert field.shape == (blocks[2] + 2, ny + 2, nz + 2)
-            function(
-                (ctypes.c_uint * 3)(*blocks),
-                (ctypes.c_uint * 2)(*threads),
-                *(ctypes.c_void_p(field.ctypes.data) for field in fields),
-                *(ctypes.c_int(n) for n in (ny, nz)),
-            )
-
-        return launch
-
-
-LAUNCH = """
-LAUNCH(relax, const double* u COMMA const double* f COMMA double* next COMMA int ny COMMA int nz,
-       (u, f, next, ny, nz))
-"""
-
-
-def compiled(source: str, name: str) -> Any:
-    flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-fsanitize=undefined"]
-    text = SHIM.format(source=source, launches=LAUNCH)
-    path = compiled_once(text, *flags, "-fno-sanitize-recover=all")
-    return ctypes.CDLL(str(path))[f"launch_{name}"]
-
-
-def test_the_kernel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kernel_as_cpp_equals_numpy() -> None:
     """Odd extents, several thread blocks."""
-    support.require("mpi")
     support.require("cxx")
-    monkeypatch.setattr(halox, "Grid", FakeGrid)
-    options = "--cells 6 9 37 --tolerance 1e-2 --read-every 10"
-    assert example()["main"](options.split()) < 1e-13
-    _, steps, residual = printed(capsys.readouterr().out)
-    known_steps, known = serial((6, 9, 37), 1e-2, 10)
-    assert steps == known_steps
-    assert residual == pytest.approx(known, rel=1e-11)
+    scope, shape = example(), (6, 9, 37)
+    u, f = np.random.default_rng(1).random((2, *(n + 2 for n in shape)))
+    expected, found = np.full_like(u, -1), np.full_like(u, -1)
+    scope["numpy_relax"](u, f, expected)
+    grid = SimpleNamespace(rank_shape=shape, xp=FakeCupy(RELAX))
+    scope["cupy_relax"](grid)(u, f, found)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

@@ -33,12 +33,6 @@ CHARGES = {
         "(8,2,21) (20,30,32) (3,1,4) (5,23,4) (2,17,22) (22,32,7) (13,16,13) (31,5,26) (29,1,29) (18,27,18)",
         "(1,12,3) (14,9,18) (6,15,1) (5,29,16) (13,3,2) (6,18,9) (21,20,12) (27,16,32) (9,26,23) (8,15,27)",
     ),
-    "W": (
-        "(114,86,51) (128,46,33) (15,111,119) (35,22,101) (30,18,110) (28,49,12) (81,91,21) (27,85,74) "
-        "(40,33,2) (116,87,21)",
-        "(16,23,124) (103,118,60) (15,122,76) (110,88,122) (10,2,22) (96,35,55) (39,127,13) (93,84,36) "
-        "(71,3,65) (115,104,6)",
-    ),
     "A": (
         "(53,208,39) (242,171,13) (202,17,197) (201,82,208) (114,122,206) (211,6,247) (44,193,233) "
         "(175,245,163) (4,117,174) (56,119,166)",
@@ -53,7 +47,7 @@ WEIGHTS = 0.7, -0.3, 0.2, 0.1
 @pytest.fixture(scope="module")
 def device_kernels() -> DeviceKernels:
     support.require("cxx")
-    return DeviceKernels(FakeCupy(MG_CU, MULTIGRID))
+    return DeviceKernels(FakeCupy(MULTIGRID))
 
 
 @pytest.fixture(params=["host", "host, small pieces", "device as C++"])
@@ -149,7 +143,7 @@ class TestRandomNumbers:
         assert nas_random_numbers.numbers(first, 50).tolist() == expected
 
     @pytest.mark.parametrize(
-        ("name", "parts"), [("S", (1, 1, 1)), ("S", (2, 2, 2)), ("W", (4, 1, 2)), ("A", (2, 2, 2))]
+        ("name", "parts"), [("S", (1, 1, 1)), ("S", (2, 2, 2)), ("A", (4, 1, 2))]
     )
     def test_charges(self, name: str, parts: tuple[int, ...]) -> None:
         points = CLASSES[name].points
