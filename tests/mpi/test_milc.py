@@ -254,7 +254,7 @@ class TestConjugateGradient:
         def solved(where: Lattice) -> tuple[np.ndarray, list[Solution]]:
             operator = operator_of(where, whole, naive, precision)
             parts = checks.vectors(operator, np.ascontiguousarray(b[where.owned]))
-            found = [solve(operator, parts[p], p, 0.3, Stop(residual, 500)) for p in PARITIES]
+            found = [solve(operator, parts[p], p, 0.6, Stop(residual, 500)) for p in PARITIES]
             return where.join(found[EVEN].x, found[ODD].x), found
 
         block, found = solved(lattice)
@@ -267,7 +267,7 @@ class TestConjugateGradient:
         if x is not None:
             with Lattice(SHAPE, lattice.depth, MPI.COMM_SELF) as alone:
                 x_alone, found_alone = solved(alone)
-            left = whole_lattice.normal(x.astype(complex), whole, 0.3, naive=naive) - b
+            left = whole_lattice.normal(x.astype(complex), whole, 0.6, naive=naive) - b
             ok = (
                 [one.iterations for one in found] == [one.iterations for one in found_alone]
                 and error(x, x_alone) < 10 * residual**0.5
