@@ -22,7 +22,7 @@ from tests.mpi import whole_lattice
 from tests.mpi.conftest import agree
 from tests.support import milc_data
 
-pytestmark = pytest.mark.usually(2, 4)
+pytestmark = pytest.mark.usually(2)
 
 SHAPE = (12, 6, 8, 8)
 """Sites along t, z, y and x; 1 to 4, 6 and 8 ranks can divide them with three sites or more per rank."""
@@ -182,6 +182,7 @@ def check_bytes(lattice: Lattice, comm: MPI.Intracomm) -> None:
 
 class TestOperator:
     @pytest.mark.parametrize("precision", PRECISIONS)
+    @pytest.mark.usually(2, 4)
     def test_definition_and_the_bits_of_one_rank(
         self, lattice: Lattice, precision: str, comm: MPI.Intracomm
     ) -> None:
@@ -246,6 +247,7 @@ class TestConjugateGradient:
         ],
         indirect=["naive"],
     )
+    @pytest.mark.usually(2, 4)
     def test_solution_and_the_iterations_of_one_rank(
         self, lattice: Lattice, naive: bool, precision: str, residual: float, comm: MPI.Intracomm
     ) -> None:
@@ -330,6 +332,7 @@ class TestSampleOfMilc:
         return milc_data()
 
     @MILC_SIZES
+    @pytest.mark.usually(2, 4)
     def test_residual_of_its_answer_and_its_iterations(
         self, data: Path, comm: MPI.Intracomm
     ) -> None:
@@ -381,6 +384,7 @@ class TestSampleOfMilc:
         assert agree(np.abs(-0.1653413 * mine - expected).max() < 1e-7, comm)
 
     @MILC_SIZES
+    @pytest.mark.usually(2, 4)
     def test_app(self, data: Path, folder: Path, comm: MPI.Intracomm) -> None:
         words = ["--residual", "1e-18", "--solution", str(folder / "x")]
         for option, name in (
