@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import halox
 from apps.milc import checks, links, random_fields, scidac
 from apps.milc.cg import ConjugateGradient, Stop
 from apps.milc.lattice import EVEN, ODD, PARITIES, Lattice
@@ -53,33 +54,6 @@ class TestOperator:
         expected = whole_lattice.dslash(source(), thin_links(), naive=naive)
         assert error(found, expected) < TOLERANCE[precision]
 
-    @pytest.mark.parametrize(("precision", "limit"), [("double", 1e-15), ("single", 1e-7)])
-    def test_anti_hermitian(self, lattice: Lattice, precision: str, limit: float) -> None:
-        operator = operator_of(lattice, thin_links(), lattice.depth == 1, precision)
-        assert checks.anti_hermiticity(operator, 4) < limit
-
-    def test_gauge_covariance(self, lattice: Lattice) -> None:
-        naive, thin, psi = lattice.depth == 1, thin_links(), source()
-        (g,) = np.moveaxis(random_fields.random_matrices(SHAPE, WHOLE, 1, 8, 9), -3, 0)
-        turned = np.empty_like(thin)
-        for mu in range(4):
-            ahead = whole_lattice.dagger(whole_lattice.there(g, mu, 1))
-            turned[..., mu, :, :] = g @ thin[..., mu, :, :] @ ahead
-        before = applied(operator_of(lattice, thin, naive), psi)
-        after = applied(operator_of(lattice, turned, naive), whole_lattice.times(g, psi))
-        assert error(after, whole_lattice.times(g, before)) < 1e-14 and error(after, before) > 0.1
-
-    def test_eigenvalues_of_unit_links(self, lattice: Lattice) -> None:
-        naive = lattice.depth == 1
-        unit = np.zeros((*SHAPE, 4, 3, 3), complex)
-        unit[...] = np.eye(3)
-        operator = operator_of(lattice, unit, naive)
-        assert checks.plane_wave_error(operator, [1] if naive else [1, 3]) < 1e-14
-        psi = checks.vectors(operator, checks.plane_wave(lattice, (1, 2, 1, 2)))
-        assert (
-            ConjugateGradient(operator, EVEN, 0.3, Stop(1e-24, 9)).solve(psi[EVEN]).iterations == 1
-        )
-
 
 class TestConjugateGradient:
     @pytest.mark.parametrize("graph", [False, True])
@@ -105,12 +79,11 @@ class TestConjugateGradient:
         b = checks.vectors(operator, source())[EVEN]
         gradient = ConjugateGradient(operator, EVEN, 0.3, Stop(1e-16, 11))
         gradient.capture(cupy.cuda.get_current_stream())
-        text = r"after 11 iterations.*\(no more iterations are allowed\)"
-        with pytest.raises(Exception, match=text):
+        with pytest.raises(halox.HaloxError, match="after 11 iterations"):
             gradient.solve(b)
         for table in operator.tables:
             table.matrices[...] = np.nan
-        with pytest.raises(Exception, match=r"after 0 iterations.*\(p \. M\^dagger M p is nan\)"):
+        with pytest.raises(halox.HaloxError, match="after 0 iterations"):
             gradient.solve(b)
 
     def test_sample_of_milc(self) -> None:

@@ -1,17 +1,23 @@
-"""The examples of the gallery, on one rank and on four; each compares its result with a known solution."""
+"""The examples on ranks; each checks its own result. tests/unit/test_docs.py runs them on one rank."""
 
 from __future__ import annotations
 
 import importlib.util
 import runpy
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import halox
+from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.support import full
+from tests.unit import test_fft_examples, test_jacobi
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = {
@@ -27,9 +33,13 @@ SHORT = {
     "shallow_water": ["--cells", "100", "4"],
     "tripolar": ["--cells", "24", "72"],
     "gray_scott": ["--cells", "34", "27", "--steps", "60"],
+    "jacobi": ["--cells", "9", "8", "11", "--tolerance", "1e-3", "--read-every", "6"],
+    "taylor_green_3d": ["--cells", "16", "--steps", "5"],
 }
+LARGEST = {"shallow_water": 0.03, "taylor_green_3d": 1e-7}
+"""Errors of a scheme of first order, and of a truncated series."""
 
-pytestmark = [pytest.mark.geometry, pytest.mark.ranks(1, 4)]
+pytestmark = [pytest.mark.geometry, pytest.mark.ranks(2, 4)]
 
 
 def run(name: str, *words: str) -> float:
@@ -50,7 +60,7 @@ def test_it_is_right_and_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_pat
     if importlib.util.find_spec("matplotlib"):
         words = ["--png", str(picture)]
     errors = comm.allgather(run(name, *words))
-    assert len(set(errors)) == 1 and errors[0] < (0.03 if name == "shallow_water" else 1e-13)
+    assert len(set(errors)) == 1 and errors[0] < LARGEST.get(name, 1e-13)
     if not words:
         pytest.skip("right, but matplotlib, which draws the picture, is not installed")
     assert picture.read_bytes()[:4] == b"\x89PNG"
@@ -102,26 +112,60 @@ def test_records_of_a_restarted_run(comm: MPI.Intracomm, tmp_path: Path) -> None
     comm.Barrier()
 
 
-@pytest.mark.parametrize("broken", ["COURANT", "FEED", "RATE"])
-def test_it_notices_a_wrong_result(broken: str) -> None:
-    """An example detects a wrong result: without exchanges its comparison fails."""
-    name = {"COURANT": "acoustic", "FEED": "gray_scott", "RATE": "heat_walls"}[broken]
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("options", test_fft_examples.CASES)
+def test_energy_and_enstrophy_of_the_vortex(
+    options: str, comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runpy.run_path(str(EXAMPLES / "taylor_green_3d.py"))["main"](
+        [*options.split(), "--device", "cpu"]
+    )
+    said = comm.bcast(capsys.readouterr().out)
+    assert test_fft_examples.printed(said)[2:] == pytest.approx(
+        test_fft_examples.CASES[options], abs=1e-9
+    )
+
+
+def jacobi(words: str, capsys: pytest.CaptureFixture[str], **given: Any) -> tuple[int, float]:
+    """Run the example on a grid with more options; return the steps and the residual that rank 0 prints."""
+    main = runpy.run_path(str(EXAMPLES / "jacobi.py"))["main"]
+    main.__globals__["halox"] = SimpleNamespace(Grid=partial(halox.Grid, **given))
+    main([*words.split(), "--device", "cpu"])
+    said = MPI.COMM_WORLD.bcast(capsys.readouterr().out)
+    return test_jacobi.printed(said)[1:]
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_jacobi_takes_the_steps_of_a_serial_run(capsys: pytest.CaptureFixture[str]) -> None:
+    steps, residual = jacobi("--cells 9 8 11 --tolerance 1e-3 --read-every 6", capsys)
+    known_steps, known = test_jacobi.serial((9, 8, 11), 1e-3, 6)
+    assert steps == known_steps and residual == pytest.approx(known, rel=1e-11)
+
+
+def test_reproducible_residuals_have_the_bits_of_one_rank(
+    comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--cells 40 37 33 --tolerance 1e-9 --steps 30 --read-every 10 --reproducible"
+    alone = jacobi(words, capsys, comm=MPI.COMM_SELF)
+    assert agree(jacobi(words, capsys) == alone, comm)
+
+
+@pytest.mark.parametrize("name", ["acoustic", "gray_scott", "heat_walls", "jacobi"])
+def test_it_notices_a_missing_exchange(name: str) -> None:
     scope = runpy.run_path(str(EXAMPLES / f"{name}.py"))
-    import halox
+
+    class Nothing:
+        def __call__(self, *fields: object) -> None: ...
+        def start(self) -> None: ...
+        def finish(self) -> None: ...
 
     class Deaf(halox.Grid):
         def exchange(self, *fields: object, corners: bool | None = None) -> None:
             """Leave the halos as they are."""
 
         def plan(self, *fields: object, corners: bool | None = None, path: str | None = None):  # type: ignore[no-untyped-def]
-            class Nothing:
-                def start(self) -> None: ...
-                def finish(self) -> None: ...
-
             return Nothing()
 
-    scope["main"].__globals__["halox"] = type("module", (), {"Grid": Deaf})
-    if MPI.COMM_WORLD.size == 1 and name != "gray_scott":
-        return  # with walls, one rank needs no exchange
-    with pytest.raises(SystemExit, match="the result is wrong"):
+    scope["main"].__globals__["halox"] = SimpleNamespace(Grid=Deaf)
+    with pytest.raises(SystemExit, match="wrong"):
         scope["main"]([*SHORT[name], "--device", "cpu"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from apps.milc.cg import Solution, Stop, solve
 from apps.milc.lattice import EVEN, ODD, PARITIES, Lattice
 from apps.milc.operator import Staggered
 from tests.mpi import whole_lattice
-from tests.mpi.conftest import agree, by_first
+from tests.mpi.conftest import agree
 from tests.support import milc_data
 
 pytestmark = pytest.mark.usually(2)
@@ -125,6 +125,15 @@ def folder(tmp_path: Path, comm: MPI.Intracomm) -> Path:
     return Path(comm.bcast(str(tmp_path)))
 
 
+def failure(work: Callable[[], object], comm: MPI.Intracomm) -> str:
+    """Return the text of the error, which all ranks must raise."""
+    with pytest.raises(halox.HaloxError) as caught:
+        work()
+    text = str(caught.value)
+    assert agree(text == comm.bcast(text), comm)
+    return text
+
+
 class HostGrid(halox.Grid):
     """A grid on the host that reports the requested device."""
 
@@ -134,22 +143,15 @@ class HostGrid(halox.Grid):
 
 
 @pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("path", ["staged", "peer"])
 def test_links_are_made_whatever_path_gpus_take(
-    path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(halox, "Grid", HostGrid)
-    monkeypatch.setenv("HALOX_PATH", path)
+    monkeypatch.setenv("HALOX_PATH", "peer")
     block = whole_vectors()
     with Lattice(SHAPE, 3, comm, "gpu") as lattice:
-        assert lattice.grid.device == "gpu" and lattice.host.device == "cpu"
-        mine = np.ascontiguousarray(block[lattice.owned])
-        found = [lattice.shifted(mine, mu, 3) for mu in range(4)]
-    same = [
-        np.array_equal(one, np.roll(block, -3, 3 - mu)[lattice.owned])
-        for mu, one in enumerate(found)
-    ]
-    assert agree(all(same), comm)
+        found = lattice.shifted(np.ascontiguousarray(block[lattice.owned]), 2, 3)
+    assert agree(np.array_equal(found, np.roll(block, -3, 1)[lattice.owned]), comm)
 
 
 def check_definition_and_bits(lattice: Lattice, precision: str, comm: MPI.Intracomm) -> None:
@@ -186,42 +188,19 @@ class TestOperator:
     ) -> None:
         check_definition_and_bits(lattice, precision, comm)
 
-    def test_gauge_covariance(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
-        whole, psi = whole_links(), whole_vectors()
+    def test_plaquettes(self, lattice: Lattice) -> None:
+        whole = whole_links()
+        found = gauge.plaquettes(lattice, np.ascontiguousarray(whole[lattice.owned]))
+        assert found == pytest.approx(whole_lattice.plaquettes(whole), abs=1e-14)
 
-        def reference() -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-            (g,) = np.moveaxis(random_fields.random_matrices(SHAPE, WHOLE, 1, 8, 9), -3, 0)
-            turned = np.empty_like(whole)
-            for mu in range(4):
-                ahead = whole_lattice.dagger(whole_lattice.there(g, mu, 1))
-                turned[..., mu, :, :] = g @ whole[..., mu, :, :] @ ahead
-            return g, turned, whole_lattice.plaquettes(whole)
-
-        g, turned, plaquettes = by_first(reference, comm)
-        before = applied(operator_of(lattice, whole, naive), psi)
-        after = applied(operator_of(lattice, turned, naive), whole_lattice.times(g, psi))
-        expected = whole_lattice.times(g[lattice.owned], before)
-        assert agree(error(after, expected) < 1e-14 and error(after, before) > 0.1, comm)
-        blocks = (np.ascontiguousarray(one[lattice.owned]) for one in (whole, turned))
-        found = [gauge.plaquettes(lattice, block) for block in blocks]
-        assert found[0] == pytest.approx(found[1], abs=1e-14)
-        assert found[0] == pytest.approx(plaquettes, abs=1e-14)
-
-    @pytest.mark.parametrize(("precision", "limit"), [("double", 1e-15), ("single", 1e-7)])
-    def test_anti_hermitian(
-        self, lattice: Lattice, naive: bool, precision: str, limit: float
-    ) -> None:
-        operator = operator_of(lattice, whole_links(), naive, precision)
-        assert checks.anti_hermiticity(operator, 4) < limit
-
-    @pytest.mark.parametrize("waves", [(0, 0, 0, 0), (1, 2, 1, 3), (3, 0, 2, 5)])
-    @pytest.mark.part(3)
+    @pytest.mark.parametrize("waves", [(0, 0, 0, 0), (3, 1, 2, 5)])
     def test_eigenvalues_of_unit_links(
         self, lattice: Lattice, naive: bool, waves: tuple[int, ...]
     ) -> None:
         unit = np.zeros((*SHAPE, 4, 3, 3), complex)
         unit[...] = np.eye(3)
         operator = operator_of(lattice, unit, naive)
+        assert gauge.plaquettes(lattice, gauge.gauge_field(lattice, "unit", 0)) == (3, 3)
         expected = 0.0
         for wave, n, shift in zip(waves, SHAPE[::-1], (0, 0, 0, 1), strict=True):
             p = (2 * wave + shift) * np.pi / n
@@ -246,32 +225,27 @@ class TestOperator:
         operator = operator_of(lattice, whole_links(), naive)
         even, odd = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
         stop = Stop(1e-10, 9)
-        for wrong, text in (
-            (
-                lambda: operator.dslash(even, EVEN),
-                "source is on even sites, and must be on odd ones",
-            ),
-            (lambda: operator.dslash(odd, ODD), "source is on odd sites, and must be on even ones"),
-            (lambda: operator.normal(odd, EVEN, 0.1, even), "source is on odd sites"),
-            (lambda: operator.normal(odd, ODD, 0.1, even), "out is on even sites"),
-            (lambda: solve(operator, odd, EVEN, 0.1, stop), "b is on odd sites"),
-            (lambda: lattice.grid.dot(even, odd), "one of even cells and one of odd cells"),
-            (lambda: operator.dslash(odd.copy(), EVEN), "grid.declare(array, "),
+        for wrong, name in (
+            (lambda: operator.dslash(even, EVEN), "source"),
+            (lambda: operator.dslash(odd, ODD), "source"),
+            (lambda: operator.normal(odd, EVEN, 0.1, even), "source"),
+            (lambda: operator.normal(odd, ODD, 0.1, even), "out"),
+            (lambda: solve(operator, odd, EVEN, 0.1, stop), "b "),
+            (lambda: lattice.grid.dot(even, odd), "odd cells"),
+            (lambda: operator.dslash(odd.copy(), EVEN), "declare"),
         ):
-            assert text in failure(wrong, comm)
-
-    def test_unit_links_of_the_app(self, lattice: Lattice, naive: bool) -> None:
-        block = gauge.gauge_field(lattice, "unit", 0)
-        assert gauge.plaquettes(lattice, block) == (3, 3)
-        assert gauge.deviation(lattice, block) == 0
+            assert name in failure(wrong, comm)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.part(2)
 class TestConjugateGradient:
     @pytest.mark.parametrize(
-        ("precision", "residual"),
-        [("double", 1e-14), pytest.param("single", 1e-9, marks=pytest.mark.ranks(1, 2, 3))],
+        ("naive", "precision", "residual"),
+        [
+            (False, "double", 1e-14),
+            pytest.param(True, "single", 1e-9, marks=pytest.mark.ranks(1, 2, 3)),
+        ],
+        indirect=["naive"],
     )
     @pytest.mark.usually(2, 4)
     def test_solution_and_the_iterations_of_one_rank(
@@ -282,7 +256,7 @@ class TestConjugateGradient:
         def solved(where: Lattice) -> tuple[np.ndarray, list[Solution]]:
             operator = operator_of(where, whole, naive, precision)
             parts = checks.vectors(operator, np.ascontiguousarray(b[where.owned]))
-            found = [solve(operator, parts[p], p, 0.3, Stop(residual, 500)) for p in PARITIES]
+            found = [solve(operator, parts[p], p, 0.6, Stop(residual, 500)) for p in PARITIES]
             return where.join(found[EVEN].x, found[ODD].x), found
 
         block, found = solved(lattice)
@@ -295,7 +269,7 @@ class TestConjugateGradient:
         if x is not None:
             with Lattice(SHAPE, lattice.depth, MPI.COMM_SELF) as alone:
                 x_alone, found_alone = solved(alone)
-            left = whole_lattice.normal(x.astype(complex), whole, 0.3, naive=naive) - b
+            left = whole_lattice.normal(x.astype(complex), whole, 0.6, naive=naive) - b
             ok = (
                 [one.iterations for one in found] == [one.iterations for one in found_alone]
                 and error(x, x_alone) < 10 * residual**0.5
@@ -304,6 +278,7 @@ class TestConjugateGradient:
             )
         assert agree(ok, comm)
 
+    @pytest.mark.parametrize("naive", [False], indirect=True)
     def test_a_restart_when_the_true_residual_is_larger(
         self, lattice: Lattice, naive: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -327,49 +302,34 @@ class TestConjugateGradient:
         assert found.applications == found.iterations + 3
         assert found.residual <= 1e-18
 
-    def test_a_residual_below_the_precision(
-        self, lattice: Lattice, naive: bool, comm: MPI.Intracomm
-    ) -> None:
-        operator = operator_of(lattice, whole_links(), naive, "single")
-        b, _ = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
-        text = failure(lambda: solve(operator, b, EVEN, 0.3, Stop(1e-17, 400)), comm)
-        assert "5 restarts have not reduced it" in text
-        assert "a larger --residual or --mass, or --precision double" in text
+    @pytest.mark.parametrize("naive", [True], indirect=True)
+    def test_what_ends_it(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
+        """Not enough iterations, a residual below the precision, numbers that are not finite on one rank."""
 
-    def test_no_convergence_says_where_it_stands(
-        self, lattice: Lattice, naive: bool, comm: MPI.Intracomm
-    ) -> None:
-        operator = operator_of(lattice, whole_links(), naive)
-        _, b = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
-        text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
-        assert "on odd sites has not converged after 7 iterations" in text
-        assert "1e-18 is asked for (no more iterations are allowed)" in text
-        b[...] = 0
-        zero = solve(operator, b, ODD, 0.2, Stop(1e-18, 7))
-        assert (zero.iterations, zero.residual, zero.x.any()) == (0, 0, False)
-        if comm.rank == comm.size - 1:
-            b[0, 0, 0, 0] = np.nan
-        text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
-        assert "the source has numbers on odd sites that are not finite" in text
-        whole = whole_links()
-        whole[1, 2, 3, 4] = np.nan
+        def ended(
+            links_: np.ndarray, precision: str, residual: float, most: int, value: Any
+        ) -> str:
+            operator = operator_of(lattice, links_, naive, precision)
+            _, b = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
+            if value is not None and comm.rank == comm.size - 1:
+                b[0, 0, 0, 0] = value
+            return failure(lambda: solve(operator, b, ODD, 0.3, Stop(residual, most)), comm)
+
+        whole, broken = whole_links(), whole_links()
+        broken[1, 2, 3, 4] = np.nan
+        assert "after 7 iterations" in ended(whole, "double", 1e-18, 7, None)
+        assert "restarts" in ended(whole, "single", 1e-17, 400, None)
+        assert "--source" in ended(whole, "double", 1e-18, 7, np.nan)
+        assert " is nan" in ended(broken, "double", 1e-18, 7, None)
         operator = operator_of(lattice, whole, naive)
-        b[...] = 1
-        text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
-        assert "after 0 iterations" in text and "(p . M^dagger M p is nan)" in text
+        zero = solve(operator, operator.vector(ODD), ODD, 0.2, Stop(1e-18, 7))
+        assert (zero.iterations, zero.residual, zero.x.any()) == (0, 0, False)
 
 
 class TestSampleOfMilc:
     @pytest.fixture
     def data(self) -> Path:
         return milc_data()
-
-    def test_plaquettes(self, data: Path, comm: MPI.Intracomm) -> None:
-        with Lattice(SAMPLE, 1, comm) as lattice:
-            block = gauge.gauge_field(lattice, str(data / "lat.sample.l8"), 0)
-            assert gauge.deviation(lattice, block) < 2e-7
-            found = gauge.plaquettes(lattice, block)
-        assert found == pytest.approx(PLAQUETTES, abs=1e-13)
 
     @MILC_SIZES
     @pytest.mark.usually(2, 4)
@@ -439,6 +399,7 @@ class TestSampleOfMilc:
             found["verified"] is True
             and found["even"]["milc_iterations"] + found["odd"]["milc_iterations"] == 124
             and found["plaquette_space_space"] == pytest.approx(PLAQUETTES[0], abs=1e-13)
+            and found["plaquette_space_time"] == pytest.approx(PLAQUETTES[1], abs=1e-13)
         )
         assert agree(ok and (found is None) == (comm.rank != 0), comm)
         with halox.Grid(SAMPLE, comm=comm, device="cpu") as grid:
@@ -448,13 +409,22 @@ class TestSampleOfMilc:
         assert agree(np.abs(x - answer).max() < 1e-5 * np.abs(answer).max(), comm)
 
 
-def failure(work: Callable[[], object], comm: MPI.Intracomm) -> str:
-    """Return the text of the error, which all ranks must raise."""
-    with pytest.raises(halox.errors.HaloxError) as caught:
-        work()
-    text = str(caught.value)
-    assert agree(text == comm.bcast(text), comm)
-    return text
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated header": lambda b: b[:100],
+    "truncated sites": lambda b: b[:-1000],
+    "another format": lambda b: b"P6 8 8\n" + b,
+    "empty": lambda b: b"",
+    "truncated text": lambda b: b[: b.index(b"<?xml") + 200],
+    "another lattice": lambda b: b.replace(b"8 8 6 12 ", b"8 8 12 6 "),
+    "another site type": lambda b: b,
+    "another precision": lambda b: b.replace(b"<precision>D", b"<precision>F"),
+    "unknown precision": lambda b: b.replace(b"<precision>D", b"<precision>H"),
+    "another length": lambda b: b.replace(b"<precision>D", b"<precision>F").replace(
+        b"144<", b" 72<"
+    ),
+    "no sites": lambda b: b.replace(b"scidac-binary-data", b"scidac-binary-fata"),
+    "a wrong bit": lambda b: b[:200000] + bytes([b[200000] ^ 1]) + b[200001:],
+}
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -491,87 +461,24 @@ class TestFiles:
         comm.Barrier()
         return folder
 
-    @pytest.mark.parametrize(
-        ("name", "change", "text"),
-        [
-            ("links", lambda b: b[:100], "is truncated: a record's header ends at byte 144"),
-            ("links", lambda b: b[:-1000], "is truncated: record 'scidac-binary-data' ends at"),
-            ("links", lambda b: b"P6 8 8\n" + b, "is not a LIME file: byte 0 begins with 50362038"),
-            ("links", lambda b: b"", "is not a LIME file: it is empty"),
-            ("links", lambda b: b[: b.index(b"<?xml") + 200], "is truncated"),
-            (
-                "links",
-                lambda b: b.replace(b"8 8 6 12 ", b"8 8 12 6 "),
-                "holds a lattice of 8 x 8 x 12 x 6 sites, and --lattice is 8 x 8 x 6 x 12",
-            ),
-            ("vectors", lambda b: b, "has 1 object(s) of 24 bytes a site (QDP_F3_ColorVector)"),
-            (
-                "links",
-                lambda b: b.replace(b"<precision>D", b"<precision>F"),
-                "has 4 object(s) of 144 bytes a site",
-            ),
-            (
-                "links",
-                lambda b: b.replace(b"<precision>D", b"<precision>H"),
-                "has numbers of precision 'H'",
-            ),
-            (
-                "links",
-                lambda b: b.replace(b"<precision>D", b"<precision>F").replace(b"144<", b" 72<"),
-                "bytes of sites, and 1327104 are expected",
-            ),
-            (
-                "links",
-                lambda b: b.replace(b"scidac-binary-data", b"scidac-binary-fata"),
-                "has no record 'scidac-binary-data', only scidac-private-file-xml, scidac-file-xml",
-            ),
-            (
-                "links",
-                lambda b: b[:200000] + bytes([b[200000] ^ 1]) + b[200001:],
-                "is damaged: its sites have the checksums",
-            ),
-        ],
-        ids=[
-            "truncated header",
-            "truncated sites",
-            "another format",
-            "empty",
-            "truncated text",
-            "another lattice",
-            "another site type",
-            "another precision",
-            "unknown precision",
-            "another length",
-            "no sites",
-            "a wrong bit",
-        ],
-    )
-    def test_files_that_are_refused(
-        self,
-        name: str,
-        change: Callable[[bytes], bytes],
-        text: str,
-        written: Path,
-        comm: MPI.Intracomm,
-    ) -> None:
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_files_that_are_refused(self, change: str, written: Path, comm: MPI.Intracomm) -> None:
+        name = "vectors" if change == "another site type" else "links"
         bad = written / "bad"
         if comm.rank == 0:
-            bad.write_bytes(change((written / name).read_bytes()))
+            bad.write_bytes(CHANGES[change]((written / name).read_bytes()))
         comm.Barrier()
         with Lattice(SHAPE, 1, comm) as lattice:
             said = failure(lambda: gauge.gauge_field(lattice, str(bad), 0), comm)
-        assert said.startswith(f"{bad} ") and text in said
+        assert said.startswith(f"{bad} ")
 
     def test_missing_files_and_folders(self, folder: Path, comm: MPI.Intracomm) -> None:
         missing = str(folder / "none" / "file")
         with Lattice(SHAPE, 1, comm) as lattice:
-            said = failure(lambda: scidac.read(missing, lattice.grid, scidac.VECTOR), comm)
-            assert "cannot be read (No such file or directory)" in said
-            block = whole_vectors()[lattice.owned]
-            said = failure(
-                lambda: scidac.write(missing, block, lattice.grid, scidac.VECTOR, ""), comm
-            )
-            assert said.startswith(f"writing {missing} failed: FileNotFoundError")
+            grid, block = lattice.grid, whole_vectors()[lattice.owned]
+            assert missing in failure(lambda: scidac.read(missing, grid, scidac.VECTOR), comm)
+            write = partial(scidac.write, missing, block, grid, scidac.VECTOR, "")
+            assert missing in failure(write, comm)
 
     def test_links_that_are_not_unitary(self, folder: Path, comm: MPI.Intracomm) -> None:
         block = whole_links()
@@ -583,14 +490,14 @@ class TestFiles:
         with Lattice(SHAPE, 1, comm) as lattice, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             gauge.gauge_field(lattice, str(folder / "bad"), 0)
-        texts = [str(one.message) for one in said]
-        assert agree(len(texts) == (comm.rank == 0), comm)
-        assert agree(all("deviate from SU(3) by up to 0.56" in text for text in texts), comm)
+        assert agree(
+            ["SU(3)" in str(one.message) for one in said] == [True] * (comm.rank == 0), comm
+        )
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
 class TestApp:
-    @pytest.mark.parametrize("precision", PRECISIONS)
+    @pytest.mark.parametrize("precision", [*PRECISIONS, "mixed"])
     def test_figures(self, precision: str, naive: bool, comm: MPI.Intracomm) -> None:
         words = ["--lattice", "8", "8", "6", "12", "--precision", precision, "--gauge", "unit"]
         words += ["--naive"] * naive
@@ -608,14 +515,8 @@ class TestApp:
         )
         assert agree(ok, comm)
 
-    @pytest.mark.parametrize(
-        ("lattice", "text"),
-        [
-            ("8 7 6 12", "--lattice 8 7 6 12: every number of sites must be even"),
-            ("8 8 2 12", "every rank needs 3 site(s) along every axis, and 4 along x"),
-            ("2 8 8 8", "--lattice 2 8 8 8 on "),
-        ],
-    )
-    def test_lattices_that_are_refused(self, lattice: str, text: str, comm: MPI.Intracomm) -> None:
+    @pytest.mark.parametrize("lattice", ["8 7 6 12", "8 8 2 12", "2 8 8 8"])
+    def test_lattices_that_are_refused(self, lattice: str, comm: MPI.Intracomm) -> None:
         words = settings("--lattice", *lattice.split())
-        assert text in failure(lambda: benchmark.run_benchmark(words, comm, lambda *_: None), comm)
+        said = failure(lambda: benchmark.run_benchmark(words, comm, lambda *_: None), comm)
+        assert f"--lattice {lattice}" in said

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,14 +45,6 @@ def test_there_are_snippets() -> None:
     assert len([page for page in PAGES if snippets(page)]) >= 3
 
 
-def _by_default_or_not() -> list[Any]:
-    """Return the examples; examples that tests/mpi runs on four ranks run here only in the full matrix."""
-    gallery = {"heat", "heat_walls", "acoustic", "maxwell", "gray_scott", "shallow_water"}
-    gallery |= {"poisson", "taylor_green", "tripolar", "fused"}
-    others = [example for example in EXAMPLES if example.stem not in gallery]
-    return [*others, *support.full(*(e for e in EXAMPLES if e.stem in gallery))]
-
-
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path) -> None:
     support.require("mpi")
@@ -62,8 +53,10 @@ def test_examples_run(example: Path) -> None:
     assert runpy.run_path(str(example))["main"]() < most.get(example.stem, 1e-12)
 
 
-@pytest.mark.parametrize("example", _by_default_or_not(), ids=lambda p: p.stem)
+@pytest.mark.full
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run_on_ranks(example: Path) -> None:
+    """As their pages say; tests/mpi/test_examples.py runs small cases of them."""
     ended = support.on_ranks(3, str(example))
     assert ended.returncode == 0, ended.stderr
     assert "3 rank(s)" in ended.stdout

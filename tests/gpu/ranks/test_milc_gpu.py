@@ -11,7 +11,6 @@ from mpi4py import MPI
 from apps.milc import checks
 from apps.milc.cg import ConjugateGradient, Stop
 from apps.milc.lattice import PARITIES, Lattice
-from apps.milc.links import Table
 from apps.milc.operator import Staggered
 from tests.mpi.conftest import agree
 from tests.mpi.test_milc import (
@@ -93,8 +92,3 @@ def test_the_same_bits_in_every_run(lattice: Lattice, comm: MPI.Intracomm) -> No
     ok = first.history == second.history and np.array_equal(x, second.x.get())
     histories = comm.allgather(first.history)
     assert agree(ok and all(one == histories[0] for one in histories), comm)
-
-
-def test_tables_in_another_precision(lattice: Lattice, comm: MPI.Intracomm) -> None:
-    table = Table(cupy.ones((2, 3, 3, 5), "c16")).astype(np.dtype("c8"))
-    assert agree(table.matrices.dtype == "c8" and bool((table.matrices == 1).all()), comm)
