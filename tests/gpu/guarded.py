@@ -41,6 +41,28 @@ class Guarded:
         return everything[self.start : self.stop]
 
 
+class Settled(Guarded):
+    """Device memory that holds given bytes, and waits for the whole GPU, since most streams do not wait for CuPy's."""
+
+    def __init__(self, values: np.ndarray, offset: int = 0) -> None:
+        super().__init__(values.size, offset)
+        self.array[:] = cp.asarray(values)
+        cp.cuda.runtime.deviceSynchronize()
+
+    def get(self) -> np.ndarray:
+        cp.cuda.runtime.deviceSynchronize()
+        return super().get()
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "legacy": lambda: cp.cuda.Stream.null,
+    "blocking": cp.cuda.Stream,
+    "non-blocking": lambda: cp.cuda.Stream(non_blocking=True),
+    "per thread": lambda: cp.cuda.Stream.ptds,
+}
+"""Each kind of stream; the driver refuses batched copies on the legacy stream."""
+
+
 def on_device(array: np.ndarray, offset: int = 0) -> Guarded:
     """Copy the bytes of a host array to guarded device memory."""
     guarded = Guarded(array.nbytes, offset)
