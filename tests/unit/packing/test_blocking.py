@@ -131,6 +131,7 @@ def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> Non
         ((N, N), 32, (32 * N, 32), (32, 32 * N)),
         ((N, N), 8, (8 * N, 8), (64, 64 * N)),
         ((N, N), 8, (8, 8), (8, 8 * N)),
+        ((N, N), 8, (4 * N, 8), (8, 8 * N)),
         ((N, N), 8, (8 * N, 8), (0, 8)),
         ((513, 513), 8, (513 * 8, 8), (8, 513 * 8)),
         ((N,), 8, (8,), (64,)),
@@ -140,7 +141,8 @@ def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> Non
     ],
     ids=[
         "contiguous", "rows", "columns", "halo face", "small", "large elements", "a line an element",
-        "overlapping target", "repeated source", "fits the cache", "one axis", "one element", "scalar", "empty",
+        "overlapping target", "overlapping rows", "repeated source", "fits the cache", "one axis", "one element",
+        "scalar", "empty",
     ],
 )  # fmt: skip
 def test_other_copies_stay_whole(

@@ -204,6 +204,12 @@ def test_number_of_copies_between_lists(source, target, parts, copies, reverse):
     assert (len(boxes), rest.lengths.size) == copies
 
 
+def test_adjacent_blocks_of_two_allocations_stay_apart():
+    source = np.array([0, 8]), np.array([8, 8]), np.array([0, 1])
+    blocks = common_blocks(source, (np.array([100]), np.array([16]), np.array([0])))
+    assert blocks.lengths.tolist() == [8, 8] and len(set(blocks.areas.tolist())) == 2
+
+
 @pytest.mark.parametrize(("gap", "copies"), [(0, (1, 0)), (1, (0, 3))])
 def test_the_widest_pitch_between_lists(gap, copies):
     source = np.arange(3) * (MAX_PITCH + gap)
