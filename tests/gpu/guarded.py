@@ -1,9 +1,8 @@
-"""Device memory with guard bytes and known contents, a busy stream, and host times of calls."""
+"""Device memory with guard bytes and known contents, and a busy stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from time import perf_counter_ns
+from collections.abc import Callable
 from typing import Any
 
 import cupy as cp
@@ -41,6 +40,28 @@ class Guarded:
         return everything[self.start : self.stop]
 
 
+class Settled(Guarded):
+    """Device memory that holds given bytes, and waits for the whole GPU, since most streams do not wait for CuPy's."""
+
+    def __init__(self, values: np.ndarray, offset: int = 0) -> None:
+        super().__init__(values.size, offset)
+        self.array[:] = cp.asarray(values)
+        cp.cuda.runtime.deviceSynchronize()
+
+    def get(self) -> np.ndarray:
+        cp.cuda.runtime.deviceSynchronize()
+        return super().get()
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "legacy": lambda: cp.cuda.Stream.null,
+    "blocking": cp.cuda.Stream,
+    "non-blocking": lambda: cp.cuda.Stream(non_blocking=True),
+    "per thread": lambda: cp.cuda.Stream.ptds,
+}
+"""Each kind of stream; the driver refuses batched copies on the legacy stream."""
+
+
 def on_device(array: np.ndarray, offset: int = 0) -> Guarded:
     """Copy the bytes of a host array to guarded device memory."""
     guarded = Guarded(array.nbytes, offset)
@@ -53,21 +74,3 @@ def stall() -> None:
     large = cp.ones(1 << 25)
     for _ in range(30):
         cp.sqrt(large, out=large)
-
-
-def host_us(calls: Mapping[str, Callable[[], Any]], rounds: int = 9) -> dict[str, float]:
-    """Print and return the host time of each call in microseconds, for comparison with each other.
-
-    A time is the minimum over rounds of 200 asynchronous calls. All calls take turns in every round, so that other load
-    on the machine affects all of them.
-    """
-    least = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds):
-        for name, call in calls.items():
-            cp.cuda.runtime.deviceSynchronize()
-            start = perf_counter_ns()
-            for _ in range(200):
-                call()
-            least[name] = min(least[name], (perf_counter_ns() - start) / 200e3)
-    print("\nhost microseconds:", {name: round(us, 2) for name, us in least.items()})
-    return least

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import halox
 from halox import datatypes as dt
 from halox import pack, unpack
+from tests.packers import displacements
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -20,8 +20,7 @@ import cupy as cp  # noqa: E402
 import cupyx  # noqa: E402
 
 from halox.errors import DatatypeError, DeviceError, FieldError  # noqa: E402
-from halox.packing.choosing import packers  # noqa: E402
-from tests.gpu.guarded import DEVICE, host_us, stall  # noqa: E402
+from tests.gpu.guarded import stall  # noqa: E402
 
 METHODS = ("auto", "strided", "workunits", "traversal", "copy_engine")
 
@@ -38,30 +37,6 @@ class Foreign:
 
 
 class TestPackDevice:
-    def test_there_and_back(self):
-        array = cp.arange(60 * 61, dtype="f8").reshape(60, 61)
-        datatype = dt.subarray((60, 61), (50, 3), (5, 58), "f8")
-        packed = pack(array, datatype)
-        assert packed.dtype == np.uint8
-        assert packed.get().tobytes() == array[5:55, 58:].get().tobytes()
-        target = cp.zeros_like(array)
-        unpack(packed, datatype, target)
-        expected = np.zeros((60, 61))
-        expected[5:55, 58:] = array[5:55, 58:].get()
-        assert (target.get() == expected).all()
-
-    def test_items_of_irregular_types(self):
-        host = np.arange(100, dtype="f4")
-        datatype = dt.resized(dt.indexed([2, 1, 3], [0, 4, 10], "f4"), 0, 80)
-        index = (np.arange(5)[:, None] * 20 + [0, 1, 4, 10, 11, 12]).ravel()
-        packed = pack(cp.asarray(host), datatype, 5)
-        assert packed.get().view("f4").tolist() == host[index].tolist()
-        target = cp.full(100, -1, "f4")
-        unpack(packed, datatype, target, 5)
-        expected = np.full(100, -1, "f4")
-        expected[index] = host[index]
-        assert target.get().tolist() == expected.tolist()
-
     def test_views_negative_strides_and_out(self):
         base = cp.arange(30, dtype="f8")
         backwards = base[::-1]
@@ -117,38 +92,24 @@ def lower_triangle(n):
 
 
 class TestMethods:
+    @pytest.mark.parametrize("count", [1, 3])
+    @pytest.mark.parametrize("name", ["x-face", "resized list", "triangle"])
     @pytest.mark.parametrize("method", METHODS)
-    def test_a_face_there_and_back(self, method):
-        array = cp.random.default_rng(1).random((20, 30, 40))
-        face = dt.subarray(array.shape, (18, 28, 1), (1, 1, 38), "f8")
-        packed = pack(array, face, method=method)
-        assert packed.get().tobytes() == array[1:19, 1:29, 38].get().tobytes()
-        target = cp.zeros_like(array)
-        unpack(packed, face, target, method=method)
-        expected = np.zeros(array.shape)
-        expected[1:19, 1:29, 38] = array[1:19, 1:29, 38].get()
-        assert (target.get() == expected).all()
-
-    @pytest.mark.parametrize("method", ["auto", "workunits", "traversal", "copy_engine"])
-    def test_a_triangle_there_and_back(self, method):
-        n = 200
-        array = cp.random.default_rng(2).random((n, n))
-        host = array.get()
-        packed = pack(array, lower_triangle(n), method=method)
-        # Columns of the column-major matrix are rows of the NumPy array.
-        expected = np.concatenate([host[j, j:] for j in range(n)])
-        assert packed.get().view("f8").tolist() == expected.tolist()
-        target = cp.zeros_like(array)
-        unpack(packed, lower_triangle(n), target, method=method)
-        assert (target.get() == np.triu(host)).all()
-
-    @pytest.mark.parametrize("method", METHODS[:-1])
-    @pytest.mark.parametrize("max_blocks", [1, 7])
-    def test_a_limit_on_blocks(self, method, max_blocks):
-        array = cp.random.default_rng(3).random((300, 301))
-        column = dt.vector(300, 5, 301, "f8")
-        packed = pack(array, column, method=method, max_blocks=max_blocks)
-        assert packed.get().tobytes() == array[:, :5].get().tobytes()
+    def test_there_and_back(self, method, name, count):
+        datatype = {
+            "x-face": dt.subarray((20, 30, 40), (18, 28, 1), (1, 1, 38), "f8"),
+            "resized list": dt.resized(dt.indexed([2, 1, 3], [0, 4, 10], "f4"), 0, 80),
+            "triangle": lower_triangle(20),
+        }[name]
+        places = displacements(datatype, count)
+        host = np.random.default_rng(1).integers(1, 256, datatype.extent * count, np.uint8)
+        packed = pack(cp.asarray(host), datatype, count, method=method)
+        assert packed.dtype == np.uint8
+        np.testing.assert_array_equal(packed.get(), host[places])
+        target, expected = cp.zeros(host.size, np.uint8), np.zeros(host.size, np.uint8)
+        unpack(packed, datatype, target, count, method=method)
+        expected[places] = host[places]
+        np.testing.assert_array_equal(target.get(), expected)
 
     @pytest.mark.parametrize("method", METHODS)
     def test_order_follows_the_stream(self, method):
@@ -165,24 +126,6 @@ class TestMethods:
             packed = pack(array, datatype, method=method)
         stream.synchronize()
         assert (packed.get().view("f8") == 7).all()
-
-    def test_host_times(self):
-        """A later call of each packer is one launch; building its table again would take far longer."""
-        source, packed = cp.zeros(5000), cp.zeros(1000)
-        listed = dt.indexed_block(1, np.arange(1000) ** 2 % 5000, "f8")
-        types = {
-            "strided": dt.vector(1000, 1, 5, "f8"),
-            "workunits": listed,
-            "traversal": listed,
-        }
-        stream = cp.cuda.get_current_stream().ptr
-        arguments = int(source.data.ptr), int(packed.data.ptr), stream
-        calls = {
-            name: partial(packers()[name](datatype, 1, DEVICE).pack, *arguments)
-            for name, datatype in types.items()
-        }
-        took = host_us(calls)
-        assert max(took["workunits"], took["traversal"]) < 3 * took["strided"]
 
     def test_the_choice_says_why(self):
         array, host = cp.zeros((300, 301)), cupyx.empty_pinned(1 << 21, np.uint8)

@@ -1,7 +1,8 @@
 """Random nested datatypes on a GPU: every packer that supports a datatype writes the same bytes as the host packer.
 
-tests/unit/test_pack_against_mpi.py compares the host packer with ``MPI_Pack``. HALOX_RANDOM_TYPES is the number of
-datatypes. HALOX_RANDOM_SHARD divides them among processes: with 1/4, this process tests the second of four parts.
+tests/unit/packing/test_host_against_mpi.py compares the host packer with ``MPI_Pack``. HALOX_RANDOM_TYPES is the
+number of datatypes. HALOX_RANDOM_SHARD divides them among processes: with 1/4, this process tests the second of four
+parts.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-import threading
 
 import numpy as np
 import pytest
@@ -20,91 +19,20 @@ require("gpu")
 import cupy as cp  # noqa: E402
 
 from halox.errors import DatatypeError, DeviceError  # noqa: E402
-from halox.packing.refine import Copy, Side, contiguous_side, paired  # noqa: E402
+from halox.packing.refine import Copy, Side, contiguous_side  # noqa: E402
 from halox.packing.strided import StridedAdd, StridedCopy  # noqa: E402
 from halox.runtime.gpu.compiler import kernel  # noqa: E402
-from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
 from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
     DEVICE,
     GUARD,
     Guarded,
     coded,
-    host_us,
     on_device,
 )
 
 
-def packing(pointer, packed, datatype, count=1):
-    return [Copy(a, b) for a, b in paired(pointer, datatype, count, packed)]
-
-
-def unpacking(pointer, packed, datatype, count=1):
-    return [Copy(b, a) for a, b in packing(pointer, packed, datatype, count)]
-
-
-BOXES = [
-    ((100000,), (3,), (90001,)),
-    ((70, 90), (0, 89), (70, 1)),
-    ((70, 90), (69, 0), (1, 90)),
-    ((33, 34, 35), (0, 0, 34), (33, 34, 1)),
-    ((33, 34, 35), (1, 33, 0), (31, 1, 35)),
-    ((33, 34, 35), (1, 2, 3), (30, 29, 28)),
-    ((9, 8, 7, 6), (1, 1, 1, 1), (7, 6, 5, 4)),
-    ((5, 4, 5, 4, 5), (1, 1, 1, 1, 1), (3, 2, 3, 2, 3)),
-    ((3, 3, 3, 3, 3, 3, 3), (0, 0, 0, 0, 0, 0, 0), (2, 2, 2, 2, 2, 2, 2)),
-    ((1, 1, 1), (0, 0, 0), (1, 1, 1)),
-]
-NAMES = ["x".join(map(str, box[2])) for box in BOXES]
-
-
-def slices_of(box):
-    return tuple(slice(start, start + n) for start, n in zip(box[1], box[2], strict=True))
-
-
 class TestCopy:
-    @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16", "S3"])
-    @pytest.mark.parametrize("box", BOXES, ids=NAMES)
-    def test_packs_and_unpacks_boxes(self, box, dtype):
-        shape, starts, subsizes = box
-        host = coded(shape, dtype)
-        datatype = dt.subarray(shape, subsizes, starts, np.dtype(dtype))
-        source, packed = on_device(host), Guarded(datatype.size)
-        StridedCopy(packing(source.pointer, packed.pointer, datatype), device=DEVICE).launch()
-        assert packed.get().tobytes() == host[slices_of(box)].tobytes()
-
-        target = Guarded(host.nbytes)
-        StridedCopy(unpacking(target.pointer, packed.pointer, datatype), device=DEVICE).launch()
-        expected = np.full(host.nbytes, GUARD, np.uint8).view(dtype).reshape(shape)
-        expected[slices_of(box)] = host[slices_of(box)]
-        assert target.get().tobytes() == expected.tobytes()
-
-    @pytest.mark.parametrize("to", [0, 1, 2, 4, 8])
-    @pytest.mark.parametrize("at", [0, 1, 2, 4, 8])
-    def test_any_alignment(self, at, to):
-        host = coded((20, 21, 22), "c16")
-        datatype = dt.subarray(host.shape, (18, 19, 20), (1, 1, 1), "c16")
-        source, packed = on_device(host, at), Guarded(datatype.size, to)
-        StridedCopy(packing(source.pointer, packed.pointer, datatype), device=DEVICE).launch()
-        assert packed.get().tobytes() == host[1:19, 1:20, 1:21].tobytes()
-
-    @pytest.mark.parametrize("n", [1, 2, 31, 127, 128, 129, 1023, 1025, 65537, 3_000_001])
-    def test_any_size(self, n):
-        host = coded((n, 2), "f4")
-        source, packed = on_device(host), Guarded(4 * n)
-        datatype = dt.vector(n, 1, 2, "f4")
-        StridedCopy(packing(source.pointer, packed.pointer, datatype), device=DEVICE).launch()
-        assert packed.get().tobytes() == host[:, 0].tobytes()
-
-    @pytest.mark.parametrize("max_blocks", [1, 3, 16, 100_000])
-    def test_any_number_of_blocks(self, max_blocks):
-        host = coded((64, 65, 66), "f8")
-        datatype = dt.subarray(host.shape, (62, 63, 1), (1, 1, 65), "f8")
-        source, packed = on_device(host), Guarded(datatype.size)
-        copies = packing(source.pointer, packed.pointer, datatype)
-        StridedCopy(copies, device=DEVICE, max_blocks=max_blocks).launch()
-        assert packed.get().tobytes() == host[1:63, 1:64, 65].tobytes()
-
     def test_26_periodic_halos_of_four_fields_in_one_launch(self):
         shape, halo, fields, copies = (30, 29, 28), (1, 2, 1), [], []
         for dtype in ("f8", "f4", "u1", "c16"):
@@ -148,54 +76,6 @@ class TestCopy:
         expected = np.full(m * (n + 2) * 4, GUARD, np.uint8).view("f4").reshape(m, n + 2)
         expected[:, :n] = host[:, :m].reshape(m, n)
         assert there.get().tobytes() == expected.tobytes()
-
-    def test_strides_past_32_bits(self):
-        """Three rows of 4 KiB at a distance of 3 GiB."""
-        if cp.cuda.runtime.memGetInfo()[0] < 10 << 30:
-            pytest.skip("less than 10 GiB of device memory are free")
-        stride = 3 << 30
-        memory = cp.cuda.alloc(2 * stride + 4096)
-        rows = coded((3, 4096), "u1")
-        runtime = cp.cuda.runtime
-        for i in range(3):
-            runtime.memcpy(
-                memory.ptr + i * stride, rows[i].ctypes.data, 4096, runtime.memcpyHostToDevice
-            )
-        packed = Guarded(3 * 4096)
-        side = Side(memory.ptr, StridedBlocks(0, (3,), (stride,), 4096))
-        copies = [Copy(side, contiguous_side(packed.pointer, 3 * 4096))]
-        StridedCopy(copies, device=DEVICE).launch()
-        assert packed.get().tobytes() == rows.tobytes()
-        del memory
-        cp.get_default_memory_pool().free_all_blocks()
-
-    def test_nothing_to_do(self):
-        copy = StridedCopy([Copy(contiguous_side(1, 0), contiguous_side(2, 0))], device=DEVICE)
-        copy.launch()
-        assert copy.nbytes == 0
-
-    def test_from_another_thread(self):
-        """A thread without earlier CUDA calls has no current context."""
-        source, packed = cp.arange(1000.0), Guarded(8000)
-        copy = StridedCopy(
-            [Copy(contiguous_side(source.data.ptr, 8000), contiguous_side(packed.pointer, 8000))],
-            device=DEVICE,
-        )
-        cp.cuda.runtime.deviceSynchronize()
-        failures = []
-
-        def work():
-            try:
-                copy.launch(0)
-                cp.cuda.runtime.deviceSynchronize()
-            except Exception as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        assert not failures
-        assert (packed.get().view("f8") == np.arange(1000.0)).all()
 
 
 class TestHostMemory:
@@ -323,28 +203,3 @@ class TestLaunch:
     def test_a_kernel_that_does_not_compile(self):
         with pytest.raises(DeviceError, match="strided_add"):
             kernel("strided_add", "strided_add", 0, (("ELEMENT", "no_such_type"),))
-
-    def test_host_time_of_a_launch(self):
-        """A launch takes less host time than CuPy's launch of a similar function, measured in the same run."""
-        source, packed = cp.zeros(1000), cp.zeros(1000)
-        copy = StridedCopy(
-            [Copy(contiguous_side(source.data.ptr, 8000), contiguous_side(packed.data.ptr, 8000))],
-            device=DEVICE,
-        )
-        prepared = copy._launch.at.__self__
-        function = cp.RawKernel(
-            'extern "C" __global__ void nothing(void*, void*, unsigned, unsigned, unsigned) {}',
-            "nothing",
-        )
-        table, chunks = source.data.ptr, np.uint32(0)
-        stream = cp.cuda.get_current_stream()
-        ways = {
-            "PreparedLaunch.launch": lambda: prepared.launch(stream.ptr),
-            "StridedCopy.launch": copy.launch,
-            "CuPy function call": lambda: function(
-                (8,), (128,), (table, table, chunks, chunks, chunks)
-            ),
-        }
-        assert isinstance(prepared, PreparedLaunch)
-        took = host_us(ways)
-        assert took["PreparedLaunch.launch"] < took["CuPy function call"]

@@ -76,7 +76,7 @@ def test_random_types(recipe: Recipe, positions: list[int], unpack: bool) -> Non
             seen[at] += 1
     assert (seen == 1).all()
     require("mpi")
-    # Open MPI packs some nested types of complex numbers wrongly (tests/unit/test_pack_against_mpi.py).
+    # Open MPI packs some nested types of complex numbers wrongly (tests/unit/mpi_types.py).
     if "c8" not in str(recipe) and "c16" not in str(recipe):
         assert np.array_equal(packed, packed_by_mpi(datatype, memory, origin))
 

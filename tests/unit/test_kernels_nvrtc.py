@@ -129,6 +129,14 @@ class TestKernels:
         assert not re.search(r"\b(div|rem)\.", ptx)
 
 
+@pytest.mark.parametrize(("word", "bits", "threads"), [(16, 32, 512), (1, 64, 256)])
+def test_variants_of_the_traversal_kernel(word, bits, threads):
+    values = {"WORD_BYTES": word, "INDEX_BITS": bits, "THREADS": threads, "IN_FLIGHT": 4}
+    ptx = compiled("traversal", tuple((k, str(v)) for k, v in values.items()), "compute_90").ptx
+    assert ".local" not in ptx and not re.search(r"\b(div|rem)\.", ptx)
+    assert f"mul.hi.u{bits}" in ptx
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 class TestWorkUnits:
     def test_has_every_entry(self, architecture):

@@ -28,7 +28,7 @@ from tests.unit import fake_verbs
 from tests.unit.fake_driver import fake_driver
 
 support.require("mpi")
-from tests.unit import test_pack_against_mpi as oracle  # noqa: E402
+from tests.unit import mpi_types as oracle  # noqa: E402
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Conversion of datatypes to mpi4py and back; test_pack_against_mpi.py adds random types."""
+"""Conversion of datatypes to mpi4py and back; packing/test_host_against_mpi.py adds random types."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from tests.unit.datatype_strategies import Recipe, build, recipes
 from tests.unit.memory_engine import Fabric, MemoryEngine
 
 support.require("mpi")
-from tests.unit import test_pack_against_mpi as oracle  # noqa: E402
+from tests.unit import mpi_types as oracle  # noqa: E402
 
 EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(400)))
 

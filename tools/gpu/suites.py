@@ -36,7 +36,7 @@ FAILING = ("ipc", "staged", "not ipc and not staged")
 """The failure tests on one GPU, divided by path among processes."""
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py"
-    for name in ("fft_examples", "bench", "milc", "nas_ft", "jacobi", "nas_mg", "workunits")
+    for name in ("fft_examples", "bench", "milc", "nas_ft", "jacobi", "nas_mg", "packers")
 )
 LONGEST_OF_RANKS = (
     "allreduce",

@@ -1,31 +1,18 @@
-"""Random datatypes against MPI's types: sizes, bounds, packing, unpacking, and conversion in both directions.
-
-MPI packs an array in which each byte holds its own position, so that the packed bytes show the order. The environment
-variable ``HALOX_EXAMPLES`` sets the number of random datatypes.
-"""
+"""MPI as the oracle of datatypes: types built from recipes with MPI's constructors, packed and unpacked by MPI."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
 
-from halox.datatypes import Datatype, from_mpi
-from halox.packing import host_layout
-from halox.packing.host import HostPacker
+from halox.datatypes import Datatype
 from tests import support
-from tests.support import trials
-from tests.unit.datatype_strategies import Recipe, build, recipes
+from tests.unit.datatype_strategies import Recipe, build
 
 support.require("mpi")
 from mpi4py import MPI  # noqa: E402
 
-EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(5000)))
 GUARD = 32
 OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
 
@@ -177,49 +164,6 @@ def mpi_unpack(packed: np.ndarray, single: MPI.Datatype, memory: Memory) -> None
         single.Unpack(packed, 0, at_origin(memory), MPI.COMM_SELF)
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
-@given(recipe=recipes(), count=st.sampled_from((1, 2, 3, 0)))
-def test_random_datatypes_agree_with_mpi(recipe: Recipe, count: int) -> None:
-    ours = build(recipe)
-    theirs = mpi_type(recipe)
-    assert from_mpi(theirs) == ours
-    theirs.Free()
-    ours_for_mpi = ours.to_mpi()
-    assert from_mpi(ours_for_mpi) == ours
-    ours_for_mpi.Free()
-    if mpi_packs_rightly(ours):
-        compare_packing(recipe, count)
-
-
-def test_regular_parts_agree_with_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small irregular types, too, are copied part by part if an index is taken to be slow."""
-    counts: list[int] = []
-    parts_of = host_layout._parts
-
-    def counted(*arguments: Any) -> Any:
-        pairs = parts_of(*arguments)
-        counts.append(len(pairs or ()))
-        return pairs
-
-    monkeypatch.setattr(host_layout, "_parts", counted)
-    monkeypatch.setattr(host_layout, "_PART_WORDS", 1)
-    monkeypatch.setattr(host_layout, "_BLOCK_WORDS", 2)
-
-    @settings(max_examples=trials(600), deadline=None, suppress_health_check=list(HealthCheck))
-    @given(recipe=recipes(), count=st.sampled_from((1, 2, 3)))
-    def check(recipe: Recipe, count: int) -> None:
-        if mpi_packs_rightly(build(recipe)):
-            compare_packing(recipe, count)
-
-    check()
-    assert sum(count > 2 for count in counts) > 10, "copies of several parts were compared"
-
-
 def mpi_packs_rightly(datatype: Datatype) -> bool:
     """Whether MPI packs a type correctly and can be the oracle.
 
@@ -227,39 +171,3 @@ def mpi_packs_rightly(datatype: Datatype) -> bool:
     with a part without bytes makes it divide by zero.
     """
     return OPEN_MPI or all(part.extent > 0 and part.size for part in parts(datatype))
-
-
-def compare_packing(recipe: Recipe, count: int) -> None:
-    ours = build(recipe)
-    nbytes = ours.size * count
-    to_pack = mpi_type(recipe, halves=OPEN_MPI)
-    single = one_item(to_pack, count)
-    to_pack.Free()
-    try:
-        memory = Memory(ours, count)
-        positions = np.arange(memory.bytes.size)
-        expected = np.zeros(nbytes, int)
-        packed = np.zeros(nbytes, int)
-        for shift in (0, 8):
-            memory.bytes[:] = positions >> shift & 255
-            expected += mpi_pack(single, memory, nbytes).astype(int) << shift
-            out = np.full(nbytes + GUARD, 0xA5, np.uint8)
-            HostPacker(memory.array, ours, count).pack(out)
-            assert (out[nbytes:] == 0xA5).all()
-            packed += out[:nbytes].astype(int) << shift
-        np.testing.assert_array_equal(packed, expected)
-
-        overlapping = np.unique(expected).size < nbytes
-        assert ours.overlaps(count) == overlapping
-        event("overlapping" if overlapping else "distinct")
-        event("with bytes" if nbytes else "without bytes")
-        event("strided" if ours.strided is not None else "irregular")
-        if not overlapping:  # MPI forbids unpacking to overlapping blocks
-            values = (np.arange(nbytes + GUARD) * 37 + 11).astype(np.uint8)
-            mine, mpis = Memory(ours, count), Memory(ours, count)
-            mine.bytes[:] = mpis.bytes[:] = 0x5A
-            mpi_unpack(values[:nbytes], single, mpis)
-            HostPacker(mine.array, ours, count).unpack(values)
-            np.testing.assert_array_equal(mine.bytes, mpis.bytes)
-    finally:
-        single.Free()

@@ -6,8 +6,6 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
@@ -17,10 +15,8 @@ from halox.packing.refine import Copy, Level, Side, contiguous_side, paired, pie
 from halox.packing.strided_plan import (
     MAX_LEVELS,
     MAX_WORDS,
-    divisor,
     plan,
 )
-from tests.support import trials
 
 
 def pack_of(datatype, pointer=0, packed=1 << 40):
@@ -159,20 +155,6 @@ class TestChunks:
         assert planned.levels == MAX_LEVELS
         assert planned.nbytes == side.strided.nbytes
         assert len(planned.regions) == 4, "the two shortest levels are unrolled"
-
-
-@given(st.integers(2, MAX_WORDS), st.integers(0, MAX_WORDS))
-@example(2, MAX_WORDS)
-@example(MAX_WORDS, MAX_WORDS)
-@example(3, 2**31 - 1)
-@example(2**30 + 1, 2**31 - 1)
-@settings(max_examples=trials(1000))
-def test_division_by_multiplying(count, word):
-    magic, shift = divisor(count)
-    assert 0 < magic < 2**32
-    assert 0 <= shift < 32
-    for w in {word, word // count * count, max(0, word // count * count - 1)}:
-        assert (w * magic >> 32) >> shift == w // count
 
 
 class TestRounds:

@@ -1,4 +1,7 @@
-"""The copy kernels, compiled as C++ and run on the CPU, against NumPy and MPI."""
+"""The strided kernels, compiled as C++ and run on the CPU: tables, marks, runs, folds and additions, against NumPy.
+
+The suite compares packing and unpacking of one datatype.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from halox.runtime.arrays import describe
 from halox.runtime.gpu.marks import Mark
 from tests.folds import random_case
 from tests.support import require, trials
-from tests.unit.cpu_kernels import GUARD, aligned, before_a_forbidden_page, coded, compiled, run
+from tests.unit.cpu_kernels import GUARD, aligned, coded, compiled, run
 
 require("cxx")
 
@@ -57,44 +60,7 @@ def pack(array, datatype, count=1, offset=0, **options):
     return guarded[32 : 32 + nbytes]
 
 
-BOXES = [
-    ((10,), (3,), (4,)),
-    ((7, 9), (0, 8), (7, 1)),
-    ((7, 9), (6, 0), (1, 9)),
-    ((5, 6, 7), (0, 0, 6), (5, 6, 1)),
-    ((5, 6, 7), (1, 2, 3), (3, 3, 3)),
-    ((5, 6, 7), (0, 5, 0), (5, 1, 7)),
-    ((3, 4, 5, 6), (1, 1, 1, 1), (2, 2, 3, 4)),
-    ((3, 4, 5, 6, 3), (1, 1, 1, 1, 0), (2, 2, 3, 4, 2)),
-    ((1, 1, 1), (0, 0, 0), (1, 1, 1)),
-    ((40, 40, 40), (1, 1, 1), (38, 38, 38)),
-]
-DTYPES = ["u1", "f2", "f4", "f8", "c8", "c16", "S3", [("a", "f8"), ("b", "i4")]]
-
-
 class TestCopy:
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("box", BOXES, ids=lambda box: "x".join(map(str, box[2])))
-    def test_packs_a_box_as_numpy_slices_it(self, box, dtype):
-        shape, starts, subsizes = box
-        array = coded(field(shape, dtype))
-        slices = tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))
-        expected = array[slices].tobytes()
-        datatype = dt.subarray(shape, subsizes, starts, np.dtype(dtype))
-        assert pack(array, datatype).tobytes() == expected
-
-    def test_unpack_writes_the_box_and_nothing_else(self):
-        array = field((6, 7, 8), "f4", offset=4)
-        array.view("u1")[:] = GUARD
-        expected = array.copy()
-        packed = coded(field((4, 5, 1), "f4"))
-        expected[1:5, 1:6, 7:] = packed
-        datatype = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f4")
-        side = Side(array.ctypes.data, datatype.strided)
-        assert (expected != array).any()
-        copy_on_cpu([Copy(contiguous_side(packed.ctypes.data, packed.nbytes), side)])
-        assert expected.tobytes() == array.tobytes()
-
     @pytest.mark.parametrize("backwards", [False, True])
     def test_one_launch_fills_all_26_periodic_halos_of_several_fields(self, backwards):
         """One rank, periodic on all axes: its halos, corners included, are copies of its own cells."""
@@ -187,8 +153,8 @@ class TestCopy:
             assert words.tolist() == [0, 1, 6, wrong + 1]
 
     @pytest.mark.parametrize("max_blocks", [2, None])
-    @pytest.mark.parametrize("run", [31, 32, 33, 63, 64, 255, 1023, 1024, 1025, 3001])
-    @pytest.mark.parametrize(("rows", "gap"), [((1,), 0), ((7,), 1), ((3, 4), 2), ((2, 2, 3), 5)])
+    @pytest.mark.parametrize("run", [31, 32, 33, 64, 1024, 1025, 3001])
+    @pytest.mark.parametrize(("rows", "gap"), [((1,), 0), ((7,), 1), ((2, 2, 3), 5)])
     def test_runs_of_no_alignment(self, run, rows, gap, max_blocks):
         """Rows of bytes at odd distances, and whole words in the same launch."""
         strides = [(run + gap) * prod(rows[i + 1 :]) + i for i in range(len(rows))]
@@ -238,42 +204,12 @@ class TestCopy:
         datatype = dt.vector(words, 1, 3, "f8")
         assert pack(array, datatype, max_blocks=max_blocks).tobytes() == array[:, 0].tobytes()
 
-    @pytest.mark.parametrize("nbytes", [1, 6, 16, 2000, 2048, 2064, 20008, 20480])
-    def test_not_a_byte_past_the_end_is_touched(self, nbytes):
-        """Even a read beyond the end would kill the process, as it may on a GPU."""
-        source, target = coded(before_a_forbidden_page(nbytes)), before_a_forbidden_page(nbytes)
-        a, b = (contiguous_side(x.ctypes.data, nbytes) for x in (source, target))
-        copy_on_cpu([Copy(a, b)])
-        assert target.tobytes() == source.tobytes()
-
     def test_regions_cut_for_their_size_are_the_whole(self):
         array = coded(field((9, 8, 7), "f8"))
         datatype = dt.subarray((9, 8, 7), (7, 6, 5), (1, 1, 1), "f8")
         for max_words in (1, 4, 5, 29, 30, 31, 64, 209):
             packed = pack(array, datatype, max_words=max_words)
             assert packed.tobytes() == array[1:8, 1:7, 1:6].tobytes()
-
-    def test_six_levels(self):
-        shape = (3, 4, 3, 4, 3, 4, 3)
-        array = coded(field(shape, "f2"))
-        box = tuple(slice(0, n - 1) for n in shape)
-        datatype = dt.subarray(shape, [n - 1 for n in shape], [0] * 7, "f2")
-        assert len(datatype.strided.counts) == 6
-        assert pack(array, datatype).tobytes() == array[box].tobytes()
-
-    def test_irregular_type_falls_apart(self):
-        array = coded(field((200,), "f4"))
-        lengths, starts = [3, 3, 3, 1, 2, 2, 5, 1], [0, 10, 20, 25, 30, 34, 50, 199]
-        datatype = dt.indexed(lengths, starts, "f4")
-        assert datatype.strided is None
-        expected = np.concatenate([array[s : s + n] for s, n in zip(starts, lengths, strict=True)])
-        assert pack(array, datatype).tobytes() == expected.tobytes()
-
-    def test_negative_strides(self):
-        array = coded(field((9, 4), "f8"))
-        last = array[::-1]
-        datatype = dt.hvector(9, 1, last.strides[0], dt.contiguous(2, "f8"))
-        assert pack(last, datatype).tobytes() == last[:, :2].tobytes()
 
     @pytest.mark.parametrize("number", range(trials(24)))
     def test_halos_across_connections(self, number):
@@ -325,18 +261,6 @@ class TestCopy:
             axes += [(n, stride, n - 1, 1), (n, -stride, 0, n)] if step < 0 else [(n, stride, 0, n)]
         expected = array.transpose(0, 2, 1)[:, :: steps[0], :: steps[1]]
         assert pack(array, dt.slab(*zip(*axes, strict=True), dtype)).tobytes() == expected.tobytes()
-
-    def test_agrees_with_mpi_pack(self):
-        require("mpi")
-        from mpi4py import MPI
-
-        array = coded(field((6, 7, 8), "f8"))
-        theirs = MPI.DOUBLE.Create_subarray((6, 7, 8), (4, 5, 3), (1, 1, 2)).Commit()
-        datatype = dt.subarray((6, 7, 8), (4, 5, 3), (1, 1, 2), "f8")
-        expected = np.zeros(datatype.size, np.uint8)
-        theirs.Pack(array, expected, 0, MPI.COMM_SELF)
-        theirs.Free()
-        assert pack(array, datatype).tobytes() == expected.tobytes()
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""The host packer against plain NumPy indexing; test_pack_against_mpi.py compares it with MPI."""
+"""The host packer: memory, errors, additions and its ways of copying; the suite and MPI compare the bytes."""
 
 from __future__ import annotations
 
@@ -105,8 +105,7 @@ def test_displacements_may_leave_the_view_but_not_its_memory() -> None:
     around = indexed_block(1, [-5, 14], "f8")
     np.testing.assert_array_equal(pack(inner, around).view("f8"), [0, 19])
     for beyond in (-6, 15):
-        reach = rf"touches bytes {min(beyond, 0) * 8} to .* its memory holds bytes -40 to 120"
-        with pytest.raises(FieldError, match=reach):
+        with pytest.raises(FieldError):
             HostPacker(inner, indexed_block(1, [0, beyond], "f8"))
     with pytest.raises(FieldError):
         HostPacker(whole, contiguous(7, "f8"), count=3)
@@ -184,13 +183,9 @@ def test_add(dtype: str, shape: Callable[[str], Datatype], count: int) -> None:
 def test_add_needs_numbers_of_one_type() -> None:
     memory = np.zeros(64, np.uint8)
     values = np.zeros(64, np.uint8)
-    for made, message in (
-        (struct([1, 1], [0, 8], ["f8", "i4"]), "values of one type .* f8 x 1, i4 x 1"),
-        (contiguous(3, "?"), "values of type bool cannot be added"),
-        (contiguous(3, "M8[s]"), "cannot be added"),
-        (contiguous(3, "S4"), "cannot be added"),
-    ):
-        with pytest.raises(DatatypeError, match=message):
+    unfit = [contiguous(3, kind) for kind in ("?", "M8[s]", "S4")]
+    for made in (struct([1, 1], [0, 8], ["f8", "i4"]), *unfit):
+        with pytest.raises(DatatypeError):
             HostPacker(memory, made).adding(values)
     HostPacker(memory, contiguous(0, "f8")).adding(values)()
     assert not memory.any()
@@ -232,19 +227,20 @@ def test_packing_allocates_nothing_once_planned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "message"),
+    "buffer",
     [
-        (np.zeros(64, np.int8), "must be a one-dimensional uint8 array, got int8"),
-        (np.zeros((8, 8), np.uint8), r"uint8 array, got uint8 of shape \(8, 8\)"),
-        (bytearray(64), "uint8 array, got bytearray"),
-        (np.zeros(23, np.uint8), "must hold 24 bytes or more, got 23"),
-        (np.zeros(64, np.uint8)[::2], r"must be contiguous, got strides \(2,\)"),
+        np.zeros(64, np.int8),
+        np.zeros((8, 8), np.uint8),
+        bytearray(64),
+        np.zeros(23, np.uint8),
+        np.zeros(64, np.uint8)[::2],
     ],
+    ids=["int8", "two axes", "no array", "short", "gaps"],
 )
-def test_unfit_buffers(buffer: Any, message: str) -> None:
+def test_unfit_buffers(buffer: Any) -> None:
     packer = HostPacker(filled(9), vector(3, 1, 3, "f8"))
     for call in (packer.pack, packer.unpack, packer.adding):
-        with pytest.raises(FieldError, match=message):
+        with pytest.raises(FieldError):
             call(buffer)
 
 
@@ -264,15 +260,10 @@ def test_read_only_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        ([1.0, 2.0], "source must be a NumPy array, or a device array .*, got list"),
-        (np.ma.masked_array([1.0, 2.0]), "masked array"),
-        (np.array([None, 1]), "dtype object holds references"),
-    ],
+    "array", [[1.0, 2.0], np.ma.masked_array([1.0, 2.0]), np.array([None, 1])], ids=str
 )
-def test_unfit_arrays(array: Any, message: str) -> None:
-    with pytest.raises(FieldError, match=message):
+def test_unfit_arrays(array: Any) -> None:
+    with pytest.raises(FieldError):
         pack(array, "f8")
 
 
@@ -425,20 +416,20 @@ def test_a_datatype_is_planned_once(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert plans == [(made, 1)]
     fixed = np.zeros(500)
     fixed.flags.writeable = False
-    for wrong, text in (
-        (lambda: pack(np.zeros(1, "u1"), made), "its memory holds"),
-        (lambda: pack(np.zeros(500), made, out=np.empty(made.size - 1, "u1")), "bytes or more"),
-        (lambda: pack(np.zeros(500), made, out=np.empty(made.size, "i1")), "uint8"),
-        (lambda: pack(np.zeros(500), made, out=fixed.view("u1")), "out is read-only"),
-        (lambda: unpack(around, made, fixed), "target array is read-only"),
-        (lambda: pack(np.zeros((5000, 2), "u1")[:, 1], made), "memory between its elements"),
-        (lambda: pack(np.zeros(500), made, True), "count must be an integer"),
-        (lambda: pack(np.zeros(500), made, 1.0), "count must be an integer"),  # type: ignore[arg-type]
-        (lambda: pack(np.zeros(500), made, -1), "count must be 0 or more"),
-        (lambda: pack(np.zeros(500), made, method="workunits"), "for arrays on a GPU"),
-        (lambda: pack(np.zeros(500), made, max_blocks=0), "max_blocks: got 0"),
+    for wrong in (
+        lambda: pack(np.zeros(1, "u1"), made),
+        lambda: pack(np.zeros(500), made, out=np.empty(made.size - 1, "u1")),
+        lambda: pack(np.zeros(500), made, out=np.empty(made.size, "i1")),
+        lambda: pack(np.zeros(500), made, out=fixed.view("u1")),
+        lambda: unpack(around, made, fixed),
+        lambda: pack(np.zeros((5000, 2), "u1")[:, 1], made),
+        lambda: pack(np.zeros(500), made, True),
+        lambda: pack(np.zeros(500), made, 1.0),  # type: ignore[arg-type]
+        lambda: pack(np.zeros(500), made, -1),
+        lambda: pack(np.zeros(500), made, method="workunits"),
+        lambda: pack(np.zeros(500), made, max_blocks=0),
     ):
-        with pytest.raises(HaloxError, match=text):
+        with pytest.raises(HaloxError):
             wrong()
     assert pack(np.zeros(500), made, np.int64(1)).size == made.size  # type: ignore[arg-type]
     assert plans == [(made, 1)]

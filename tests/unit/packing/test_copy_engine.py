@@ -1,0 +1,251 @@
+"""Boxes of the copy engine: how many copies move a datatype, and one block list to another; NumPy executes the copies.
+
+The suite compares the bytes that the packer's calls move.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from halox import datatypes as dt
+from halox.datatypes import Datatype
+from halox.errors import DatatypeError
+from halox.packing.copy_boxes import (
+    MOST_BOXES,
+    Blocks,
+    PreparedCopies,
+    boxes_of,
+    common_blocks,
+)
+from halox.packing.copy_engine import MOST_RUNS, CopyEnginePacker, plan
+from halox.runtime.gpu.copies import MAX_PITCH
+from tests.packers import GUARD, coded, displacements
+from tests.support import require, trials
+from tests.unit.datatype_strategies import MOST_SPAN, build, recipes
+from tests.unit.fake_driver import CAPTURED, STREAM, fake_driver
+
+ORIGIN = 4 * MOST_SPAN
+"""Index of displacement 0 in the memory of random types."""
+
+
+def perform(
+    boxes: Any, runs: tuple[np.ndarray, ...], source: np.ndarray, target: np.ndarray, origin: int
+) -> int:
+    """Execute copies from ``source``, after a check that the driver accepts them; returns the bytes moved."""
+    moved = 0
+    for box in boxes:
+        sides = (box.source_pitch, box.source_slice), (box.target_pitch, box.target_slice)
+        for pitch, step in sides:
+            assert box.height == 1 or box.width <= pitch <= MAX_PITCH
+            assert box.depth == 1 or (step % pitch == 0 and step >= box.height * pitch)
+        shape = box.depth, box.height, box.width
+        assert min(shape) > 0
+        at, to = (
+            np.ndarray(shape, "u1", memory.data, start, (step, pitch, 1))
+            for memory, start, (pitch, step) in zip(
+                (source, target), (origin + box.source, box.target), sides, strict=True
+            )
+        )
+        to[...] = at
+        moved += to.size
+    for at, to, n in zip(*map(np.ndarray.tolist, runs), strict=True):
+        assert n > 0 and origin + at >= 0
+        target[to : to + n] = source[origin + at :][:n]
+        moved += n
+    return moved
+
+
+def check(datatype: Datatype, count: int = 1, **most: int) -> tuple[int, int]:
+    """Pack by a plan and compare with NumPy's indexing; return the numbers of boxes and of contiguous copies."""
+    planned = plan(datatype, count, **most)
+    runs = planned.array_offsets, planned.packed_offsets, planned.sizes
+    array, nbytes = coded(2 * ORIGIN), datatype.size * count
+    packed = np.full(nbytes, GUARD, np.uint8)
+    assert perform(planned.boxes, runs, array, packed, ORIGIN) == nbytes
+    np.testing.assert_array_equal(packed, array[ORIGIN + displacements(datatype, count)])
+    return len(planned.boxes), len(planned.sizes)
+
+
+# Adjacent in memory, but not in the packed bytes.
+@example(("hindexed", ([1, 1, 1], [0, 1, 0]), (("primitive", ("i1",), ()),)), 2, 1, 3)
+@given(recipes(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12))
+@settings(max_examples=trials(300), deadline=None)
+def test_random_types_in_few_copies(recipe, count, most_boxes, most_runs):
+    datatype = build(recipe)
+    try:
+        boxes, runs = check(datatype, count, most_boxes=most_boxes, most_runs=most_runs)
+    except DatatypeError:
+        assert datatype.size * count > most_runs
+        return
+    assert boxes <= most_boxes and runs <= most_runs
+
+
+ROWS = dt.vector(9, 1, 2, "f8")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "copies"),
+    [
+        (dt.contiguous(100, "f8"), (0, 1)),
+        (dt.contiguous(0, "f8"), (0, 0)),
+        (dt.vector(10, 2, 5, "f8"), (1, 0)),
+        (dt.subarray((5, 6, 7), (3, 4, 5), (1, 1, 1), "f4"), (1, 0)),
+        (dt.subarray((5, 6, 7), (3, 4, 5), (1, 1, 1), "f4", "F"), (1, 0)),
+        (dt.subarray((5, 6, 7), (3, 1, 5), (1, 1, 1), "f4"), (1, 0)),
+        # Items are a level more.
+        (dt.contiguous(7, dt.resized(dt.vector(4, 1, 2, "f8"), 0, 640)), (1, 0)),
+        # Four levels: the shortest level becomes separate copies.
+        (dt.subarray((9, 3, 6, 7), (8, 2, 4, 5), (0, 0, 1, 1), "f4"), (2, 0)),
+        (dt.subarray((3, 9, 6, 7), (2, 8, 4, 5), (0, 0, 1, 1), "f4"), (2, 0)),
+        # The distance of slices is not a multiple of the row pitch.
+        (dt.hvector(3, 1, 101, dt.vector(4, 1, 2, "f8")), (3, 0)),
+        (dt.hvector(4, 1, 101, dt.vector(3, 1, 2, "f8")), (3, 0)),
+        # A transposition: rows from the outer level.
+        (dt.hvector(9, 1, 8, dt.vector(4, 1, 9, "f8")), (4, 0)),
+        (dt.hvector(4, 1, 8, dt.vector(9, 1, 9, "f8")), (4, 0)),
+        # Negative, zero and overlapping strides.
+        (dt.hvector(10, 1, -16, "f8"), (0, 10)),
+        (dt.hvector(10, 1, 0, "f8"), (0, 10)),
+        (dt.hvector(10, 3, 16, "f8"), (0, 10)),
+        (dt.hvector(4, 1, -200, dt.vector(10, 1, 2, "f8")), (4, 0)),
+        # Lists.
+        (dt.indexed([1, 3, 1], [0, 4, 9], "f8"), (0, 3)),
+        (dt.struct([1, 1], [0, 4000], [ROWS, dt.vector(9, 3, 5, "f4")]), (2, 0)),
+        (dt.struct([1, 3], [0, 4000], [ROWS, "i2"]), (1, 1)),
+        (dt.hvector(20, 1, 128, dt.indexed([1, 2, 3], [0, 2, 7], "f8")), (3, 0)),
+    ],
+    ids=lambda value: value.describe()[:50] if isinstance(value, Datatype) else None,
+)
+def test_number_of_copies(datatype, copies):
+    assert check(datatype) == copies
+
+
+def test_bounds():
+    widest = [plan(dt.hvector(3, 1, pitch, "f8")) for pitch in (MAX_PITCH, MAX_PITCH + 1)]
+    assert [(len(one.boxes), len(one.sizes)) for one in widest] == [(1, 0), (0, 3)]
+    # The distance of slices may exceed the largest pitch.
+    (box,) = plan(dt.hvector(3, 1, 2**33, dt.hvector(2, 1, 2**30, "u1"))).boxes
+    assert (box.height, box.depth, box.source_slice // box.source_pitch) == (2, 3, 8)
+    most = [
+        plan(dt.hvector(n, 1, 101, dt.vector(200, 1, 3, "u1")))
+        for n in (MOST_BOXES, MOST_BOXES + 1)
+    ]
+    counts = [(len(one.boxes), len(one.sizes)) for one in most]
+    assert counts == [(MOST_BOXES, 0), (0, 200 * (MOST_BOXES + 1))]
+    places = np.cumsum(np.arange(MOST_RUNS + 1) % 7 + 2)
+    for taken, refused in (
+        (dt.hvector(MOST_RUNS, 1, -2, "u1"), dt.hvector(MOST_RUNS + 1, 1, -2, "u1")),
+        (dt.hindexed_block(1, places[1:], "u1"), dt.hindexed_block(1, places, "u1")),
+    ):
+        assert len(plan(taken).sizes) == MOST_RUNS and CopyEnginePacker.why_not(taken, 1) is None
+        assert f"{MOST_RUNS + 1} blocks" in str(CopyEnginePacker.why_not(refused, 1))
+        with pytest.raises(DatatypeError):
+            CopyEnginePacker(refused, 1, 0)
+    assert CopyEnginePacker.why_not(dt.vector(10**9, 1, 2, "f8"), MOST_BOXES) is None
+
+
+def listed(datatype: Datatype, origin: int, count: int = 1, parts: int = 1) -> Any:
+    """List the blocks of a datatype, as if each of ``parts`` equal parts of the list had a separate allocation."""
+    blocks = datatype.blocks(count)
+    numbers = np.arange(blocks.lengths.size) * parts // blocks.lengths.size
+    return blocks.offsets + origin, blocks.lengths, numbers
+
+
+@given(recipe=recipes(), other=recipes(), count=st.integers(1, 3), most=st.integers(0, 5))
+@settings(max_examples=trials(200), deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_pairs(recipe: Any, other: Any, count: int, most: int) -> None:
+    """Copy from any layout to any other one of as many bytes: items of a second type, then single bytes."""
+    one, two = build(recipe), build(other)
+    assume(one.size and two.size and one.size * count // two.size <= 8)
+    times, rest = divmod(one.size * count, two.size)
+    parts = [dt.contiguous(times, two), dt.contiguous(rest, "u1")]
+    into = dt.struct([1, 1], [0, 2 * MOST_SPAN], parts)
+    assume(not into.overlaps(1))
+    source, wanted = coded(2 * ORIGIN), np.full(2 * ORIGIN, GUARD, np.uint8)
+    wanted[ORIGIN + displacements(into)] = source[ORIGIN + displacements(one, count)]
+    blocks = common_blocks(listed(one, ORIGIN, count), listed(into, ORIGIN))
+    for boxes, left in (boxes_of(blocks), boxes_of(blocks, most)):
+        found = np.full(2 * ORIGIN, GUARD, np.uint8)
+        assert perform(boxes, left[:3], source, found, 0) == into.size
+        np.testing.assert_array_equal(found, wanted)
+    assert len([box for box in boxes_of(blocks, most)[0] if box.height > 1]) <= most
+
+
+FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 0), "f8")
+OTHER_FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f8")
+NUMBERS = dt.contiguous(20, "f8")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("source", "target", "parts", "copies"),
+    [
+        (FACE, OTHER_FACE, 1, (1, 0)),
+        (FACE, NUMBERS, 1, (1, 0)),
+        (NUMBERS, NUMBERS, 1, (1, 0)),
+        (dt.subarray((6, 7, 8), (4, 1, 6), (1, 0, 1), "f8"), dt.vector(4, 6, 100, "f8"), 1, (1, 0)),
+        # Rows of six against rows of four: 4, 2, 2, 4, 4, 2, 2, 4.
+        (dt.vector(4, 6, 9, "f8"), dt.vector(6, 4, 9, "f8"), 1, (3, 2)),
+        (dt.indexed([1, 3, 1], [0, 4, 9], "f8"), dt.contiguous(5, "f8"), 1, (0, 3)),
+        (dt.struct([1, 3], [0, 4000], [ROWS, "i2"]), dt.contiguous(78, "u1"), 1, (2, 0)),
+        # No copy reaches from one allocation to another.
+        (dt.vector(10, 1, 2, "f8"), dt.contiguous(10, "f8"), 2, (2, 0)),
+        (dt.hvector(6, 1, 640, dt.vector(5, 1, 2, "f8")), dt.contiguous(30, "f8"), 3, (3, 0)),
+    ],
+)
+def test_number_of_copies_between_lists(source, target, parts, copies, reverse):
+    sides = [listed(source, 0, 1, parts), listed(target, 0)]
+    boxes, rest = boxes_of(common_blocks(*(reversed(sides) if reverse else sides)))
+    assert (len(boxes), rest.lengths.size) == copies
+
+
+def test_adjacent_blocks_of_two_allocations_stay_apart():
+    source = np.array([0, 8]), np.array([8, 8]), np.array([0, 1])
+    blocks = common_blocks(source, (np.array([100]), np.array([16]), np.array([0])))
+    assert blocks.lengths.tolist() == [8, 8] and len(set(blocks.areas.tolist())) == 2
+
+
+@pytest.mark.parametrize(("gap", "copies"), [(0, (1, 0)), (1, (0, 3))])
+def test_the_widest_pitch_between_lists(gap, copies):
+    source = np.arange(3) * (MAX_PITCH + gap)
+    blocks = Blocks(source, np.arange(3) * 8, np.full(3, 8), np.zeros(3, np.int64))
+    boxes, rest = boxes_of(blocks)
+    assert (len(boxes), rest.lengths.size) == copies
+
+
+BOX = dt.subarray((5, 6, 7), (3, 4, 5), (1, 1, 1), "f4")
+
+
+@pytest.mark.parametrize("version", [13000, 12080, 12020])
+@pytest.mark.parametrize("stream", [STREAM, 0, 1, CAPTURED])
+def test_calls_of_the_driver(version, stream):
+    """A list is one batched copy, unless the driver is too old, the stream is a default stream, or is captured."""
+    require("cxx")
+    require("nvrtc")  # the bindings belong to the same package
+    batch = (0, 0, 0, 1) if version >= 12080 and stream == STREAM else (3, 0, 0, 0)
+    with fake_driver(version) as fake:
+        for source, target, counts in [
+            (FACE, OTHER_FACE, (0, 0, 1, 0)),
+            (BOX, dt.contiguous(60, "f4"), (0, 0, 1, 0)),
+            (dt.vector(10, 1, 2, "f8"), dt.vector(10, 1, 3, "f8"), (0, 1, 0, 0)),
+            (dt.contiguous(9, "f8"), dt.contiguous(9, "f8"), (1, 0, 0, 0)),
+            (dt.indexed([1, 3, 1], [0, 4, 9], "f8"), dt.contiguous(5, "f8"), batch),
+        ]:
+            a, b, out = coded(4000), np.zeros(4000, np.uint8), np.zeros(source.size, np.uint8)
+            blocks = common_blocks(listed(source, a.ctypes.data), listed(target, b.ctypes.data))
+            copies = PreparedCopies(blocks, 0)
+            copies.launch(stream)
+            assert fake.counts() == counts and copies.calls == 1
+            packed, wanted = a[displacements(source)], np.zeros(4000, np.uint8)
+            wanted[displacements(target)] = packed
+            np.testing.assert_array_equal(b, wanted)
+            packer = CopyEnginePacker(source, 1, 0)
+            packer.pack(a.ctypes.data, out.ctypes.data, stream)
+            assert fake.counts() == counts and packer.calls == 1
+            assert fake["last_stream"] == stream
+            np.testing.assert_array_equal(out, packed)

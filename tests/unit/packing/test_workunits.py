@@ -1,0 +1,348 @@
+"""The work-unit packer's algorithm: forms of segments, launches, lists and their cache, and pipelined first use.
+
+The suite compares the bytes of a call. Here, `move` and `segments_of` reach limits that a packer's call does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+
+from halox import datatypes as dt
+from halox.datatypes import BlockList
+from halox.errors import DeviceError
+from halox.packing import workunits, workunits_lists
+from halox.packing import workunits_plan as wp
+from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
+from halox.packing.workunits_lists import ListCache, UnitList, layout_key, unit_list
+from tests.packers import GUARD, HALF, MIXES, TYPES, check, coded, displacements
+from tests.unit.cpu_kernels import aligned, run_workunits, workunits_library
+from tests.unit.datatype_strategies import scattered
+from tests.unit.fake_driver import STREAM
+from tests.unit.packing.cpu_backend import cpu_backend
+
+FORMS = ("short of 8", "odd lengths", "long and short", "granules", "alike, 8", "alike, 1001")
+
+
+@pytest.fixture
+def backend():
+    with cpu_backend("workunits") as made:
+        yield made
+
+
+def kinds(backend, kind):
+    return [event[1:] for event in backend.events if event[0] == kind]
+
+
+def irregular(n, seed=0, longest=60):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest, n)
+    return dt.indexed(lengths, np.cumsum(lengths + 2) - lengths, "f8")
+
+
+def packed_by_numpy(array, datatype, count=1):
+    return array[displacements(datatype, count)]
+
+
+def pack(packer, array):
+    out = aligned(packer.nbytes)
+    packer.pack(array.ctypes.data, out.ctypes.data, STREAM)
+    return out
+
+
+def segments_of(datatype, count=1, unit_bytes=512):
+    part = wp.joined(wp.converted(datatype.blocks(), unit_bytes))
+    return wp.repeated(part.rows, count, datatype.extent, datatype.size), part.words
+
+
+class TestSegments:
+    """Tables of segments; no kernel runs."""
+
+    def forms(self, datatype):
+        return segments_of(datatype)[0]["form"].tolist()
+
+    @pytest.mark.parametrize("unit_bytes", wp.UNIT_BYTES)
+    def test_long_blocks_become_equal_units_and_residues(self, unit_bytes):
+        datatype = dt.hindexed([10_000, 1, 4096, 513] * 5, np.arange(20) * 16_000, "u1")
+        segments, words = segments_of(datatype, unit_bytes=unit_bytes)
+        lengths = []
+        for s in segments:
+            units = words[s["list"] :][: 4 * s["units"]].reshape(-1, 4)
+            lengths += (units[:, 2] & 0xFFFF).tolist()
+        whole_units = 5 * sum(n // unit_bytes for n in (10_000, 1, 4096, 513))
+        assert lengths.count(unit_bytes) == whole_units
+        assert max(lengths) == unit_bytes and sum(lengths) == datatype.size
+
+    def test_equal_steps_are_one_row(self):
+        segments, words = segments_of(dt.vector(200_000, 1, 3, "f8"))
+        assert segments["form"].tolist() == [wp.REGULAR] and words.size == 0
+        segments, words = segments_of(dt.hindexed([12, 4000, 400_000], [0, 100, 8000], "u1"))
+        assert segments["form"].tolist() == [wp.REGULAR] * 3 and words.size == 0
+
+    def test_blocks_alike_take_four_bytes_each(self):
+        segments, words = segments_of(dt.indexed_block(3, [0, 5, 70, 30, 10], "f8"))
+        assert segments["form"].tolist() == [wp.LISTED] and words.size == 8  # padded
+        assert self.forms(dt.indexed_block(1, [0, 5, 7, 30, 31, 40], "f8")) == [wp.LISTED]
+
+    def test_short_multiples_of_a_granule_become_granules(self):
+        lengths = np.random.default_rng(0).choice([1, 2, 6], 1000)
+        datatype = dt.indexed(lengths, np.cumsum(lengths + 3) - lengths, "f4")
+        segments, words = segments_of(datatype)
+        assert segments["form"].tolist() == [wp.LISTED]
+        assert segments["block_bytes"].tolist() == [4] and words.size <= int(lengths.sum()) + 3
+
+    def test_stretches_have_rows_of_their_own(self):
+        lengths = np.repeat([6, 1, 4], [10, 20, 30])
+        starts = np.random.default_rng(1).permutation(60) * 7
+        assert self.forms(dt.indexed(lengths, starts, "f8")) == [wp.LISTED] * 3
+
+    def test_lanes_follow_lengths(self):
+        lengths = np.random.default_rng(2).permutation(np.arange(1, 80))
+        segments, _ = segments_of(dt.indexed(lengths, np.cumsum(lengths + 2) - lengths, "f8"))
+        assert segments["form"].tolist() == [wp.SHORT] * 6 + [wp.LONG]
+        assert segments["lanes_log"].tolist() == [0, 1, 2, 3, 4, 5, 5]
+        assert segments["block_bytes"].tolist()[:6] == [8, 16, 32, 64, 128, 256]
+        assert (segments["word"] == 8).all()
+
+    @pytest.mark.parametrize(
+        ("datatype", "count", "nbytes"),
+        [
+            (dt.contiguous(3 << 40, "u1"), 1, 3 << 40),
+            (
+                dt.resized(dt.indexed_block(1, [0, 5, 7, 31, 40], "f8"), 0, 1 << 20),
+                1 << 28,
+                40 << 28,
+            ),
+        ],
+        ids=["a block of terabytes", "many items"],
+    )
+    def test_no_segment_exceeds_31_bits(self, datatype, count, nbytes):
+        segments, _ = segments_of(datatype, count)
+        sizes = segments["units"].astype(np.int64) * segments["items"] * segments["block_bytes"]
+        assert sizes.sum() == nbytes and sizes.max() < 1 << 31
+        launch = wp.launch_of(segments, sms=132)
+        assert launch.blocks == launch.tiles < 1 << 31
+
+    def test_a_small_message_spreads_over_the_sms(self):
+        launch = wp.launch_of(segments_of(dt.vector(512, 16, 32, "f8"))[0], sms=132)
+        assert launch.blocks >= 64 and launch.threads == 64
+
+    def test_unit_bytes_follow_the_message(self):
+        sizes = (0, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 1 << 40)
+        chosen = [wp.unit_bytes_of(None, n) for n in sizes]
+        assert chosen == [512, 512, 1024, 2048, 2048, 2048]
+        with pytest.raises(DeviceError):
+            wp.unit_bytes_of(100, 32)
+
+    @pytest.mark.parametrize("kind", ["alike", "mixed", "granules", "odd"])
+    def test_the_list_fits_the_memory_that_is_allocated_for_it(self, kind):
+        rng, n = np.random.default_rng(4), 100_000
+        lengths = {
+            "alike": np.full(n, 8),
+            "mixed": rng.integers(1, 60, n) * 8,
+            "granules": rng.choice([4, 8, 24], n),
+            "odd": rng.integers(1, 60, n),
+        }[kind]
+        blocks = BlockList((np.cumsum(lengths + 8) - lengths)[rng.permutation(n)], lengths)
+        parts = list(wp.converted(blocks, 4096))
+        assert sum(part.words.size for part in parts) <= wp.most_words(blocks, 4096)
+
+
+def move(datatype, array, packed, *, inline, apart=False):
+    """Launch the packing kernel with the list, and the segments, in its parameter or in memory."""
+    segments, words = segments_of(datatype, unit_bytes=4096)
+    address, listed = 0, aligned(words.nbytes)
+    listed.view(np.uint32)[:] = words
+    if not inline:
+        segments["list"] = segments["list"] * 4 + np.uint64(listed.ctypes.data)
+    launch = wp.launch_of(segments, sms=4)
+    held = aligned(launch.segments.nbytes)
+    held[:] = launch.segments.view(np.uint8)
+    if apart:
+        address = held.ctypes.data
+    table = wp.table(launch, words if inline else None, address)
+    name = "pack_inline" if inline else "pack"
+    run_workunits(name, table, launch.blocks, launch.threads, array, packed)
+
+
+class TestKernel:
+    @pytest.mark.parametrize(("inline", "apart"), [(True, False), (False, False), (False, True)])
+    @pytest.mark.parametrize("mix", FORMS)
+    def test_tables_in_the_parameter_and_in_memory(self, backend, mix, inline, apart):
+        lengths = TYPES[mix].blocks().lengths[:20]
+        datatype, span = scattered(np.random.default_rng(4), lengths)
+        array, out = coded(span), backend.memory(np.full(datatype.size, GUARD, "u1"))
+        move(datatype, array.ctypes.data, out.pointer, inline=inline, apart=apart)
+        np.testing.assert_array_equal(out.get(), packed_by_numpy(array, datatype))
+
+    @pytest.mark.parametrize("unit_bytes", wp.UNIT_BYTES)
+    def test_any_length_of_units(self, backend, unit_bytes):
+        lengths = [1, 511, 512, 513, 4095, 4096, 4097, 9000, 3, 1024, 2048, 7, 5]
+        datatype, span = scattered(np.random.default_rng(1), lengths)
+        array = coded(span)
+        packer = WorkUnitsPacker(datatype, 1, 0, unit_bytes=unit_bytes)
+        assert pack(packer, array).tobytes() == packed_by_numpy(array, datatype).tobytes()
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("_WINDOW_BYTES", 100), ("_WINDOW_BYTES", 2000), ("_MOST_BYTES", 64)]
+    )
+    def test_many_segments(self, backend, monkeypatch, name, value):
+        """With windows of 2000 bytes, their first tiles fit in the launch's parameter; with 100 bytes, they do not."""
+        monkeypatch.setattr(wp, name, value)
+        rng = np.random.default_rng(9)
+        datatype, span = scattered(rng, rng.integers(1, 40, 30) * 8, 8)
+        check(backend, dt.resized(datatype, 0, -(-span // 8) * 8), HALF // span - 1)
+        check(backend, dt.hvector(9, 1500, 2000, "u1"))
+        check(backend, dt.hindexed_block(1500, [0, 4000, 2000, 8000, 6000], "u1"))
+
+    @pytest.mark.parametrize("mix", MIXES)
+    def test_conversion_in_parts_moves_the_same(self, backend, monkeypatch, mix):
+        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 17)
+        check(backend, TYPES[mix])
+
+    def test_the_tables_layout_is_the_kernels(self, backend):
+        """Struct sizes and offsets agree between g++ and the table's NumPy dtype."""
+        fields = wp.SEGMENT.fields
+        expected = [fields[name][1] for name in wp.SEGMENT.names]
+        found = list((ctypes.c_ulong * (10 + len(expected))).in_dll(workunits_library(), "layout"))
+        empty = wp.launch_of(np.zeros(0, wp.SEGMENT), sms=1)
+        tables = wp.table(empty, None), wp.table(empty, np.zeros(0, np.uint32))
+        assert found[:10] == [
+            *(len(tables[0]), 16, len(tables[1]), 16, wp.SEGMENT.itemsize, 16, 16, 16),
+            *(wp.MAX_THREADS, wp.WORDS_IN_FLIGHT),
+        ]
+        assert found[10:] == expected and max(map(len, tables)) <= 4000
+
+
+class TestLists:
+    def test_equal_layouts_share_a_list(self, backend):
+        lengths, starts = [3, 1, 7, 2] * 200, np.arange(800) * 11
+        first = dt.indexed(lengths, starts, "f8")
+        second = dt.hindexed(np.array(lengths) * 8, starts * 8, "u1")
+        array = coded(200_000)
+        for datatype, count in ((first, 1), (dt.resized(second, 0, 80_000), 2)):
+            found = pack(WorkUnitsPacker(datatype, count, 0), array)
+            assert found.tobytes() == packed_by_numpy(array, datatype, count).tobytes()
+        assert len(kinds(backend, "upload")) == 1
+
+    def test_a_first_use_while_capturing_is_refused(self, backend):
+        packer = WorkUnitsPacker(irregular(10), 1, 0)
+        backend.capturing = True
+        with pytest.raises(DeviceError):
+            packer.pack(1, 1, STREAM)
+        backend.capturing = False
+        array = coded(packer.datatype.true_ub)
+        assert pack(packer, array).tobytes() == packed_by_numpy(array, packer.datatype).tobytes()
+
+    def test_two_threads_prepare_once(self, backend):
+        datatype = irregular(700)
+        array, packer, wrong = coded(datatype.true_ub), WorkUnitsPacker(datatype, 1, 0), []
+        expected, one_at_a_time = packed_by_numpy(array, datatype).tobytes(), threading.Lock()
+
+        def work():
+            for _ in range(3):
+                with one_at_a_time:  # on the CPU, the kernel's thread indices are global variables
+                    if pack(packer, array).tobytes() != expected:
+                        wrong.append(True)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong and len(kinds(backend, "upload")) == 1
+
+    def test_the_least_recently_used_list_is_dropped(self, backend):
+        def list_of(n_words):
+            return UnitList(wp.Units(np.zeros(1, wp.SEGMENT), np.zeros(n_words, np.uint32)), 0)
+
+        size = list_of(512).nbytes
+        cache = ListCache(3 * size)
+        made = {key: cache.put(0, key, list_of(512)) for key in "abc"}
+        assert cache.get(0, "a") is made["a"] is cache.put(0, "a", list_of(1))
+        cache.put(0, "d", list_of(512))
+        assert [key for key in "abcd" if cache.get(0, key)] == ["a", "c", "d"]
+        assert cache.nbytes(0) == 3 * size
+        assert cache.get(1, "a") is None, "devices have lists of their own"
+        cache.clear()
+        assert cache.nbytes(0) == 0
+
+    def test_a_list_in_use_outlives_the_cache(self, backend, monkeypatch):
+        datatype = irregular(700)
+        array, packer = coded(datatype.true_ub), WorkUnitsPacker(datatype, 1, 0)
+        pack(packer, array)
+        workunits_lists.cache.clear()
+        assert pack(packer, array).tobytes() == packed_by_numpy(array, datatype).tobytes()
+        monkeypatch.setattr(workunits_lists, "cache", ListCache(1000))
+        assert unit_list(datatype, 512, 0).n_words
+        assert workunits_lists.cache.nbytes(0) == 0, "larger than the cache"
+
+    def test_keys_tell_layouts_apart_and_nothing_else(self):
+        lengths, starts = [3, 1, 7], [0, 10, 30]
+        key = layout_key(dt.indexed(lengths, starts, "f8"))
+        assert key == layout_key(dt.hindexed([24, 8, 56], [0, 80, 240], "u1"))
+        assert key == layout_key(dt.resized(dt.indexed(lengths, starts, "f8"), 0, 999))
+        assert key != layout_key(dt.indexed(lengths, [0, 10, 31], "f8"))
+        assert key != layout_key(dt.indexed([3, 1, 6], starts, "f8"))
+        assert layout_key(dt.vector(3, 1, 2, "f8")) == layout_key(dt.hvector(3, 8, 16, "u1"))
+
+
+class TestPipeline:
+    """First uses of long lists: a part is packed while the next part is converted (Wu et al. 2016)."""
+
+    @pytest.mark.parametrize("unpacking", [False, True])
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_each_part_is_launched_once_it_is_ordered(self, backend, monkeypatch, count, unpacking):
+        monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 1000)
+        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 500)
+        datatype = irregular(3210, longest=30)
+        array = coded(datatype.reach(count)[1])
+        packer = WorkUnitsPacker(datatype, count, 0)
+        expected = packed_by_numpy(array, datatype, count)
+        if unpacking:
+            target, wanted = np.zeros_like(array), np.zeros_like(array)
+            wanted[displacements(datatype, count)] = expected
+            packer.unpack(expected.ctypes.data, target.ctypes.data, STREAM)
+            assert target.tobytes() == wanted.tobytes()
+        else:
+            assert pack(packer, array).tobytes() == expected.tobytes()
+        moves = [event[0] for event in backend.events if event[0] in ("order", "launch")]
+        assert moves == ["order", "launch"] * 7
+        backend.events.clear()
+        assert pack(packer, array).tobytes() == expected.tobytes()
+        other = WorkUnitsPacker(datatype, 1, 0, unit_bytes=packer.unit_bytes)
+        assert pack(other, array).tobytes() == expected[: datatype.size].tobytes()
+        assert not kinds(backend, "upload")[1:], "the whole list is there now; at most the segments"
+
+    @pytest.mark.parametrize("mix", MIXES)
+    def test_a_list_made_in_parts_fits_its_memory(self, backend, monkeypatch, mix):
+        monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 8)
+        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 90)
+        check(backend, TYPES[mix], to=4)
+
+
+@pytest.mark.parametrize("sizes", [(5, 9), (5, 700, 30), (3,) * 40, ()])
+@pytest.mark.parametrize("unpack", [False, True])
+def test_several_messages_in_one_launch(backend, sizes, unpack):
+    parts, checks = [], []
+    for i, n in enumerate(sizes):
+        datatype, count = irregular(n, seed=i), 1 + i % 2
+        array = coded(datatype.reach(count)[1], i)
+        packed = packed_by_numpy(array, datatype, count)
+        target = np.zeros_like(array if unpack else packed)
+        wanted = packed
+        if unpack:
+            wanted = np.zeros_like(array)
+            wanted[displacements(datatype, count)] = packed
+        both = (target, packed) if unpack else (array, target)
+        parts.append((datatype, count, *(one.ctypes.data for one in both)))
+        checks.append((target, wanted, both))
+    copy = WorkUnitsCopy(parts, unpack=unpack, device=0)
+    assert copy.nbytes == sum(datatype.size * count for datatype, count, _, _ in parts)
+    copy.launch(STREAM)
+    assert len(kinds(backend, "launch")) == (1 if sizes else 0)
+    for target, wanted, _ in checks:
+        assert target.tobytes() == wanted.tobytes()
