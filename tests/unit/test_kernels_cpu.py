@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 
@@ -21,7 +22,7 @@ from halox.packing.strided import _ELEMENTS, addition_element
 from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.marks import Mark
-from tests.folds import random_case
+from tests.strategies import folds
 from tests.support import require, trials
 from tests.unit.cpu_kernels import GUARD, aligned, before_a_forbidden_page, coded, compiled, run
 
@@ -275,23 +276,19 @@ class TestCopy:
         datatype = dt.hvector(9, 1, last.strides[0], dt.contiguous(2, "f8"))
         assert pack(last, datatype).tobytes() == last[:, :2].tobytes()
 
-    @pytest.mark.parametrize("number", range(trials(24)))
-    def test_halos_across_connections(self, number):
+    @settings(max_examples=trials(24), derandomize=True, print_blob=True)
+    @given(st.none() | folds(1), st.booleans())
+    def test_halos_across_connections(self, case, backwards):
         """Boxes walked backwards, and boxes of a cube's faces with swapped axes; MPI packs what is sent alike."""
         require("mpi")
         from mpi4py import MPI
 
         from halox.cubed_sphere import CubedSphere
 
-        rng = np.random.default_rng([20261126, number])
-        if number % 4:
-            case = random_case(rng)
-            grid = case.grid(MPI.COMM_SELF, (1,) * len(case.shape))
-            array = case.field(grid)
-        else:
-            grid = CubedSphere(4, 2, comm=MPI.COMM_SELF, device="cpu")
-            array = grid.zeros("f4", components=2, sign="vector")
-        with grid:
+        rng = np.random.default_rng(20261126)
+        cube = CubedSphere(4, 2, comm=MPI.COMM_SELF, device="cpu")
+        with cube, case.grid(MPI.COMM_SELF) if case else nullcontext(cube) as grid:
+            array = case.make(grid)[0] if case else grid.zeros("f4", components=2, sign="vector")
             bytes_of_array = array.view("u1")
             bytes_of_array[...] = rng.integers(0, 255, bytes_of_array.shape)
             on_gpu = replace(describe(array), device=0)  # where all boxes move at once
@@ -311,7 +308,7 @@ class TestCopy:
                         Side(moved.ctypes.data, one.datatype.strided) for one in (sent, received)
                     )
                     copies.append(Copy(*sides))
-            copy_on_cpu(copies, backwards=number % 2 == 1)
+            copy_on_cpu(copies, backwards=backwards)
             assert moved.tobytes() == expected.tobytes()
             assert copies or not any(map(any, grid.halo))
 
