@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from tests.oracle import (
     divide,
     factorisations,
 )
+from tests.support import FULL
 
 Cases = Callable[[int], st.SearchStrategy[Any]]
 """A strategy for a number of ranks."""
@@ -34,11 +36,14 @@ WAYS = st.sampled_from(["packed", "in place", "MPI"])
 SELDOM = st.sampled_from([False, False, False, True])
 
 
-def on_ranks(cases: Cases, examples: int) -> Callable[[Callable[..., None]], Any]:
+def on_ranks(cases: Cases, examples: int, part: int = 1) -> Callable[[Callable[..., None]], Any]:
     """Test random cases on all ranks: rank 0 draws, all ranks get the case, and the outcome is agreed.
 
     So all ranks shrink a failure alike, to the case that rank 0 prints. The test makes its assertions when its
     collective calls are over, since an error of one rank alone would leave the other ranks waiting.
+
+    One of ``part`` examples is tested on other numbers of ranks than `tests.mpi.conftest.ALL_CASES`, except in the
+    whole matrix.
     """
 
     def decorate(test: Callable[..., None]) -> Any:
@@ -51,7 +56,7 @@ def on_ranks(cases: Cases, examples: int) -> Callable[[Callable[..., None]], Any
             return [one for one in comm.allgather(error) if one is not None]
 
         def run(comm: Any) -> None:
-            from tests.mpi.conftest import come_together
+            from tests.mpi.conftest import ALL_CASES, come_together
 
             if comm.rank:
                 errors: list[str] = []
@@ -72,8 +77,12 @@ def on_ranks(cases: Cases, examples: int) -> Callable[[Callable[..., None]], Any
             # The names tell the sequences of cases of tests apart.
             draw.__name__ = draw.__qualname__ = f"{test.__name__}_on_{comm.size}"
             draw.__module__ = test.__module__
+            has_all = comm.size == ALL_CASES or bool(os.environ.get(FULL))
+            number = examples if has_all else -(-examples // part)
             try:
-                settings(PATIENT, max_examples=examples, print_blob=True)(given(cases(comm.size))(draw))()
+                settings(PATIENT, max_examples=number, print_blob=True)(
+                    given(cases(comm.size))(draw)
+                )()
             finally:
                 come_together(comm)
                 comm.bcast(None)
@@ -89,7 +98,9 @@ def sample(cases: st.SearchStrategy[Any], number: int, comm: Any) -> list[Any]:
     """Return the same cases in every run, and on all ranks."""
     drawn: list[Any] = []
 
-    @settings(PATIENT, max_examples=number, derandomize=True, database=None, phases=[Phase.generate])
+    @settings(
+        PATIENT, max_examples=number, derandomize=True, database=None, phases=[Phase.generate]
+    )
     @given(cases)
     def draw(case: Any) -> None:
         drawn.append(case)

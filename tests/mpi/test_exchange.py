@@ -12,79 +12,80 @@ from mpi4py import MPI
 import halox
 from halox.errors import FieldError
 from tests.limits import read_in_place
-from tests.mpi.conftest import agree
+from tests.mpi.conftest import PART_OF_FEW, agree
 from tests.oracle import NUMERIC, Case, Field, check_adjoint, check_exchanges
 from tests.strategies import cells, checkerboards, folds, on_ranks, walls
 from tests.support import trials
 
 pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
+random_cases = partial(on_ranks, part=PART_OF_FEW)
 WIDE = pytest.mark.usually(1, 2, 3)
 CHECKERBOARDS = pytest.mark.usually(1, 3, 4)
 
 
-@on_ranks(cells, trials(75))
+@random_cases(cells, trials(75))
 def test_cells(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(case, comm)
 
 
-@on_ranks(partial(cells, dtypes=NUMERIC), trials(30) // 2)
+@random_cases(partial(cells, dtypes=NUMERIC), trials(30) // 2)
 def test_cells_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
 
 @WIDE
-@on_ranks(partial(cells, wide=True), trials(40) // 2)
+@random_cases(partial(cells, wide=True), trials(40) // 2)
 def test_wide_halos(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(case, comm)
 
 
 @WIDE
-@on_ranks(partial(cells, dtypes=NUMERIC, wide=True), trials(40) // 4)
+@random_cases(partial(cells, dtypes=NUMERIC, wide=True), trials(40) // 4)
 def test_wide_halos_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
 
 @CHECKERBOARDS
-@on_ranks(checkerboards, trials(32))
+@random_cases(checkerboards, trials(32))
 def test_checkerboards(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(case, comm)
 
 
 @CHECKERBOARDS
-@on_ranks(partial(checkerboards, dtypes=NUMERIC), trials(32) // 2)
+@random_cases(partial(checkerboards, dtypes=NUMERIC), trials(32) // 2)
 def test_checkerboards_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
 
 @WIDE
-@on_ranks(partial(checkerboards, wide=True), trials(40) // 2)
+@random_cases(partial(checkerboards, wide=True), trials(40) // 2)
 def test_wide_checkerboards(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(case, comm)
 
 
 @WIDE
-@on_ranks(partial(checkerboards, dtypes=NUMERIC, wide=True), trials(40) // 4)
+@random_cases(partial(checkerboards, dtypes=NUMERIC, wide=True), trials(40) // 4)
 def test_wide_checkerboards_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
 
-@on_ranks(walls, trials(60))
+@random_cases(walls, trials(60))
 def test_walls(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(case, comm)
 
 
-@on_ranks(partial(walls, linear=True), trials(60))
+@random_cases(partial(walls, linear=True), trials(60))
 def test_walls_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
 
-@on_ranks(folds, trials(60) * 2 // 3)
+@random_cases(folds, trials(60) * 2 // 3)
 def test_folds(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(case, comm)
 
 
-@on_ranks(folds, trials(30) // 2)
+@random_cases(folds, trials(30) // 2)
 def test_folds_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
