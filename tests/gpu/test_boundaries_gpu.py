@@ -9,26 +9,14 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from tests.boundaries import has_the_bits_of_single_steps
+from tests.mpi.test_boundaries import has_the_bits_of_single_steps
 from tests.support import require
 
 require("gpu")
 
 import cupy  # noqa: E402
 
-from tests.gpu.boundaries import check_adjoint, check_halos  # noqa: E402
-
 pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize("number", range(40))
-def test_halos_are_those_of_numpy_pad(number: int) -> None:
-    check_halos(number, MPI.COMM_SELF)
-
-
-@pytest.mark.parametrize("number", range(20))
-def test_accumulate_is_the_adjoint(number: int) -> None:
-    check_adjoint(number, MPI.COMM_SELF)
 
 
 def test_one_launch_fills_walls_and_periodic_halos() -> None:

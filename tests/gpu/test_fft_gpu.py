@@ -8,8 +8,8 @@ import pytest
 import halox
 from halox.errors import DeviceError, StateError
 from tests.gpu.ranks.test_exchange_gpu import stall
-from tests.mpi.test_exchange import SEED
 from tests.mpi.test_fft import check, random_case
+from tests.mpi.test_transpose import SEED
 from tests.support import require
 
 require("gpu")

@@ -1,4 +1,4 @@
-"""Folds, poles, strips and cubed spheres on a GPU, on one rank: values, adjoints, graphs and overlap."""
+"""Folds, poles, strips and cubed spheres on a GPU, on one rank: cubes and graphs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,11 @@ require("gpu")
 
 import cupy  # noqa: E402
 
-from tests.gpu.folds import check_adjoint, check_cube, check_halos  # noqa: E402
+from tests.gpu.folds import check_cube  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tripolar.py"
-
-
-@pytest.mark.parametrize("number", range(40))
-def test_halos_equal_the_serial_reference(number: int) -> None:
-    check_halos(number, MPI.COMM_SELF)
-
-
-@pytest.mark.parametrize("number", range(20))
-def test_accumulate_is_the_adjoint(number: int) -> None:
-    check_adjoint(number, MPI.COMM_SELF)
 
 
 @pytest.mark.parametrize(("n", "halo"), [(4, 1), (6, 3), (3, 3)])

@@ -1,12 +1,11 @@
-"""Boundaries: an exchange fills the halo as `numpy.pad` pads the whole field, and an accumulation is its adjoint."""
+"""Boundaries: halos at walls, functions, overlapped and deep loops; test_exchange.py has random fields at walls."""
 
 from __future__ import annotations
 
 import gc
-import os
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,61 +19,13 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from tests.adjoint import accumulates_the_adjoint
-from tests.boundaries import (
-    UNTOUCHED,
-    block,
-    has_the_bits_of_single_steps,
-    random_case,
-    random_numbers,
-)
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
-from tests.support import trials
 
 pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
-SEED = int(os.environ.get("HALOX_SEED", "20261124"))
-CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
-
-
-@pytest.mark.parametrize("number", range(CASES))
-def test_halos_are_those_of_numpy_pad(
-    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if number % 2:  # read in place, as on large grids
-        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
-    rng = np.random.default_rng([SEED, comm.size, number])
-    case = random_case(rng, comm.size, wide=number % 3 == 2)
-    with case.grid(comm) as grid:
-        u = case.field(grid)
-        v = grid.full_like(u, UNTOUCHED)
-        whole_shape = grid.layout(u).global_shape
-        for call in range(3):
-            whole = random_numbers(rng, whole_shape, case.dtype)
-            owned = (slice(None),) * len(case.before) + grid.layout(u).owned
-            field = (u, v, u)[call]
-            grid.interior(field)[...] = whole[owned]
-            if call == 2:
-                plan = grid.plan(field)
-                plan.start()
-                plan.finish()
-            else:
-                grid.exchange(field)
-            expected = block(grid.layout(u), case, case.padded(whole))
-            assert agree(np.array_equal(field, expected), comm), (SEED, case, call)
-
-
-@pytest.mark.parametrize("number", range(CASES))
-def test_accumulate_is_the_adjoint(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 1, comm.size, number])
-    case = random_case(rng, comm.size, linear=True, wide=number % 3 == 2)
-    mine = np.random.default_rng([SEED, 2, number, comm.rank])
-    with case.grid(comm) as grid:
-        x, y = case.field(grid), case.field(grid)
-        shape = y.shape
-        assert accumulates_the_adjoint(grid, x, y, mine, comm), (SEED, case)
-        assert agree(y.shape == shape, comm)
+SEED = 20261124
+UNTOUCHED = -77
 
 
 @pytest.mark.parametrize("corners", [True, False])
@@ -547,6 +498,38 @@ def test_overlap_beside_points_on_a_wall(
                 results.append(new)
         half = len(results) // 2
         assert agree(all(map(np.array_equal, results[:half], results[half:])), comm)
+
+
+def has_the_bits_of_single_steps(
+    sides: Any, comm: MPI.Intracomm, device: Literal["cpu", "gpu"]
+) -> bool:
+    """Whether owned cells have the same bits with an exchange for each step, for two and for three steps.
+
+    Between exchanges the walls are filled after each step.
+    """
+    shape = (9 * comm.size, 11, 8)
+    boundary = (sides, ("edge", ("gradient", 0.5)), None)
+    results = []
+    for every in (1, 2, 3):
+        with halox.Grid(
+            shape, halo=every, boundary=boundary, periodic=(0, 0, 1), comm=comm, device=device
+        ) as grid:
+            u, v = grid.full(0.5), grid.full(0.5)  # the value beyond walls without a boundary
+            i, j, k = grid.indices()
+            grid.interior(u)[...] = grid.xp.sin(i) + grid.xp.cos(2 * j) * k
+            plan = grid.plan(u, every=every)
+            for _ in range(6 // every):
+                for cells in plan.steps(u):
+                    v[cells] = u[cells] / 2
+                    for by in np.eye(3, dtype=int).tolist():
+                        back = [-n for n in by]
+                        v[cells] += (u[cells.shifted(*by)] + u[cells.shifted(*back)]) / 12
+                    u, v = v, u
+                    plan.fill_walls(u)
+            inside = grid.interior(u)
+            results.append(inside.copy() if device == "cpu" else inside.get())
+    assert np.isfinite(results[0]).all()
+    return all(np.array_equal(results[0], other) for other in results[1:])
 
 
 @pytest.mark.parametrize("sides", ["reflect", "extrapolate", ("antisymmetric", 2.0), None])

@@ -1,11 +1,10 @@
 """Fields of one parity: an exchange fills every halo cell within reach, and moves nothing else.
 
-The tests compare with cells computed one by one, with exchanges of whole fields, and with numpy.roll.
+The tests compare with exchanges of whole fields and with numpy.roll; test_exchange.py has random fields.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,63 +14,14 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError, FieldError, MismatchError
-from tests.limits import read_in_place
 from tests.mpi.bad_input import Table, check_error
-from tests.mpi.checkerboards import random_case
 from tests.mpi.conftest import agree
-from tests.mpi.reference import (
-    DTYPES,
-    NUMERIC,
-    check_adjoint,
-    check_exchanges,
-    factorisations,
-    make_fields,
-    same_bytes,
-)
-from tests.support import full, trials
+from tests.oracle import factorisations
+from tests.support import full
 
 pytestmark = pytest.mark.usually(1, 3, 4)
 
-SEED = int(os.environ.get("HALOX_SEED", "20261122"))
-CASES = int(os.environ.get("HALOX_GRIDS", trials(32)))
-
-
-@pytest.mark.parametrize("number", range(CASES))
-def test_random_checkerboard(
-    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each halo cell within reach has its value, no other cell changes, and no surplus byte is received."""
-    if number % 2:  # read in place, as on large grids
-        read_in_place(monkeypatch)
-    if number % 5 == 0:
-        monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, comm.size, number])
-    case = random_case(rng, comm.size, DTYPES)
-    with case.grid(comm) as grid:
-        wanted = case.expected(grid.coords)
-        shapes = [w.before.shape for w in wanted]
-        fields = make_fields(grid, case, [w.before for w in wanted])
-        assert agree([u.shape for u in fields] == shapes, comm), (SEED, case)
-        poisoned = [not w.filled.any() or not same_bytes(w.before, w.after) for w in wanted]
-        assert agree(all(poisoned), comm), (SEED, case, poisoned)
-        plan = grid.plan(*fields)
-        received = sum(row.nbytes for row in plan.explain().rows if row.direction == "receive")
-        minimum = sum(w.moved_bytes for w in wanted)
-        assert agree(received == minimum, comm), (SEED, case, received, minimum)
-        check_exchanges(grid, fields, wanted, (SEED, case), rounds=1)
-        check_exchanges(grid, fields, wanted, (SEED, case), plan, rounds=2)
-
-
-@pytest.mark.parametrize("number", range(CASES // 2))
-def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
-    """<E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, since all values are small integers."""
-    rng = np.random.default_rng([SEED, 7, comm.size, number])
-    case = random_case(rng, comm.size, NUMERIC)
-    mine = np.random.default_rng([SEED, number, comm.rank])
-    with case.grid(comm) as grid:
-        check_adjoint(grid, case, mine, (SEED, case))
-
-
+SEED = 20261122
 LATTICES = [(16,), (6, 24), (6, 8, 12), (6, 6, 4, 12)]
 
 

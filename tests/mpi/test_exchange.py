@@ -1,8 +1,8 @@
-"""Random grids: every halo cell holds the neighbour's value, and nothing else has changed."""
+"""Random fields: every halo cell holds the value of its point, and nothing else has changed."""
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,41 +12,82 @@ from mpi4py import MPI
 import halox
 from halox.errors import FieldError
 from tests.limits import read_in_place
-from tests.mpi.conftest import agree
-from tests.mpi.reference import (
-    DTYPES,
-    NUMERIC,
-    Case,
-    Field,
-    check_adjoint,
-    check_exchanges,
-    make_fields,
-    random_case,
-    same_bytes,
-)
+from tests.mpi.conftest import PART_OF_FEW, agree
+from tests.oracle import NUMERIC, Case, Field, check_adjoint, check_exchanges
+from tests.strategies import cells, checkerboards, folds, on_ranks, walls
 from tests.support import trials
 
-pytestmark = pytest.mark.geometry
+pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
-SEED = int(os.environ.get("HALOX_SEED", "20261120"))
-CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
+random_cases = partial(on_ranks, part=PART_OF_FEW)
+WIDE = pytest.mark.usually(1, 2, 3)
+CHECKERBOARDS = pytest.mark.usually(1, 3, 4)
 
 
-@pytest.mark.parametrize("number", range(CASES))
-def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    if number % 2:  # read in place, as on large grids
-        read_in_place(monkeypatch)
-    rng = np.random.default_rng([SEED, comm.size, number])
-    case = random_case(rng, comm.size, DTYPES)
-    with case.grid(comm) as grid:
-        wanted = case.expected(grid.coords)
-        fields = make_fields(grid, case, [w.before for w in wanted])
-        poisoned = [not w.filled.any() or not same_bytes(w.before, w.after) for w in wanted]
-        assert agree(all(poisoned), comm), (SEED, case, poisoned)
-        assert agree(
-            all(u.shape == w.before.shape for u, w in zip(fields, wanted, strict=True)), comm
-        )
-        check_exchanges(grid, fields, wanted, (SEED, case))
+@random_cases(cells, trials(75))
+def test_cells(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm)
+
+
+@random_cases(partial(cells, dtypes=NUMERIC), trials(30) // 2)
+def test_cells_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm)
+
+
+@WIDE
+@random_cases(partial(cells, wide=True), trials(40) // 2)
+def test_wide_halos(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm)
+
+
+@WIDE
+@random_cases(partial(cells, dtypes=NUMERIC, wide=True), trials(40) // 4)
+def test_wide_halos_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm)
+
+
+@CHECKERBOARDS
+@random_cases(checkerboards, trials(32))
+def test_checkerboards(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm)
+
+
+@CHECKERBOARDS
+@random_cases(partial(checkerboards, dtypes=NUMERIC), trials(32) // 2)
+def test_checkerboards_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm)
+
+
+@WIDE
+@random_cases(partial(checkerboards, wide=True), trials(40) // 2)
+def test_wide_checkerboards(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm)
+
+
+@WIDE
+@random_cases(partial(checkerboards, dtypes=NUMERIC, wide=True), trials(40) // 4)
+def test_wide_checkerboards_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm)
+
+
+@random_cases(walls, trials(60))
+def test_walls(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm)
+
+
+@random_cases(partial(walls, linear=True), trials(60))
+def test_walls_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm)
+
+
+@random_cases(folds, trials(60) * 2 // 3)
+def test_folds(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm)
+
+
+@random_cases(folds, trials(30) // 2)
+def test_folds_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm)
 
 
 def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,42 +100,12 @@ def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
         )
 
 
-@pytest.mark.parametrize("number", range(CASES // 2))
-def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
-    """<E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, since all values are small integers."""
-    rng = np.random.default_rng([SEED, 7, comm.size, number])
-    case = random_case(rng, comm.size, NUMERIC)
-    mine = np.random.default_rng([SEED, number, comm.rank])
-    with case.grid(comm) as grid:
-        check_adjoint(grid, case, mine, (SEED, case))
-
-
-@pytest.mark.parametrize("number", range(CASES // 4))
-def test_without_shared_memory(
-    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With each rank as a separate node, all messages use MPI requests."""
-    monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, 11, comm.size, number])
-    case = random_case(rng, comm.size, DTYPES)
-    with case.grid(comm) as grid:
-        wanted = case.expected(grid.coords)
-        fields = make_fields(grid, case, [w.before for w in wanted])
-        ways = {row.protocol for row in grid.explain(*fields).rows}
-        assert ways <= {"copy", "mpi"}
-        check_exchanges(grid, fields, wanted, (SEED, case), rounds=2)
-
-
 @pytest.mark.parametrize("corners", [False, True])
 def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
     """Faces of 40 000 runs of 8 bytes: halox cuts their copies into blocks, and interleaves the blocks."""
-    ones = ((1, 1), (1, 1), (2, 1))
-    shape, procs = (200, 203, 6 * comm.size), (1, 1, comm.size)
-    f = Field(np.dtype("f8"), ones, (), (), (False,) * 3, False)
-    case = Case(shape, procs, (True, False, True), ones, corners, [f])
-    with case.grid(comm) as grid:
-        wanted = case.expected(grid.coords)
-        check_exchanges(grid, make_fields(grid, case, [wanted[0].before]), wanted, case)
+    f = Field(np.dtype("f8"), ((1, 1), (1, 1), (2, 1)))
+    blocks = ((200,), (203,), (6,) * comm.size)
+    check_exchanges(Case(blocks, (True, False, True), [f], corners), comm)
 
 
 @pytest.mark.parametrize("call", ["exchange", "accumulate", "plan"])

@@ -26,12 +26,13 @@ from halox.runtime import shared_memory
 from halox.runtime.communicator import Communicator
 from tests.mpi.bad_input import Table, check_error, read_only
 from tests.mpi.conftest import agree, by_first
-from tests.mpi.reference import allocated, factorisations, host
-from tests.mpi.test_exchange import SEED
+from tests.oracle import allocated, factorisations, host
 from tests.support import trials
 from tests.unit import fake_cufft
 
 pytestmark = pytest.mark.usually(3)
+
+SEED = 20261120
 
 World = MPI.Intracomm
 NORMS = ["backward", "ortho", "forward"]

@@ -1,8 +1,7 @@
-"""Folds, poles and strips: exchanges and accumulations equal a serial reference on every process grid."""
+"""Folds, poles and strips: offsets, walls, overlap and errors; test_exchange.py has random grids."""
 
 from __future__ import annotations
 
-import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -13,71 +12,30 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError, FieldError, MismatchError
-from tests.adjoint import accumulates_the_adjoint
-from tests.folds import UNTOUCHED, Case, process_grids, random_case
 from tests.mpi.conftest import agree
-from tests.support import full, trials
+from tests.oracle import Case, Field, divide, is_adjoint
 
 pytestmark = pytest.mark.geometry
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED = int(os.environ.get("HALOX_SEED", "20261126"))
-CASES = int(os.environ.get("HALOX_GRIDS", trials(24)))
-
-
-def whole_field(case: Case, grid: halox.Grid, u: Any, rng: np.random.Generator) -> Any:
-    """Return random owned values of the whole field, the same on all ranks, and set this rank's cells."""
-    layout = grid.layout(u)
-    whole = rng.integers(-9, 10, layout.global_shape).astype(case.dtype)
-    grid.interior(u)[...] = whole[(slice(None),) * len(case.before) + layout.owned]
-    return whole
-
-
-@pytest.mark.parametrize("number", [*range(8), *full(*range(8, CASES))])
-@pytest.mark.part(2)
-def test_halos_equal_the_serial_reference(
-    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if number % 3 == 1:  # read in place, as on large grids
-        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
-    if number % 3 == 2:
-        monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, comm.size, number])
-    case = random_case(rng, corners=number % 5 > 0)
-    for proc_shape in process_grids(comm.size, len(case.shape)):
-        if any(p > n for p, n in zip(proc_shape, case.shape, strict=True)):
-            continue
-        with case.grid(comm, proc_shape) as grid:
-            u, v = case.field(grid), case.field(grid)
-            plan = grid.plan(u, v)
-            for call in range(2):
-                for field in (u, v):  # other values in each cell, which the exchange may keep
-                    field[...] = np.arange(field.size).reshape(field.shape) + 10 + call
-                wholes = [whole_field(case, grid, field, rng) for field in (u, v)]
-                before = [field.copy() for field in (u, v)]
-                if call:
-                    plan.start()
-                    plan.finish()
-                else:
-                    grid.exchange(u, v)
-                for field, *given in zip((u, v), wholes, before, strict=True):
-                    expected = case.expected(grid.layout(u), *given)
-                    assert agree(np.array_equal(field, expected), comm), (SEED, case, proc_shape)
+UNTOUCHED = -77
 
 
 def test_arrays_of_the_user(comm: MPI.Intracomm) -> None:
     """Declared arrays at new addresses use the plan of the first one, with their sign."""
-    case = random_case(np.random.default_rng(0))
-    case.sign, case.dtype, case.before, case.after = -1, "f8", (), ()
-    with case.grid(comm, (comm.size, *(1,) * (len(case.shape) - 1))) as grid:
-        shape, made = grid.layout(case.field(grid)).padded_shape, []
-        for seed in range(4):
-            u = grid.declare(np.full(shape, float(UNTOUCHED)), halo=case.halo, **case.options)
-            whole = whole_field(case, grid, u, np.random.default_rng(seed))
+    f = Field(np.dtype("f8"), ((2, 3), (3, 1)), sign=-1, mine=True)
+    case = Case(divide((9, 12), (comm.size, 1)), (False, True), [f], connect=FOLD)
+    with case.grid(comm) as grid:
+        made, right, kept = [], [], []
+        for turn in range(4):
+            (u,), (wanted,) = case.make(grid), case.expected(grid.coords, turn)
+            u[...] = wanted.before
             grid.exchange(u)
-            assert agree(np.array_equal(u, case.expected(grid.layout(u), whole)), comm)
-            made.append((grid.plans_made, u))
-        assert made[0][0] == made[-1][0]
+            right += [np.array_equal(u, wanted.after)]
+            made.append(grid.plans_made)
+            kept.append(u)
+        assert agree(all(right), comm)
+        assert made[0] == made[-1]
 
 
 def test_offsets(comm: MPI.Intracomm) -> None:
@@ -113,23 +71,9 @@ def test_a_line_that_no_rank_owns_is_kept(comm: MPI.Intracomm) -> None:
                 line = 12 - grid.layout(u).origin[0]
                 assert agree(np.array_equal(u[line : line + 1], before[line : line + 1]), comm)
                 y = grid.zeros(position="low", boundary=(None, twist, twist))
-                mine = np.random.default_rng([SEED, comm.rank])
-                assert accumulates_the_adjoint(grid, u, y, mine, comm)
-
-
-@pytest.mark.parametrize("number", range(CASES // 2))
-def test_accumulate_is_the_adjoint(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 1, comm.size, number])
-    case = random_case(rng)
-    proc_shapes = [
-        one
-        for one in process_grids(comm.size, len(case.shape))
-        if all(p <= n for p, n in zip(one, case.shape, strict=True))
-    ]
-    mine = np.random.default_rng([SEED, 2, number, comm.rank])
-    with case.grid(comm, proc_shapes[number % len(proc_shapes)]) as grid:
-        x, y = case.field(grid), case.field(grid)
-        assert accumulates_the_adjoint(grid, x, y, mine, comm), (SEED, case)
+                for x in (u, y):
+                    x[...] = np.random.default_rng([x is u, comm.rank]).integers(-9, 10, x.shape)
+                assert is_adjoint(grid, [u], [y])
 
 
 FOLD = {(0, "high"): halox.Connection(flip=1)}

@@ -2,69 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError
-from tests.mpi import checkerboards
 from tests.mpi.conftest import agree
-from tests.mpi.reference import (
-    DTYPES,
-    NUMERIC,
-    check_adjoint,
-    check_exchanges,
-    make_fields,
-    random_case,
-)
-from tests.support import trials
-
-SEED = int(os.environ.get("HALOX_SEED", "20261124"))
-CASES = int(os.environ.get("HALOX_GRIDS", trials(40)))
-
-CASES_OF = {"cells": random_case, "checkerboard": checkerboards.random_case}
-
-
-@pytest.mark.parametrize("kind", CASES_OF)
-@pytest.mark.parametrize("number", range(CASES // 2))
-def test_random_grid(
-    kind: str, number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages are packed in shared memory, read in place, or sent by MPI, in turns."""
-    if number % 3 == 1:
-        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
-    if number % 3 == 2:
-        monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, comm.size, number])
-    case = CASES_OF[kind](rng, comm.size, DTYPES, wide=True)
-    with case.grid(comm) as grid:
-        wanted = case.expected(grid.coords)
-        fields = make_fields(grid, case, [w.before for w in wanted])
-        check_exchanges(grid, fields, wanted, (SEED, case), rounds=2)
-        plan = grid.plan(*fields)
-
-        def in_two_halves() -> None:
-            plan.start()
-            plan.finish()
-
-        check_exchanges(grid, fields, wanted, (SEED, case), in_two_halves, rounds=2)
-        peers = [row.peer for row in plan.explain().rows if row.direction == "receive"]
-        assert agree(len(peers) == len(set(peers)), comm)  # one message per peer
-
-
-@pytest.mark.parametrize("kind", CASES_OF)
-@pytest.mark.parametrize("number", range(CASES // 4))
-def test_accumulate_is_the_transpose(kind: str, number: int, comm: MPI.Intracomm) -> None:
-    """<E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, since all values are small integers."""
-    rng = np.random.default_rng([SEED, 7, comm.size, number])
-    case = CASES_OF[kind](rng, comm.size, NUMERIC, wide=True)
-    with case.grid(comm) as grid:
-        check_adjoint(
-            grid, case, np.random.default_rng([SEED, number, comm.rank]), (SEED, number, case)
-        )
 
 
 @pytest.mark.parametrize("periodic", [True, False])

@@ -19,21 +19,16 @@ from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import PathError
 from tests.mpi.conftest import agree
-from tests.mpi.reference import (
-    DTYPES,
-    NUMERIC,
-    check_exchanges,
-    host,
-    make_fields,
-    random_case,
-    small_integers,
-)
-from tests.mpi.test_exchange import SEED
 from tests.mpi.test_typed import TYPES
+from tests.oracle import DTYPES, NUMERIC, exchange_all, host, small_integers
+from tests.strategies import cells, sample
 
 # CuPy has no arrays of the other dtypes. WORDS consist of whole words of 4 bytes, as some protocols require.
 GPU_DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u2", "i4", "i8", "?"]
 WORDS = ["f8", "f4", "c8", "c16", "i4", "i8"]
+
+
+SEED = 20261120
 
 
 @dataclass(frozen=True)
@@ -125,38 +120,33 @@ def wrong_cells(grid: halox.Grid, u: Any, step: Any) -> Any:
 def random_grids(way: Way, comm: MPI.Intracomm, count: int) -> None:
     """Random grids and fields: every halo cell holds the neighbour's value, and nothing else has changed."""
     ran = 0
-    for number in range(count):
-        case = random_case(
-            np.random.default_rng([SEED, 31, comm.size, number]), comm.size, way.dtypes
-        )
+    for case in sample(cells(comm.size, way.dtypes), count, comm):
+        case.way = "packed"
         for f in case.fields:
             f.mine = f.mine and not way.is_straight
         with case.grid(comm, way.device, path=way.path) as grid:
-            wanted = case.expected(grid.coords)
-            fields = make_fields(grid, case, [w.before for w in wanted])
+            fields = case.make(grid)
             try:
                 plan = grid.plan(*fields)
             except PathError:
                 continue  # all ranks raise, or the next collective call would hang
             ran += way.check_taken(plan, comm)
-            check_exchanges(grid, fields, wanted, (SEED, case, number), plan)
+            is_right = exchange_all(case, grid, [(fields, lambda *_, plan=plan: plan())] * 3)
+            assert agree(is_right, comm), case
     assert ran >= count // 4, f"{ran} of {count} grids had messages that can go this way"
 
 
 def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
     """Compare accumulated values with the result of the same call on NumPy arrays."""
     ran = 0
-    for number in range(count):
-        dtypes = [t for t in NUMERIC if t in way.dtypes]
-        rng = np.random.default_rng([SEED, 37, comm.size, number])
-        case = random_case(rng, comm.size, dtypes)
-        mine = np.random.default_rng([SEED, number, comm.rank])
+    for case in sample(cells(comm.size, [t for t in NUMERIC if t in way.dtypes]), count, comm):
+        case.way = "packed"
         with (
             case.grid(comm, way.device, path=way.path) as a,
             case.grid(comm, path="host") as b,
         ):
-            start = small_integers(mine, case.expected(a.coords))
-            u, v = make_fields(a, case, start), make_fields(b, case, start)
+            start = small_integers(case, a, 3)
+            u, v = case.make(a, start), case.make(b, start)
             for _ in range(3):
                 try:
                     a.accumulate(*u)
@@ -166,7 +156,7 @@ def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
             else:
                 ran += 1
             right = [np.array_equal(host(x), y) for x, y in zip(u, v, strict=True)]
-            assert agree(ran == 0 or all(right), comm), (SEED, case, right)
+            assert agree(ran == 0 or all(right), comm), (case, right)
     assert ran >= count // 2
 
 

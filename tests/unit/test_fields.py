@@ -1,12 +1,16 @@
-"""Halo regions, exchanged box by box in plain NumPy, against a global array of unique numbers."""
+"""Layouts of fields; halo regions exchanged box by box in plain NumPy."""
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from itertools import product
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,114 +30,29 @@ from halox.decomposition import (
 )
 from halox.decomposition.fields import Region
 from halox.errors import DecompositionError, FieldError
+from tests.oracle import Case, Field
+from tests.strategies import cells
 from tests.support import trials
-
-POISON = -1
+from tests.unit.by_regions import check, layouts
 
 Regions = tuple[Region, ...]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A grid as a list of block sizes per axis, and a field on it."""
-
-    blocks: tuple[tuple[int, ...], ...]
-    periodic: tuple[bool, ...]
-    halo: tuple[tuple[int, int], ...]
-    staggered: tuple[bool, ...]
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    order: tuple[int, ...] | None = None  # rank of each block in C order; None: rank order
-
-    @property
-    def decomposition(self) -> Decomposition:
-        axes = tuple(map(AxisPartition.from_blocks, self.blocks, self.periodic))
-        shape = tuple(map(len, self.blocks))
-        if self.order is None:
-            return Decomposition(axes, Placement.by_rank(shape))
-        return Decomposition(axes, Placement(shape, self.order, "shuffled", 1, 0, 0))
-
-    @property
-    def spec(self) -> FieldSpec:
-        return FieldSpec(self.halo, self.before, self.after, self.staggered)
-
-    def layouts(self) -> list[FieldLayout]:
-        decomposition = self.decomposition
-        return [FieldLayout(decomposition, r, self.spec) for r in range(decomposition.ranks)]
+def one_field(
+    blocks: tuple[tuple[int, ...], ...],
+    periodic: tuple[bool, ...],
+    halo: Any,
+    staggered: tuple[bool, ...],
+    before: tuple[int, ...] = (),
+    after: tuple[int, ...] = (),
+) -> Case:
+    return Case(blocks, periodic, [Field(np.dtype("i8"), halo, before, after, staggered)])
 
 
-class Reference:
-    """The expected value of every stored point, computed from block sizes alone."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.points = [
-            sum(blocks) + (staggered and not periodic)
-            for blocks, staggered, periodic in zip(
-                case.blocks, case.staggered, case.periodic, strict=True
-            )
-        ]
-        shape = (*case.before, *self.points, *case.after)
-        self.ids = np.arange(int(np.prod(shape))).reshape(shape)
-
-    def along(self, axis: int, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the global index of each stored point (POISON outside the domain), and whether it is owned."""
-        case = self.case
-        blocks, (low, high) = case.blocks[axis], case.halo[axis]
-        start, stop = sum(blocks[:part]), sum(blocks[: part + 1])
-        stored = np.arange(start - low, stop + case.staggered[axis] + high)
-        last = part == len(blocks) - 1 and not case.periodic[axis]
-        owned = (stored >= start) & (stored < stop + (case.staggered[axis] and last))
-        if case.periodic[axis]:
-            return stored % self.points[axis], owned
-        return np.where((stored >= 0) & (stored < self.points[axis]), stored, POISON), owned
-
-    def local(self, coords: tuple[int, ...], max_axes_outside: int) -> np.ndarray:
-        """Return the expected array; points outside the block on more than ``max_axes_outside`` axes are POISON."""
-        stored = [self.along(axis, part) for axis, part in enumerate(coords)]
-        n_before, n_after = len(self.case.before), len(self.case.after)
-        index = np.ix_(
-            *map(range, self.case.before), *(g for g, _ in stored), *map(range, self.case.after)
-        )
-        values = self.ids[index].copy()
-        exists = np.ones([len(g) for g, _ in stored], dtype=bool)
-        outside = np.zeros(exists.shape, dtype=int)
-        for axis, (g, owned) in enumerate(stored):
-            along = [-1 if a == axis else 1 for a in range(len(stored))]
-            exists &= (g != POISON).reshape(along)
-            outside += (~owned).reshape(along)
-        keep = exists & (outside <= max_axes_outside)
-        keep = keep.reshape((1,) * n_before + keep.shape + (1,) * n_after)
-        return np.where(keep, values, POISON)
-
-
-def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], moved: list[Regions]) -> None:
-    """Copy box by box; a message sent in direction d is received from direction -d."""
-    mail: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
-    for layout, array, regions in zip(layouts, arrays, moved, strict=True):
-        for region in regions:
-            if region.send is not None:
-                key = (layout.rank, region.peer, region.direction)
-                assert key not in mail
-                mail[key] = array[region.send.slices].copy()
-                assert mail[key].shape == region.send.subsizes  # no slice was truncated
-    for layout, array, regions in zip(layouts, arrays, moved, strict=True):
-        for region in regions:
-            if region.recv is not None:
-                opposite = tuple(-d for d in region.direction)
-                message = mail.pop((region.peer, layout.rank, opposite))
-                assert message.shape == region.recv.subsizes
-                target = array[region.recv.slices]
-                assert target.shape == message.shape
-                assert (target == POISON).all()  # received once at most, and never if owned
-                target[...] = message
-    assert not mail  # everything sent was received
-
-
-def in_stages(layouts: list[FieldLayout]) -> list[list[Regions]]:
+def in_stages(ranks: list[FieldLayout]) -> list[list[Regions]]:
     """Split each rank's slabs into stages: copies within the rank, axis by axis, then messages between ranks."""
-    stages: list[list[Regions]] = [[] for _ in range(layouts[0].decomposition.ndim + 1)]
-    for layout in layouts:
+    stages: list[list[Regions]] = [[] for _ in range(ranks[0].decomposition.ndim + 1)]
+    for layout in ranks:
         slabs, order = layout.slabs(), []
         for region in slabs:
             across = [axis for axis, side in enumerate(region.direction) if side]
@@ -145,32 +64,19 @@ def in_stages(layouts: list[FieldLayout]) -> list[list[Regions]]:
     return stages
 
 
-def check(case: Case) -> None:
-    reference = Reference(case)
-    layouts = case.layouts()
-    coords = [layout.decomposition.coords_of(layout.rank) for layout in layouts]
-    times_owned = np.zeros(reference.ids.shape, dtype=int)
-    for layout in layouts:
+def check_all(case: Case) -> None:
+    """Check regions with corners and without, and slabs in stages; each point of the grid has one owner."""
+    ranks = layouts(case, case.fields[0])
+    times_owned = np.zeros(ranks[0].global_shape, int)
+    for layout in ranks:
         layout.check_widths()
-        assert layout.global_shape == reference.ids.shape
-        times_owned[(slice(None),) * len(case.before) + layout.owned] += 1
+        times_owned[(slice(None),) * len(case.fields[0].before) + layout.owned] += 1
     assert (times_owned == 1).all()
-    for corners, stages in (
-        (True, [[layout.regions() for layout in layouts]]),
-        (False, [[layout.regions(corners=False) for layout in layouts]]),
-        (True, in_stages(layouts)),
-    ):
-        arrays = []
-        for layout, at in zip(layouts, coords, strict=True):
-            array = np.full(layout.padded_shape, POISON)
-            array[layout.interior] = reference.ids[(slice(None),) * len(case.before) + layout.owned]
-            assert np.array_equal(array, reference.local(at, max_axes_outside=0))
-            arrays.append(array)
-        for moved in stages:
-            exchange(layouts, arrays, moved)
-        for at, array in zip(coords, arrays, strict=True):
-            outside = len(case.blocks) if corners else 1
-            assert np.array_equal(array, reference.local(at, max_axes_outside=outside))
+    whole = replace(case, corners=True)
+    check(replace(case, corners=False))
+    check(whole)
+    if not case.fields[0].offsets:
+        check(whole, in_stages)
 
 
 @pytest.mark.parametrize(
@@ -195,33 +101,6 @@ def test_slabs_are_few(
     assert len(layout.slabs()) == pieces
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    ndim = draw(st.integers(1, 4))
-    largest = (9, 6, 4, 3)[ndim - 1]
-    budget = 8
-    blocks, periodic, halo, staggered = [], [], [], []
-    for _ in range(ndim):
-        parts = draw(st.integers(1, budget))
-        budget //= parts
-        sizes = tuple(draw(st.lists(st.integers(1, largest), min_size=parts, max_size=parts)))
-        wraps, shifted = draw(st.booleans()), draw(st.booleans())
-        blocks.append(sizes)
-        periodic.append(wraps)
-        staggered.append(shifted)
-        halo.append(tuple(draw(st.integers(0, width)) for width in widest(sizes, wraps, shifted)))
-    ranks = int(np.prod([len(sizes) for sizes in blocks]))
-    return Case(
-        tuple(blocks),
-        tuple(periodic),
-        tuple(halo),
-        tuple(staggered),
-        tuple(draw(st.lists(st.integers(1, 3), max_size=2))),
-        tuple(draw(st.lists(st.integers(1, 3), max_size=2))),
-        tuple(draw(st.permutations(range(ranks)))),
-    )
-
-
 def widest(sizes: tuple[int, ...], periodic: bool, staggered: bool) -> tuple[int, int]:
     """Return the widest low and high halo, from the neighbours of every part."""
     parts = len(sizes)
@@ -237,36 +116,46 @@ def widest(sizes: tuple[int, ...], periodic: bool, staggered: bool) -> tuple[int
 
 
 @settings(max_examples=trials(400), print_blob=True)
-@given(cases())
-def test_random_exchanges_fill_every_halo_point(case: Case) -> None:
-    event(f"{len(case.blocks)} axes")
-    event(f"{len(case.order)} ranks")
-    check(case)
+@given(st.integers(1, 8).flatmap(partial(cells, dtypes=["i8"])), st.randoms(use_true_random=False))
+def test_random_exchanges_fill_every_halo_point(case: Case, random: Random) -> None:
+    ranks = math.prod(case.procs)
+    event(f"{len(case.blocks)} axes, {ranks} ranks")
+    case.order = tuple(random.sample(range(ranks), ranks))
+    del case.fields[1:]
+    check_all(case)
 
 
 NAMED_CASES = {
-    "one rank, periodic": Case(((5,),), (True,), ((2, 3),), (False,)),
-    "one rank, periodic, staggered": Case(((5,),), (True,), ((2, 3),), (True,)),
-    "one rank, open: nothing moves": Case(((5,),), (False,), ((2, 9),), (False,)),
-    "two ranks, periodic: one peer on both sides": Case(((3, 4),), (True,), ((2, 3),), (False,)),
-    "two ranks, periodic, staggered": Case(((3, 4),), (True,), ((3, 2),), (True,)),
-    "two by two, periodic": Case(((2, 3), (3, 1)), (True, True), ((2, 1), (1, 1)), (False, False)),
-    "axes of one cell": Case(((1,), (1, 1), (1,)), (True,) * 3, ((1, 1),) * 3, (False,) * 3),
-    "axis of one cell, staggered, open": Case(((1, 1, 1),), (False,), ((1, 0),), (True,)),
-    "no halo": Case(((2, 2), (2, 2)), (True, False), ((0, 0), (0, 0)), (False, False)),
-    "no halo, staggered": Case(((2, 2), (2, 2)), (True, False), ((0, 0), (0, 0)), (True, True)),
-    "low sides only": Case(((2, 2), (2, 2)), (True, True), ((1, 0), (2, 0)), (False, False)),
-    "whole blocks": Case(((2, 2, 2),), (True,), ((2, 2),), (False,)),
-    "eight ranks, four axes": Case(
+    "one rank, periodic": one_field(((5,),), (True,), ((2, 3),), (False,)),
+    "one rank, periodic, staggered": one_field(((5,),), (True,), ((2, 3),), (True,)),
+    "one rank, open: nothing moves": one_field(((5,),), (False,), ((2, 9),), (False,)),
+    "two ranks, periodic: one peer on both sides": one_field(
+        ((3, 4),), (True,), ((2, 3),), (False,)
+    ),
+    "two ranks, periodic, staggered": one_field(((3, 4),), (True,), ((3, 2),), (True,)),
+    "two by two, periodic": one_field(
+        ((2, 3), (3, 1)), (True, True), ((2, 1), (1, 1)), (False, False)
+    ),
+    "axes of one cell": one_field(((1,), (1, 1), (1,)), (True,) * 3, ((1, 1),) * 3, (False,) * 3),
+    "axis of one cell, staggered, open": one_field(((1, 1, 1),), (False,), ((1, 0),), (True,)),
+    "no halo": one_field(((2, 2), (2, 2)), (True, False), ((0, 0), (0, 0)), (False, False)),
+    "no halo, staggered": one_field(
+        ((2, 2), (2, 2)), (True, False), ((0, 0), (0, 0)), (True, True)
+    ),
+    "low sides only": one_field(((2, 2), (2, 2)), (True, True), ((1, 0), (2, 0)), (False, False)),
+    "whole blocks": one_field(((2, 2, 2),), (True,), ((2, 2),), (False,)),
+    "eight ranks, four axes": one_field(
         ((2, 1), (1, 2), (2, 2), (3,)), (True, False, True, True), ((1, 1),) * 4, (False,) * 4
     ),
-    "link matrices": Case(((2, 3), (2,)), (True, True), ((1, 1),) * 2, (False,) * 2, (4,), (3, 3)),
+    "link matrices": one_field(
+        ((2, 3), (2,)), (True, True), ((1, 1),) * 2, (False,) * 2, (4,), (3, 3)
+    ),
 }
 
 
 @pytest.mark.parametrize("case", NAMED_CASES.values(), ids=NAMED_CASES)
 def test_exchange_fills_every_halo_point(case: Case) -> None:
-    check(case)
+    check_all(case)
 
 
 def test_layout_of_a_field_worked_by_hand() -> None:
@@ -310,9 +199,11 @@ def test_a_layout_is_wide_unless_every_neighbour_can_fill_its_side(
     allowed = widest(sizes, periodic, staggered)
     exchanges = periodic or len(sizes) > 1
     for low, high in product(range(4), repeat=2):
-        case = Case((sizes,), (periodic,), ((low, high),), (staggered,))
+        case = one_field((sizes,), (periodic,), ((low, high),), (staggered,))
         fits = not exchanges or (low <= allowed[0] and high <= allowed[1])
-        assert {layout.is_wide for layout in case.layouts()} == {not fits}  # equal on all ranks
+        assert {layout.is_wide for layout in layouts(case, case.fields[0])} == {
+            not fits
+        }  # equal on all ranks
 
 
 @pytest.mark.parametrize(
@@ -337,12 +228,13 @@ def test_a_layout_refuses_a_spec_for_other_axes_and_ranks_that_do_not_exist() ->
         FieldLayout(domain, 2, FieldSpec(((1, 1),) * 2))
 
 
-@given(cases())
+@given(st.integers(1, 8).flatmap(cells))
 def test_infer_spec_finds_the_field_or_says_that_it_cannot_tell(case: Case) -> None:
-    layout = case.layouts()[0]
+    f = replace(case.fields[0], offsets=())
+    layout = layouts(case, f)[0]
     plain = [
         sum(halo) + blocks[layout.decomposition.coords_of(0)[axis]]
-        for axis, (halo, blocks) in enumerate(zip(case.halo, case.blocks, strict=True))
+        for axis, (halo, blocks) in enumerate(zip(f.halo, case.blocks, strict=True))
     ]
     shape = layout.padded_shape
     fitting = [
@@ -351,14 +243,14 @@ def test_infer_spec_finds_the_field_or_says_that_it_cannot_tell(case: Case) -> N
         if list(shape[first : first + len(plain)]) == plain
     ]
     event(f"{min(len(fitting), 2)} readings")
-    if len(fitting) == 1 and not any(case.staggered):
-        assert infer_spec(layout.decomposition, 0, shape, case.halo) == case.spec
+    if len(fitting) == 1 and not any(f.staggered):
+        assert infer_spec(layout.decomposition, 0, shape, f.halo) == layout.spec
     elif len(fitting) == 1:  # the shape also fits a plain field with components
-        assert not any(infer_spec(layout.decomposition, 0, shape, case.halo).staggered)
+        assert not any(infer_spec(layout.decomposition, 0, shape, f.halo).staggered)
     else:
         text = f"can be read in {len(fitting)} ways" if fitting else "does not fit the grid"
         with pytest.raises(FieldError, match=text):
-            infer_spec(layout.decomposition, 0, shape, case.halo)
+            infer_spec(layout.decomposition, 0, shape, f.halo)
 
 
 def test_infer_spec_errors_say_what_fits_and_how_to_declare() -> None:

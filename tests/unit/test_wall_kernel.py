@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose, normalise_boundary
 from halox.decomposition.connections import Connection, normalise_connect
@@ -19,13 +21,16 @@ from halox.exchange.wall_launch import MOST_ARRAYS, FillPlan, plan_fill
 from halox.packing.strided_plan import region_dtype
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
-from tests.boundaries import UNTOUCHED, block, random_case, random_numbers
+from tests.oracle import Case, expected, whole_values
+from tests.strategies import walls
 from tests.support import require, trials
+from tests.unit.by_regions import layouts
 from tests.unit.cpu_kernels import SHIM, aligned, shared_library
 
 require("cxx")
 
 SMS = 132
+UNTOUCHED = -77
 
 
 @cache
@@ -87,108 +92,93 @@ def test_the_table_is_that_of_the_kernel() -> None:
         assert parameters <= 4096
 
 
-@pytest.mark.parametrize("number", range(trials(120)))
-def test_random_fields(number: int) -> None:
+# The same cases in every run, since each needs compiled kernels.
+few_kernels = settings(derandomize=True, print_blob=True)
+DTYPES = ["f8", "f4", "c16", "i4"]
+
+
+@settings(few_kernels, max_examples=trials(120))
+@given(
+    st.integers(1, 4).flatmap(partial(walls, dtypes=DTYPES, thin=False)),
+    st.booleans(),
+    st.sampled_from("CF"),
+)
+def test_random_fields(case: Case, backwards: bool, order: Any) -> None:
     """Two fields of each rank of a random grid; their neighbours' cells are there, the walls are not.
 
     All numbers have the bits that NumPy computes. The regions are the cells that the steps on the host write.
     """
-    rng = np.random.default_rng([20261124, number])
-    ranks = int(rng.integers(1, 5))
-    case = random_case(rng, ranks)
-    grid = decompose(
-        case.shape, ranks, halo=case.halo, periodic=case.periodic, proc_shape=case.proc_shape
-    )
-    spec = FieldSpec(
-        case.halo,
-        case.before,
-        case.after,
-        case.staggered,
-        boundary=normalise_boundary(case.sides, case.periodic),
-    )
-    kernels, corners = 0, bool(rng.integers(2))
-    for rank in range(ranks):
-        layout = FieldLayout(grid, rank, spec)
-        walls = layout.walls(corners)
-        fields, expected = [], []
-        for _ in range(2):
-            whole = random_numbers(rng, layout.global_shape, case.dtype)
-            order = rng.choice(["C", "F"])
-            expected.append(np.asarray(block(layout, case, case.padded(whole)), order=order))
-            fields.append(expected[-1].copy(order="K"))
-            for region in walls.regions():
+    f = case.fields[0]
+    for layout in layouts(case, f):
+        coords, walls_of = layout.decomposition.coords_of(layout.rank), layout.walls()
+        fields, right = [], []
+        for number in range(2):
+            one = expected(case, f, coords, whole_values(case, f, number)).after
+            right.append(np.asarray(one, order=order))
+            fields.append(right[-1].copy(order="K"))
+            for region in walls_of.regions():
                 fields[-1][region.box] = UNTOUCHED
-        plans = plan_fill([(0, walls), (1, walls)], [describe(u) for u in fields], SMS)
-        has_phase = any(fill.along.boundary.kind == "phase" for fill in walls.fills())
+        plans = plan_fill([(0, walls_of), (1, walls_of)], [describe(u) for u in fields], SMS)
+        has_phase = any(fill.along.boundary.kind == "phase" for fill in walls_of.fills())
         written = np.zeros((2, *layout.padded_shape), int)
-        for region in walls.regions():
+        for region in walls_of.regions():
             written[0][region.box] += 1
-        for fill in walls.fills():
+        for fill in walls_of.fills():
             written[1][fill.target] = 1
-        assert has_phase or np.array_equal(*written), case
+        assert has_phase or np.array_equal(*written)
         if plans is None:
-            thin = any(case.staggered)
-            assert has_phase or thin, case
+            assert has_phase or any(f.staggered)
             continue
-        kernels += 1
         for plan in plans:
-            run(plan, fields, backwards=bool(rng.integers(2)))
-        for u, right in zip(fields, expected, strict=True):
-            assert np.array_equal(u, right), case
+            run(plan, fields, backwards=backwards)
+        assert all(map(np.array_equal, fields, right))
 
 
-@pytest.mark.parametrize("number", range(trials(60)))
-def test_periodic_axes_in_the_same_launch(number: int) -> None:
+@settings(few_kernels, max_examples=trials(60))
+@given(walls(1, ["f8"], thin=False), st.booleans())
+def test_periodic_axes_in_the_same_launch(case: Case, backwards: bool) -> None:
     """One launch fills the whole halo of a rank that is its own neighbour, from its owned points."""
-    rng = np.random.default_rng([20261126, number])
-    case = random_case(rng, 1)
-    case.dtype = np.dtype("f8")  # few kernels, because each is compiled
-    case.sides = {
+    f = case.fields[0]
+    f.sides = {
         component: tuple(
             (None, None) if wraps else pair
             for pair, wraps in zip(sides, case.periodic, strict=True)
         )
-        for component, sides in case.sides.items()
+        for component, sides in f.sides.items()
     }
-    grid = decompose(case.shape, 1, halo=case.halo, periodic=case.periodic)
-    boundary = normalise_boundary(case.sides, case.periodic)
-    spec = FieldSpec(case.halo, case.before, case.after, case.staggered, boundary=boundary)
-    layout = FieldLayout(grid, 0, spec)
-    whole = rng.integers(-9, 10, layout.global_shape).astype(case.dtype)
-    u = np.full(layout.padded_shape, UNTOUCHED, case.dtype)
-    u[layout.interior] = whole
+    (layout,) = layouts(case, f)
+    one = expected(case, f, (0,) * len(case.shape), whole_values(case, f, 0))
+    u = one.before.copy()
     plans = plan_fill([(0, layout.walls())], [describe(u)], SMS, wraps=True)
-    assert plans is not None, case
+    assert plans is not None
     for plan in plans:
-        run(plan, [u], backwards=bool(rng.integers(2)))
-    assert np.array_equal(u, block(layout, case, case.padded(whole))), case
+        run(plan, [u], backwards=backwards)
+    assert np.array_equal(u, one.after)
 
 
-@pytest.mark.parametrize("number", range(trials(60)))
-def test_the_launch_fills_the_cells_of_all_messages(number: int) -> None:
+@settings(max_examples=trials(60), print_blob=True)
+@given(walls(1, thin=False), st.sampled_from([(), (1,), (1, 3)]), st.booleans())
+def test_the_launch_fills_the_cells_of_all_messages(
+    case: Case, offsets: tuple[int, ...], corners: bool
+) -> None:
     """Each cell in one region; the cells that no message fills are beyond walls."""
-    rng = np.random.default_rng([1, number])
-    case = random_case(rng, 1)
-    offsets = ((), (1,), (1, 3))[rng.integers(3)]
-    corners = bool(rng.integers(2))
-    halo = ((3, 3),) * len(case.shape) if offsets else case.halo
+    f = case.fields[0]
+    halo = ((3, 3),) * len(case.shape) if offsets else f.halo
     grid = decompose(case.shape, 1, halo=halo, periodic=case.periodic)
     sides = [None if wraps else "edge" for wraps in case.periodic]
     boundary = normalise_boundary(sides, case.periodic)
-    spec = FieldSpec(
-        halo, case.before, case.after, case.staggered, offsets=offsets, boundary=boundary
-    )
+    spec = FieldSpec(halo, f.before, f.after, f.staggered, offsets=offsets, boundary=boundary)
     layout = FieldLayout(grid, 0, spec)
     filled, received = np.zeros((2, *layout.padded_shape), int)
     beyond = np.ones(layout.padded_shape, bool)
-    beyond[(slice(None),) * len(case.before) + layout.within_walls] = False
+    beyond[(slice(None),) * len(f.before) + layout.within_walls] = False
     for box, _ in layout.walls(corners).regions(wraps=True):
         filled[box] += 1
     for region in layout.regions(corners):
         if region.recv is not None:
             received[region.recv.slices] += 1
     assert filled.max(initial=0) <= 1 and received.max(initial=0) <= 1
-    assert np.array_equal(filled * ~beyond, received), (case, offsets, corners)
+    assert np.array_equal(filled * ~beyond, received)
     assert not np.any(received * beyond)
 
 
@@ -251,7 +241,7 @@ def test_signs_of_connections(sign: Any, dtype: str) -> None:
     )
     options = {"components": 2, "sign": sign, "boundary": (None, None, "antisymmetric")}
     layout = FieldLayout(grid, 0, field_spec(options, FieldSpec(((2, 2),) * 3), grid))
-    walls, u = layout.walls(), np.random.default_rng(1).integers(-9, 10, layout.padded_shape)
+    u = np.random.default_rng(1).integers(-9, 10, layout.padded_shape)
     u = u.astype(dtype)
     changes = np.ones(u.shape, dtype)
     changes[
@@ -261,7 +251,7 @@ def test_signs_of_connections(sign: Any, dtype: str) -> None:
     changes[: 2 if sign == -1 else 1, 7, second, 2:6] = -1
     expected = u * changes
     expected[..., 1::-1], expected[..., 6:] = -expected[..., 2:4], -expected[..., 5:3:-1]
-    plans = plan_fill([(0, walls)], [describe(u)], SMS)
+    plans = plan_fill([(0, layout.walls())], [describe(u)], SMS)
     assert plans is not None and len(plans) == 2
     for plan in plans:
         run(plan, [u], backwards=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,16 @@ import halox
 from halox.gathering import gather as gathering
 from tests.mpi import ways
 from tests.mpi.conftest import agree
-from tests.mpi.reference import (
+from tests.mpi.ways import GPU_DTYPES, Way
+from tests.oracle import (
     NUMERIC,
     Case,
     Field,
     check_accumulate_as_on_cpu,
+    check_adjoint,
     check_exchanges,
-    make_fields,
-    random_case,
 )
-from tests.mpi.test_exchange import SEED
-from tests.mpi.ways import GPU_DTYPES, Way
+from tests.strategies import cells, folds, on_ranks, walls
 from tests.support import require
 
 require("gpu")
@@ -31,33 +31,43 @@ import cupy  # noqa: E402
 
 from tests.gpu.guarded import stall  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
 CHOSEN = Way("")
 """The path that halox chooses; on one rank, the copies within it."""
 
 
-def check(case: Case, comm: MPI.Intracomm) -> None:
-    with case.grid(comm, "gpu") as grid:
-        wanted = case.expected(grid.coords)
-        fields = make_fields(grid, case, [w.before for w in wanted])
-        check_exchanges(grid, fields, wanted, (SEED, case))
+GPU_CELLS = partial(cells, dtypes=GPU_DTYPES)
 
 
-@pytest.mark.parametrize("number", range(40))
-def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
-    """Every fourth grid may have halos wider than blocks."""
-    rng = np.random.default_rng([SEED, comm.size, number])
-    check(random_case(rng, comm.size, GPU_DTYPES, wide=number % 4 == 3), comm)
+@on_ranks(GPU_CELLS, 40)
+def test_cells(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm, "gpu")
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_random_grid_by_mpi(
-    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, 3, comm.size, number])
-    check(random_case(rng, comm.size, GPU_DTYPES, wide=number % 4 == 3), comm)
+@on_ranks(partial(GPU_CELLS, wide=True), 10)
+def test_wide_halos(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm, "gpu")
+
+
+@on_ranks(walls, 40)
+def test_walls(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm, "gpu")
+
+
+@on_ranks(partial(walls, linear=True), 20)
+def test_walls_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm, "gpu")
+
+
+@on_ranks(folds, 40)
+def test_folds(case: Case, comm: MPI.Intracomm) -> None:
+    check_exchanges(case, comm, "gpu")
+
+
+@on_ranks(folds, 20)
+def test_folds_accumulated(case: Case, comm: MPI.Intracomm) -> None:
+    check_adjoint(case, comm, "gpu")
 
 
 @pytest.mark.parametrize("n", [64, 130])
@@ -65,19 +75,19 @@ def test_random_grid_by_mpi(
 def test_large_faces(n: int, periodic: bool, comm: MPI.Intracomm) -> None:
     """Faces with thousands of blocks on every axis, with corners."""
     procs = MPI.Compute_dims(comm.size, 3)
-    shape = tuple(n * p for p in procs)
-    one = ((1, 1),) * 3
-    fields = [Field(np.dtype("f8"), one, (), (), (False,) * 3, False)]
-    check(Case(shape, tuple(procs), (periodic,) * 3, one, True, fields), comm)
+    blocks = tuple((n,) * p for p in procs)
+    fields = [Field(np.dtype("f8"), ((1, 1),) * 3)]
+    check_exchanges(Case(blocks, (periodic,) * 3, fields), comm, "gpu")
 
 
-@pytest.mark.parametrize("number", range(15))
-def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 5, comm.size, number])
-    case = random_case(rng, comm.size, NUMERIC, wide=number % 4 == 3)
-    mine = np.random.default_rng([SEED, number, comm.rank])
-    with case.grid(comm, "gpu") as gpu, case.grid(comm) as cpu:
-        check_accumulate_as_on_cpu(gpu, cpu, case, mine)
+@on_ranks(partial(cells, dtypes=NUMERIC), 12)
+def test_accumulate_equals_that_on_the_cpu(case: Case, comm: MPI.Intracomm) -> None:
+    check_accumulate_as_on_cpu(case, comm)
+
+
+@on_ranks(partial(cells, dtypes=NUMERIC, wide=True), 4)
+def test_wide_accumulate_equals_that_on_the_cpu(case: Case, comm: MPI.Intracomm) -> None:
+    check_accumulate_as_on_cpu(case, comm)
 
 
 def numbered(grid: halox.Grid, step: int) -> cupy.ndarray:

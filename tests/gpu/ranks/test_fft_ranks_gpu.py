@@ -9,8 +9,8 @@ from mpi4py import MPI
 import halox
 from tests.gpu.ranks.paths import PEER, along
 from tests.mpi.conftest import agree
-from tests.mpi.test_exchange import SEED
 from tests.mpi.test_fft import check, random_case
+from tests.mpi.test_transpose import SEED
 from tests.mpi.ways import Way
 from tests.support import require
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import halox
 from halox.errors import HaloxError
 from tests.mpi.conftest import agree
-from tests.mpi.test_exchange import SEED
+from tests.mpi.test_transpose import SEED
 from tests.support import require
 
 require("gpu")

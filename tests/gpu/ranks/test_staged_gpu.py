@@ -13,9 +13,8 @@ import halox
 from halox import Exchange, Recv, Send, datatypes
 from halox.errors import StateError
 from halox.paths import fragments
-from tests.gpu.ranks.test_exchange_gpu import check
 from tests.mpi.conftest import agree
-from tests.mpi.reference import Case, Field
+from tests.oracle import Case, Field, check_exchanges
 from tests.support import require
 
 require("gpu")
@@ -44,18 +43,17 @@ def kinds(plan: Any) -> set[str]:
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_large_faces(axis: int, comm: MPI.Intracomm) -> None:
     """Faces of 2.2 MB with blocks of 8 bytes, of a row or of a plane, with edges and corners."""
-    shape, procs = [528, 528, 528], [1, 1, 1]
-    shape[axis], procs[axis] = 4 * comm.size, comm.size
-    field = Field(np.dtype("f8"), ONES, (), (), (False,) * 3, False)
-    check(Case(tuple(shape), tuple(procs), (True,) * 3, ONES, True, [field]), comm)
+    blocks: list[tuple[int, ...]] = [(528,), (528,), (528,)]
+    blocks[axis] = (4,) * comm.size
+    check_exchanges(Case(tuple(blocks), (True,) * 3, [Field(np.dtype("f8"), ONES)]), comm, "gpu")
 
 
 def test_fields_of_several_dtypes(comm: MPI.Intracomm) -> None:
     """Fragments that start in one field and end within an element of the next field."""
     sorts = [("f8", ()), ("c16", ()), ("f4", (3,)), ("i1", ()), ("f8", (3, 3))]
-    fields = [Field(np.dtype(d), ONES, (), after, (False,) * 3, False) for d, after in sorts]
-    shape, procs = (211, 203, 4 * comm.size), (1, 1, comm.size)
-    check(Case(shape, procs, (True,) * 3, ONES, True, fields), comm)
+    fields = [Field(np.dtype(d), ONES, (), after) for d, after in sorts]
+    blocks = ((211,), (203,), (4,) * comm.size)
+    check_exchanges(Case(blocks, (True,) * 3, fields), comm, "gpu")
 
 
 def test_fragments_are_used_and_overlap(way: str, comm: MPI.Intracomm) -> None:

@@ -9,8 +9,7 @@ from mpi4py import MPI
 import halox
 from tests.gpu.ranks.test_exchange_gpu import stall
 from tests.mpi.conftest import agree
-from tests.mpi.test_exchange import SEED
-from tests.mpi.test_transpose import check, pencils, random_case
+from tests.mpi.test_transpose import SEED, check, pencils, random_case
 from tests.support import require
 
 require("gpu")

@@ -6,6 +6,7 @@ The suite compares packing and unpacking of one datatype.
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 
@@ -24,7 +25,7 @@ from halox.packing.strided import _ELEMENTS, addition_element
 from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.marks import Mark
-from tests.folds import random_case
+from tests.strategies import folds
 from tests.support import require, trials
 from tests.unit.cpu_kernels import GUARD, aligned, coded, compiled, run
 
@@ -211,23 +212,19 @@ class TestCopy:
             packed = pack(array, datatype, max_words=max_words)
             assert packed.tobytes() == array[1:8, 1:7, 1:6].tobytes()
 
-    @pytest.mark.parametrize("number", range(trials(24)))
-    def test_halos_across_connections(self, number):
+    @settings(max_examples=trials(24), derandomize=True, print_blob=True)
+    @given(st.none() | folds(1), st.booleans())
+    def test_halos_across_connections(self, case, backwards):
         """Boxes walked backwards, and boxes of a cube's faces with swapped axes; MPI packs what is sent alike."""
         require("mpi")
         from mpi4py import MPI
 
         from halox.cubed_sphere import CubedSphere
 
-        rng = np.random.default_rng([20261126, number])
-        if number % 4:
-            case = random_case(rng)
-            grid = case.grid(MPI.COMM_SELF, (1,) * len(case.shape))
-            array = case.field(grid)
-        else:
-            grid = CubedSphere(4, 2, comm=MPI.COMM_SELF, device="cpu")
-            array = grid.zeros("f4", components=2, sign="vector")
-        with grid:
+        rng = np.random.default_rng(20261126)
+        cube = CubedSphere(4, 2, comm=MPI.COMM_SELF, device="cpu")
+        with cube, case.grid(MPI.COMM_SELF) if case else nullcontext(cube) as grid:
+            array = case.make(grid)[0] if case else grid.zeros("f4", components=2, sign="vector")
             bytes_of_array = array.view("u1")
             bytes_of_array[...] = rng.integers(0, 255, bytes_of_array.shape)
             on_gpu = replace(describe(array), device=0)  # where all boxes move at once
@@ -247,7 +244,7 @@ class TestCopy:
                         Side(moved.ctypes.data, one.datatype.strided) for one in (sent, received)
                     )
                     copies.append(Copy(*sides))
-            copy_on_cpu(copies, backwards=number % 2 == 1)
+            copy_on_cpu(copies, backwards=backwards)
             assert moved.tobytes() == expected.tobytes()
             assert copies or not any(map(any, grid.halo))
 
