@@ -408,14 +408,14 @@ MASKED: dict[str, tuple[str, Callable[[halox.Grid, Any, Any], Any]]] = {
     "an operator": ("x", lambda grid, m, u: operator(m(np.ones(4)))),
     "displacements": ("displacements", lambda grid, m, u: dt.indexed([1], m([1]), "f8")),
 }
-LOCAL = ("exchange", "coords", "points to locate", "sources", "an operator", "displacements")
+WITHOUT_RANKS = ("exchange", "coords", "points to locate", "sources", "an operator", "displacements")
 
 
 @pytest.mark.parametrize("name", MASKED)
 def test_a_masked_array_is_refused_on_all_ranks(name: str, comm: World) -> None:
     """A mask that was dropped would turn missing values into numbers; the same call without mask works."""
     argument, call = MASKED[name]
-    has_mask = name in LOCAL or comm.rank == comm.size - 1
+    has_mask = name in WITHOUT_RANKS or comm.rank == comm.size - 1
 
     def masked(values: Any) -> Any:
         return np.ma.masked if np.ndim(values) == 0 else np.ma.array(values, mask=True)
