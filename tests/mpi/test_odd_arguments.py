@@ -408,7 +408,14 @@ MASKED: dict[str, tuple[str, Callable[[halox.Grid, Any, Any], Any]]] = {
     "an operator": ("x", lambda grid, m, u: operator(m(np.ones(4)))),
     "displacements": ("displacements", lambda grid, m, u: dt.indexed([1], m([1]), "f8")),
 }
-WITHOUT_RANKS = ("exchange", "coords", "points to locate", "sources", "an operator", "displacements")
+WITHOUT_RANKS = (
+    "exchange",
+    "coords",
+    "points to locate",
+    "sources",
+    "an operator",
+    "displacements",
+)
 
 
 @pytest.mark.parametrize("name", MASKED)

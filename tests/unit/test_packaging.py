@@ -95,7 +95,8 @@ def installed_halox(commands: Path, *words: str) -> str:
     ended = subprocess.run(
         [commands / "halox", *words],
         cwd=commands,
-        env=_without_path(),
+        # The MPI library of this environment, if it is a wheel.
+        env=_without_path() | {"LD_LIBRARY_PATH": f"{sys.prefix}/lib"},
         capture_output=True,
         text=True,
         timeout=500,
