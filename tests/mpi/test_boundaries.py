@@ -306,6 +306,7 @@ def test_a_function_that_raises_later_ends_the_calls_of_all_ranks(comm: MPI.Intr
     assert agree(type(raised.value) is expected, comm)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_function_makes_no_collective_call(first: bool, comm: MPI.Intracomm) -> None:
     """The error names the function, and no other thread."""

@@ -164,6 +164,7 @@ def test_errors(options: Any, error: Any, text: str, comm: MPI.Intracomm) -> Non
     assert text in str(raised.value)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_a_communicator_with_periods_is_refused(comm: MPI.Intracomm) -> None:
     dims = (comm.size, 1, 1)
     for periods in ((False, True, True), (True, False, False)):
