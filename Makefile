@@ -5,7 +5,7 @@ PYTHON ?= python3
 test:
 	$(PYTHON) -m pytest
 
-# What CI runs: all cases on 1 to 4 ranks, a part on 8, all random cases, kernels for all architectures.
+# The whole matrix: all cases on 1 to 4 ranks, a part on 8, all random cases, kernels for all architectures.
 test-all:
 	$(PYTHON) -m pytest -m "(full or not full) and not elsewhere"
 
