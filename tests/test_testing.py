@@ -117,8 +117,9 @@ def pytest_on_ranks(
     file.write_text(dedent(HEAD) + dedent(code))
     words = ["-p", "halox.testing", "-p", "no:cacheprovider", "-rA", "--color=no", str(file)]
     words = ["-m", "pytest", "--rootdir", str(folder), *options, *words]
-    # No other plugin is needed, and every rank would import all of them.
-    return on_ranks(ranks, *words, HALOX_TIMEOUT=timeout_s, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    # No other plugin is needed, every rank would import all of them, and options of this run may belong to one.
+    settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    return on_ranks(ranks, *words, HALOX_TIMEOUT=timeout_s, **settings)
 
 
 def test_outcomes_are_those_of_all_ranks(tmp_path: Path) -> None:
