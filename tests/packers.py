@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.datatypes import Datatype
 from halox.errors import DatatypeError
+from tests.datatype_strategies import build, recipes, scattered
 from tests.support import trials
-from tests.unit.datatype_strategies import build, recipes, scattered
 
 GUARD = 0xA5
 HALF = 1 << 17

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from halox.cli import launcher
+from tests.fakes.kept import folder
 from tests.launching import PYTEST, SETTINGS, Ended, run
 from tests.support import FULL, full, require
-from tests.unit.kept import folder
 
 LEAST = {2: 600, 3: 900, 4: 100, 8: 100}
 """Least numbers of tests that pass on each rank, by the number of ranks."""

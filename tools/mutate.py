@@ -188,9 +188,11 @@ def run_one(mutant: dict[str, Any]) -> str:
 
 
 def _path(ranks: int, name: str) -> str:
-    """Return the path of a test file: of tests/mpi if it runs on ranks."""
+    """Return the path of a test file, in any room: of tests/mpi if it runs on ranks."""
     room, _, file = name.rpartition("/")
-    return f"tests/{'mpi' if ranks else 'unit'}/{room and room + '/'}test_{file}.py"
+    folder = ROOT / "tests" / ("mpi" if ranks else "unit")
+    (found,) = folder.rglob(f"{room and room + '/'}test_{file}.py")
+    return found.relative_to(ROOT).as_posix()
 
 
 def _failing(ranks: int, files: Sequence[str]) -> str:

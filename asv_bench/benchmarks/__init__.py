@@ -1,6 +1,6 @@
 """Benchmarks for asv: each class is a case of ``halox bench`` with its parameters, and tracks figures of its rows.
 
-``tests/unit/test_asv.py`` runs each class once, with the small parameters `few`.
+``tests/unit/bench/test_asv.py`` runs each class once, with the small parameters `few`.
 """
 
 from __future__ import annotations

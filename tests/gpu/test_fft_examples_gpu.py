@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import on_ranks, require
-from tests.unit.test_fft_examples import BOX, CASES, PLANE, PLANES, POISSON, printed
+from tests.unit.apps.test_fft_examples import BOX, CASES, PLANE, PLANES, POISSON, printed
 
 pytestmark = pytest.mark.gpu
 require("gpu")

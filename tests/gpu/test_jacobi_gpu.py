@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import on_ranks, require
-from tests.unit.test_jacobi import EXAMPLE, printed, serial
+from tests.unit.apps.test_jacobi import EXAMPLE, printed, serial
 
 pytestmark = pytest.mark.gpu
 require("gpu")

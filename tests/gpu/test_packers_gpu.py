@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
+from tests.datatype_strategies import scattered
 from tests.packers import GUARD, MIXES, TYPES, PackerTests, displacements
 from tests.support import require
-from tests.unit.datatype_strategies import scattered
 
 pytestmark = pytest.mark.gpu
 require("gpu")

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from halox.packing.host import HostPacker
+from tests.datatype_strategies import build, recipes
 from tests.support import require
-from tests.unit.datatype_strategies import build, recipes
 
 pytestmark = pytest.mark.gpu
 require("gpu")

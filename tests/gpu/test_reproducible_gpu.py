@@ -12,7 +12,7 @@ import halox
 from halox.errors import FieldError, StateError
 from tests.exact import KINDS, exact_sum, hard, norm, products, same_bits, sums
 from tests.support import on_ranks, require
-from tests.unit.test_jacobi import EXAMPLE, printed
+from tests.unit.apps.test_jacobi import EXAMPLE, printed
 
 pytestmark = pytest.mark.gpu
 require("gpu")

@@ -9,9 +9,9 @@ import pytest
 
 from halox import datatypes as dt
 from halox.packing.host import HostPacker
+from tests.datatype_strategies import scattered
 from tests.packers import displacements
 from tests.support import require
-from tests.unit.datatype_strategies import scattered
 
 pytestmark = pytest.mark.gpu
 require("gpu")

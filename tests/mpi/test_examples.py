@@ -1,4 +1,4 @@
-"""The examples on ranks; each checks its own result. tests/unit/test_docs.py runs them on one rank."""
+"""The examples on ranks; each checks its own result. tests/project/test_docs.py runs them on one rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import halox
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.support import full
-from tests.unit import test_fft_examples, test_jacobi
+from tests.unit.apps import test_fft_examples, test_jacobi
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = {

@@ -13,11 +13,11 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError, MismatchError
+from tests.fakes.fake_cupy import Array
 from tests.mpi.bad_input import Table, check_error
 from tests.mpi.conftest import agree
-from tests.mpi.fake_cupy import Array
 from tests.mpi.test_reproducible import device, field, plain
-from tests.unit.reduction_oracle import same
+from tests.unit.collectives.reduction_oracle import same
 
 __all__ = ["device"]  # a fixture
 

@@ -24,11 +24,11 @@ from halox.errors import (
 )
 from halox.runtime import shared_memory
 from halox.runtime.communicator import Communicator
+from tests.fakes import fake_cufft
 from tests.mpi.bad_input import Table, check_error, read_only
 from tests.mpi.conftest import agree, by_first
 from tests.oracle import allocated, factorisations, host
 from tests.support import trials
-from tests.unit import fake_cufft
 
 pytestmark = pytest.mark.usually(3)
 

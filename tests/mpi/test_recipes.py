@@ -1,4 +1,4 @@
-"""The recipes on several ranks; tests/unit/test_docs.py runs them, and all other pages, on one rank."""
+"""The recipes on several ranks; tests/project/test_docs.py runs them, and all other pages, on one rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_docs import snippets
+from tests.project.test_docs import snippets
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [*sorted((DOCS / "recipes").glob("*.md"))]

@@ -18,8 +18,8 @@ from halox.errors import (
     StateError,
 )
 from tests.exact import KINDS, exact_sum, hard, norm, products, same_bits, sums
+from tests.fakes.fake_cupy import Array, Machine
 from tests.mpi.conftest import agree
-from tests.mpi.fake_cupy import Array, Machine
 from tests.support import require, trials
 
 pytestmark = [pytest.mark.ranks(1, 2, 3, 4, 8), pytest.mark.usually(3)]

@@ -1,4 +1,4 @@
-"""The stencil mini-app on the ranks of this test; tests/unit/test_cli_ranks.py tests the command that starts ranks."""
+"""The stencil mini-app on ranks; tests/unit/cli/test_cli_ranks.py tests the command that starts them."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from halox.errors import (
 )
 from tests.mpi.conftest import agree
 from tests.support import require
-from tests.unit.reduction_oracle import expected, same, sample
-from tests.unit.test_operations import PAIRS
+from tests.unit.collectives.reduction_oracle import expected, same, sample
+from tests.unit.collectives.test_operations import PAIRS
 
 require("gpu")
 

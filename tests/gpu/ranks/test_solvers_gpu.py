@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
+from tests.project.test_docs import snippets
 from tests.support import require
-from tests.unit.test_docs import snippets
 
 require("gpu")
 

@@ -21,10 +21,10 @@ from halox.packing.traversal_tree import simplified
 from halox.packing.workunits_lists import ListCache
 from halox.runtime.gpu import memory
 from halox.runtime.gpu.compiler import preamble, source
+from tests.fakes.cpu_kernels import SHIM, aligned, compiled, run_workunits, shared_library
+from tests.fakes.fake_driver import STREAM, fake_driver
 from tests.packers import GUARD
 from tests.support import require
-from tests.unit.cpu_kernels import SHIM, aligned, compiled, run_workunits, shared_library
-from tests.unit.fake_driver import STREAM, fake_driver
 
 MARGIN = 256
 SMALL = Shape(threads=8, in_flight=4, chunk_words=64, blocks=3)

@@ -24,10 +24,10 @@ from halox.packing.copy_boxes import (
 )
 from halox.packing.copy_engine import MOST_RUNS, CopyEnginePacker, plan
 from halox.runtime.gpu.copies import MAX_PITCH
+from tests.datatype_strategies import MOST_SPAN, build, recipes
+from tests.fakes.fake_driver import CAPTURED, STREAM, fake_driver
 from tests.packers import GUARD, coded, displacements
 from tests.support import require, trials
-from tests.unit.datatype_strategies import MOST_SPAN, build, recipes
-from tests.unit.fake_driver import CAPTURED, STREAM, fake_driver
 
 ORIGIN = 4 * MOST_SPAN
 """Index of displacement 0 in the memory of random types."""

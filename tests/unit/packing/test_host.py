@@ -32,8 +32,8 @@ from halox.packing import host_copiers
 from halox.packing.host import HostPacker
 from halox.packing.host_layout import HostLayout
 from halox.packing.pack import pack, unpack
+from tests.datatype_strategies import Recipe, build, recipes
 from tests.support import require, trials
-from tests.unit.datatype_strategies import Recipe, build, recipes
 
 GUARD = 16
 

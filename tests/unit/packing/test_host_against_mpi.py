@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from halox.datatypes import from_mpi
 from halox.packing import host_layout
 from halox.packing.host import HostPacker
-from tests.support import trials
-from tests.unit.datatype_strategies import Recipe, build, recipes
-from tests.unit.mpi_types import (
+from tests.datatype_strategies import Recipe, build, recipes
+from tests.mpi_types import (
     GUARD,
     OPEN_MPI,
     Memory,
@@ -29,6 +28,7 @@ from tests.unit.mpi_types import (
     mpi_unpack,
     one_item,
 )
+from tests.support import trials
 
 EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(5000)))
 

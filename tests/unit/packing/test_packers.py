@@ -10,9 +10,9 @@ import pytest
 from halox import datatypes as dt
 from halox.errors import DeviceError
 from halox.packing.choosing import packers
+from tests.fakes.cpu_kernels import before_a_forbidden_page
+from tests.fakes.fake_driver import STREAM
 from tests.packers import GUARD, TYPES, PackerTests, check, coded
-from tests.unit.cpu_kernels import before_a_forbidden_page
-from tests.unit.fake_driver import STREAM
 from tests.unit.packing.cpu_backend import HostBackend, cpu_backend
 
 METHODS = ("strided", "workunits", "traversal", "copy_engine")

@@ -25,9 +25,9 @@ from halox.packing.strided import _ELEMENTS, addition_element
 from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.marks import Mark
+from tests.fakes.cpu_kernels import GUARD, aligned, coded, compiled, run
 from tests.strategies import folds
 from tests.support import require, trials
-from tests.unit.cpu_kernels import GUARD, aligned, coded, compiled, run
 
 require("cxx")
 

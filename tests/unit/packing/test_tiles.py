@@ -16,8 +16,8 @@ from halox.packing import tiles
 from halox.packing.refine import Copy, Level, Side, contiguous_side
 from halox.packing.strided_plan import plan
 from halox.packing.tiles import MEMORY_BYTES, Tile, tiled
+from tests.fakes.cpu_kernels import aligned, run
 from tests.support import trials
-from tests.unit.cpu_kernels import aligned, run
 
 SMS = 2
 DTYPES = ("u1", "u2", "f4", "f8", "c16", "S3", "S12", "S20", "S24", "S32", "S64")

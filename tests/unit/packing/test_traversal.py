@@ -24,9 +24,9 @@ from halox.packing.traversal_tree import (
     nesting,
     simplified,
 )
+from tests.fakes.cpu_kernels import FLAGS, HERE, SHIM
 from tests.packers import HALF, TYPES, check
 from tests.support import require, trials
-from tests.unit.cpu_kernels import FLAGS, HERE, SHIM
 from tests.unit.packing.cpu_backend import cpu_backend
 
 LIST = dt.indexed([1, 2], [0, 3], "f8")

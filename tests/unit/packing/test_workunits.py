@@ -18,10 +18,10 @@ from halox.packing import workunits, workunits_lists
 from halox.packing import workunits_plan as wp
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
 from halox.packing.workunits_lists import ListCache, UnitList, layout_key, unit_list
+from tests.datatype_strategies import scattered
+from tests.fakes.cpu_kernels import aligned, run_workunits, workunits_library
+from tests.fakes.fake_driver import STREAM
 from tests.packers import GUARD, HALF, MIXES, TYPES, check, coded, displacements
-from tests.unit.cpu_kernels import aligned, run_workunits, workunits_library
-from tests.unit.datatype_strategies import scattered
-from tests.unit.fake_driver import STREAM
 from tests.unit.packing.cpu_backend import cpu_backend
 
 FORMS = ("short of 8", "odd lengths", "long and short", "granules", "alike, 8", "alike, 1001")

@@ -1,0 +1,248 @@
+"""Runs kernels that store into their neighbours' halos on the CPU, with one thread per rank.
+
+Only the GPU is simulated: ``paths.peer.stores`` makes the (host) memory, the tables and the argument, and g++ compiles
+``halo.cu`` with a kernel of the tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import halox
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec
+from halox.paths.peer import stores
+from halox.runtime.arrays import Described, describe
+from halox.runtime.gpu import pools
+from halox.runtime.gpu.pools import Pool
+from tests.fakes.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
+from tests.fakes.cpu_peer import HEADER, LIMIT_S, HostArena
+
+THREADS = 24
+
+_MEMORY = """
+struct __attribute__((aligned(16))) State { u64 count, failed; };
+struct Word16 { u64 low, high; };
+static Word16 load_wide(u64) { return {}; }
+static State load_state(u64 at)
+{
+    return {__atomic_load_n(checked<u64>(at), __ATOMIC_RELAXED),
+            __atomic_load_n(checked<u64>(at + 8), __ATOMIC_RELAXED)};
+}
+static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
+static void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+extern "C" void delay(u64 seed, u32 permille)
+{
+    delays = {seed * 2654435761u + 88172645463325252ull, permille};
+}
+"""
+
+# Cells in the order of the array; each is a hash of the cell and of the cells around it at distances up to `reach`.
+# Integers that wrap around make any wrong cell visible.
+_STEP = """
+extern "C" void step_kernel(const halox::Halo<AXES>& halo, int field, const u32* from, int reach, int diagonal,
+                            int waits)
+{
+    int total = 1;
+    for (int k = 0; k < AXES; ++k)
+        total *= halo.axis[k].end - halo.axis[k].begin;
+    for (int number = blockIdx.x * blockDim.x + threadIdx.x; number < total; number += gridDim.x * blockDim.x) {
+        int cell[AXES], left = number;
+        for (int k = AXES; k-- > 0;) {
+            const int extent = halo.axis[k].end - halo.axis[k].begin;
+            cell[k] = halo.axis[k].begin + left % extent;
+            left /= extent;
+        }
+        if (waits)
+            halo.wait(cell);
+        for (u32 c = 0; c < halo.components; ++c) {
+            const auto at = [&](int axis, int distance) {
+                long long offset = c * halo.component_stride;
+                for (int k = 0; k < AXES; ++k)
+                    offset += (cell[k] + (diagonal || k == axis ? distance : 0)) * halo.axis[k].stride;
+                return *(const u32*)((const char*)from + offset);
+            };
+            u32 value = at(0, 0) * 5u + c;
+            for (int k = 0; k < AXES; ++k)
+                for (int i = 1; i <= reach; ++i)
+                    value = value * 3u + at(k, -i) + at(k, i) * 7u;
+            halo.store(field, cell, value, int(c));
+        }
+    }
+    }
+extern "C" void run(u32 grid, u32 threads, const u32* blocks, const void* halo, int field, const u32* from,
+                    int reach, int diagonal, int waits)
+{
+    launch_blocks(grid, threads, false, blocks, grid, step_kernel, *(const halox::Halo<AXES>*)halo, field, from,
+                  reach, diagonal, waits);
+}
+extern "C" void store(const void* halo, int field, const int* cell, u32 value, int component, int wide)
+{
+    int at[AXES];
+    for (int k = 0; k < AXES; ++k)
+        at[k] = cell[k];
+    if (wide)
+        ((const halox::Halo<AXES>*)halo)->store(field, at, u64(value), component);
+    else
+        ((const halox::Halo<AXES>*)halo)->store(field, at, value, component);
+}
+extern "C" int wait(const void* halo, const int* cell)
+{
+    int at[AXES];
+    for (int k = 0; k < AXES; ++k)
+        at[k] = cell[k];
+    return ((const halox::Halo<AXES>*)halo)->wait(at);
+}
+extern "C" {
+unsigned long size = sizeof(halox::Halo<AXES>);
+}
+"""
+
+
+@cache
+def library(rank: int, axes: int, *, debug: bool = False) -> ctypes.CDLL:
+    """Load one copy of the library per rank, so that each has its own blockIdx and fibers."""
+    text = (
+        f'#define AXES {axes}\n#include "{HEADER}"\n{_MEMORY}'
+        f"{halox.device_header(debug=debug)}{_STEP}"
+    )
+    flags = [
+        *FLAGS,
+        "-Wno-unused-function",
+        "-Wno-unused-variable",
+        "-Wl,--no-as-needed",
+        "-latomic",
+    ]
+    return own_copy(compiled_once(text, *flags))
+
+
+@contextmanager
+def without_gpu() -> Iterator[None]:
+    """Let `halox.paths.peer.stores` use host memory."""
+    runtime = SimpleNamespace(
+        memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
+        memcpy=lambda target, source, nbytes, _: ctypes.memmove(target, source, nbytes),
+        memcpyHostToDevice=1,
+        deviceSynchronize=lambda: None,
+    )
+    cuda = SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime)
+
+    def word(device: int) -> Any:
+        array = aligned(16)
+        return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
+
+    with (
+        patch.object(stores, "is_capturing", lambda: False),
+        patch.object(stores, "cupy", lambda: SimpleNamespace(cuda=cuda)),
+        patch.object(pools, "HOST_WORDS", Pool(word)),
+    ):
+        yield
+
+
+class Arena(HostArena):
+    def synchronize(self) -> None:
+        pass
+
+
+class Rank:
+    """A rank with its fields, their argument and its copy of the library."""
+
+    def __init__(
+        self, domain: Decomposition, number: int, spec: FieldSpec, fields: int, **options: Any
+    ) -> None:
+        self.number, self.domain = number, domain
+        self.layout, self.arena = FieldLayout(domain, number, spec), Arena()
+        self.arrays: list[np.ndarray] = []
+        self.read: list[tuple[Described, FieldLayout]] = []
+        for _ in range(fields):
+            nbytes = 4 * int(np.prod(self.layout.padded_shape))
+            memory = self.arena.bytes_of(self.arena.allocate(nbytes))
+            array = memory.view("u4").reshape(self.layout.padded_shape)
+            array[...] = 0xEEEEEEEE
+            self.arrays.append(array)
+            found = describe(array)
+            described = Described(found.pointer, found.shape, found.strides, found.dtype, 0, True)
+            self.read.append((described, self.layout))
+        self.library = library(number, domain.ndim, **options)
+
+    def context(self, limit_s: float) -> Any:
+        world = SimpleNamespace(rank=self.number, limit_s=limit_s)
+        return SimpleNamespace(world=world, device_arena=self.arena)
+
+    @property
+    def argument(self) -> int:
+        """Address of the kernels' argument."""
+        return int(self.channel.argument.ctypes.data)
+
+    def step(
+        self,
+        field: int,
+        source: int,
+        reach: int = 1,
+        *,
+        diagonal: bool = False,
+        seed: int = 0,
+        delays: int = 0,
+        waits: bool = True,
+    ) -> None:
+        """Launch a step from one field to another; unless it ``waits``, no thread calls ``wait``."""
+        rng = np.random.default_rng((seed, self.number))
+        owned = int(np.prod([cut.stop - cut.start for cut in self.layout.owned]))
+        grid = max(owned // (2 * THREADS), 1)
+        blocks = rng.permutation(grid).astype(np.uint32)
+        self.library.delay(ctypes.c_uint64(seed * 8 + self.number), ctypes.c_uint(delays))
+        self.library.run(
+            ctypes.c_uint(grid),
+            ctypes.c_uint(THREADS),
+            ctypes.c_void_p(blocks.ctypes.data),
+            ctypes.c_void_p(self.argument),
+            ctypes.c_int(field),
+            ctypes.c_void_p(self.arrays[source].ctypes.data),
+            ctypes.c_int(reach),
+            ctypes.c_int(diagonal),
+            ctypes.c_int(waits),
+        )
+
+    def store(
+        self, field: int, cell: Sequence[int], component: int = 0, wide: bool = False
+    ) -> None:
+        """Store 77 to a cell, from one thread."""
+        at = (ctypes.c_int * len(cell))(*cell)
+        self.library.store(
+            ctypes.c_void_p(self.argument), field, at, ctypes.c_uint(77), component, int(wide)
+        )
+
+    def wait(self, cell: Sequence[int]) -> bool:
+        """Wait at a cell, from one thread."""
+        at = (ctypes.c_int * len(cell))(*cell)
+        return bool(self.library.wait(ctypes.c_void_p(self.argument), at))
+
+
+def connect(
+    domain: Decomposition,
+    spec: FieldSpec,
+    *,
+    fields: int = 2,
+    corners: bool = True,
+    limit_s: float = LIMIT_S,
+    **options: Any,
+) -> list[Rank]:
+    """Create the ranks of a grid with some fields, and their channels; ``options`` are those of `library`."""
+    ranks = [Rank(domain, number, spec, fields, **options) for number in range(domain.ranks)]
+    offers = []
+    for rank in ranks:
+        with without_gpu():
+            rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, corners, (), ())
+            offers.append(rank.channel.offer(None))
+    for rank in ranks:
+        theirs = {peer: offers[peer][rank.number] for peer in rank.channel.peers}
+        with without_gpu():
+            rank.channel.accept(theirs)
+    return ranks

@@ -1,0 +1,477 @@
+"""Allreduce of NumPy arrays on several ranks, compared with NumPy in rank order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numpy.lib.stride_tricks import as_strided
+
+import halox
+from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
+from halox.collectives.host import host_algorithms, mpi_reduction, shared_reduction
+from halox.collectives.operations import find_operation
+from halox.errors import (
+    ClosedError,
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    StateError,
+)
+from halox.runtime.context import Context
+from tests.limits import fill_shared_memory
+from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
+from tests.unit.collectives.reduction_oracle import expected, same, sample
+from tests.unit.collectives.test_operations import PAIRS
+
+pytestmark = pytest.mark.usually(1, 3, 8)
+
+World = MPI.Intracomm
+Allreduce = partial(halox.Allreduce, device="cpu")
+GATHERED = mpi_reduction.GATHERED_BYTES // 8
+SMALL = shared_reduction.SMALL_BYTES // 8
+SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001, SMALL, SMALL + 1, 9999]
+
+
+@pytest.fixture(params=["one node", "two nodes", "a node each"])
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm: World) -> str:
+    if request.param == "two nodes":
+        # Nodes of different sizes, with interleaved ranks.
+        monkeypatch.setenv("HALOX_NODE", "second" if comm.rank % 3 == 1 else "first")
+    if request.param == "a node each":
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    return str(request.param)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(mpi_reduction, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(shared_reduction, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(shared_reduction, "DEVICE_PIECE_BYTES", 4096)
+    yield
+
+
+@pytest.fixture(params=["shared memory", "too little of it"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether there is enough shared memory."""
+    if request.param == "too little of it":
+        fill_shared_memory(monkeypatch)
+    return bool(request.param == "shared memory")
+
+
+def node_of(rank: int, nodes: str) -> int:
+    return {"one node": 0, "two nodes": rank % 3 == 1, "a node each": rank}[nodes]
+
+
+def wanted(algorithm: str, op: str, values: Any, nodes: str) -> Any:
+    """Return the ranks' values combined in the order that the algorithm promises."""
+    if algorithm == "host":
+        return expected(op, values)
+    groups: dict[int, list[Any]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(node_of(rank, nodes), []).append(value)
+    return expected(op, [expected(op, group) for group in groups.values()])
+
+
+def same_everywhere(found: Any, comm: World) -> bool:
+    return len(set(comm.allgather(found.tobytes()))) == 1
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.usefixtures("small_pieces")
+def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
+    values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
+    with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+        assert reduce.algorithm == algorithm
+        found = reduce(values[comm.rank])
+    assert same(found, wanted(algorithm, "sum", values, nodes))
+    assert same_everywhere(found, comm)
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("elements", [50, 5000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.part(2)
+def test_operations(algorithm: str, elements: int, comm: World) -> None:
+    for op, dtype in PAIRS:
+        values = [sample(dtype, op, (elements, 2), rank) for rank in range(comm.size)]
+        with Allreduce(comm, (elements, 2), dtype, op, algorithm) as reduce:
+            found = reduce(values[comm.rank])
+        ok = found.dtype == np.dtype(dtype) and same(found, expected(op, values))
+        assert agree(ok, comm), (op, dtype)
+
+
+@pytest.mark.parametrize("elements", [60, 6000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_same_bits_in_every_run(algorithm: str, elements: int, comm: World) -> None:
+    values = sample("f4", "sum", elements, comm.rank)
+    with Allreduce(comm, elements, "f4", "sum", algorithm) as reduce:
+        first = reduce(values).tobytes()
+        runs = 1000 if elements < 100 else 50
+        assert agree(all(reduce(values).tobytes() == first for _ in range(runs)), comm)
+        assert len(set(comm.allgather(first))) == 1
+
+
+def test_the_size_does_not_change_the_order(comm: World) -> None:
+    """An element has the same bits in a small array, which is gathered, and in a larger one, which is scattered."""
+    values = np.random.default_rng(comm.rank).normal(size=GATHERED + 1)
+    with (
+        Allreduce(comm, GATHERED + 1, "f8", "sum", "host") as large,
+        Allreduce(comm, GATHERED, "f8", "sum", "host") as small,
+    ):
+        assert large(values)[:-1].tobytes() == small(values[:-1]).tobytes()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("rows", [3, 2000])
+class TestArrays:
+    """Addresses and strides of arrays and results."""
+
+    def test_in_place(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        with self._reduce(algorithm, rows, comm) as reduce:
+            assert reduce(array, out=array) is array
+        assert np.array_equal(array, total)
+
+    def test_into_another(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        kept, out = array.copy(), np.full_like(array, -1)
+        with self._reduce(algorithm, rows, comm) as reduce:
+            assert reduce(array, out) is out
+            assert reduce(array) is not array
+        assert np.array_equal(out, total) and np.array_equal(array, kept)
+
+    def test_strided(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        around = np.full((2 * rows, 10), -7)
+        source, target = around[::2, 1:5], around[1::-2, 5:9] if rows == 1 else around[1::2, 9:5:-1]
+        source[...] = array
+        with self._reduce(algorithm, rows, comm) as reduce:
+            reduce(source, out=target)
+        assert np.array_equal(target, total) and np.array_equal(source, array)
+        assert (around[:, [0, 5]] == -7).all() and (around[1::2, 1:5] == -7).all()
+
+    def test_unaligned(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        memory = np.zeros(2 * array.nbytes + 3, np.uint8)
+        source = memory[1:][: array.nbytes].view(array.dtype).reshape(array.shape)
+        target = memory[2 + array.nbytes :][: array.nbytes].view(array.dtype).reshape(array.shape)
+        assert not source.flags.aligned and not target.flags.aligned
+        source[...] = array
+        with self._reduce(algorithm, rows, comm) as reduce:
+            reduce(source, out=target)
+        assert np.array_equal(target, total) and np.array_equal(source, array)
+
+    def test_overlapping(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        memory = np.zeros((rows + 1, 4), "i8")
+        memory[1:] = array
+        with self._reduce(algorithm, rows, comm) as reduce:
+            reduce(memory[1:], out=memory[:-1])
+        assert np.array_equal(memory[:-1], total)
+
+    def test_read_only_source(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        array.flags.writeable = False
+        with self._reduce(algorithm, rows, comm) as reduce:
+            assert np.array_equal(reduce(array), total)
+
+    @staticmethod
+    def _values(rows: int, comm: World) -> tuple[Any, Any]:
+        base = np.arange(rows * 4).reshape(rows, 4)
+        return base * (comm.rank + 1), base * (comm.size * (comm.size + 1) // 2)
+
+    @staticmethod
+    def _reduce(algorithm: str, rows: int, comm: World) -> halox.Allreduce:
+        return Allreduce(comm, (rows, 4), "i8", algorithm=algorithm)
+
+
+def test_single_values(comm: World) -> None:
+    total = sum(range(1, comm.size + 1))
+    with Allreduce(comm, (), "f8") as reduce:
+        found = reduce(np.array(comm.rank + 1.0))
+        assert isinstance(found, np.ndarray) and found.shape == () and found == total
+        for given in (comm.rank + 1, float(comm.rank + 1), np.float64(comm.rank + 1)):
+            found = reduce(given)
+            assert isinstance(found, np.float64) and found == total
+    with Allreduce(comm, (), "u1", "max") as reduce:
+        assert reduce(comm.rank) == comm.size - 1
+        for bad in (-1, 256, 1.5, np.int64(1), "text"):
+            with pytest.raises(FieldError):
+                reduce(bad)
+        assert reduce(200) == 200, "works after errors"
+
+
+def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
+    return bad if comm.rank == rank % comm.size else good
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ((3, "f8", "median"), FieldError, "op must be one of 'sum'"),
+        ((3, "c8", "min"), FieldError, "op 'min' has no meaning for dtype complex64"),
+        ((3, "no such type", "sum"), FieldError, "'no such type' is not a dtype"),
+        ((3, object, "sum"), FieldError, "dtype object cannot be reduced"),
+        ((-3, "f8", "sum"), FieldError, "shape must be an int >= 0"),
+        ((2.5, "f8", "sum"), FieldError, "shape must be"),
+        (((3, "x"), "f8", "sum"), FieldError, "shape must be"),
+        ((3, "f8", "sum", "fastest"), FieldError, "algorithm must be one of 'host', 'hierarch"),
+    ],
+)
+def test_bad_arguments(arguments: Any, kind: type[HaloxError], text: str, comm: World) -> None:
+    with pytest.raises(kind, match=text):
+        Allreduce(comm, *arguments)
+
+
+@pytest.mark.ranks(2, 3, 4, 6, 8)
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ((4, "f8", "sum"), r"shape differs between ranks: rank 0 has \(3,\), rank 1 has \(4,\)"),
+        (((3, 1), "f8", "sum"), "shape differs"),
+        ((3, "f4", "sum"), "dtype differs between ranks: rank 0 has float64, rank 1 has float32"),
+        ((3, "f8", "max"), "op differs between ranks: rank 0 has sum, rank 1 has max"),
+        ((3, "f8", "sum", "hierarchical"), "algorithm differs between ranks: rank 0 has host"),
+    ],
+)
+def test_arguments_that_differ(bad: Any, text: str, comm: World) -> None:
+    arguments = only_on(comm, 1, bad, (3, "f8", "sum", "host"))
+    with pytest.raises(MismatchError, match=text):
+        Allreduce(comm, *arguments)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_absurd_shapes(algorithm: str, nodes: str, comm: World) -> None:
+    for shape in (1 << 62, (1 << 33, 1 << 33), (1 << 63) - 1, (1 << 62, 0)):
+        with pytest.raises(FieldError):
+            Allreduce(comm, shape, "f8", algorithm=algorithm)
+    with pytest.raises(FieldError):
+        Allreduce(comm, (1,) * 65, "f8", algorithm=algorithm)
+    # Memory does not grow with the shape: only a call needs an array.
+    Allreduce(comm, 1 << 52, "f8", algorithm=algorithm).close()
+
+
+@pytest.mark.ranks(2, 3, 4, 6, 8)
+def test_a_bad_argument_on_one_rank(comm: World) -> None:
+    with pytest.raises(FieldError):
+        Allreduce(comm, 3, "f8", only_on(comm, 1, "mean", "sum"))
+
+
+@pytest.mark.parametrize("elements", [4, 4000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_bad_array_on_one_rank(algorithm: str, elements: int, comm: World) -> None:
+    """All ranks raise, nothing is written, and the next call is right."""
+    good, out = np.ones(elements), np.full(elements, -1.0)
+    fixed = np.ones(elements)
+    fixed.flags.writeable = False
+    cases: list[tuple[Any, Any, str]] = [
+        (np.ones(elements + 1), out, rf"array: got shape \({elements + 1},\) of float64"),
+        (np.ones(elements, "f4"), out, "array: got shape .* of float32"),
+        ([1.0] * elements, out, "array must be a numpy.ndarray"),
+        (good, np.ones(elements, "i8"), "out: got shape .* of int64"),
+        (good, fixed, "out is read-only"),
+        (good, as_strided(np.ones(1), (elements,), (0,)), "out: elements share memory"),
+        (np.ma.ones(elements), out, "masked array"),
+    ]
+    with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+        for array, target, text in cases:
+            with pytest.raises(FieldError, match=text):
+                reduce(*only_on(comm, 1, (array, target), (good, out)))
+            assert (out == -1).all()
+        assert (reduce(good) == comm.size).all()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("elements", [4, 4000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.full
+def test_a_rank_that_does_not_come(algorithm: str, elements: int, comm: World) -> None:
+    reduce = Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
+    reduce(np.ones(elements))
+    if comm.rank:
+        text = "has waited in an allreduce"
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
+            reduce(np.ones(elements))
+    comm.Barrier()
+
+
+def test_closed(comm: World) -> None:
+    reduce = Allreduce(comm, 3, "f8", "sum", "hierarchical")
+    reduce.close()
+    reduce.close()
+    with pytest.raises(ClosedError, match="closed"):
+        reduce(np.zeros(3))
+
+
+def test_the_choice(nodes: str, comm: World) -> None:
+    with Allreduce(comm, 3, "f8") as reduce:
+        several = len({node_of(rank, nodes) for rank in range(comm.size)})
+        assert reduce.algorithm in ALGORITHMS
+        if several == 1 or several == comm.size:
+            assert reduce.algorithm == "host"
+        assert "sum of shape (3,) of float64" in repr(reduce)
+
+
+def test_of_the_grid(comm: World) -> None:
+    """The grid's allreduce also combines in rank order, so all ranks get the same bits."""
+    with halox.Grid((4 * comm.size, 4), comm=comm, device="cpu") as grid:
+        for elements in (5, 5000):
+            values = [sample("f4", "sum", elements, rank) for rank in range(comm.size)]
+            found = grid.allreduce(values[comm.rank])
+            assert same(found, expected("sum", values)) and same_everywhere(found, comm)
+        flags = np.array([comm.rank == 0, True, False])
+        assert grid.allreduce(flags, op="logical_and").tolist() == [comm.size == 1, True, False]
+        assert grid.allreduce(1 << comm.rank, op="bitwise_or") == (1 << comm.size) - 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.usefixtures("memory")
+def test_where_ranks_meet(algorithm: str, comm: World) -> None:
+    """Ranks combine through shared memory if there is enough, otherwise with the same bits and errors."""
+    for elements in (3, 20000):
+        values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
+        with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+            for _ in range(3):
+                found = reduce(values[comm.rank])
+                assert same(found, expected("sum", values)) and same_everywhere(found, comm)
+                with pytest.raises(FieldError):
+                    reduce(only_on(comm, 1, np.zeros(1), values[comm.rank]))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_alone_calls_no_mpi(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_algorithms, "OrderedReduction", None)
+    monkeypatch.setattr(host_algorithms, "Leaders", None)
+    values = np.array([3, 0, -7, 1])
+    for op, wanted in (("sum", values), ("min", values), ("logical_or", [1, 0, 1, 1])):
+        with Allreduce(MPI.COMM_SELF, 4, "i8", op, algorithm) as reduce:
+            given = values.copy()
+            assert reduce(given).tolist() == list(wanted)
+            assert (given == values).all()
+            assert reduce(given, out=given) is given and given.tolist() == list(wanted)
+            with pytest.raises(FieldError):
+                reduce(np.zeros(1))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("elements", [3, 4096, 5000, 4096 + 512])
+def test_many_calls_in_a_row(elements: int, comm: World) -> None:
+    """Calls reuse the slots of earlier calls, while random ranks are late."""
+    rng = np.random.default_rng(comm.rank)
+    base = np.arange(elements)
+    ok = True
+    with Allreduce(comm, elements, "i8", "sum", "host") as reduce:
+        array = np.empty(elements, "i8")
+        for call in range(300):
+            array[:] = base * call + comm.rank
+            if rng.random() < 0.1:
+                time.sleep(rng.random() * 2e-3)
+            reduce(array, out=array)
+            total = base * call * comm.size + sum(range(comm.size))
+            ok = ok and np.array_equal(array, total)
+    assert agree(ok, comm)
+
+
+class LateMoves:
+    """Copies as late as a GPU's stream may run them: in ``wait``."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Any, Any]] = []
+
+    def of(self, array: Any) -> LateMoves:
+        self._array = array
+        return self
+
+    def fetch(self, values: Any, start: int) -> None:
+        self._pending.append((values, self._array[start : start + len(values)]))
+
+    def wait(self) -> None:
+        for target, source in self._pending:
+            target[...] = source
+        self._pending.clear()
+
+    def bring(self, values: Any, start: int) -> None:
+        self._pending.append((self._array[start : start + len(values)], values))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("elements", [3, 600, 4096, 5000])
+@pytest.mark.part(2)
+def test_moves_that_end_late(elements: int, comm: World) -> None:
+    """A slot is overwritten only after the copies out of it have ended."""
+    ground = Context(halox.runtime.world.World(comm))
+    what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
+    made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
+    assert made is not None
+    moves, rng, base = LateMoves(), np.random.default_rng(comm.rank), np.arange(elements)
+    arrays = [base * call + comm.rank for call in range(200)]
+    for call, array in enumerate(arrays):
+        if rng.random() < 0.1:
+            time.sleep(rng.random() * 2e-3)
+        if call % 7 == 3:
+            bad = ValueError("none") if comm.rank == call % comm.size else None
+            with pytest.raises(HaloxError, match="none"):
+                made.reduce(None if bad else moves.of(array.copy()), bad)
+        made.reduce(moves.of(array), None)
+    moves.wait()
+    totals = (base * call * comm.size + sum(range(comm.size)) for call in range(200))
+    assert agree(all(map(np.array_equal, arrays, totals)), comm)
+    made.close()
+    ground.close()
+
+
+@pytest.mark.parametrize("first", ["small", "large"])
+def test_memory_that_was_used_before(first: str, comm: World) -> None:
+    """Memory holds leftovers of reductions, fields and failed calls; flags count on from the values that they find."""
+    ground = Context(halox.runtime.world.World(comm))
+    sizes = [5, 9000] if first == "small" else [9000, 5]
+    for turn in range(4):
+        block = ground.arena.allocate(40000, is_field=True)
+        if block is not None:
+            field = ground.arena.array(block, (40000,), np.dtype("u1"))
+            field[:] = 255 if comm.rank % 2 else 7 + comm.rank
+            del field
+        for elements in sizes:
+            what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
+            made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
+            assert (made is None) == (comm.size == 1)
+            if made is None:
+                continue
+            for call in range(1, 4):
+                values = np.full(elements, comm.rank + call + turn)
+                made.reduce(shared_reduction.HostMoves(values, values), None)
+                total = sum(range(comm.size)) + (call + turn) * comm.size
+                assert agree(bool((values == total).all()), comm)
+                bad = ValueError("none") if comm.rank == comm.size - 1 else None
+                moves = None if bad else shared_reduction.HostMoves(values, values)
+                with pytest.raises(HaloxError, match="none"):
+                    made.reduce(moves, bad)
+            made.close()
+    ground.close()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("elements", [4, 5000])
+@pytest.mark.part(2)
+def test_the_rank_that_does_not_come_is_named(elements: int, comm: World) -> None:
+    reduce = Allreduce(comm.Dup(), elements, "f8", "sum", "host")
+    last = comm.size - 1
+    reduce(np.ones(elements))
+    if comm.rank != last:
+        text = f"waited in an allreduce for rank {last} "
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
+            reduce(np.ones(elements))
+        with pytest.raises(StateError):
+            reduce(np.ones(elements))
+    comm.Barrier()

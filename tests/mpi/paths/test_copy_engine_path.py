@@ -1,0 +1,299 @@
+"""The copy-engine path from end to end on simulated GPUs, with a driver that copies mapped host memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send
+from halox import datatypes as dt
+from halox.errors import DecompositionError, MismatchError, PathError
+from halox.paths.scatter_gather import copy_channel
+from halox.runtime import device_arena
+from halox.runtime.device_arena import DevicePlace
+from halox.runtime.gpu import driver
+from halox.runtime.gpu.pools import Pool
+from tests.fakes.fake_cupy import Array, FakeArena, Machine
+from tests.fakes.fake_driver import CAPTURED, fake_driver
+from tests.fakes.host_launches import host_launches
+from tests.mpi.conftest import agree
+from tests.support import require
+
+require("cxx")
+require("nvrtc")  # in the same package as the driver's bindings
+
+pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.usually(2)]
+
+PATH = "scatter_gather/copy_engine"
+
+
+class MappedArena(FakeArena):
+    """Memory that ranks can map, arrays included; all arenas of a process know one another's blocks."""
+
+    arenas: ClassVar[dict[str, MappedArena]] = {}
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self._blocks: list[Any] = []
+        self.arenas[self.name] = self
+
+    def handles(self, places: Any) -> dict[Any, bytes]:
+        segments = {place.segment for place in places}
+        return {(name, n): self.arenas[name]._files[n].encode() for name, n in segments}
+
+    def array(self, shape: Any, dtype: Any) -> Array:
+        nbytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
+        block = self.allocate(nbytes)
+        self._blocks.append(block)
+        raw = (ctypes.c_char * nbytes).from_address(block.pointer)
+        return Array(np.frombuffer(raw, "u1").view(dtype).reshape(shape), self.device)
+
+    def free(self) -> None:
+        super().free()
+        self._blocks.clear()
+
+    def _block_around(self, start: int, end: int) -> Any:
+        for block in (block for arena in self.arenas.values() for block in arena._blocks):
+            if block.pointer <= start and end <= block.pointer + block.nbytes:
+                return block
+        return None
+
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        block = self._block_around(start, end)
+        return block and block.place.at(start - block.pointer)
+
+    def around(self, start: int, end: int) -> Any:
+        block = self._block_around(start, end)
+        return block and (block.pointer, block.nbytes, block)
+
+
+@pytest.fixture(params=[13000, 12020], ids=["batches", "copy by copy"])
+def machine(
+    request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Simulate one GPU, shared by all ranks; yield the driver, which counts its calls."""
+    gpu = Machine(comm.rank, shared=True)
+    gpu.install(monkeypatch)
+    event = SimpleNamespace(ptr=0)
+    side = SimpleNamespace(stream=gpu.stream, before=event, after=event)
+    monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(lambda device: side))
+    monkeypatch.setattr(copy_channel, "why_not_captured", lambda device: None)
+    monkeypatch.setattr(device_arena, "DeviceArena", MappedArena)
+    with ExitStack() as stack:
+        stack.enter_context(host_launches())
+        fake = stack.enter_context(fake_driver(request.param))
+        fake.gpu = gpu
+        yield fake
+
+
+def of_grid(comm: MPI.Intracomm, n: int) -> tuple[halox.Grid, Any]:
+    """Return a grid, and n bytes that it has allocated."""
+    grid = halox.Grid((comm.size,), halo=0, comm=comm.Dup(), device="gpu")
+    return grid, grid.zeros("u1", components=(n,)).reshape(n)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_halos(axis: int, machine: Any, comm: MPI.Intracomm) -> None:
+    """Fields of several dtypes, with edges, corners and uneven blocks, are right after every step."""
+    shape, procs = [7, 8, 9], [1, 1, 1]
+    shape[axis], procs[axis] = 4 * comm.size + 1, comm.size
+    with halox.Grid(
+        tuple(shape),
+        halo=((1, 2), 1, 1),
+        periodic=True,
+        proc_shape=tuple(procs),
+        comm=comm.Dup(),
+        device="gpu",
+        path=PATH,
+    ) as grid:
+        fields = [grid.zeros("f8"), grid.zeros("i2", components=(3,))]
+        plan = grid.plan(*fields)
+        rows = [row for row in plan.explain().rows if row.peer != comm.rank]
+        assert {(row.path, row.protocol) for row in rows} == {tuple(PATH.split("/"))}
+        machine.counts()
+        for step in range(3):
+            wanted = []
+            for number, u in enumerate(fields):
+                whole = np.random.default_rng((step, number)).integers(1, 99, tuple(shape))
+                u.values[...] = 0
+                owned = whole[grid.owned]
+                inner = tuple(
+                    slice(low, low + n)
+                    for (low, _), n in zip(grid.halo, grid.rank_shape, strict=True)
+                )
+                u.values[(..., *inner)] = owned
+                index = [
+                    (np.arange(s.start - low, s.stop + high)) % n
+                    for s, (low, high), n in zip(grid.owned, grid.halo, shape, strict=True)
+                ]
+                wanted.append(whole[np.ix_(*index)])
+            plan()
+            right = [bool((u.values == w).all()) for u, w in zip(fields, wanted, strict=True)]
+            assert agree(all(right), comm), right
+        assert sum(machine.counts()) > 0
+        plan.close()
+
+
+@pytest.mark.parametrize("mappable", ["sender", "receiver", "both", "neither"])
+def test_which_end_is_mapped(mappable: str, machine: Any, comm: MPI.Intracomm) -> None:
+    n, low, high = 1 << 10, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    grid, own = of_grid(comm, 2 * n)
+    other, theirs = of_grid(comm, 2 * n)
+    x = own if mappable in ("sender", "both") else Array(np.zeros(2 * n, "u1"))
+    y = theirs if mappable in ("receiver", "both") else Array(np.zeros(2 * n, "u1"))
+    sends = [Send(x, dt.vector(n // 32, 32, 64, "u1"), high)]
+    receives = [Recv(y, dt.vector(n // 16, 16, 32, "u1"), low)]
+    if mappable == "neither":
+        with pytest.raises(PathError):
+            Exchange(sends, receives, comm=comm, path=PATH)
+    else:
+        with Exchange(sends, receives, comm=comm, path=PATH) as exchange:
+            reason = exchange.explain().rows[0].reason
+            assert ("from the sender" in reason) == (mappable == "sender")
+            for step in range(3):
+                x.values[...] = (np.arange(2 * n) + 7 * comm.rank + step) % 251
+                exchange()
+                came = ((np.arange(2 * n) + 7 * low + step) % 251).reshape(-1, 64)[:, :32].ravel()
+                found = y.values.reshape(-1, 32)
+                right = (found[:, :16].ravel() == came).all() and not found[:, 16:].any()
+                assert agree(bool(right), comm)
+    grid.close()
+    other.close()
+
+
+@pytest.mark.parametrize("n", [6, 128])
+def test_multiprocessors_are_left_alone(n: int, machine: Any, comm: MPI.Intracomm) -> None:
+    """With leave_sms copy engines copy rows of a kilobyte and kernels copy shorter rows, unless ``path`` is given."""
+    options: Any = {"periodic": True, "proc_shape": (comm.size, 1), "device": "gpu"}
+    with halox.Grid((4 * comm.size, n), comm=comm.Dup(), leave_sms=True, **options) as grid:
+        u = grid.zeros("f8")
+        wanted = {"scatter_gather"} if n == 128 else {"ipc"}
+        for path, found in ((None, wanted), ("ipc", {"ipc"})):
+            rows = grid.plan(u, path=path).explain().rows
+            assert {row.path for row in rows if row.peer != comm.rank} == found
+        u.values[...] = comm.rank
+        grid.exchange(u)
+        low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        assert agree(bool((u.values[0] == low).all() and (u.values[-1] == high).all()), comm)
+
+
+class Graph:
+    """Driver calls, captured instead of executed; `launch` executes them."""
+
+    def __init__(self, machine: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._machine, self._made = machine, driver.call
+
+    def __enter__(self) -> Graph:
+        gpu, is_capturing = self._machine.gpu, self._machine.cuStreamIsCapturing
+
+        def call(function: Any, *arguments: Any, device: int | None = None) -> Any:
+            if function == is_capturing:
+                return self._made(function, *arguments, device=device)
+            self.calls.append((function, *arguments))
+            return []
+
+        gpu.capturing, gpu.stream.ptr = True, CAPTURED
+        driver.call = call
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gpu = self._machine.gpu
+        gpu.capturing, gpu.stream.ptr = False, 0
+        driver.call = self._made
+
+    def launch(self) -> None:
+        for function, *arguments in self.calls:
+            self._made(function, *arguments)
+
+
+@pytest.mark.parametrize("form", ["plan", "start and finish"])
+def test_replays_among_processes(form: str, machine: Any, comm: MPI.Intracomm) -> None:
+    """Replays on concurrent ranks, which wait for one another's words, give the same values as NumPy in every step."""
+    shape, procs = (4 * comm.size, 7, 8), (comm.size, 1, 1)
+    rows = slice(4 * comm.rank, 4 * comm.rank + 6)
+    options: Any = {"comm": comm.Dup(), "device": "gpu", "path": PATH}
+    with halox.Grid(shape, periodic=(True, False, False), proc_shape=procs, **options) as grid:
+        u = grid.zeros("f8")
+        plan = grid.plan(u)
+        with Graph(machine) as graph:
+            if form == "plan":
+                plan()
+            else:
+                plan.start()
+                plan.finish()
+        assert graph.calls
+        wrong = []
+        for step in range(100):
+            values = (np.arange(np.prod(shape)) * 7.0 + 1013 * step).reshape(shape)
+            u.values[...] = -1
+            u.values[1:-1, 1:-1, 1:-1] = values[grid.owned]
+            plan() if step % 10 in (3, 4) else graph.launch()
+            around = np.pad(values, ((1, 1), (0, 0), (0, 0)), mode="wrap")[rows]
+            wanted = np.pad(around, ((0, 0), (1, 1), (1, 1)), constant_values=-1)
+            if not (u.values == wanted).all():
+                wrong.append(step)
+        assert agree(not wrong, comm), wrong
+
+
+def test_odd_values_of_leave_sms(machine: Any, comm: MPI.Intracomm) -> None:
+    options: Any = {"comm": comm, "device": "gpu"}
+    with pytest.raises(MismatchError, match="leave_sms"):
+        halox.Grid((4 * comm.size,), leave_sms=comm.rank == 1, **options)
+    with pytest.raises(DecompositionError):
+        halox.Grid((4 * comm.size,), leave_sms="yes", **options)
+
+
+def test_it_adds_nothing(machine: Any, comm: MPI.Intracomm) -> None:
+    with halox.Grid(
+        (4 * comm.size,), periodic=True, comm=comm.Dup(), device="gpu", path=PATH
+    ) as grid:
+        u = grid.zeros("f8")
+        with pytest.raises(PathError):
+            grid.accumulate(u)
+
+
+def test_it_is_not_taken_unasked(machine: Any, comm: MPI.Intracomm) -> None:
+    """Short blocks would take a copy engine far longer than a kernel."""
+    with halox.Grid((4 * comm.size, 6), periodic=True, comm=comm.Dup(), device="gpu") as grid:
+        rows = grid.plan(grid.zeros("f8")).explain().rows
+        assert all(row.path != "scatter_gather" for row in rows)
+
+
+def test_constants_are_measured(machine: Any, comm: MPI.Intracomm) -> None:
+    """The code of ``halox tune`` measures the path in fields of a grid; later predictions use the fitted constants."""
+    from halox.cli.probing import Point, Prober, campaign, fitted, partners
+    from halox.exchange.costs import Costs
+    from halox.runtime.world import World
+
+    world = World(comm, "tune")
+    points = [
+        *(Point(n << 10, run) for n in (2, 16) for run in (8, 1024)),
+        *(Point(8 << 10, run) for run in (32, 128)),
+    ]
+    prober = Prober(world, comm, 0, *partners(comm.rank, world.nodes))
+    found = campaign(
+        prober, [("scatter_gather", "copy_engine")], points, lambda *_: None, lambda: False
+    )
+    world.close()
+    assert not found.refused and [s.run_bytes for s in found.samples[PATH]] == [
+        point.run_bytes for point in points
+    ]
+    assert all(
+        s.us > 0 and s.nbytes >= p.nbytes for s, p in zip(found.samples[PATH], points, strict=True)
+    )
+    before = Costs.default()
+    fits = fitted(found, before, shared_gpu=True)
+    after = before.updated(fits, "measured here")
+    asked = *PATH.split("/"), 1 << 20, 1024
+    assert set(fits) == {f"{PATH}, shared GPU"}
+    assert after.predict(*asked, shared_gpu=True) == fits[f"{PATH}, shared GPU"].us(1 << 20, 1024)
+    assert after.predict(*asked, shared_gpu=True) != before.predict(*asked, shared_gpu=True)

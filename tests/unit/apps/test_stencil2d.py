@@ -1,0 +1,188 @@
+"""The parts of the stencil mini-app on one rank: operator, problem, checks, options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import halox
+from apps import stencil2d
+from apps.stencil2d import options, verification
+from apps.stencil2d.operator import EXACT_WEIGHTS, Stencil, Weights, weights
+from apps.stencil2d.problem import Problem
+from tests import support
+from tests.fakes.nvrtc import by_nvrtc
+from tests.unit.apps.apps_on_cpu import JACOBI, FakeCupy
+
+STENCIL_CU = Path(options.__file__).with_name("stencil.cu")
+
+
+def by_definition(old: np.ndarray, w: Weights) -> np.ndarray:
+    """Apply the operator to the points inside, in double precision."""
+    weight = (w.centre, w.cardinal, w.diagonal)
+    rows, cols = old.shape
+    return sum(
+        weight[abs(i) + abs(j)] * old[1 + i : rows - 1 + i, 1 + j : cols - 1 + j].astype("f8")
+        for i in (-1, 0, 1)
+        for j in (-1, 0, 1)
+    )
+
+
+class TestOperator:
+    # The last one is wide enough for several strips, which share their temporary arrays.
+    @pytest.mark.parametrize("shape", [(3, 3), (37, 5), (9, 20_000)])
+    @pytest.mark.parametrize(("dtype", "rtol"), [("f8", 1e-14), ("f4", 1e-6)])
+    def test_equals_its_definition(self, shape: tuple[int, int], dtype: str, rtol: float) -> None:
+        rng = np.random.default_rng(1)
+        old = rng.random(shape).astype(dtype)
+        new = np.full_like(old, -7)
+        w = Weights(0.3, 0.2, 0.1)
+        Stencil(old, (1, shape[0] - 1), (1, shape[1] - 1), w)(old, new)
+        np.testing.assert_allclose(new[1:-1, 1:-1], by_definition(old, w), rtol=rtol)
+        for edge in (new[0], new[-1], new[:, 0], new[:, -1]):
+            assert (edge == -7).all()
+
+    def test_weights_pass_through_float32(self) -> None:
+        assert weights(exact=False) == Weights(0.25, 0.15000000596046448, 0.05000000074505806)
+        assert weights(exact=True) == Weights(0.25, 0.15, 0.05)
+        assert EXACT_WEIGHTS.total == pytest.approx(1.05, rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_device_kernel_as_cpp_equals_numpy(dtype: str) -> None:
+    support.require("cxx")
+    old = np.random.default_rng(4).random((45, 171)).astype(dtype)
+    expected, got = np.full_like(old, -1), np.full_like(old, -1)
+    part = (2, 43), (1, 169)
+    Stencil(old, *part, EXACT_WEIGHTS)(old, expected)
+    Stencil(old, *part, EXACT_WEIGHTS, FakeCupy(JACOBI))(old, got)
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_device_kernel_compiles(architecture: str, real: str) -> None:
+    flags = [f"-arch={architecture}", "-std=c++17", "-fmad=false", f"-DREAL={real}"]
+    assert not by_nvrtc(STENCIL_CU.read_text(), "stencil.cu", flags).log
+
+
+class TestProblem:
+    def test_weak_scaling_repeats_the_local_values(self) -> None:
+        problem = Problem.make((3, 4), (2, 2), 1, strong=False)
+        assert problem.grid_shape == (6, 8)
+        assert problem.blocks == ((3, 3), (4, 4))
+        tile = np.outer(np.arange(3), np.arange(4))
+        assert np.array_equal(problem.initial(), np.tile(tile, (2, 2)))
+        assert np.array_equal(problem.initial((slice(3, 6), slice(0, 4))), tile)
+        assert not problem.is_original
+
+    def test_strong_scaling_counts_through(self) -> None:
+        problem = Problem.make((7, 5), (2, 3), 1, strong=True)
+        assert problem.blocks == ((4, 3), (2, 2, 1))
+        assert np.array_equal(problem.initial(), np.outer(np.arange(7), np.arange(5)))
+        assert problem.is_original
+
+    def test_wide_halo_adds_margins_at_the_outside(self) -> None:
+        problem = Problem.make((5, 6), (2, 1), 3, strong=False)
+        assert problem.blocks == ((7, 7), (10,))
+        assert problem.grid_shape == (14, 10)
+        start = problem.initial()
+        assert np.array_equal(start[2:7, 2:8], np.outer(np.arange(5), np.arange(6)))
+        assert not start[:2].any() and not start[-2:].any()
+        assert not start[:, :2].any() and not start[:, -2:].any()
+
+    def test_flops_follow_the_original_rule(self) -> None:
+        # Each rank has (rows + 2h - 2) * (cols + 2h - 2) points, with 11 operations per point.
+        assert (
+            Problem.make((512, 256), (2, 2), 1, strong=False).flops_per_step == 4 * 512 * 256 * 11
+        )
+        wide = Problem.make((512, 256), (2, 3), 4, strong=False)
+        assert wide.flops_per_step == 6 * 518 * 262 * 11
+
+
+class TestVerification:
+    def test_sine_transform_is_its_definition(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verification, "_VALUES_AT_ONCE", 35)  # chunks of two lines
+        n = 7
+        k = np.arange(1, n + 1)
+        matrix = np.sqrt(2 / (n + 1)) * np.sin(np.pi * np.outer(k, k) / (n + 1))
+        values = np.random.default_rng(5).random((5, n))
+        np.testing.assert_allclose(verification.sine_transform(values, 1), values @ matrix)
+        np.testing.assert_allclose(verification.sine_transform(values.T, 0), matrix @ values.T)
+
+    def test_solution_of_one_mode(self) -> None:
+        rows, cols, p, q, steps = 6, 9, 2, 5, 17
+        w = weights(exact=True)
+        a, b = np.pi * p / (rows + 1), np.pi * q / (cols + 1)
+        mode = np.outer(np.sin(a * np.arange(1, rows + 1)), np.sin(b * np.arange(1, cols + 1)))
+        growth = 0.25 + 2 * 0.15 * (np.cos(a) + np.cos(b)) + 4 * 0.05 * np.cos(a) * np.cos(b)
+        np.testing.assert_allclose(
+            verification.solution(mode, steps, w), growth**steps * mode, atol=1e-14
+        )
+
+    @pytest.mark.parametrize("steps", [1, 10, 100])
+    def test_reference_numbers(self, steps: int) -> None:
+        start = Problem.make((512, 512), (1, 1), 1, strong=True).initial()
+        field = verification.one_rank_run(start, steps, EXACT_WEIGHTS, "f8")
+        assert verification.matches_reference(field, steps) is True
+        inexact = verification.one_rank_run(start, steps, weights(exact=False), "f8")
+        assert verification.matches_reference(inexact, steps) is False
+
+    @pytest.mark.parametrize("dtype", ["f4", "f8"])
+    def test_one_rank_run_equals_the_solution(self, dtype: str) -> None:
+        start = Problem.make((40, 31), (1, 1), 4, strong=True).initial()
+        w = weights(exact=False)
+        got = verification.one_rank_run(start, 200, w, dtype)
+        exact = verification.solution(start, 200, w)
+        bound = verification.tolerance(dtype, 200)
+        assert verification.relative_error(got, exact) < bound
+        # The bound must be tight enough to find a small error.
+        wrong = got.copy()
+        wrong[20, 15] *= 1 + 4 * bound
+        wrong[np.unravel_index(got.argmax(), got.shape)] *= 1 + 4 * bound
+        assert verification.relative_error(wrong, exact) > bound
+
+    def test_not_a_number_is_never_right(self) -> None:
+        assert verification.relative_error(np.array([np.nan]), np.array([1.0])) == float("inf")
+
+
+class TestOptions:
+    @staticmethod
+    def parse(*words: str) -> argparse.Namespace:
+        parser = argparse.ArgumentParser()
+        options.add_arguments(parser)
+        return parser.parse_args(words)
+
+    def test_defaults_are_the_originals(self) -> None:
+        got = options.settings(self.parse(), 6)
+        assert (got.tile, got.proc_shape, got.halo) == ((512, 512), (2, 3), 1)
+        assert (got.steps, got.passes, got.warmup_passes) == (1000, 10, 1)
+        assert got.dtypes == ("f4", "f8")
+        assert not got.exact_weights and not got.strong
+        assert options.settings(self.parse(), 1).proc_shape == (1, 1)
+        assert options.settings(self.parse(), 3).proc_shape == (1, 3)
+
+    @pytest.mark.parametrize(("number", "side"), [(1, 512), (2, 1024), (3, 2048), (4, 4096)])
+    def test_size_classes(self, number: int, side: int) -> None:
+        assert options.settings(self.parse("-s", str(number)), 1).tile == (side, side)
+
+    @pytest.mark.parametrize(
+        "words", ["--custom-size 3", "--custom-size 0,4", "--num-iters 0", "-s 5"]
+    )
+    def test_wrong_words(self, words: str) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            self.parse(*words.split())
+
+    @pytest.mark.parametrize(
+        ("words", "option"),
+        [("--msize 2,2 -s 1", "--msize"), ("--num-iters 100000 --custom-size 4,4", "--num-iters")],
+    )
+    def test_runs_that_cannot_be(self, words: str, option: str) -> None:
+        support.require("mpi")
+        from mpi4py import MPI
+
+        with pytest.raises(halox.HaloxError, match=option):
+            stencil2d.run(self.parse(*words.split()), MPI.COMM_SELF, lambda *_: None)

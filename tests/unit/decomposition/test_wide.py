@@ -1,0 +1,119 @@
+"""Halos wider than blocks, exchanged box by box in plain NumPy, against an index map of the whole grid."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+
+from halox.decomposition import FieldLayout, decompose
+from halox.errors import DecompositionError
+from tests.oracle import Case, Field
+from tests.strategies import cells, checkerboards
+from tests.support import trials
+from tests.unit.exchange.by_regions import check, layouts
+
+
+def wide(
+    blocks: tuple[tuple[int, ...], ...], periodic: tuple[bool, ...], halo: Any, **options: Any
+) -> Case:
+    return Case(blocks, periodic, [Field(np.dtype("i8"), halo, **options)])
+
+
+def layouts_of(*args: Any, **options: Any) -> list[FieldLayout]:
+    case = wide(*args, **options)
+    return layouts(case, case.fields[0])
+
+
+ONE_CELL_BLOCKS = wide(((1,) * 8,), (True,), ((8, 8),))
+STAGGERED = wide(((1, 2, 1),), (True,), ((4, 4),), staggered=(True,))
+OPEN = wide(((1, 2, 1), (2,)), (False, False), ((9, 3), (2, 3)))
+RANDOM = st.integers(1, 8).flatmap(partial(cells, dtypes=["i8"], wide=True))
+
+
+@settings(max_examples=trials(400), print_blob=True)
+@example(ONE_CELL_BLOCKS)
+@example(STAGGERED)
+@example(OPEN)
+@given(RANDOM)
+def test_random_exchanges_fill_every_halo_point_that_the_grid_has(case: Case) -> None:
+    for f in case.fields:
+        wide = {layout.is_wide for layout in layouts(case, f)}
+        assert len(wide) == 1  # equal on all ranks
+        event("wide" if wide == {True} else "ordinary")
+    for corners in (True, False):
+        check(replace(case, corners=corners))
+
+
+@settings(max_examples=trials(200), print_blob=True)
+@given(st.integers(1, 8).flatmap(partial(checkerboards, dtypes=["i8"], wide=True)))
+def test_fields_of_one_parity_fill_wide_halos(case: Case) -> None:
+    event("wide" if layouts(case, case.fields[0])[0].is_wide else "ordinary")
+    check(case)
+
+
+@settings(max_examples=trials(100), print_blob=True)
+@given(RANDOM)
+def test_the_wide_listing_of_ordinary_halos_has_the_ordinary_regions(case: Case) -> None:
+    for layout, other in zip(*(layouts(case, case.fields[0]) for _ in "ab"), strict=True):
+        if layout.is_wide:
+            event("wide")
+            return
+        other.__dict__["is_wide"] = True
+        for corners in (True, False):
+            ordinary, listed = (
+                [region for region in one.regions(corners) if region.send or region.recv]
+                for one in (layout, other)
+            )
+            assert listed == ordinary
+
+
+def test_regions_worked_by_hand() -> None:
+    """Blocks of 2, 1 and 3 cells, with 4 halo cells on both sides, as drawn in `halox.decomposition.wide`."""
+    middle = layouts_of(((2, 1, 3),), (True,), ((4, 4),))[1]
+    received = {r.direction[0]: (r.peer, r.recv) for r in middle.regions() if r.recv}
+    assert {d: (peer, box.starts[0], box.subsizes[0]) for d, (peer, box) in received.items()} == {
+        -2: (2, 0, 2),
+        -1: (0, 2, 2),
+        1: (2, 5, 3),
+        2: (0, 8, 1),
+    }
+    # Its single cell goes twice to each of the other ranks, once for each side of their halos.
+    sent = [(r.peer, r.send) for r in middle.regions() if r.send]
+    assert Counter(peer for peer, _ in sent) == {0: 2, 2: 2}
+    assert {box.starts + box.subsizes for _, box in sent} == {(4, 1)}
+
+
+def test_a_halo_of_one_period_has_a_message_to_each_rank_on_both_sides() -> None:
+    for layout in layouts(ONE_CELL_BLOCKS, ONE_CELL_BLOCKS.fields[0]):
+        regions = layout.regions()
+        assert len(regions) == 16
+        assert Counter(r.peer for r in regions) == dict.fromkeys(range(8), 2)
+
+
+def test_only_the_halos_that_an_exchange_fills_make_a_layout_wide() -> None:
+    assert layouts_of(((2, 2),), (True,), ((3, 3),))[0].is_wide
+    assert not layouts_of(((2, 2),), (True,), ((3, 3),), offsets=(2,))[0].is_wide
+    # No rank fills the low halo of the first block or the high halo of the last block.
+    assert not layouts_of(((2, 3),), (False,), ((2, 3),))[0].is_wide
+
+
+def test_a_halo_wider_than_a_periodic_axis_is_an_error() -> None:
+    text = (
+        "halo: expected widths of 6 or less along axis 1, the extent of this periodic axis, got "
+        "(1, 7) (low, high); use a narrower halo"
+    )
+    for layout in layouts_of(((2, 2), (5, 1)), (False, True), ((5, 5), (1, 7))):
+        with pytest.raises(DecompositionError) as error:
+            layout.check_widths()
+        assert str(error.value) == text
+    with pytest.raises(DecompositionError) as error:
+        decompose((4, 6), 2, halo=(5, (1, 7)), periodic=(False, True))
+    assert str(error.value) == text
+    assert decompose((4, 6), 2, halo=(5, (1, 6)), periodic=(False, True)).ranks == 2

@@ -1,0 +1,364 @@
+"""The engine for mlx5 adapters, on a stand-in for pyverbs: layouts against MPI, limits and failures."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox import datatypes as dt
+from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
+from halox.paths.messages import Message, Part
+from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Rounds
+from halox.paths.scatter_gather.mlx5_channel import Inbox, _MessageEnd
+from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
+from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
+from halox.runtime import mlx5
+from halox.runtime.gpu.dmabuf import flush_writes
+from halox.runtime.waiting import Waiter
+from tests import support
+from tests.fakes import fake_verbs
+from tests.fakes.fake_driver import fake_driver
+
+support.require("mpi")
+from tests import mpi_types as oracle  # noqa: E402
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> fake_verbs.Wire:
+    return fake_verbs.install(monkeypatch, (1, 2))
+
+
+def engines() -> tuple[Mlx5Umr, Mlx5Umr]:
+    """Return the connected engines of two ranks, each with its own adapter."""
+    found = tuple(
+        Mlx5Umr(rank, mlx5.open_adapter(rank), lambda: Waiter(60.0, crowded=True))
+        for rank in (0, 1)
+    )
+    invited = [engine.invite([1 - rank]) for rank, engine in enumerate(found)]
+    for rank, engine in enumerate(found):
+        engine.connect({1 - rank: invited[1 - rank][rank]})
+    return found  # type: ignore[return-value]
+
+
+class Ends:
+    """A message from rank 0 to rank 1, with keys mapped and exchanged."""
+
+    def __init__(self, pair: Any, types: Any, arrays: Any, keys: Any = None) -> None:
+        self.engines: tuple[Mlx5Umr, Mlx5Umr] = pair
+        self.keys = keys or [Keys(engine) for engine in pair]
+        blocks = [MessageBlocks.of(Message(1, "send", (Part(0, t),))) for t in types]
+        proposals = [propose(b, e.limits) for b, e in zip(blocks, pair, strict=True)]
+        chunk = agreed_chunk(*proposals, blocks[0].nbytes)
+        assert chunk is not None
+        self.lists: list[KeyList] = []
+        for own, one, array in zip(self.keys, blocks, arrays, strict=True):
+            raw = array.bytes
+            start = raw.ctypes.data
+            memory = Memory(start + array.origin, start, raw.nbytes, raw)
+            self.lists.append(own.acquire(one, chunk, [memory]))
+        exports = [
+            k.export(own, 1 - n)
+            for n, (k, own) in enumerate(zip(self.keys, self.lists, strict=True))
+        ]
+        self.rounds = [
+            Rounds(k, self.lists[n], 1 - n, exports[1 - n], k.accept(1 - n, exports[1 - n]))
+            for n, k in enumerate(self.keys)
+        ]
+
+    def move(self) -> None:
+        sender, receiver = self.engines
+        for number in range(self.rounds[0].count):
+            for rounds in self.rounds:
+                rounds.enter(number)
+            *first, last = self.rounds[0].transfers("put", number)
+            for transfer in first:
+                transfer()
+            last(7 + number)
+            sender.complete()
+            assert receiver.arrivals() == [(0, 7 + number)]
+
+
+VECTOR = dt.vector(96, 512, 1024, "u1")
+FACE = dt.subarray((24, 64, 64), (24, 64, 32), (0, 0, 16), "u1")
+LAYOUTS = {
+    "strided to strided": (VECTOR, dt.vector(48, 1024, 1536, "u1")),
+    "strided to a box": (VECTOR, FACE),
+    "a box to strided": (FACE, VECTOR),
+    "far apart": (dt.vector(6, 8192, 70000, "u1"), VECTOR),
+    "backwards": (dt.hvector(96, 1, -1024, dt.contiguous(512, "u1")), VECTOR),
+    "irregular": (
+        dt.hindexed([100, 412] * 96, np.cumsum([0, 900] * 96)[:192].tolist(), "u1"),
+        VECTOR,
+    ),
+    "long blocks": (dt.vector(2, 24576, 66000, "u1"), VECTOR),
+    "one block": (dt.contiguous(96 * 512, "u1"), VECTOR),
+}
+
+
+def by_mpi(types: Any, sent: oracle.Memory, received: oracle.Memory) -> np.ndarray:
+    """Return the expected memory of the receiver: MPI packs and unpacks."""
+    wanted = oracle.Memory(types[1], 1)
+    wanted.bytes[:] = received.bytes
+    made = [t.to_mpi() for t in types]
+    singles = [oracle.one_item(one, 1) for one in made]
+    packed = oracle.mpi_pack(singles[0], sent, types[0].size)
+    oracle.mpi_unpack(packed, singles[1], wanted)
+    for handle in (*made, *singles):
+        handle.Free()
+    return wanted.bytes
+
+
+def filled(types: Any) -> tuple[oracle.Memory, oracle.Memory, np.ndarray]:
+    """Return the sender's and the receiver's memory, and the expected memory of the receiver."""
+    sent, received = (oracle.Memory(t, 1) for t in types)
+    sent.bytes[:] = np.arange(sent.bytes.size) * 37 % 251
+    received.bytes[:] = 0xFF
+    wanted = by_mpi(types, sent, received)
+    assert (wanted != received.bytes).any()
+    return sent, received, wanted
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(name: str, wire: Any) -> None:
+    types = LAYOUTS[name]
+    sent, received, wanted = filled(types)
+    ends = Ends(engines(), types, (sent, received))
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+    sent.bytes[:] = np.arange(sent.bytes.size) * 11 % 253
+    wanted = by_mpi(types, sent, received)
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+
+
+def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
+    """A strided pattern needs one key for any number of blocks; with strides beyond 16 bits, keys list blocks."""
+    sent, received, _ = filled((VECTOR, VECTOR))
+    assert len(Ends(engines(), (VECTOR, VECTOR), (sent, received)).lists[0].keys) == 1
+    far = dt.vector(2 * ENTRIES, 64, 1 << 16, "u1")
+    sent, received, wanted = filled((far, far))
+    ends = Ends(engines(), (far, far), (sent, received))
+    assert len(ends.lists[0].keys) == 2
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+
+
+def test_windows_slide_where_the_adapter_has_few_keys(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round maps as many windows as both ranks have keys, and invalidates a key before it maps it again."""
+    types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
+    pair = engines()
+    monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
+    sent, received, wanted = filled(types)
+    ends = Ends(pair, types, (sent, received))
+    assert ends.rounds[0].count == 2 and ends.lists[0].slides
+    for _ in range(2):
+        received.bytes[:] = 0xFF
+        ends.move()
+        np.testing.assert_array_equal(received.bytes, wanted)
+
+
+def test_keys_are_made_once_and_kept(wire: Any) -> None:
+    sent, received, _ = filled((VECTOR, FACE))
+    ends = Ends(engines(), (VECTOR, FACE), (sent, received))
+    made = fake_verbs.Mlx5Mkey.made
+    again = Ends(ends.engines, (VECTOR, FACE), (sent, received), ends.keys)
+    assert fake_verbs.Mlx5Mkey.made == made
+    assert [a is b for a, b in zip(again.lists, ends.lists, strict=True)] == [True, True]
+
+
+def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
+    sent, received, _ = filled((VECTOR, VECTOR))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    own = ends.lists[0]
+    wire.is_held = True
+    ends.rounds[0].transfers("put", 0)[0]()
+    engine, key = ends.engines[0], own.keys[0]
+    assert not engine.is_idle(own.keys)
+    with pytest.raises(PathError):
+        engine.map(key, own.windows[0])
+    wire.release()
+    engine.complete()
+    assert engine.is_idle(own.keys)
+    engine.map(key, own.windows[0])
+
+
+def test_the_next_round_waits_for_the_keys_of_the_last(
+    wire: fake_verbs.Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver may be ready for the next round before the sender has the completions of its own writes."""
+    types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
+    pair = engines()
+    monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
+    sent, received, _ = filled(types)
+    ends = Ends(pair, types, (sent, received))
+    inbox = Inbox(pair[0])
+    end = _MessageEnd(Message(1, "send", ()), ends.rounds[0], inbox, inbox.new_number(), 99)
+    end.start()
+    wire.is_held = True
+    for _ in range(2):
+        inbox._unread[1] += 1
+        end.step()
+    assert inbox.consume(1), "the second invitation is left for later"
+    inbox._unread[1] += 1
+    wire.release()
+    inbox.collect()
+    end.step()
+    assert not inbox.consume(1)
+
+
+def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:
+    sent, received, wanted = filled((VECTOR, VECTOR))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    region = ends.lists[1].regions[0]
+    receiver = ends.engines[1]
+    receiver.deregister(region)
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+    memory = wire.adapters[2].memory
+    assert region.lkey in memory
+    receiver.destroy_key(ends.lists[1].keys[0])
+    assert region.lkey not in memory
+
+
+def test_a_failed_write_names_the_peer(wire: Any) -> None:
+    """The receiver's memory is no longer registered; later transfers fail, too."""
+    sent, received, _ = filled((VECTOR, VECTOR))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    ends.lists[1].regions[0].handle.close()
+    for _ in range(2):
+        with pytest.raises(PathError):
+            ends.move()
+
+
+def test_a_peer_that_takes_nothing_is_named(wire: fake_verbs.Wire) -> None:
+    sent, received, _ = filled((VECTOR, VECTOR))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    wire.is_held = True
+    for engine in ends.engines:
+        engine._waiter = lambda: Waiter(0.2, crowded=True)
+    with pytest.raises(ExchangeTimeoutError):
+        ends.move()
+
+
+def test_numbers_wait_for_receives(wire: Any) -> None:
+    """More numbers than a receive queue holds arrive once and in order; the sender waits while its queue is full."""
+    sender, receiver = engines()
+    found = []
+    for number in range(mlx5.RECEIVE_DEPTH + 100):
+        sender.notify(1, number)
+    for _ in range(3):
+        found += receiver.arrivals()
+    sender.complete()
+    assert found == [(0, number) for number in range(mlx5.RECEIVE_DEPTH + 100)]
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[Any]:
+    """Use a file as the memory of a GPU; yields the stand-in driver and the memory."""
+    support.require("nvrtc")  # the bindings belong to the same package
+    path = tmp_path / "gpu"
+    path.write_bytes(bytes(range(256)) * (16 * mmap.PAGESIZE // 256))
+    with path.open("r+b") as file:
+        memory = np.frombuffer(mmap.mmap(file.fileno(), 0), "u1")
+    with fake_driver() as found:
+        found.files.append((memory.ctypes.data, memory.nbytes, str(path)))
+        yield found, memory
+
+
+@pytest.mark.parametrize("offset", [0, 1, 512, 4095, 4096, 9000])
+@pytest.mark.parametrize("way", ["from", "to"])
+def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> None:
+    """Arrays may start anywhere in a page; the export starts at the page, and keys count addresses from there."""
+    kind = dt.vector(24, 300, 500, "u1")
+    there = gpu[1][offset:][:12000]
+    here = (np.arange(there.size) * 37 % 251).astype("u1")
+    ends = [(there, 0), (here, None)] if way == "from" else [(here, None), (there, 0)]
+    before = ends[1][0].copy()
+    around = gpu[1].copy()
+    pair = engines()
+    blocks = MessageBlocks.of(Message(1, "send", (Part(0, kind),)))
+    keys, regions = [], []
+    for engine, (array, device) in zip(pair, ends, strict=True):
+        at = array.ctypes.data
+        regions.append(engine.register(at, array.nbytes, 1, device))
+        keys.append(engine.make_key())
+        engine.map(keys[-1], blocks.windows(kind.size, [regions[-1]], [at])[0])
+    assert not fake_verbs.DMABUFS, "the descriptor has been registered"
+    pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1)(1)
+    pair[0].complete()
+    inside = np.arange(there.size) % 500 < 300
+    inside[kind.extent :] = False
+    assert (ends[1][0] == np.where(inside, ends[0][0], before)).all()
+    assert (before[inside] != ends[0][0][inside]).any()
+    assert (gpu[1][:offset] == around[:offset]).all()
+    assert (gpu[1][offset + 12000 :] == around[offset + 12000 :]).all()
+
+
+@pytest.mark.parametrize("refusing", ["driver", "pages", "adapter"])
+def test_gpu_memory_that_cannot_be_registered(
+    refusing: str, wire: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the driver or the adapter as the cause, and no descriptor stays open."""
+    driver, memory = gpu
+    at, said = memory.ctypes.data, "cannot be exported as a dmabuf: .*NOT_SUPPORTED"
+    if refusing == "driver":
+        driver.has_dmabufs = False
+    elif refusing == "pages":
+        at, said = at + memory.nbytes - 100, "exported as a dmabuf: .*INVALID_VALUE.*by the grid"
+    else:
+        monkeypatch.setattr(fake_verbs, "REFUSED", ["all"])
+        said = "refuses to register 1000 bytes of GPU 0 by dmabuf"
+    engine, _ = engines()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(PathError, match=said):
+        engine.register(at, 1000, 1, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_writes_of_adapters_are_flushed(is_ordered: bool, gpu: Any) -> None:
+    """A flush is needed only if the GPU does not order the adapter's writes."""
+    gpu[0].is_ordered = is_ordered
+    for _ in range(2):
+        flush_writes(0)
+    assert gpu[0].flushes == (0 if is_ordered else 2)
+
+
+def test_too_many_blocks_for_a_key_are_refused(wire: Any) -> None:
+    engine, _ = engines()
+    values = np.zeros(1 << 16, "u1")
+    region = engine.register(values.ctypes.data, values.nbytes, 1)
+    at = values.ctypes.data + np.cumsum(np.arange(ENTRIES + 1)) * 8
+    window = Window(at, np.full(ENTRIES + 1, 4), np.full(ENTRIES + 1, region.lkey), at * 0)
+    with pytest.raises(PathError):
+        engine.map(engine.make_key(), window)
+
+
+def test_an_adapter_without_keys_left_says_so(wire: fake_verbs.Wire) -> None:
+    wire.most_keys = 3
+    engine, _ = engines()
+    with pytest.raises(PathError):
+        Keys(engine)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyverbs", None)
+    with pytest.raises(MissingPackageError):
+        mlx5.open_adapter()
+    fake_verbs.install(monkeypatch, ())
+    with pytest.raises(PathError):
+        mlx5.open_adapter()
+    fake_verbs.install(monkeypatch, (1,))
+    monkeypatch.setattr(fake_verbs._Port, "state", 1)
+    with pytest.raises(PathError):
+        mlx5.open_adapter()

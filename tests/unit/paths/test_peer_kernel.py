@@ -1,0 +1,584 @@
+"""The peer kernel, compiled as C++ and run on the CPU with one thread per rank: protocol and data."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import gcd
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halox.packing import tiles
+from halox.paths.messages import Message, Part
+from halox.paths.peer import endpoints as peer_endpoints
+from halox.paths.peer import table as peer_plan
+from halox.paths.peer.table import Kind
+from tests.fakes.cpu_peer import (
+    ORDERS,
+    Array,
+    Flow,
+    Layout,
+    as_planned,
+    box,
+    check_received,
+    connect,
+    exchange,
+    rows,
+    scattered,
+)
+from tests.support import becomes, full, require, trials
+
+require("cxx")
+
+
+@contextmanager
+def limited(wide_bytes=None, **of_table):
+    """Plan with other limits: the least bytes for LL128-like packets, and constants of `halox.paths.peer.table`."""
+    with ExitStack() as stack:
+        if wide_bytes is not None:
+            stack.enter_context(patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes))
+        for name, value in of_table.items():
+            stack.enter_context(patch.object(peer_plan, name, value))
+        yield
+
+
+def there_and_back(way: str, sent: Layout, received: Layout) -> list[Flow]:
+    """Return the same message in both directions."""
+    return [Flow(0, 1, way, [(sent, received)]), Flow(1, 0, way, [(sent, received)])]
+
+
+def faces(itemsize: int) -> tuple[Layout, Layout]:
+    """Return the cells at the high end of an axis, and the halo at its low end: more bytes than a chunk has."""
+    shape, subsizes = (30, 20, 12), (28, 18, 3)
+    return box(shape, subsizes, (1, 1, 6), itemsize), box(shape, subsizes, (1, 1, 0), itemsize)
+
+
+# Runs of odd lengths at odd addresses, at the sender and the receiver.
+RUNS = rows((3, 7), (900, 101), 77, 1), rows((21,), (79,), 77, 6)
+LONG_RUNS = rows((2, 2), (9001, 3001), 2500, 3), rows((4,), (2503,), 2500, 5)
+
+SENT = {
+    "staging": Kind.SEND_STAGED,
+    "ll": Kind.SEND_LL,
+    "wide": Kind.SEND_WIDE,
+    "direct": Kind.SEND_DIRECT,
+}
+TAKEN = {
+    "staging": Kind.TAKE_STAGED,
+    "ll": Kind.TAKE_LL,
+    "wide": Kind.TAKE_WIDE,
+    "direct": Kind.TAKE_DIRECT,
+}
+WORDS = [
+    *(("staging", n) for n in (1, 2, 4, 8, 16)),
+    *(("direct", n) for n in (1, 2, 4, 8, 16)),
+    *(("ll", n) for n in (4, 8, 16)),
+    *(("wide", n) for n in (4, 8, 16)),
+]
+
+
+def only_regular(paired):
+    """Return a replacement for `paired` that supports strided blocks only, so that other types need buffers."""
+    return lambda pointer, datatype, count, *rest: (
+        None if datatype.items(count).strided is None else paired(pointer, datatype, count, *rest)
+    )
+
+
+@pytest.fixture
+def wide_if_asked(request):
+    """Use LL128-like packets for all messages if the test's parameter ``way`` is "wide"."""
+    given_by_test = getattr(request.node, "callspec", None)
+    if given_by_test and given_by_test.params.get("way") == "wide":
+        with limited(1):
+            yield
+    else:
+        yield
+
+
+@pytest.mark.usefixtures("wide_if_asked")
+@pytest.mark.part(2)
+class TestWays:
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize(("way", "itemsize"), WORDS)
+    @pytest.mark.part(2)
+    def test_words_of_any_width(self, way, itemsize, order):
+        flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
+        ranks = connect(flows, sms=2)
+        assert all(rank.kinds == {SENT[way], TAKEN[way]} for rank in ranks)
+        words = ranks[0].planned.segments["region"]["word_bytes"]
+        assert words[0] == min(itemsize, 8 if way in ("ll", "wide") else 16)
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("runs", [RUNS, LONG_RUNS])
+    @pytest.mark.parametrize("way", ["staging", "direct"])
+    def test_runs_of_no_alignment(self, way, runs, order):
+        ranks = connect(there_and_back(way, *runs))
+        assert 0 in ranks[0].planned.segments["region"]["word_bytes"]
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("lengths", [(12,), (12, 20), (16, 4, 32), (6, 2), (3, 16, 5)])
+    @pytest.mark.parametrize("way", ["ll", "wide", "staging"])
+    def test_parts_of_odd_lengths_that_are_collected(self, way, lengths):
+        """The gaps between the parts of a message are not sent, and the receiver does not wait for them."""
+        word = gcd(*lengths)
+        if way != "staging" and word < 4:
+            return  # packets need words of 4 bytes or more
+        dtype = {4: 4, 2: 2, 1: 1}[min(word, 4)]
+        parts = [(box((n + 5 * dtype,), (n // dtype,), (2,), dtype),) * 2 for n in lengths]
+        flows = [Flow(a, 1 - a, "ll" if way == "wide" else way, parts) for a in (0, 1)]
+        exchange(connect(flows, operation="add", limit_s=100))
+
+    @pytest.mark.parametrize("way", ["ll", "staging"])
+    def test_types_that_only_the_receiver_collects(self, way):
+        """The receiver's type is irregular, the sender's is regular."""
+        starts = np.cumsum([0, 20, 36, 28, 44]).tolist()
+        irregular = scattered([4] * 5, starts)
+        flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
+        with patch.object(peer_endpoints, "paired", only_regular(peer_endpoints.paired)):
+            ranks = connect(flows, limit_s=100)
+        assert all(rank.unpacks for rank in ranks) and not any(rank.packs for rank in ranks)
+        exchange(ranks)
+
+    @pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
+    @pytest.mark.parametrize("way", SENT)
+    def test_levels(self, way, levels):
+        shape = (4, 3, 4, 3, 5)[:levels]
+        sent = box(shape, [n - 1 for n in shape], [1] * levels)
+        received = box(shape, [n - 1 for n in shape], [0] * levels)
+        ranks = connect(there_and_back("ll" if way == "wide" else way, sent, received))
+        assert ranks[0].planned.levels == (3 if levels < 4 else 5)
+        exchange(ranks)
+
+    @pytest.mark.parametrize("where", ["launch", "memory"])
+    @pytest.mark.parametrize("way", SENT)
+    def test_messages_of_several_segments(self, way, where):
+        """Parts of several fields, with different levels and word widths, and copies within a rank."""
+        parts = [faces(8), faces(4), (box((9, 9), (7, 1), (1, 7)), box((9, 9), (7, 1), (1, 0)))]
+        if way in ("staging", "direct"):
+            parts += [faces(1), RUNS]
+        sent = "ll" if way == "wide" else way
+        flows = [Flow(a, 1 - a, sent, parts) for a in (0, 1)]
+        flows += [Flow(a, a, "copy", [faces(16), RUNS]) for a in (0, 1)]
+        with limited(**{"INLINE_CHUNKS": 0} if where == "memory" else {"TABLE_BYTES": 3800}):
+            ranks = connect(flows, sms=2)
+            assert bool(ranks[0].planned.inline) == (where == "launch")
+            assert ranks[0].kinds == {Kind.COPY, SENT[way], TAKEN[way]}
+            exchange(ranks)
+
+    @pytest.mark.parametrize("itemsize", [*full(4), 8, 16])
+    @pytest.mark.parametrize("way", SENT)
+    def test_the_kernel_that_a_gpu_would_run(self, way, itemsize):
+        """Kernels with compile-time word width, and with several words in flight."""
+        flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
+        with limited(SMALL_WORDS=0 if itemsize == 8 else 1 << 16):
+            ranks = connect(flows, adapt=as_planned)
+        packets = 8 if way in ("ll", "wide") else 16
+        assert dict(ranks[0].launch.defines)["WORD_BYTES"] == str(min(itemsize, packets))
+        assert (ranks[0].launch.threads == 64) == (itemsize == 8 and way == "wide")
+        exchange(ranks, 3)
+
+    @pytest.mark.parametrize("first", [2**16 - 3, 2**31 - 3, 2**32 - 3], ids="from {}".format)
+    @pytest.mark.parametrize("way", SENT)
+    def test_epochs_that_wrap_around(self, way, first):
+        """Epochs in LL128-like packets wrap around after 16 bits, other epochs after 32 bits."""
+        flows = there_and_back("ll" if way == "wide" else way, *faces(8))
+        flows.append(Flow(0, 2, flows[0].way, [faces(4)]))
+        exchange(connect(flows), 7, first=first)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("where", ["launch", "memory"])
+    @pytest.mark.parametrize(
+        ("way", "ends"),
+        [
+            ("staging", faces(8)),
+            ("direct", [box((90, 9, 9), (88, 8, 8), (1, 1, start)) for start in (0, 1)]),
+        ],
+    )
+    @pytest.mark.part(2)
+    def test_more_chunks_than_threads(self, way, ends, where, order):
+        """A block that helps to send then searches for chunks several times."""
+        in_memory = {"INLINE_CHUNKS": 0} if where == "memory" else {}
+        with limited(CHUNK_BYTES=(32, 64), DIRECT_CHUNK_BYTES=(64, 64), **in_memory):
+            ranks = connect(there_and_back(way, *ends))
+            assert bool(ranks[0].planned.inline) == (where == "launch")
+        assert ranks[0].planned.send_chunks > ranks[0].launch.threads
+        exchange(ranks, 2, order=order)
+
+    @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 20000])
+    @pytest.mark.parametrize("way", SENT)
+    def test_not_a_byte_more_than_the_message(self, way, nbytes):
+        """Full tiles and chunks, and one word more or less."""
+        line = rows((), (), nbytes)
+        ranks = connect(there_and_back("ll" if way == "wide" else way, line, line))
+        exchange(ranks, 3)
+
+
+# Regular blocks of different shapes at both ends. Both pack in the same order, so that both have the same chunks.
+ALIKE = (
+    (rows((40,), (64,), 48), rows((60,), (40,), 32)),
+    (rows((24,), (168,), 160), rows((96,), (44,), 40)),
+    (rows((40, 5), (500, 24), 16), rows((2, 400), (3300, 8), 4)),
+    (rows((), (), 9000), rows((1500,), (12,), 6)),
+)
+# Irregular runs at one or both ends, or runs of bytes: the chunks of both ends differ.
+LINE = rows((), (), 9000)
+UNLIKE = (
+    (scattered((2600, 1400, 24, 4976), (0, 4000, 3000, 6000)), LINE),
+    (LINE, scattered((8, 2992, 6000), (20000, 4, 3000))),
+    (scattered((2600, 6400), (0, 4000)), scattered((3000, 6000), (0, 4000))),
+    (RUNS[0], rows((), (), 21 * 77, 3)),
+    (rows((21,), (78,), 77), RUNS[1]),
+)
+
+
+@pytest.mark.part(2)
+class TestEnds:
+    """Sender and receiver have different datatypes of equal size."""
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", ALIKE)
+    def test_each_chunk_waits_for_its_own_flag(self, ends, order):
+        ranks = connect(there_and_back("staging", *ends))
+        assert not ranks[0].planned.segments["flag_count"].any()
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", UNLIKE)
+    def test_all_flags_of_the_sender_are_waited_for(self, ends, order):
+        ranks = connect(there_and_back("staging", *ends))
+        segments, chunks = ranks[0].planned.segments, ranks[0].planned.send_chunks
+        taken = segments["kind"] == Kind.TAKE_STAGED
+        assert segments["flag_count"][taken].tolist() == [chunks] * taken.sum()
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    def test_chunks_of_other_sizes(self, order):
+        """Chunks per flag are larger for words of 16 bytes than for words of 8 bytes."""
+        ends = rows((64,), (272,), 256), rows((64,), (264,), 256)
+        with limited(CHUNK_BYTES=(64, 128), LONG_CHUNK_BYTES=1024):
+            ranks = connect(there_and_back("staging", *ends), sms=2)
+        assert ranks[0].planned.segments["flag_count"].tolist() == [0, 64]
+        assert ranks[0].planned.chunks == 64 + 128
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("wide_bytes", [1, 1 << 20])
+    @pytest.mark.parametrize("ends", [ALIKE[1], *UNLIKE[:3]])
+    def test_packets_stay_narrow(self, ends, order, wide_bytes):
+        with limited(wide_bytes):
+            ranks = connect(there_and_back("ll", *ends))
+        assert ranks[0].kinds == {Kind.SEND_LL, Kind.TAKE_LL}
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", [ALIKE[0], ALIKE[2]])
+    def test_wide_packets_of_equal_words(self, ends, order):
+        with limited(1):
+            ranks = connect(there_and_back("ll", *ends))
+        assert ranks[0].kinds == {Kind.SEND_WIDE, Kind.TAKE_WIDE}
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", [*ALIKE, UNLIKE[3]])
+    def test_straight_into_another_layout(self, ends, order):
+        exchange(connect(there_and_back("direct", *ends)), order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("itemsize", [1, *full(4), 8, 16])
+    @pytest.mark.parametrize("turned", ["sent", "received", "both"])
+    @pytest.mark.parametrize("way", ["staging", "direct"])
+    @pytest.mark.part(3)
+    def test_axes_in_another_order(self, way, turned, itemsize, order):
+        """Copies that permute axes use tiles: between an array and the packed message, or between two arrays."""
+        n, m = 68, 41
+        columns = rows((n, m), (itemsize, itemsize * n), itemsize)
+        padded = rows((n, m), (itemsize * (m + 4), itemsize), itemsize)
+        ends = {
+            "sent": (columns, padded),
+            "received": (padded, columns),
+            "both": (columns, columns),
+        }
+        with patch.object(tiles, "LEAST_BYTES", 1):
+            ranks = connect(there_and_back(way, *ends[turned]), sms=2)
+        assert bool(ranks[0].planned.tiled) == (turned != "both" or way == "staging")
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("way", ["staging", "ll"])
+    def test_types_that_the_kernel_does_not_walk(self, way):
+        """Messages of unsupported types are packed to a buffer, at one end or both."""
+        rng = np.random.default_rng(3)
+        starts = np.cumsum(rng.integers(2, 5, 100)) * 8
+        blocks, line = scattered([8] * 100, starts.tolist()), rows((), (), 800)
+        for ends in ((blocks, line), (line, blocks), (blocks, blocks)):
+            ranks = connect(there_and_back(way, *ends))
+            exchange(ranks)
+            assert ranks[0].packs or ranks[0].unpacks
+
+
+@pytest.mark.usefixtures("wide_if_asked")
+@pytest.mark.part(2)
+class TestRanks:
+    @pytest.mark.parametrize("late", [None, 0, 1])
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("way", SENT)
+    @pytest.mark.part(2)
+    def test_one_way(self, way, order, late):
+        """No message in the other direction tells the sender the receiver's epoch, so that it waits for a flag."""
+        flows = [Flow(0, 1, "ll" if way == "wide" else way, [faces(8), faces(4)])]
+        ranks = connect(flows)
+        sent = ranks[0].planned.segments
+        assert (sent["begun"] != 0).all()
+        assert set(sent["lag"].tolist()) == {0 if way == "direct" else 1}
+        late_s = None if late is None else {late: 0.01}
+        exchange(ranks, 8, order=order, late_s=late_s)
+
+    @pytest.mark.parametrize("orders", [("forward", "backward", "random"), ("backward",) * 3])
+    @pytest.mark.parametrize("way", SENT)
+    def test_a_ring_of_one_way_messages(self, way, orders):
+        flows = [Flow(a, (a + 1) % 3, "ll" if way == "wide" else way, [faces(8)]) for a in range(3)]
+        exchange(connect(flows, sms=2), 8, order=orders, late_s={1: 0.003})
+
+    @pytest.mark.parametrize("multiprocessors", [1, 2])
+    @pytest.mark.parametrize("orders", [("backward", "random", "forward"), ("backward",) * 3])
+    def test_all_ways_at_once(self, orders, multiprocessors):
+        """Three ranks, several messages between two ranks, some in one direction only, with random delays."""
+        ways = ["staging", "ll", "direct"]
+        flows = [Flow(a, a, "copy", [faces(4)]) for a in range(3)]
+        for a, b in ((0, 1), (1, 0), (1, 2), (2, 0)):
+            for tag, way in enumerate(ways if a < b else ways[1:]):
+                flows.append(Flow(a, b, way, [faces(8), faces(4)], tag))
+        flows.append(Flow(2, 1, "ll", [(rows((), (), 20000),) * 2], 7))
+        with limited(20000):
+            ranks = connect(flows, sms=2, multiprocessors=multiprocessors)
+        assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
+        exchange(ranks, 6, order=orders, delays=2)
+
+    @pytest.mark.parametrize("ways", [("ll", "direct"), ("staging", "ll"), ("direct", "staging")])
+    def test_a_kernel_of_some_kinds(self, ways):
+        """Each rank's kernel is compiled for its own kinds of segments; the kinds of the two ranks differ."""
+        flows = [Flow(0, 0, "copy", [faces(8)])]
+        flows += [Flow(0, 1, ways[0], [faces(8)]), Flow(1, 0, ways[1], [faces(8)])]
+        ranks = connect(flows, adapt=as_planned)
+        kinds = [int(dict(rank.launch.defines)["KINDS"]) for rank in ranks]
+        assert kinds == [sum(1 << kind for kind in rank.kinds) for rank in ranks]
+        assert kinds[0] != kinds[1]
+        exchange(ranks, 4)
+
+    @pytest.mark.parametrize("itemsize", [8, 16])
+    @pytest.mark.parametrize("way", ["ll", "wide"])
+    def test_packets_that_come_slowly(self, way, itemsize):
+        """One half of a word arrives before the other half."""
+        ranks = connect([Flow(0, 1, "ll" if way == "wide" else way, [faces(itemsize)])])
+        exchange(ranks, 4, delays=40)
+
+    @pytest.mark.parametrize("concurrent", [(0, 1), (0,)])
+    def test_beside_other_work(self, concurrent):
+        """The launch for overlap has fewer blocks, on both ranks or on one rank only."""
+        with limited(1, SMALL_WORDS=0):
+            ranks = connect(
+                there_and_back(
+                    "ll",
+                    box((40, 30, 30), (40, 30, 29), (0, 0, 0)),
+                    box((40, 30, 30), (40, 30, 29), (0, 0, 1)),
+                ),
+                concurrent=concurrent,
+            )
+        planned = ranks[0].planned
+        assert planned.concurrent == (2, 4) and (planned.send_blocks, planned.blocks) == (4, 8)
+        assert [rank.launch.blocks for rank in ranks] == [
+            4 if n in concurrent else 8 for n in (0, 1)
+        ]
+        exchange(ranks, 4)
+
+    def test_arrays_are_not_written_twice(self):
+        """Receiving blocks that run first help to send; the sending blocks must not send the same chunks again."""
+        ranks = connect(there_and_back("direct", *faces(16)), sms=2)
+        exchange(ranks, 15, order=("forward", "backward"), late_s={0: 0.004})
+
+    @pytest.mark.parametrize("multiprocessors", [2, 3])
+    @pytest.mark.parametrize("way", SENT)
+    def test_blocks_at_once(self, way, multiprocessors):
+        """Receiving blocks help to send while sending blocks run."""
+        flows = there_and_back("ll" if way == "wide" else way, *faces(8))
+        ranks = connect(flows, sms=3, multiprocessors=multiprocessors)
+        exchange(ranks, 10, order=("random", "backward"), delays=5)
+
+
+class TestWaiting:
+    def test_a_rank_that_is_late_is_waited_for(self):
+        ranks = connect(there_and_back("staging", *faces(8)), limit_s=100)
+        exchange(ranks, 2, late_s={1: 0.3})
+
+    def test_no_limit(self):
+        ranks = connect(there_and_back("ll", *faces(8)), limit_s=0)
+        exchange(ranks, 2, late_s={0: 0.2})
+
+    @pytest.mark.parametrize("order", ["forward", *full("backward")])
+    @pytest.mark.parametrize("way", ["staging", "ll", "wide", "direct"])
+    def test_a_rank_that_never_comes_is_named(self, way, order):
+        """The error names the missing rank; later launches end at once and keep the first failure."""
+        flows = []
+        for other in (1, 2, 3):
+            chosen = ("ll" if way == "wide" else way) if other == 2 else "staging"
+            flows += [Flow(0, other, "staging", [faces(4)]), Flow(other, 0, chosen, [faces(8)])]
+        with limited(1 if way == "wide" else None):
+            ranks = connect(flows)
+        exchange(ranks, 3)
+        blocks = np.arange(ranks[0].launch.blocks)[:: -1 if order == "backward" else 1]
+        with ThreadPoolExecutor() as pool:
+            others = [pool.submit(ranks[i].run, np.arange(ranks[i].launch.blocks)) for i in (1, 3)]
+            assert becomes(lambda: all((ranks[i].begun_chunks == 4).all() for i in (1, 3)))
+            time.sleep(0.2)  # ranks 1 and 3 finish sending
+            ranks[0].limit(1.0)
+            start = time.monotonic()
+            ranks[0].run(blocks)
+            assert time.monotonic() - start >= 1.0
+            for other in others:
+                other.result()
+        number, epoch = ranks[0].failure
+        assert epoch == 4
+        assert "rank 0 has waited for rank 2 in exchange 4 of" in str(ranks[0].draft.error())
+        ranks[0].draft.job = replace(ranks[0].job, operation="add")
+        assert "rank 0 has waited for rank 2 in accumulation 4 of" in str(ranks[0].draft.error())
+        ranks[0].draft.job = ranks[0].job
+        assert number - 1 == len(ranks[0].job.sends) + 1  # messages to and from 1, 2, 3
+        assert ranks[1].failure == ranks[3].failure == (0, 0)
+        ranks[0].limit(1000)
+        for _ in range(2):
+            start = time.monotonic()
+            ranks[0].run(blocks)
+            assert time.monotonic() - start < 500
+        assert ranks[0].failure == (number, epoch)
+        assert ranks[0].epochs == 6
+        for rank in ranks:
+            rank.check()
+
+    def test_a_rank_that_is_waited_for_to_begin_is_named(self):
+        """A sender in one direction waits for the receiver to begin an epoch, and names it at the time limit.
+
+        With "direct", the receiver must have begun the same epoch, since the sender writes to its array. With "staging"
+        and "ll", the previous epoch is enough.
+        """
+        for way, last in (("staging", 2), ("ll", 2), ("direct", 1)):
+            ranks = connect([Flow(0, 1, "staging", [faces(4)]), Flow(0, 2, way, [faces(8)])])
+            exchange(ranks, 1)
+            arrays = [array.data.copy() for array in ranks[2].arrays]
+            ranks[0].limit(1.0)
+            with ThreadPoolExecutor() as pool:
+                other = [
+                    pool.submit(ranks[1].run, np.arange(ranks[1].launch.blocks))
+                    for _ in range(last - 1)
+                ]
+                for _ in range(last):
+                    assert ranks[0].failure == (0, 0)
+                    ranks[0].run(np.arange(ranks[0].launch.blocks))
+                assert ranks[0].failure == (2, last + 1)
+                for ended in other:
+                    ended.result()
+            for array, before in zip(ranks[2].arrays, arrays, strict=True):
+                assert array.data.tobytes() == before.tobytes()
+
+    def test_what_was_sent_before_is_not_taken_twice(self):
+        """A receiver whose sender is missing must not accept flags and packets of earlier epochs."""
+        for way in ("staging", "ll"):
+            for wide_bytes in (1, 1 << 30):
+                with limited(wide_bytes):
+                    ranks = connect([Flow(0, 1, way, [faces(8)])])
+                exchange(ranks, 3)
+                ranks[1].limit(0.2)
+                before = ranks[1].arrays[0].data.copy()
+                ranks[1].run(np.arange(ranks[1].launch.blocks))
+                assert ranks[1].failure == (1, 4)
+                assert ranks[1].arrays[0].data.tobytes() == before.tobytes()
+
+
+def widths(way: str, ends: tuple[Layout, Layout]) -> int:
+    """Return the shorter of the word widths at both ends, by which halox chooses the protocol."""
+    found = 16
+    for layout in ends:
+        message = Message(0, "send", (Part(0, layout.datatype),))
+        found = min(
+            found,
+            peer_endpoints.peer_info(message, [Array(np.empty(0), layout.offset)], None).word_bytes,
+        )
+    return found
+
+
+@st.composite
+def layouts(draw, factors: list[int], unit: int) -> Layout:
+    """Draw disjoint strided blocks; the stride of each level exceeds the span of the inner levels."""
+    dealt = draw(st.permutations(factors))
+    cuts = sorted(draw(st.lists(st.integers(0, len(dealt)), max_size=3)))
+    *outer, block = [
+        int(np.prod(dealt[a:b], dtype=int))
+        for a, b in zip([0, *cuts], [*cuts, len(dealt)], strict=True)
+    ]
+    block *= unit
+    span, strides = block, []
+    for steps in reversed(outer):
+        step = span + unit * draw(st.sampled_from([0, 0, 1, 2, 5]))
+        strides.insert(0, step)
+        span = step * steps
+    offset = unit * draw(st.sampled_from([0, 0, 1, 2, 3]))
+    return rows(outer, strides, block, offset)
+
+
+@st.composite
+def messages(draw) -> list[Flow]:
+    flows = []
+    for tag in range(draw(st.integers(1, 5))):
+        way = draw(st.sampled_from(["staging", "ll", "ll", "direct", "copy"]))
+        sender = draw(st.integers(0, 2))
+        receiver = sender if way == "copy" else (sender + draw(st.integers(1, 2))) % 3
+        unit = draw(st.sampled_from([4, 8, 16] if way == "ll" else [1, 2, 4, 8, 16]))
+        parts = []
+        for _ in range(draw(st.integers(1, 3))):
+            factors = draw(st.lists(st.sampled_from([2, 2, 3, 4, 5, 7, 8]), min_size=1, max_size=5))
+            parts.append((draw(layouts(factors, unit)), draw(layouts(factors, unit))))
+        if way == "ll" and any(widths(way, ends) < 4 for ends in parts):
+            way = "staging"
+        flows.append(Flow(sender, receiver, way, parts, tag))
+    if all(flow.way == "copy" for flow in flows):
+        flows.append(Flow(0, 1, "ll", [faces(8)], 9))
+    return flows
+
+
+@settings(max_examples=trials(120))
+@given(st.data())
+def test_any_messages_in_any_order(data):
+    flows = data.draw(messages())
+    with limited(
+        data.draw(st.sampled_from([1, 1 << 17])),
+        INLINE_CHUNKS=data.draw(st.sampled_from([0, 600])),
+        SMALL_WORDS=data.draw(st.sampled_from([0, 1 << 16])),
+    ):
+        ranks = connect(
+            flows,
+            sms=data.draw(st.sampled_from([1, 3])),
+            multiprocessors=data.draw(st.sampled_from([1, 2])),
+        )
+        exchange(
+            ranks,
+            4,
+            first=data.draw(st.sampled_from([1, 2**16 - 2, 2**32 - 2])),
+            order=[data.draw(st.sampled_from(ORDERS)) for _ in range(3)],
+            delays=data.draw(st.sampled_from([0, 3])),
+            seed=data.draw(st.integers(0, 99)),
+        )
+
+
+def test_a_wrong_byte_is_noticed():
+    ranks = connect(there_and_back("staging", *faces(8)))
+    exchange(ranks, 1)
+    by_number = {rank.number: rank for rank in ranks}
+    check_received(ranks[0], by_number, 1)
+    ranks[0].arrays[-1].data[5] ^= 1
+    with pytest.raises(AssertionError, match="1 bytes differ, from 5 on"):
+        check_received(ranks[0], by_number, 1)

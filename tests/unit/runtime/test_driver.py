@@ -1,0 +1,304 @@
+"""Copies, queries and launches through the driver, with a stand-in library that executes them in host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from halox.errors import DeviceError
+from halox.runtime.gpu import copies, cuda, driver, stream_words
+from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
+from halox.runtime.gpu.memory import MemoryKind, memory_kind
+from halox.runtime.gpu.stream_words import PreparedWords, WordStep
+from tests.fakes.fake_driver import CAPTURED, STREAM, compiled, fake_driver
+from tests.support import ROOT, require
+
+GUARD = 0xA5
+
+
+@pytest.fixture(params=[13000, 12080, 12020], ids=["CUDA 13", "CUDA 12.8", "CUDA 12.2"])
+def fake(request):
+    require("cxx")
+    require("nvrtc")  # the bindings belong to the same package
+    with fake_driver(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def newest():
+    require("cxx")
+    require("nvrtc")
+    with fake_driver() as found:
+        yield found
+
+
+def bytes_of(n, seed=0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, GUARD, n, np.uint8)
+
+
+def address(array) -> int:
+    return array.ctypes.data
+
+
+class TestCopies:
+    def test_contiguous(self, newest):
+        source, target = bytes_of(1000), np.full(1000, GUARD, np.uint8)
+        PreparedMemcpy(900).launch(address(target) + 1, address(source) + 2, STREAM)
+        assert (target[1:901] == source[2:902]).all()
+        assert (target[[0, *range(901, 1000)]] == GUARD).all()
+        assert newest.counts() == (1, 0, 0, 0)
+        assert newest["last_stream"] == STREAM
+
+    def test_rows(self, newest):
+        source, target = bytes_of(20 * 31), np.full(20 * 17, GUARD, np.uint8)
+        rows = PreparedMemcpy(13, 20, target_pitch=17, source_pitch=31)
+        rows.launch(address(target) + 1, address(source) + 2, STREAM)
+        expected = np.full((20, 17), GUARD, np.uint8)
+        expected[:, 1:14] = source.reshape(20, 31)[:, 2:15]
+        assert (target.reshape(20, 17) == expected).all()
+        assert newest.counts() == (0, 1, 0, 0)
+
+    def test_slices(self, newest):
+        source, target = bytes_of(5 * 9 * 31), np.full(5 * 8 * 17, GUARD, np.uint8)
+        slices = PreparedMemcpy(
+            13, 7, 5, target_pitch=17, target_rows=8, source_pitch=31, source_rows=9
+        )
+        slices.launch(address(target) + 1, address(source) + 2, STREAM)
+        expected = np.full((5, 8, 17), GUARD, np.uint8)
+        expected[:, :7, 1:14] = source.reshape(5, 9, 31)[:, :7, 2:15]
+        assert (target.reshape(5, 8, 17) == expected).all()
+        assert newest.counts() == (0, 0, 1, 0)
+
+    def test_batch(self, fake):
+        source, target = bytes_of(1000), np.full(1000, GUARD, np.uint8)
+        to, at, sizes = [900, 0, 500], [3, 700, 0], [100, 7, 33]
+        expected = target.copy()
+        for t, a, n in zip(to, at, sizes, strict=True):
+            expected[t : t + n] = source[a : a + n]
+        PreparedBatch(to, at, sizes).launch(address(target), address(source), STREAM)
+        assert (target == expected).all()
+        if fake["version"] >= 12080:
+            assert fake.counts() == (0, 0, 0, 1)
+            assert fake["last_flags"] == 0
+        else:
+            assert fake.counts() == (3, 0, 0, 0)
+
+    @pytest.mark.parametrize("stream", [0, 1, CAPTURED])
+    def test_a_batch_where_none_is_allowed(self, fake, stream):
+        source, target = bytes_of(100), np.full(100, GUARD, np.uint8)
+        batch = PreparedBatch([-10, 50], [20, -5], [8, 5])
+        batch.launch(address(target) + 10, address(source) + 5, stream)
+        expected = np.full(100, GUARD, np.uint8)
+        expected[:8], expected[60:65] = source[25:33], source[:5]
+        assert (target == expected).all()
+        assert fake.counts() == (2, 0, 0, 0)
+        assert fake["last_stream"] == stream
+
+    def test_nothing(self, newest):
+        PreparedMemcpy(0, 5, 5).launch(0, 0, STREAM)
+        PreparedMemcpy(8, 0).launch(0, 0, STREAM)
+        PreparedBatch([], [], []).launch(0, 0, STREAM)
+        assert newest.counts() == (0, 0, 0, 0)
+
+    def test_arrays_of_different_length(self, newest):
+        with pytest.raises(DeviceError):
+            PreparedBatch([0], [0, 1], [4])
+
+    def test_many_threads_share_a_prepared_copy(self, newest):
+        rows = PreparedMemcpy(8, 100, target_pitch=8, source_pitch=16)
+        batch = PreparedBatch(np.arange(50) * 8, np.arange(50) * 16, np.full(50, 8))
+        wrong = []
+
+        def work(number):
+            source, target = np.full(200, number, "u8"), np.zeros(100, "u8")
+            for _ in range(200):
+                for copy, n in ((rows, 100), (batch, 50)):
+                    target[:] = 0
+                    copy.launch(address(target), address(source), STREAM)
+                    if not (target[:n] == number).all() or target[n:].any():
+                        wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(number + 1,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+class TestErrors:
+    def test_a_pitch_that_is_too_small_or_too_large(self, newest):
+        memory = bytes_of(100)
+        for pitch in (7, MAX_PITCH + 1):
+            with pytest.raises(
+                DeviceError,
+            ):
+                rows = PreparedMemcpy(8, 2, target_pitch=pitch, source_pitch=8)
+                rows.launch(address(memory), address(memory), STREAM)
+
+    def test_an_error_without_a_name(self, newest):
+        newest["next_error"] = 12345
+        with pytest.raises(DeviceError):
+            PreparedMemcpy(8).launch(0, 0, STREAM)
+
+    @pytest.mark.parametrize("code", [driver.NOT_INITIALIZED, driver.INVALID_CONTEXT])
+    def test_a_thread_without_a_context_gets_one(self, newest, monkeypatch, code):
+        made = []
+        monkeypatch.setattr(driver, "make_context", made.append)
+        source, target = bytes_of(8), np.zeros(8, np.uint8)
+        newest["next_error"] = code
+        PreparedMemcpy(8, device=3).launch(address(target), address(source), STREAM)
+        assert made == [3]
+        assert (target == source).all()
+
+    def test_no_driver_and_no_bindings(self):
+        """Run in a separate process, since the bindings look for the driver once per process."""
+        require("nvrtc")
+        code = (
+            "import sys\n"
+            "from halox.errors import DeviceError\n"
+            "from halox.runtime.gpu.copies import PreparedMemcpy\n"
+            "sys.modules.update(eval(sys.argv[1]))\n"
+            "try: PreparedMemcpy(8)\n"
+            "except DeviceError as error: print(error)\n"
+        )
+        found = {
+            missing: subprocess.run(
+                [sys.executable, "-c", code, missing], capture_output=True, text=True, timeout=500
+            ).stdout
+            for missing in ("{}", "{'cuda.bindings': None}")
+        }
+        assert "pip install 'cuda-bindings==" in found["{'cuda.bindings': None}"]
+        try:
+            driver.bindings()
+        except DeviceError:
+            assert "driver's library cannot be loaded" in found["{}"]
+            assert "install the driver" in found["{}"]
+
+    def test_a_driver_without_the_function(self):
+        require("cxx")
+        require("nvrtc")
+        with fake_driver(without=("cuMemcpy3DAsync_v2",)):
+            slices = PreparedMemcpy(8, 2, 2)
+            with pytest.raises(DeviceError):
+                slices.launch(0, 0, STREAM)
+        with fake_driver(12020):
+            assert copies.batch_function() is None
+
+    def test_a_context_needs_a_gpu(self, monkeypatch):
+        monkeypatch.setattr(cuda, "why_no_gpu", lambda: "there is none")
+        with pytest.raises(DeviceError):
+            driver.make_context(0)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("kind", "managed", "expected"),
+        [
+            (2, 0, MemoryKind("device", 3, 1000)),
+            (2, 1, MemoryKind("managed", 3, 1000)),
+            (1, 1, MemoryKind("managed", 3, 1000)),
+            (1, 0, MemoryKind("pinned", 3, 1000 + 4096)),
+        ],
+    )
+    def test_kinds(self, newest, kind, managed, expected):
+        newest["allocation"], newest["allocation_bytes"] = 992, 100
+        newest["kind"], newest["managed"], newest["ordinal"] = kind, managed, 3
+        assert memory_kind(1000) == expected
+        assert memory_kind(2000) == MemoryKind("unregistered", None, None)
+
+    def test_failure(self, newest):
+        newest["next_error"] = 1
+        with pytest.raises(DeviceError):
+            memory_kind(5)
+
+
+class TestWords:
+    def test_in_order(self, newest):
+        """Each wait is for the value of the write before it, and the steps need more than one batch."""
+        words = np.zeros(3, np.uint32)
+        steps = []
+        for number in range(200):
+            at = address(words) + 4 * (number % 2)
+            steps += [WordStep("write", at, number + 7), WordStep("wait", at, number + 7)]
+        PreparedWords(steps, 0).launch(STREAM)
+        assert words.tolist() == [205, 206, 0]
+        assert newest["calls_words"] == 2 and newest["last_stream"] == STREAM
+
+    def test_a_wait_ends_with_the_value_alone(self, newest):
+        words = np.zeros(2, np.uint32)
+        steps = WordStep("wait", address(words), 5), WordStep("write", address(words) + 4, 1)
+        waiting = threading.Thread(target=PreparedWords(steps, 0).launch, args=(STREAM,))
+        waiting.start()
+        for value in (4, 6):
+            words[0] = value
+            waiting.join(0.01)
+            assert waiting.is_alive() and words[1] == 0
+        words[0] = 5
+        waiting.join()
+        assert words[1] == 1
+
+    def test_none(self, newest):
+        PreparedWords([], 0).launch(STREAM)
+        assert newest["calls_words"] == 0
+
+    @pytest.mark.parametrize("broken", ["nothing", "operation", "capture"])
+    def test_whether_graphs_hold_them(self, broken, newest, monkeypatch):
+        """A refusal by the driver is the reason returned, and the capture is always ended."""
+        ended = []
+
+        class Stream:
+            ptr = CAPTURED
+
+            def __init__(self, non_blocking):
+                assert non_blocking
+
+            def begin_capture(self, mode):
+                assert mode == 1
+                if broken == "operation":
+                    newest["next_error"] = 900
+
+            def end_capture(self):
+                ended.append(1)
+                if broken != "nothing":
+                    raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+        word = np.zeros(1, np.uint32)
+        cuda = SimpleNamespace(
+            Stream=Stream,
+            Memory=lambda nbytes: SimpleNamespace(ptr=address(word)),
+            Device=lambda number: contextlib.nullcontext(),
+            runtime=SimpleNamespace(streamCaptureModeThreadLocal=1),
+        )
+        monkeypatch.setattr(stream_words, "cupy", lambda: SimpleNamespace(cuda=cuda))
+        stream_words.why_not_captured.cache_clear()
+        said = stream_words.why_not_captured(0)
+        stream_words.why_not_captured.cache_clear()
+        assert ended == [1]
+        if broken == "nothing":
+            assert said is None
+        else:
+            text = "CAPTURE_UNSUPPORTED" if broken == "operation" else "CaptureInvalidated"
+            assert text in said
+
+
+def test_nvidias_own_bindings():
+    """The real bindings make the same calls to the stand-in as the other tests' replacement for them."""
+    require("cxx")
+    require("nvrtc")
+    here = ROOT / "tests/fakes/with_bindings.py"
+    subprocess.run([sys.executable, str(here), str(compiled(named=True))], check=True, timeout=500)
+
+
+def test_importing_loads_no_driver():
+    code = (
+        "import halox.runtime.gpu.memory, halox.packing.copy_engine, halox.runtime.gpu.launch, sys;"
+        "assert not [name for name in sys.modules if name.startswith('cuda.')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
