@@ -93,8 +93,8 @@ Tests marked ``geometry`` run by default on any number of ranks, tests marked ``
 ALL_CASES = 3
 """The number of ranks with all cases of a test, which has a part of them on other numbers."""
 
-PART_OF_FEW, PART_OF_MANY = 4, 8
-"""One of so many cases is in the part, on fewer and on more ranks."""
+PART = 8
+"""One of so many cases is in the part."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -131,7 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             parted.append(item)
             if item.get_closest_marker("full") is not None and _has_all_cases(item):
                 item.add_marker(pytest.mark.elsewhere)
-    for item in others(parted, PART_OF_FEW if size < ALL_CASES else PART_OF_MANY):
+    for item in others(parted, PART):
         item.add_marker(pytest.mark.elsewhere)
     items[:] = kept
     config.hook.pytest_deselected(items=left)

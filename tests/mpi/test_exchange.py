@@ -12,14 +12,14 @@ from mpi4py import MPI
 import halox
 from halox.errors import FieldError
 from tests.limits import read_in_place
-from tests.mpi.conftest import PART_OF_FEW, agree
+from tests.mpi.conftest import PART, agree
 from tests.oracle import NUMERIC, Case, Field, check_adjoint, check_exchanges
 from tests.strategies import cells, checkerboards, folds, on_ranks, walls
 from tests.support import trials
 
 pytestmark = [pytest.mark.geometry, pytest.mark.filterwarnings("ignore:boundary:UserWarning")]
 
-random_cases = partial(on_ranks, part=PART_OF_FEW)
+random_cases = partial(on_ranks, part=PART)
 WIDE = pytest.mark.usually(1, 2, 3)
 CHECKERBOARDS = pytest.mark.usually(1, 3, 4)
 
