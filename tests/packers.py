@@ -23,7 +23,7 @@ from tests.support import trials
 
 GUARD = 0xA5
 HALF = 1 << 17
-"""Bytes on either side of displacement 0 in the arrays of the tests."""
+"""Bytes on either side of displacement 0 that the types of the tests stay within."""
 
 
 class Memory(Protocol):
@@ -247,24 +247,32 @@ def check(
     max_blocks: int | None = None,
 ) -> None:
     """Pack, and unpack unless bytes overlap, between addresses of any alignment, and compare with NumPy's indexing."""
-    places = HALF + displacements(datatype, count)
+    origin, nbytes = memory_of(datatype, count)
+    places = origin + displacements(datatype, count)
     try:
         packer = backend.packer(datatype, count, max_blocks)
     except DatatypeError:
         assert backend.method in ("strided", "copy_engine"), "all others take every type"
         return
-    host = coded(2 * HALF)
+    host = coded(nbytes)
     array, packed = backend.memory(host, at), backend.memory(np.full(places.size, GUARD, "u1"), to)
-    packer.pack(array, HALF, packed)
+    packer.pack(array, origin, packed)
     np.testing.assert_array_equal(packed.get(), host[places])
     np.testing.assert_array_equal(array.get(), host)
     if np.unique(places).size < places.size:
         return
-    arriving, wanted = coded(places.size, 1), np.full(2 * HALF, GUARD, np.uint8)
+    arriving, wanted = coded(places.size, 1), np.full(nbytes, GUARD, np.uint8)
     target = backend.memory(wanted, at)
     wanted[places] = arriving
-    packer.unpack(backend.memory(arriving, to), target, HALF)
+    packer.unpack(backend.memory(arriving, to), target, origin)
     np.testing.assert_array_equal(target.get(), wanted)
+
+
+def memory_of(datatype: Datatype, count: int) -> tuple[int, int]:
+    """Return the index of displacement 0, a multiple of 256, in memory for some items, and the bytes of the memory."""
+    low, high = datatype.reach(count)
+    origin = 256 - min(low, 0) // 256 * 256
+    return origin, origin + max(high, 0) + 256
 
 
 class PackerTests:
@@ -303,9 +311,10 @@ class PackerTests:
     def test_a_packer_serves_any_arrays(self, backend, name):
         """Tables of an earlier call must not keep its addresses or its alignment."""
         datatype = TYPES[name]
-        places, packer = HALF + displacements(datatype), backend.packer(datatype, 1)
+        (origin, nbytes), packer = memory_of(datatype, 1), backend.packer(datatype, 1)
+        places = origin + displacements(datatype)
         for seed, (at, to) in enumerate([(0, 0), (16, 8), (4, 0), (3, 1), (0, 0)]):
-            host = coded(2 * HALF, seed)
+            host = coded(nbytes, seed)
             packed = backend.memory(np.full(places.size, GUARD, "u1"), to)
-            packer.pack(backend.memory(host, at), HALF, packed)
+            packer.pack(backend.memory(host, at), origin, packed)
             np.testing.assert_array_equal(packed.get(), host[places])

@@ -19,7 +19,6 @@ from halox.runtime.gpu.copies import (  # noqa: E402
     MAX_PITCH,
     PreparedBatch,
     PreparedMemcpy,
-    batch_function,
 )
 from halox.runtime.gpu.memory import memory_kind, pinned  # noqa: E402
 from tests.gpu.guarded import DEVICE, GUARD, STREAMS, Settled, coded  # noqa: E402
@@ -70,17 +69,6 @@ class TestDriver:
             expected[t : t + n] = host[a : a + n]
         assert (target.get() == expected).all()
 
-    def test_the_batched_copy_is_what_runs(self, monkeypatch):
-        """With a new enough driver, and not on the legacy stream, a batch makes no single copies."""
-        if batch_function() is None:
-            pytest.skip("the driver is older than CUDA 12.8")
-        source, target = Settled(coded(100)), filled(100)
-        batch = PreparedBatch([0, 50], [10, 20], [5, 6])
-        monkeypatch.setattr(batch, "_single", None)
-        stream = STREAMS["non-blocking"]()
-        batch.launch(target.pointer, source.pointer, stream.ptr)
-        assert (target.get()[:5] == source.get()[10:15]).all()
-
     def test_pitch_limit(self):
         runtime = cp.cuda.runtime
         limit = runtime.deviceGetAttribute(11, DEVICE)  # cudaDevAttrMaxPitch
@@ -104,12 +92,8 @@ class TestDriver:
         assert memory_kind(plain.ctypes.data).kind == "unregistered"
         assert memory_kind(0).kind == "unregistered"
 
-    def test_managed_memory(self):
-        managed = cp.cuda.ManagedMemory(8192)
+        managed, pool = cp.cuda.ManagedMemory(8192), cp.cuda.MemoryAsyncPool()
         assert memory_kind(int(managed.ptr) + 1).kind == "managed"
-
-    def test_memory_of_a_pool_of_cuda(self):
-        pool = cp.cuda.MemoryAsyncPool()
         memory = pool.malloc(4096)
         cp.cuda.runtime.deviceSynchronize()
         assert memory_kind(int(memory.ptr)).kind == "device"

@@ -92,15 +92,9 @@ def lower_triangle(n):
 
 
 class TestMethods:
-    @pytest.mark.parametrize("count", [1, 3])
-    @pytest.mark.parametrize("name", ["x-face", "resized list", "triangle"])
     @pytest.mark.parametrize("method", METHODS)
-    def test_there_and_back(self, method, name, count):
-        datatype = {
-            "x-face": dt.subarray((20, 30, 40), (18, 28, 1), (1, 1, 38), "f8"),
-            "resized list": dt.resized(dt.indexed([2, 1, 3], [0, 4, 10], "f4"), 0, 80),
-            "triangle": lower_triangle(20),
-        }[name]
+    def test_there_and_back(self, method):
+        datatype, count = dt.resized(dt.indexed([2, 1, 3], [0, 4, 10], "f4"), 0, 80), 3
         places = displacements(datatype, count)
         host = np.random.default_rng(1).integers(1, 256, datatype.extent * count, np.uint8)
         packed = pack(cp.asarray(host), datatype, count, method=method)
@@ -127,17 +121,12 @@ class TestMethods:
         stream.synchronize()
         assert (packed.get().view("f8") == 7).all()
 
-    def test_the_choice_says_why(self):
-        array, host = cp.zeros((300, 301)), cupyx.empty_pinned(1 << 21, np.uint8)
-        column, triangle = dt.vector(300, 5, 301, "f8"), lower_triangle(200)
-        assert halox.packing_method(array, column).method == "strided"
-        assert halox.packing_method(array, triangle).method == "workunits"
-        large = cp.zeros((32, 2, 1 << 13))
+    def test_the_choice(self):
+        array, host = cp.zeros((32, 2, 1 << 13)), cupyx.empty_pinned(1 << 21, np.uint8)
         rows = dt.vector(32, 1 << 13, 1 << 14, "f8")
-        assert halox.packing_method(large, rows).method == "strided"
-        choice = halox.packing_method(large, rows, 1, host)
-        assert choice.method == "copy_engine"
-        assert "copy_engine: to host memory, 2097152 bytes in 32 blocks" in str(choice)
+        assert halox.packing_method(array, lower_triangle(200)).method == "workunits"
+        assert halox.packing_method(array, rows).method == "strided"
+        assert halox.packing_method(array, rows, 1, host).method == "copy_engine"
 
     def test_a_method_that_cannot(self):
         array = cp.zeros((300, 300))
@@ -179,14 +168,6 @@ class TestArraysSeenBefore:
             kept.append(cp.zeros(800, np.uint8))
         cp.cuda.runtime.deviceSynchronize()
         assert not any(other.any() for other in kept)
-
-    def test_unpacking_again(self):
-        column = dt.vector(100, 1, 3, "f8")
-        packed, target = cp.zeros(800, np.uint8), cp.full(300, -1.0)
-        for i in range(3):
-            packed.view("f8")[:] = i
-            unpack(packed, column, target)
-            assert (target[::3] == i).all() and (target[1::3] == -1).all()
 
 
 class TestDestinations:

@@ -19,13 +19,11 @@ pytestmark = pytest.mark.gpu
 require("gpu")
 
 import cupy as cp  # noqa: E402
-from cupy_backends.cuda.api import driver  # noqa: E402
 
 from halox.packing import traversal  # noqa: E402
 from halox.packing.choosing import packers  # noqa: E402
 from halox.packing.traversal_plan import plan  # noqa: E402
 from halox.packing.traversal_tree import simplified  # noqa: E402
-from halox.runtime.gpu.compiler import kernel  # noqa: E402
 from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import DEVICE, MARGIN, STREAMS, Settled, coded  # noqa: E402
 
@@ -200,7 +198,7 @@ def test_items_past_2_gib(stream):
 @pytest.mark.parametrize("name", ["box", "list", "struct"])
 @pytest.mark.parametrize("method", METHODS)
 class TestPlaces:
-    """Memory of the host and of peers, graphs, and threads; displacement 0 is byte 4096 of the array."""
+    """Memory of the host, graphs, and threads; displacement 0 is byte 4096 of the array."""
 
     @pytest.mark.parametrize("kind", ["pinned", "registered"])
     def test_page_locked_memory(self, method, name, kind, stream):
@@ -219,23 +217,6 @@ class TestPlaces:
         wanted[places] = host[places]
         np.testing.assert_array_equal(target.get(), wanted)
         buffer.close()
-
-    @pytest.mark.skipif(cp.cuda.runtime.getDeviceCount() < 2, reason="a second GPU is needed")
-    def test_a_peers_memory(self, method, name, stream):
-        datatype, host = TYPES[name], coded(1 << 15)
-        places, packer = 4096 + displacements(datatype), packers()[method](datatype, 1, DEVICE)
-        source = Settled(host)
-        with cp.cuda.Device(1):
-            there = cp.full(packer.nbytes, GUARD, np.uint8)
-            cp.cuda.runtime.deviceSynchronize()
-        packer.pack(source.pointer + 4096, int(there.data.ptr), stream.ptr)
-        stream.synchronize()
-        with cp.cuda.Device(1):
-            np.testing.assert_array_equal(there.get(), host[places])
-        target, wanted = filled(host.size), np.full(host.size, GUARD, np.uint8)
-        packer.unpack(int(there.data.ptr), target.pointer + 4096, stream.ptr)
-        wanted[places] = host[places]
-        np.testing.assert_array_equal(target.get(), wanted)
 
     def test_captured_in_a_graph(self, method, name, stream):
         """After a first use; lists of copies are captured as single copies."""
@@ -284,13 +265,3 @@ def test_absolute_addresses(method, stream):
     packers()[method](datatype, 1, DEVICE).pack(0, packed.pointer, stream.ptr)
     expected = [a[: (1000 + i) * (2 + i) : 2 + i] for i, a in enumerate(arrays)]
     assert packed.get().tobytes() == cp.concatenate(expected).get().tobytes()
-
-
-@pytest.mark.parametrize("way", ["pack", "unpack"])
-def test_the_traversal_kernel_spills_no_registers(way):
-    for word, in_flight in ((16, 1), (16, 2), (16, 4), (8, 4), (1, 4)):
-        values = {"WORD_BYTES": word, "IN_FLIGHT": in_flight, "THREADS": 256}
-        defines = tuple((name, str(value)) for name, value in values.items())
-        function = kernel("traversal", f"traversal_{way}", DEVICE, defines)
-        spilled = driver.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
-        assert driver.funcGetAttribute(spilled, function.ptr) == 0, (word, in_flight)

@@ -18,7 +18,7 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.errors import DatatypeError, DeviceError  # noqa: E402
+from halox.errors import DeviceError  # noqa: E402
 from halox.packing.refine import Copy, Side, contiguous_side  # noqa: E402
 from halox.packing.strided import StridedAdd, StridedCopy  # noqa: E402
 from halox.runtime.gpu.compiler import kernel  # noqa: E402
@@ -26,7 +26,6 @@ from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
     DEVICE,
     GUARD,
-    Guarded,
     coded,
     on_device,
 )
@@ -65,17 +64,6 @@ class TestCopy:
         StridedCopy(copies, device=DEVICE).launch()
         for field, _, expected in fields:
             assert field.get().tobytes() == expected.tobytes()
-
-    @pytest.mark.parametrize(("m", "n"), [(12, 8), (35, 24), (1, 24)])
-    def test_block_lengths_that_do_not_divide(self, m, n):
-        host, there = coded((n, m + 3), "f4"), Guarded(m * (n + 2) * 4)
-        source = on_device(host)
-        a = Side(source.pointer, dt.vector(n, m, m + 3, "f4").strided)
-        b = Side(there.pointer, dt.vector(m, n, n + 2, "f4").strided)
-        StridedCopy([Copy(a, b)], device=DEVICE).launch()
-        expected = np.full(m * (n + 2) * 4, GUARD, np.uint8).view("f4").reshape(m, n + 2)
-        expected[:, :n] = host[:, :m].reshape(m, n)
-        assert there.get().tobytes() == expected.tobytes()
 
 
 class TestHostMemory:
@@ -148,7 +136,7 @@ class TestAdd:
         assert add.nbytes == datatype.size
 
     @pytest.mark.parametrize("dtype", ["i1", "u1", "f2", "i2"])
-    @pytest.mark.parametrize("columns", [33, 150, 1100])
+    @pytest.mark.parametrize("columns", [33, 1100])
     def test_long_blocks_between_odd_addresses(self, dtype, columns):
         """A copy moves long blocks as unaligned runs of bytes; an addition needs whole elements."""
         rng = np.random.default_rng(columns)
@@ -189,17 +177,7 @@ class TestAdd:
         assert add.launches == 3
         assert here.get().tobytes() == expected.tobytes()
 
-    def test_bool_is_refused(self):
-        with pytest.raises(DatatypeError):
-            StridedAdd([], "?", device=DEVICE)
 
-
-class TestLaunch:
-    def test_a_kernel_is_loaded_once(self):
-        assert kernel("strided_copy", "strided_copy", 0) is kernel(
-            "strided_copy", "strided_copy", 0
-        )
-
-    def test_a_kernel_that_does_not_compile(self):
-        with pytest.raises(DeviceError, match="strided_add"):
-            kernel("strided_add", "strided_add", 0, (("ELEMENT", "no_such_type"),))
+def test_a_kernel_that_does_not_compile():
+    with pytest.raises(DeviceError, match="strided_add"):
+        kernel("strided_add", "strided_add", 0, (("ELEMENT", "no_such_type"),))

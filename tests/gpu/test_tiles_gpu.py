@@ -7,7 +7,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from halox import datatypes as dt
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -82,21 +81,6 @@ class TestCopies:
     @pytest.mark.parametrize("max_blocks", [1, 7])
     def test_a_limited_number_of_blocks(self, max_blocks):
         check(random_array((300, 420), "f8"), (1, 0), max_blocks=max_blocks)
-
-
-class TestPackers:
-    @pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16"])
-    @pytest.mark.parametrize("shape", [(512, 768), (511, 769)])
-    def test_a_transposed_matrix_by_its_datatype(self, shape, dtype):
-        n, m = shape
-        host = random_array(shape, dtype)
-        matrix = cp.asarray(host)
-        columns = dt.resized(dt.vector(n, 1, m, dtype), 0, host.itemsize)
-        packed = halox.pack(matrix, columns, count=m)
-        assert packed.get().tobytes() == host.T.tobytes()
-        target = cp.zeros_like(matrix)
-        halox.unpack(packed, columns, target, count=m)
-        assert target.get().tobytes() == host.tobytes()
 
 
 class TestTransposes:

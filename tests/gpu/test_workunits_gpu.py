@@ -10,7 +10,6 @@ import pytest
 from halox import datatypes as dt
 from halox.packing.host import HostPacker
 from tests.datatype_strategies import scattered
-from tests.packers import displacements
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -97,21 +96,6 @@ class TestLists:
         stream.synchronize()
         assert again.get().tobytes() == expected.tobytes()
         assert empty_cache.nbytes(DEVICE) > 4 * n
-
-    def test_equal_layouts_share_a_list(self, empty_cache):
-        starts = np.random.default_rng(7).permutation(5000)[:2000] * 2
-        one = dt.indexed_block(1, starts, "f8")
-        two = dt.resized(dt.hindexed_block(8, starts * 8, "u1"), 0, 80_000)
-        host = coded(160_000)
-        sizes = []
-        for datatype, count in ((one, 1), (two, 2), (dt.indexed_block(2, starts, "f4"), 1)):
-            source, packed = on_device(host), Guarded(datatype.size * count)
-            stream = cp.cuda.get_current_stream().ptr
-            WorkUnitsPacker(datatype, count, DEVICE).pack(source.pointer, packed.pointer, stream)
-            expected = host[displacements(datatype, count)]
-            np.testing.assert_array_equal(packed.get(), expected)
-            sizes.append(empty_cache.nbytes(DEVICE))
-        assert 0 < sizes[0] == sizes[1] < sizes[2]
 
     def test_lists_are_dropped_while_launches_run(self, monkeypatch):
         """The cache holds one list: each packer evicts the previous list, which a running launch may still read."""

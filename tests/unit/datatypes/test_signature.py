@@ -87,12 +87,9 @@ def test_same_primitives_in_another_arrangement_have_the_same_signature() -> Non
 
 
 def test_text() -> None:
-    assert str(contiguous(4096, "f8").signature) == "f8 x 4096"
-    assert str(struct([1, 2], [0, 8], ["f8", "i4"]).signature) == "f8 x 1, i4 x 2"
     five = contiguous(5, struct([1, 2], [0, 8], ["f8", "i4"]))
     assert str(five.signature) == "f8 x 1, i4 x 2, f8 x 1, ... (3 of 10 runs)"
     assert str(contiguous(2, ">f8").signature) == ">f8 x 2"
-    assert str(Signature()) == "empty"
 
 
 def test_pickled_signatures_are_small_and_equal_in_another_process() -> None:

@@ -114,21 +114,17 @@ class TestCopy:
     def test_leaves_a_mark(self, is_end):
         """With MARKED, one block of the launch writes the mark; the copy stays the same."""
         array = coded(field((40, 6, 7), "f8"))
-        packed = aligned(38 * 5 * 8 + 64)
-        packed[:] = GUARD
+        packed = field((38, 5), "f8")
         face = dt.subarray((40, 6, 7), (38, 5, 1), (1, 1, 6), "f8")
-        copies = [
-            Copy(
-                Side(array.ctypes.data, face.strided),
-                contiguous_side(packed.ctypes.data + 32, face.size),
-            )
-        ]
-        planned = plan(copies, sms=SMS, max_blocks=3, max_word=8)
+        sides = (
+            Side(array.ctypes.data, face.strided),
+            contiguous_side(packed.ctypes.data, face.size),
+        )
+        planned = plan([Copy(*sides)], sms=SMS, max_blocks=3, max_word=8)
         words = np.array([7] * 8, "u4")
         run("strided_copy", planned, mark=Mark(words[2:].ctypes.data, is_end))
         assert words.tolist() == [7, 7, *([0, 1] if is_end else [1, 7]), 7, 7, 7, 7]
-        assert packed[32:-32].tobytes() == array[1:39, 1:, 6].tobytes()
-        assert (packed[:32] == GUARD).all() and (packed[-32:] == GUARD).all()
+        assert packed.tobytes() == array[1:39, 1:, 6].tobytes()
 
     @pytest.mark.parametrize("messages", [1, 3, 700])
     def test_checks_the_names_of_messages(self, messages):
@@ -145,8 +141,7 @@ class TestCopy:
         words = np.zeros(4, "u4")
         mark = Mark(words.ctypes.data, True, places.ctypes.data, messages, 5)
         run("strided_copy", planned, mark=mark)
-        assert words.tolist() == [0, 1, 0, 0]
-        assert packed.tobytes() == array.tobytes()
+        assert words.tolist() == [0, 1, 0, 0] and packed.tobytes() == array.tobytes()
         for wrong in {0, messages // 2, messages - 1}:
             words[:], names[::2] = 0, 5
             names[2 * wrong] = 6
@@ -154,7 +149,7 @@ class TestCopy:
             assert words.tolist() == [0, 1, 6, wrong + 1]
 
     @pytest.mark.parametrize("max_blocks", [2, None])
-    @pytest.mark.parametrize("run", [31, 32, 33, 64, 1024, 1025, 3001])
+    @pytest.mark.parametrize("run", [31, 64, 1025, 3001])
     @pytest.mark.parametrize(("rows", "gap"), [((1,), 0), ((7,), 1), ((2, 2, 3), 5)])
     def test_runs_of_no_alignment(self, run, rows, gap, max_blocks):
         """Rows of bytes at odd distances, and whole words in the same launch."""
@@ -183,7 +178,7 @@ class TestCopy:
         copy_on_cpu([Copy(contiguous_side(at, blocks.nbytes), Side(back.ctypes.data, blocks))])
         assert back.tobytes() == expected.tobytes()
 
-    @pytest.mark.parametrize("n_regions", [1, 2, 6, 7, 31, 32, 33, 200])
+    @pytest.mark.parametrize("n_regions", [1, 6, 7, 31, 32, 200])
     @pytest.mark.parametrize("max_blocks", [3, None])
     def test_tables_of_every_size(self, n_regions, max_blocks):
         """Small tables are launch parameters, larger ones are in memory."""
@@ -197,20 +192,6 @@ class TestCopy:
             copies.append(Copy(*(contiguous_side(place, size * 8) for place in places)))
         copy_on_cpu(copies, max_blocks=max_blocks)
         assert target.tobytes() == expected.tobytes()
-
-    @pytest.mark.parametrize("max_blocks", [1, 2, 7, None])
-    @pytest.mark.parametrize("words", [1, 127, 128, 129, 511, 513, 5000])
-    def test_every_word_moves_once_whatever_the_grid(self, words, max_blocks):
-        array = coded(field((words, 3), "f8"))
-        datatype = dt.vector(words, 1, 3, "f8")
-        assert pack(array, datatype, max_blocks=max_blocks).tobytes() == array[:, 0].tobytes()
-
-    def test_regions_cut_for_their_size_are_the_whole(self):
-        array = coded(field((9, 8, 7), "f8"))
-        datatype = dt.subarray((9, 8, 7), (7, 6, 5), (1, 1, 1), "f8")
-        for max_words in (1, 4, 5, 29, 30, 31, 64, 209):
-            packed = pack(array, datatype, max_words=max_words)
-            assert packed.tobytes() == array[1:8, 1:7, 1:6].tobytes()
 
     @settings(max_examples=trials(24), derandomize=True, print_blob=True)
     @given(st.none() | folds(1), st.booleans())
@@ -320,7 +301,7 @@ class TestAdd:
         assert target.tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize("dtype", ["i1", "u1", "f2", "i2"])
-    @pytest.mark.parametrize("columns", [33, 40, 150, 1100])
+    @pytest.mark.parametrize("columns", [33, 1100])
     def test_long_blocks_between_odd_addresses(self, dtype, columns):
         """A copy moves misaligned blocks as runs of bytes; an addition needs whole words."""
         rng = np.random.default_rng(columns)

@@ -17,14 +17,14 @@ from halox.errors import DeviceError
 from halox.packing import workunits, workunits_lists
 from halox.packing import workunits_plan as wp
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
-from halox.packing.workunits_lists import ListCache, UnitList, layout_key, unit_list
+from halox.packing.workunits_lists import ListCache, UnitList
 from tests.datatype_strategies import scattered
 from tests.fakes.cpu_kernels import aligned, run_workunits, workunits_library
 from tests.fakes.fake_driver import STREAM
 from tests.packers import GUARD, HALF, MIXES, TYPES, check, coded, displacements
 from tests.unit.packing.cpu_backend import cpu_backend
 
-FORMS = ("short of 8", "odd lengths", "long and short", "granules", "alike, 8", "alike, 1001")
+FORMS = ("short of 8", "odd lengths", "granules", "alike, 1001")
 
 
 @pytest.fixture
@@ -61,9 +61,6 @@ def segments_of(datatype, count=1, unit_bytes=512):
 class TestSegments:
     """Tables of segments; no kernel runs."""
 
-    def forms(self, datatype):
-        return segments_of(datatype)[0]["form"].tolist()
-
     @pytest.mark.parametrize("unit_bytes", wp.UNIT_BYTES)
     def test_long_blocks_become_equal_units_and_residues(self, unit_bytes):
         datatype = dt.hindexed([10_000, 1, 4096, 513] * 5, np.arange(20) * 16_000, "u1")
@@ -76,28 +73,16 @@ class TestSegments:
         assert lengths.count(unit_bytes) == whole_units
         assert max(lengths) == unit_bytes and sum(lengths) == datatype.size
 
-    def test_equal_steps_are_one_row(self):
+    def test_regular_blocks_take_no_list_and_blocks_alike_four_bytes_each(self):
         segments, words = segments_of(dt.vector(200_000, 1, 3, "f8"))
         assert segments["form"].tolist() == [wp.REGULAR] and words.size == 0
-        segments, words = segments_of(dt.hindexed([12, 4000, 400_000], [0, 100, 8000], "u1"))
-        assert segments["form"].tolist() == [wp.REGULAR] * 3 and words.size == 0
-
-    def test_blocks_alike_take_four_bytes_each(self):
         segments, words = segments_of(dt.indexed_block(3, [0, 5, 70, 30, 10], "f8"))
         assert segments["form"].tolist() == [wp.LISTED] and words.size == 8  # padded
-        assert self.forms(dt.indexed_block(1, [0, 5, 7, 30, 31, 40], "f8")) == [wp.LISTED]
-
-    def test_short_multiples_of_a_granule_become_granules(self):
         lengths = np.random.default_rng(0).choice([1, 2, 6], 1000)
         datatype = dt.indexed(lengths, np.cumsum(lengths + 3) - lengths, "f4")
         segments, words = segments_of(datatype)
-        assert segments["form"].tolist() == [wp.LISTED]
+        assert segments["form"].tolist() == [wp.LISTED], "short multiples of a granule"
         assert segments["block_bytes"].tolist() == [4] and words.size <= int(lengths.sum()) + 3
-
-    def test_stretches_have_rows_of_their_own(self):
-        lengths = np.repeat([6, 1, 4], [10, 20, 30])
-        starts = np.random.default_rng(1).permutation(60) * 7
-        assert self.forms(dt.indexed(lengths, starts, "f8")) == [wp.LISTED] * 3
 
     def test_lanes_follow_lengths(self):
         lengths = np.random.default_rng(2).permutation(np.arange(1, 80))
@@ -125,10 +110,6 @@ class TestSegments:
         assert sizes.sum() == nbytes and sizes.max() < 1 << 31
         launch = wp.launch_of(segments, sms=132)
         assert launch.blocks == launch.tiles < 1 << 31
-
-    def test_a_small_message_spreads_over_the_sms(self):
-        launch = wp.launch_of(segments_of(dt.vector(512, 16, 32, "f8"))[0], sms=132)
-        assert launch.blocks >= 64 and launch.threads == 64
 
     def test_unit_bytes_follow_the_message(self):
         sizes = (0, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 1 << 40)
@@ -198,11 +179,6 @@ class TestKernel:
         check(backend, dt.hvector(9, 1500, 2000, "u1"))
         check(backend, dt.hindexed_block(1500, [0, 4000, 2000, 8000, 6000], "u1"))
 
-    @pytest.mark.parametrize("mix", MIXES)
-    def test_conversion_in_parts_moves_the_same(self, backend, monkeypatch, mix):
-        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 17)
-        check(backend, TYPES[mix])
-
     def test_the_tables_layout_is_the_kernels(self, backend):
         """Struct sizes and offsets agree between g++ and the table's NumPy dtype."""
         fields = wp.SEGMENT.fields
@@ -270,34 +246,26 @@ class TestLists:
         cache.clear()
         assert cache.nbytes(0) == 0
 
-    def test_a_list_in_use_outlives_the_cache(self, backend, monkeypatch):
+    def test_a_list_in_use_outlives_the_cache(self, backend):
         datatype = irregular(700)
         array, packer = coded(datatype.true_ub), WorkUnitsPacker(datatype, 1, 0)
         pack(packer, array)
         workunits_lists.cache.clear()
         assert pack(packer, array).tobytes() == packed_by_numpy(array, datatype).tobytes()
-        monkeypatch.setattr(workunits_lists, "cache", ListCache(1000))
-        assert unit_list(datatype, 512, 0).n_words
-        assert workunits_lists.cache.nbytes(0) == 0, "larger than the cache"
-
-    def test_keys_tell_layouts_apart_and_nothing_else(self):
-        lengths, starts = [3, 1, 7], [0, 10, 30]
-        key = layout_key(dt.indexed(lengths, starts, "f8"))
-        assert key == layout_key(dt.hindexed([24, 8, 56], [0, 80, 240], "u1"))
-        assert key == layout_key(dt.resized(dt.indexed(lengths, starts, "f8"), 0, 999))
-        assert key != layout_key(dt.indexed(lengths, [0, 10, 31], "f8"))
-        assert key != layout_key(dt.indexed([3, 1, 6], starts, "f8"))
-        assert layout_key(dt.vector(3, 1, 2, "f8")) == layout_key(dt.hvector(3, 8, 16, "u1"))
 
 
 class TestPipeline:
     """First uses of long lists: a part is packed while the next part is converted (Wu et al. 2016)."""
 
+    @pytest.fixture(params=[500, 90])
+    def part_blocks(self, request, monkeypatch):
+        monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 8)
+        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", request.param)
+        return request.param
+
     @pytest.mark.parametrize("unpacking", [False, True])
     @pytest.mark.parametrize("count", [1, 2])
-    def test_each_part_is_launched_once_it_is_ordered(self, backend, monkeypatch, count, unpacking):
-        monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 1000)
-        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 500)
+    def test_each_part_is_launched_once_it_is_ordered(self, backend, part_blocks, count, unpacking):
         datatype = irregular(3210, longest=30)
         array = coded(datatype.reach(count)[1])
         packer = WorkUnitsPacker(datatype, count, 0)
@@ -310,17 +278,14 @@ class TestPipeline:
         else:
             assert pack(packer, array).tobytes() == expected.tobytes()
         moves = [event[0] for event in backend.events if event[0] in ("order", "launch")]
-        assert moves == ["order", "launch"] * 7
+        assert moves == ["order", "launch"] * -(-3210 // part_blocks)
         backend.events.clear()
         assert pack(packer, array).tobytes() == expected.tobytes()
-        other = WorkUnitsPacker(datatype, 1, 0, unit_bytes=packer.unit_bytes)
-        assert pack(other, array).tobytes() == expected[: datatype.size].tobytes()
         assert not kinds(backend, "upload")[1:], "the whole list is there now; at most the segments"
 
     @pytest.mark.parametrize("mix", MIXES)
-    def test_a_list_made_in_parts_fits_its_memory(self, backend, monkeypatch, mix):
-        monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 8)
-        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 90)
+    @pytest.mark.parametrize("part_blocks", [90], indirect=True)
+    def test_a_list_made_in_parts_fits_its_memory(self, backend, part_blocks, mix):
         check(backend, TYPES[mix], to=4)
 
 

@@ -31,6 +31,7 @@ require("nvrtc")
 ARCHITECTURES = [pytest.param(80, marks=pytest.mark.full), 90]
 WAYS = ("pack", "unpack")
 _FIGURES = re.compile(r"ptxas (info\b|\s+\.)")
+DIVISION = r"\b(div|rem)\."
 FEW = 64
 """Limit on register bytes spilled to memory; a few bytes differ between compilers and do no harm."""
 
@@ -102,52 +103,35 @@ def compiler() -> str:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("name", "defines"), KERNELS, ids=str)
 @pytest.mark.part(3)
-class TestKernels:
-    def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
-        code = compiled(name, defines, f"sm_{architecture}").code
-        assert code.startswith(b"\x7fELF")
-        function = name.encode() + rb"(_(un)?pack\w*)?\0"
-        assert re.search(function, code), "the function keeps its name"
-
-    def test_keeps_words_in_registers(self, name, defines, architecture):
-        """Local memory would hold arrays that the compiler failed to keep in registers."""
-        ptx = compiled(name, defines, f"sm_{architecture}").ptx
-        assert ".local" not in ptx
-
-    def test_moves_16_bytes_at_once(self, name, defines, architecture):
-        ptx = compiled(name, defines, f"sm_{architecture}").ptx
-        wide = r"\.v(2\.[ubf]64|4\.[ubf]32)"
-        if dict(defines).get("WORD_BYTES") in ("1", "2"):
-            wide = r"\.[ub]32"  # tiles with sides of four bytes
-        # Loads of the table have .nc, loads of cells do not. Inline assembly makes addresses generic.
-        assert re.search(rf"ld(\.global)?{wide}", ptx)
-        assert re.search(rf"st(\.global)?{wide}", ptx)
-
-    def test_divides_by_multiplying(self, name, defines, architecture):
-        ptx = compiled(name, defines, f"sm_{architecture}").ptx
-        assert "mul.hi.u32" in ptx
-        assert not re.search(r"\b(div|rem)\.", ptx)
+def test_packing_kernels(name, defines, architecture):
+    """Machine code without warnings; words in registers, moved 16 bytes at once, and no division."""
+    found = compiled(name, defines, f"sm_{architecture}")
+    function = name.encode() + rb"(_(un)?pack\w*)?\0"
+    assert found.code.startswith(b"\x7fELF") and re.search(function, found.code)
+    assert ".local" not in found.ptx, "the compiler failed to keep an array in registers"
+    wide = r"\.v(2\.[ubf]64|4\.[ubf]32)"
+    if dict(defines).get("WORD_BYTES") in ("1", "2"):
+        wide = r"\.[ub]32"  # tiles with sides of four bytes
+    # Loads of the table have .nc, loads of cells do not. Inline assembly makes addresses generic.
+    assert re.search(rf"ld(\.global)?{wide}", found.ptx)
+    assert re.search(rf"st(\.global)?{wide}", found.ptx)
+    assert "mul.hi.u32" in found.ptx and not re.search(DIVISION, found.ptx)
 
 
 @pytest.mark.parametrize(("word", "bits", "threads"), [(16, 32, 512), (1, 64, 256)])
 def test_variants_of_the_traversal_kernel(word, bits, threads):
     values = {"WORD_BYTES": word, "INDEX_BITS": bits, "THREADS": threads, "IN_FLIGHT": 4}
     ptx = compiled("traversal", tuple((k, str(v)) for k, v in values.items()), "compute_90").ptx
-    assert ".local" not in ptx and not re.search(r"\b(div|rem)\.", ptx)
+    assert ".local" not in ptx and not re.search(DIVISION, ptx)
     assert f"mul.hi.u{bits}" in ptx
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-class TestWorkUnits:
-    def test_has_every_entry(self, architecture):
-        code = compiled("workunits", (), f"sm_{architecture}").code
-        for entry in (f"workunits_{way}{where}" for way in WAYS for where in ("", "_inline")):
-            assert entry.encode() + b"\0" in code
-
-    def test_reads_its_table_in_place(self, architecture):
-        ptx = compiled("workunits", (), f"sm_{architecture}").ptx
-        assert "cvta.param" not in ptx, "the parameter's address was taken"
-        assert re.search(r"ld\.param\.[ub]32\s+%r\d+, \[%rd\d+", ptx)
+def test_work_units_read_their_table_in_place():
+    found = compiled("workunits", (), "sm_90")
+    for entry in (f"workunits_{way}{where}" for way in WAYS for where in ("", "_inline")):
+        assert entry.encode() + b"\0" in found.code
+    assert "cvta.param" not in found.ptx, "the parameter's address was taken"
+    assert re.search(r"ld\.param\.[ub]32\s+%r\d+, \[%rd\d+", found.ptx)
 
 
 def peer(levels: int, word: int, in_flight: int, table: int):
@@ -173,25 +157,19 @@ OTHERS = [90, *full(75)]
 @pytest.mark.parametrize(
     "defines", [peer(3, 8, 1, 12), peer(5, 0, 4, 0), (*peer(3, 16, 4, 0), ("TILED", "1"))], ids=str
 )
+@pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.part(3)
-class TestPeer:
-    @pytest.mark.parametrize("architecture", OTHERS)
-    def test_compiles_to_machine_code_without_warnings(self, defines, architecture):
-        code = compiled("peer", defines, f"sm_{architecture}").code
-        assert code.startswith(b"\x7fELF") and b"peer_exchange\0" in code
-
-    def test_keeps_words_in_registers(self, defines):
-        ptx = compiled("peer", defines, "sm_90").ptx
-        assert ".local" not in ptx
-        assert not re.search(r"\b(div|rem)\.", ptx)
-
-    def test_signals_as_the_protocol_says(self, defines):
-        """Flags have release and acquire semantics in the system's scope; accesses of 16 bytes are single accesses."""
-        ptx = compiled("peer", defines, "sm_90").ptx
-        for access in ("ld.acquire.sys", "st.release.sys", "st.relaxed.sys"):
-            assert f"{access}.global.u32" in ptx
-        for access in ("ld.relaxed.sys", "st.relaxed.sys"):
-            assert f"{access}.global.b128" in ptx
+def test_peer_kernels(defines, architecture):
+    """Flags have release and acquire semantics in the system's scope; accesses of 16 bytes are single accesses."""
+    found = compiled("peer", defines, f"sm_{architecture}")
+    assert found.code.startswith(b"\x7fELF") and b"peer_exchange\0" in found.code
+    if architecture < 90:
+        return
+    assert ".local" not in found.ptx and not re.search(DIVISION, found.ptx)
+    for access in ("ld.acquire.sys", "st.release.sys", "st.relaxed.sys"):
+        assert f"{access}.global.u32" in found.ptx
+    for access in ("ld.relaxed.sys", "st.relaxed.sys"):
+        assert f"{access}.global.b128" in found.ptx
 
 
 class TestKindsOfSegments:
@@ -278,30 +256,23 @@ REDUCTIONS = [
 ]
 
 
+@pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.parametrize(("name", "defines"), REDUCTIONS, ids=str)
-@pytest.mark.part(2)
-class TestReductions:
-    @pytest.mark.parametrize("architecture", OTHERS)
-    def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
-        code = compiled(name, defines, f"sm_{architecture}").code
-        assert name.encode() + b"\0" in code
-
-    def test_keeps_elements_in_registers(self, name, defines):
-        ptx = compiled(name, defines, "sm_90").ptx
-        assert ".local" not in ptx
-        assert max(spilled(name, defines)) <= FEW
-        assert not re.search(r"\b(div|rem)\.", ptx)
-
-    def test_signals_as_the_protocol_says(self, name, defines):
-        """Packets are single accesses, turns an ordered atomic addition; flags have release and acquire semantics."""
-        ptx = compiled(name, defines, "sm_90").ptx
-        expected = {
-            "allreduce_wide": ("ld.relaxed.sys.global.b128", "st.relaxed.sys.global.b128"),
-            "allreduce_scattered": ("ld.acquire.sys.global.u32", "st.release.sys.global.u32"),
-        }.get(name, ("ld.volatile.global.v2.u64", "st.volatile.global.v2.u64"))
-        for access in expected:
-            assert access in ptx
-        assert "atom.acq_rel.gpu.global.add.u64" in ptx
+@pytest.mark.part(3)
+def test_reductions(name, defines, architecture):
+    """Packets are single accesses, turns an ordered atomic addition; flags have release and acquire semantics."""
+    found = compiled(name, defines, f"sm_{architecture}")
+    assert name.encode() + b"\0" in found.code
+    if architecture < 90:
+        return
+    assert ".local" not in found.ptx and not re.search(DIVISION, found.ptx)
+    assert max(spilled(name, defines)) <= FEW
+    expected = {
+        "allreduce_wide": ("ld.relaxed.sys.global.b128", "st.relaxed.sys.global.b128"),
+        "allreduce_scattered": ("ld.acquire.sys.global.u32", "st.release.sys.global.u32"),
+    }.get(name, ("ld.volatile.global.v2.u64", "st.volatile.global.v2.u64"))
+    assert all(access in found.ptx for access in expected)
+    assert "atom.acq_rel.gpu.global.add.u64" in found.ptx
 
 
 def test_exact_sums_round_each_product():
@@ -347,7 +318,7 @@ def test_walls_compile(defines, architecture):
     assert "fma.rn.f" not in found.ptx  # NumPy rounds products
     assert ".local" not in found.ptx
     assert max(spilled("walls", defines)) <= FEW
-    assert not re.search(r"\b(div|rem)\.", found.ptx)
+    assert not re.search(DIVISION, found.ptx)
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
@@ -374,14 +345,11 @@ def test_random_fields_compile(dtype, dist, architecture):
         assert ".local" not in found.ptx
 
 
-@pytest.mark.parametrize("architecture", OTHERS)
-def test_mark_compiles(architecture):
+def test_mark_compiles():
     """Stores of the mark's words are volatile; the two words of a failure are one store."""
-    found = compiled("mark", (), f"sm_{architecture}")
-    assert b"mark\0" in found.code
-    ptx = found.ptx
-    stores = [line.split()[0] for line in ptx.splitlines() if "st.volatile" in line]
-    assert set(stores) == {"st.volatile.global.u32", "st.volatile.global.u64"}, stores
+    ptx = compiled("mark", (), "sm_90").ptx
+    stores = {line.split()[0] for line in ptx.splitlines() if "st.volatile" in line}
+    assert stores == {"st.volatile.global.u32", "st.volatile.global.u64"}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

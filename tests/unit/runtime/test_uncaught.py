@@ -3,69 +3,64 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from halox.runtime import uncaught
+from halox.runtime.uncaught import end_together
+from halox.runtime.world import FORKED
 
 Calls = list[tuple[Any, ...]]
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Install the hook after a hook of the user; return the calls of the user's hook and of MPI."""
-    calls: Calls = []
+def hook_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Return a function that returns halox's hook, installed after a hook of the user that exits."""
+    monkeypatch.setattr("atexit.register", lambda function: function)
+    before = sys.excepthook
+    yield _hook_after
+    sys.excepthook = before
+
+
+def _hook_after(calls: Calls, finalized: bool = False) -> Any:
     comm = SimpleNamespace(rank=1, size=3, Abort=lambda code: calls.append(("Abort", code)))
-    mpi: Any = SimpleNamespace(COMM_WORLD=comm, Is_finalized=lambda: "finalized" in sys.argv)
+    mpi: Any = SimpleNamespace(COMM_WORLD=comm, Is_finalized=lambda: finalized)
 
     def hook(*error: Any) -> None:
         calls.append(error)
-        if str(error[1]) == "the hook exits":
-            sys.exit(0)
+        sys.exit(0)
 
-    monkeypatch.setattr(sys, "excepthook", hook)
-    monkeypatch.setattr("atexit.register", lambda function: function)
-    uncaught.end_together.__wrapped__(mpi)
-    return calls
+    sys.excepthook = hook
+    end_together.__wrapped__(mpi)
+    return sys.excepthook
 
 
-def test_all_ranks_end_after_the_hook_of_the_user(
-    calls: Calls, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = ValueError("wrong")
-    sys.excepthook(ValueError, error, None)
-    assert calls == [(ValueError, error, None), ("Abort", 1)]
-    assert capsys.readouterr().err == "halox: ValueError on rank 1 of 3; all ranks end\n"
-
-
+@pytest.mark.parametrize(("kind", "status"), [(ValueError, 1), (KeyboardInterrupt, 130)])
 def test_all_ranks_end_after_a_hook_that_fails(
-    calls: Calls, capsys: pytest.CaptureFixture[str]
+    hook_after: Any, kind: Any, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = ValueError("the hook exits")
-    sys.excepthook(ValueError, error, None)
-    assert calls == [(ValueError, error, None), ("Abort", 1)]
-    assert capsys.readouterr().err.startswith("ValueError: the hook exits\nhalox: ")
+    calls: Calls = []
+    error = kind("the hook exits")
+    hook_after(calls)(kind, error, None)
+    assert calls == [(kind, error, None), ("Abort", status)]
+    said = capsys.readouterr().err
+    assert f"{kind.__name__}: the hook exits\nhalox: {kind.__name__} on rank 1 of 3" in said
 
 
-@pytest.mark.parametrize("case", ["interactive", "finalized", "forked"])
-def test_other_processes_continue(case: str, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ["finalized", "forked", "interactive"])
+def test_other_processes_continue(
+    hook_after: Any, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Calls = []
+    hook = hook_after(calls, finalized=case == "finalized")
     if case == "interactive":
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    elif case == "finalized":
-        monkeypatch.setattr(sys, "argv", ["finalized"])
-    else:
-        monkeypatch.setattr(uncaught, "FORKED", [True])
-    sys.excepthook(ValueError, ValueError(), None)
-    assert [len(call) for call in calls] == [3]
-
-
-def test_a_closed_pipe_does_not_matter(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(flush=fail))
-    with pytest.raises(BrokenPipeError):
-        sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert calls[-1] == ("Abort", 130)
+    if case == "forked":
+        FORKED.append(True)
+    try:
+        hook(ValueError, ValueError(), None)
+    finally:
+        FORKED.clear()
+    assert len(calls) == 1

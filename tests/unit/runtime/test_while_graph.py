@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -184,9 +182,9 @@ class FakeDriver:
         return SimpleNamespace(cuda=cuda, zeros=lambda n, dtype: Words(np.zeros(n, dtype)))
 
 
-@pytest.fixture(params=[12080, 13000])
+@pytest.fixture
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    fake = FakeDriver(request.param)
+    fake = FakeDriver(getattr(request, "param", 13000))
     monkeypatch.setattr(driver, "bindings", lambda: fake)
     monkeypatch.setattr(while_graph, "cupy", fake.cupy)
 
@@ -211,13 +209,13 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fake
 
 
 class Steps:
-    """Rounds on the stand-in: each adds 1, and sets the flag after ``end`` rounds."""
+    """Rounds on the stand-in: each adds 1, and sets the highest bit of the flag after ``end`` rounds."""
 
     def __init__(self, gpu: FakeDriver, end: int, dtype: str = "?", pause_s: float = 0) -> None:
         self._gpu, self.end, self._pause_s = gpu, end, pause_s
         self.rounds = 0
-        self.value = np.zeros((), dtype)
-        self.flag = Described(self.value.ctypes.data, (), (), self.value.dtype, 0, True)
+        self._bytes = np.zeros(np.dtype(dtype).itemsize, "u1")
+        self.flag = Described(self._bytes.ctypes.data, (), (), np.dtype(dtype), 0, True)
 
     def __call__(self) -> None:
         self._gpu.launch(self._kernel)
@@ -225,16 +223,15 @@ class Steps:
     def _kernel(self) -> None:
         time.sleep(self._pause_s)
         self.rounds += 1
-        # Only the highest bit: all bytes of the flag count.
-        highest = -1 if self.value.dtype.kind == "i" else 1
-        self.value[...] = (self.rounds >= self.end) * highest
+        self._bytes[-1] = 0x80 if self.rounds >= self.end else 0
 
 
 def never() -> bool:
     return False
 
 
-@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "i4", "u8", "i8"])
+@pytest.mark.parametrize("gpu", [12080, 13000], indirect=True)
+@pytest.mark.parametrize("dtype", ["?", "i2", "i4", "u8"])
 @pytest.mark.part(2)
 def test_numbers_of_rounds(dtype: str, gpu: FakeDriver) -> None:
     for end, most, known in ((1, 9, 1), (5, 9, 5), (9, 9, 9), (20, 9, 9)):
@@ -245,19 +242,6 @@ def test_numbers_of_rounds(dtype: str, gpu: FakeDriver) -> None:
         assert (graph.run(0, most, never), steps.rounds) == (known, known)
         steps.rounds = 3
         assert graph.run(3, most, never) == max(known, 4)
-
-
-def test_a_flag_of_which_only_the_last_byte_is_set(gpu: FakeDriver) -> None:
-    for size, name in while_graph._TYPES.items():
-        flag, words = np.zeros(size, "u1"), np.array([4, 9, 0], "u8")
-        flag[-1] = 0x80
-        for value in (flag, np.zeros(size, "u1")):
-            address = ctypes.c_void_p(value.ctypes.data)
-            condition = compiled(name)(
-                ctypes.c_uint64(HANDLE), address, ctypes.c_void_p(words.ctypes.data)
-            )
-            assert condition == (not value.any())
-        assert words.tolist() == [6, 9, 0]
 
 
 def test_a_failure_and_an_interrupt_stop_the_loop(gpu: FakeDriver) -> None:
@@ -285,10 +269,11 @@ def test_errors_of_the_capture(gpu: FakeDriver) -> None:
         raise StateError("needs the host")
 
     steps = Steps(gpu, 1)
-    with pytest.raises(StateError):
+    with pytest.raises(StateError) as caught:
         WhileGraph(work, steps.flag)
     assert not gpu.is_capturing and not streams.loops
-    gc.collect()
+    caught.value.__traceback__ = None
+    del caught
     assert gpu.calls.count(f"destroyed {GRAPH}") == 1
     gpu.is_invalid = True
     with pytest.raises(DeviceError, match="cuStreamEndCapture"):
@@ -300,17 +285,10 @@ def test_the_graph_is_freed(gpu: FakeDriver) -> None:
     graph = WhileGraph(steps, steps.flag)
     gpu.calls.clear()
     del graph
-    gc.collect()
     assert sorted(gpu.calls) == [f"destroyed {GRAPH}", f"destroyed {EXECUTABLE}"]
 
 
-def test_drivers_without_conditional_nodes(
-    gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert while_graph.has_while_graphs()
-    gpu.CUDA_VERSION = 12030
-    assert not while_graph.has_while_graphs()
-    gpu.CUDA_VERSION = 12040
-    assert while_graph.has_while_graphs()
-    monkeypatch.setattr(driver, "bindings", lambda: SimpleNamespace())
-    assert not while_graph.has_while_graphs()
+def test_drivers_without_conditional_nodes(gpu: FakeDriver) -> None:
+    for version, has in ((13000, True), (12030, False), (12040, True)):
+        gpu.CUDA_VERSION = version
+        assert while_graph.has_while_graphs() == has
