@@ -38,27 +38,34 @@ def on_gpus(shape: tuple[int, ...], costs: Costs, **options: Any) -> Model:
 
 @ONE
 class TestByHand:
-    def test_one_neighbour(self) -> None:
-        with alone() as grid:
-            (row,) = grid.predict([2], link=(5, 2), proc_shape=(2, 1))
-        assert (row["ranks"], row["proc_shape"], row["rank_shape"]) == (2, (2, 1), (32, 64))
-        # A face of 64 cells of 8 bytes at 2 GB/s.
-        assert (row["messages"], row["bytes"]) == (1, 512)
-        assert row["exchange_us"] == pytest.approx(5 + 512 / 2000)
+    @pytest.mark.parametrize(
+        ("shape", "options", "ranks", "of_rank", "messages", "nbytes"),
+        [
+            # A face of 64 cells, for one neighbour.
+            ((64, 64), {}, 2, (32, 64), 1, 64 * 8),
+            # Both neighbours are the same rank, which gets the halos of both sides and all fields in one message.
+            (64, {"halo": ((1, 2),), "periodic": True}, 2, (32,), 1, 3 * 8),
+            # Two neighbours share the latency.
+            (64, {}, 4, (16,), 2, 2 * 8),
+            # Blocks that are narrower than the halo: to two ranks with two rows on each side.
+            ((29, 4), {"halo": 4}, 15, (2, 4), 4, 4 * 2 * 4 * 8),
+        ],
+    )
+    def test_messages(
+        self, shape: Any, options: Any, ranks: int, of_rank: Any, messages: int, nbytes: int
+    ) -> None:
+        with alone(shape, **options) as grid:
+            (row,) = grid.predict([ranks], link=(7, 1))
+            (several,) = grid.predict([ranks], "f8", "c16", grid.zeros(components=3), link=(7, 1))
+            halo = options.get("halo", 1)
+            periodic = options.get("periodic", False)
+            usual = decompose(np.atleast_1d(shape).tolist(), ranks, halo=halo, periodic=periodic)
+        assert (row["ranks"], row["rank_shape"], row["messages"]) == (ranks, of_rank, messages)
+        assert row["proc_shape"] == usual.proc_shape
+        assert row["bytes"] == nbytes and several["bytes"] == 6 * nbytes
+        assert several["messages"] == messages
+        assert row["exchange_us"] == pytest.approx(7 + nbytes / 1000)
         assert row["step_us"] == row["exchange_us"] and row["efficiency"] is None
-
-    def test_fields_and_halos_of_both_sides_are_one_message(self) -> None:
-        with alone(64, halo=((1, 2),), periodic=True) as grid:
-            (row,) = grid.predict([2], "f8", "c16", grid.zeros(components=3), link=(7, 1))
-        # Both neighbours are the same rank.
-        assert (row["messages"], row["bytes"]) == (1, 3 * (8 + 16 + 3 * 8))
-        assert row["exchange_us"] == pytest.approx(7 + row["bytes"] / 1000)
-
-    def test_two_neighbours_share_the_latency(self) -> None:
-        with alone(64) as grid:
-            (row,) = grid.predict([4], link=(7, 1))
-        assert (row["messages"], row["bytes"]) == (2, 16)
-        assert row["exchange_us"] == pytest.approx(7 + 16 / 1000)
 
     def test_overlap(self) -> None:
         options: dict[str, Any] = {"link": (5, 2), "proc_shape": (2, 1), "stencil": 10}
@@ -238,14 +245,6 @@ class TestAnswers:
             (row,) = grid.predict([2], proc_shape=(2, 1), **options)
         assert row["step_us"] == pytest.approx(32 * 64 * 10 / 1000 + 5 + 512 / 2000)
         assert {type(row[name]) for name in row if name.endswith("us")} == {float}
-
-    def test_the_process_grid_of_halox_if_blocks_are_narrower_than_the_halo(self) -> None:
-        with alone((29, 4), halo=4) as grid:
-            (row,) = grid.predict([15])
-        assert row["proc_shape"] == decompose((29, 4), 15, halo=4).proc_shape == (15, 1)
-        assert row["rank_shape"] == (2, 4)
-        # To two ranks with two rows on each side.
-        assert (row["messages"], row["bytes"]) == (4, 4 * 2 * 4 * 8)
 
     def test_of_equal_process_grids_the_one_of_halox(self) -> None:
         with alone(100, halo=0) as grid:

@@ -45,6 +45,25 @@ PAIRS = [("sum", "f8"), ("min", "f8"), ("prod", "c16"), ("max", "i2"), ("logical
 MORE_PAIRS = [("sum", "f4"), ("sum", "c8"), ("bitwise_or", "?"), ("prod", "u4")]
 
 
+RUNS = {
+    # More ranks than the kernel loads at once, any order of blocks, out of place and in place.
+    "one rank": {"elements": 321, "n": 1, "order": "forward", "in_place": True},
+    "two ranks": {"elements": 321, "n": 2},
+    "blocks backward": {"elements": 321, "order": "backward", "in_place": True},
+    "five ranks": {"elements": 321, "n": 5, "order": "forward"},
+    "nine ranks": {"elements": 321, "n": 9, "in_place": True},
+    "sixteen ranks": {"elements": 321, "n": 16},
+    "4 bytes off": {"dtype": "f4", "elements": 301, "offset": 4},
+    "8 bytes off": {"dtype": "f4", "elements": 301, "offset": 8},
+    "12 bytes off": {"dtype": "f4", "elements": 301, "offset": 12, "in_place": True},
+    "blocks at once": {"elements": 600, "parts": (64, 64), "multiprocessors": 3, "delays": 5},
+    "late accesses": {"elements": 90, "n": 4, "delays": 30, "epochs": 6, "in_place": True},
+    "a late rank": {"elements": 40, "epochs": 4, "late_s": {2: 0.01}},
+    "signs that change": {"elements": 100, "epochs": 7, "first": 2**31 - 3},
+    "epochs that wrap around": {"elements": 100, "epochs": 7, "first": 2**32 - 3},
+}
+
+
 def arrays(op, dtype, n):
     return lambda rank, epoch: sample(dtype, op, n, (rank, epoch))
 
@@ -77,24 +96,9 @@ class TestArrays:
             return
         run(algorithm, op, dtype, elements, 3, threads=32, in_place=elements == 7)
 
-    @pytest.mark.parametrize(
-        ("n", "order", "in_place"),
-        [
-            (1, "forward", True),
-            (2, "random", False),
-            (3, "backward", True),
-            (5, "forward", False),
-            (9, "random", True),
-            *full((8, "backward", False), (16, "random", False)),
-        ],
-    )
-    def test_ranks(self, algorithm, n, order, in_place):
-        """More ranks than the kernel loads at once, any order of blocks, out of place and in place."""
-        run(algorithm, "sum", "f8", 321, n, threads=32, order=order, in_place=in_place)
-
-    @pytest.mark.parametrize("offset", [4, 8, 12])
-    def test_arrays_of_no_alignment(self, algorithm, offset):
-        run(algorithm, "sum", "f4", 301, 3, offset=offset, in_place=offset == 12)
+    @pytest.mark.parametrize("case", RUNS)
+    def test_runs(self, algorithm, case):
+        run(algorithm, **{"op": "sum", "dtype": "f8", "n": 3, "threads": 32} | RUNS[case])
 
     @pytest.mark.parametrize("elements", [1, 3, 31, 32, 33, 64, 97])
     def test_not_a_byte_more_than_the_array(self, algorithm, elements):
@@ -108,21 +112,6 @@ class TestArrays:
         ranks = run(algorithm, "sum", "f8", elements, 2, parts=(64, 64), threads=32, blocks=blocks)
         plan = ranks[0].reduction.plan
         assert plan.chunks > 5 and plan.blocks == min(blocks, plan.chunks)
-
-    @pytest.mark.parametrize("multiprocessors", [2, 3])
-    def test_blocks_at_once(self, algorithm, multiprocessors):
-        options = {"multiprocessors": multiprocessors, "delays": 5, "epochs": 6}
-        run(algorithm, "sum", "f8", 600, 3, threads=32, parts=(64, 64), **options)
-
-    def test_accesses_that_are_held_up(self, algorithm):
-        run(algorithm, "sum", "f8", 90, 4, threads=32, delays=30, epochs=6, in_place=True)
-
-    def test_a_rank_that_is_late_is_waited_for(self, algorithm):
-        run(algorithm, "sum", "f8", 40, 3, epochs=4, late_s={2: 0.01})
-
-    @pytest.mark.parametrize("first", [2**31 - 3, 2**32 - 3])
-    def test_epochs_that_wrap_around(self, algorithm, first):
-        run(algorithm, "sum", "f8", 100, 3, threads=32, epochs=7, first=first)
 
     def test_a_thousand_epochs(self, algorithm):
         """Ranks do not synchronize between reductions; all ranks get the same bits each time."""
