@@ -33,6 +33,14 @@ def gather_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     monkeypatch.setattr(gathering, "PART_BYTES", part_bytes)
 
 
+def reduce_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    """Let allreduces on the host move arrays in pieces of this size, through shared memory and through MPI."""
+    from halox.collectives.host import mpi_reduction, shared_reduction
+
+    for module in (mpi_reduction, shared_reduction):
+        monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
+
+
 def read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host path read messages of any block length in place, as on large grids."""
     monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)

@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from halox.collectives.device import kernel_reductions as allreduce
 from halox.collectives.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
@@ -214,6 +215,12 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
         patch.object(allreduce, "PreparedLaunch", prepared),
     ):
         yield
+
+
+def limit_kernels(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Limit the waits of the kernels of reductions that are made from now on."""
+    parameter, limit_ns = ReductionPlan.parameter, int(seconds * 1e9)
+    monkeypatch.setattr(ReductionPlan, "parameter", lambda *given: parameter(*given[:-1], limit_ns))
 
 
 class Rank:

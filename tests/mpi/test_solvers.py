@@ -18,7 +18,7 @@ from tests.support import full
 sparse = pytest.importorskip("scipy.sparse")
 linalg = pytest.importorskip("scipy.sparse.linalg")
 
-pytestmark = [pytest.mark.geometry, pytest.mark.ranks(1, 2, 3, 4)]
+pytestmark = [pytest.mark.usually(1, 3, 4), pytest.mark.ranks(1, 2, 3, 4)]
 
 SHAPE = (12, 6)
 
@@ -50,6 +50,7 @@ def grid_on(comm: MPI.Intracomm, shape: Any = SHAPE, **options: Any) -> halox.Gr
     return halox.Grid(shape, comm=comm, device="cpu", **grid_options(**options))
 
 
+@pytest.mark.usually(1)
 @pytest.mark.parametrize("dtype", ["f8", "c16", "f4"])
 def test_products_and_solutions_on_one_rank(dtype: str, comm: MPI.Intracomm) -> None:
     with grid_on(MPI.COMM_SELF) as grid:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import halox
 from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
-from halox.collectives.host import host_algorithms, mpi_reduction, shared_reduction
+from halox.collectives.host import mpi_reduction, shared_reduction
 from halox.collectives.operations import find_operation
 from halox.errors import (
     ClosedError,
@@ -25,9 +24,10 @@ from halox.errors import (
     StateError,
 )
 from halox.runtime.context import Context
-from tests.limits import fill_shared_memory
+from tests.limits import fill_shared_memory, reduce_in_pieces
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
+from tests.support import full
 from tests.unit.collectives.reduction_oracle import expected, same, sample
 from tests.unit.collectives.test_operations import PAIRS
 
@@ -37,7 +37,7 @@ World = MPI.Intracomm
 Allreduce = partial(halox.Allreduce, device="cpu")
 GATHERED = mpi_reduction.GATHERED_BYTES // 8
 SMALL = shared_reduction.SMALL_BYTES // 8
-SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001, SMALL, SMALL + 1, 9999]
+SIZES = [0, 1, GATHERED, GATHERED + 1, SMALL, SMALL + 1, 9999]
 
 
 @pytest.fixture(params=["one node", "two nodes", "a node each"])
@@ -51,11 +51,8 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(mpi_reduction, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(shared_reduction, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(shared_reduction, "DEVICE_PIECE_BYTES", 4096)
-    yield
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    reduce_in_pieces(monkeypatch, 4096)
 
 
 @pytest.fixture(params=["shared memory", "too little of it"])
@@ -97,11 +94,12 @@ def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.parametrize("elements", [50, 5000])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.part(2)
+@pytest.mark.parametrize(
+    ("algorithm", "elements"),
+    [("host", 50), ("host", 5000), ("hierarchical", 50), *full(("hierarchical", 5000))],
+)
 def test_operations(algorithm: str, elements: int, comm: World) -> None:
-    for op, dtype in PAIRS:
+    for op, dtype in PAIRS if elements == 50 else PAIRS[::7]:
         values = [sample(dtype, op, (elements, 2), rank) for rank in range(comm.size)]
         with Allreduce(comm, (elements, 2), dtype, op, algorithm) as reduce:
             found = reduce(values[comm.rank])
@@ -115,7 +113,7 @@ def test_the_same_bits_in_every_run(algorithm: str, elements: int, comm: World) 
     values = sample("f4", "sum", elements, comm.rank)
     with Allreduce(comm, elements, "f4", "sum", algorithm) as reduce:
         first = reduce(values).tobytes()
-        runs = 1000 if elements < 100 else 50
+        runs = 300 if elements < 100 else 30
         assert agree(all(reduce(values).tobytes() == first for _ in range(runs)), comm)
         assert len(set(comm.allgather(first))) == 1
 
@@ -130,68 +128,51 @@ def test_the_size_does_not_change_the_order(comm: World) -> None:
         assert large(values)[:-1].tobytes() == small(values[:-1]).tobytes()
 
 
+def placed(where: str, values: Any) -> tuple[Any, Any]:
+    """Return an array of these values, and memory for the result."""
+    rows, columns = values.shape
+    if where == "in place":
+        array = values.copy()
+        return array, array
+    if where == "strided":
+        around = np.full((2 * rows, 10), -7)
+        around[::2, 1:5] = values
+        return around[::2, 1:5], around[1::2, 9:5:-1]
+    if where == "not aligned":
+        memory = np.zeros(2 * values.nbytes + 3, np.uint8)
+        parts = (memory[at:][: values.nbytes] for at in (1, 2 + values.nbytes))
+        source, target = (part.view(values.dtype).reshape(values.shape) for part in parts)
+        assert not source.flags.aligned and not target.flags.aligned
+        source[...] = values
+        return source, target
+    if where == "overlapping":
+        memory = np.zeros((rows + 1, columns), "i8")
+        memory[1:] = values
+        return memory[1:], memory[:-1]
+    source = values.copy()
+    source.flags.writeable = False
+    return source, np.full_like(values, -1)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("rows", [3, 2000])
-class TestArrays:
-    """Addresses and strides of arrays and results."""
-
-    def test_in_place(self, algorithm: str, rows: int, comm: World) -> None:
-        array, total = self._values(rows, comm)
-        with self._reduce(algorithm, rows, comm) as reduce:
-            assert reduce(array, out=array) is array
-        assert np.array_equal(array, total)
-
-    def test_into_another(self, algorithm: str, rows: int, comm: World) -> None:
-        array, total = self._values(rows, comm)
-        kept, out = array.copy(), np.full_like(array, -1)
-        with self._reduce(algorithm, rows, comm) as reduce:
-            assert reduce(array, out) is out
-            assert reduce(array) is not array
-        assert np.array_equal(out, total) and np.array_equal(array, kept)
-
-    def test_strided(self, algorithm: str, rows: int, comm: World) -> None:
-        array, total = self._values(rows, comm)
-        around = np.full((2 * rows, 10), -7)
-        source, target = around[::2, 1:5], around[1::-2, 5:9] if rows == 1 else around[1::2, 9:5:-1]
-        source[...] = array
-        with self._reduce(algorithm, rows, comm) as reduce:
-            reduce(source, out=target)
-        assert np.array_equal(target, total) and np.array_equal(source, array)
+@pytest.mark.parametrize(
+    "where", ["in place", "strided", "not aligned", "overlapping", "read-only source"]
+)
+@pytest.mark.part(2)
+def test_places_of_arrays(where: str, algorithm: str, rows: int, comm: World) -> None:
+    base = np.arange(rows * 4).reshape(rows, 4)
+    mine, total = base * (comm.rank + 1), base * (comm.size * (comm.size + 1) // 2)
+    source, target = placed(where, mine)
+    with Allreduce(comm, (rows, 4), "i8", algorithm=algorithm) as reduce:
+        found = reduce(source)
+        assert np.array_equal(found, total) and np.array_equal(source, mine)
+        assert reduce(source, out=target) is target
+    assert np.array_equal(target, total)
+    assert where in ("in place", "overlapping") or np.array_equal(source, mine)
+    if where == "strided":
+        around = source.base
         assert (around[:, [0, 5]] == -7).all() and (around[1::2, 1:5] == -7).all()
-
-    def test_unaligned(self, algorithm: str, rows: int, comm: World) -> None:
-        array, total = self._values(rows, comm)
-        memory = np.zeros(2 * array.nbytes + 3, np.uint8)
-        source = memory[1:][: array.nbytes].view(array.dtype).reshape(array.shape)
-        target = memory[2 + array.nbytes :][: array.nbytes].view(array.dtype).reshape(array.shape)
-        assert not source.flags.aligned and not target.flags.aligned
-        source[...] = array
-        with self._reduce(algorithm, rows, comm) as reduce:
-            reduce(source, out=target)
-        assert np.array_equal(target, total) and np.array_equal(source, array)
-
-    def test_overlapping(self, algorithm: str, rows: int, comm: World) -> None:
-        array, total = self._values(rows, comm)
-        memory = np.zeros((rows + 1, 4), "i8")
-        memory[1:] = array
-        with self._reduce(algorithm, rows, comm) as reduce:
-            reduce(memory[1:], out=memory[:-1])
-        assert np.array_equal(memory[:-1], total)
-
-    def test_read_only_source(self, algorithm: str, rows: int, comm: World) -> None:
-        array, total = self._values(rows, comm)
-        array.flags.writeable = False
-        with self._reduce(algorithm, rows, comm) as reduce:
-            assert np.array_equal(reduce(array), total)
-
-    @staticmethod
-    def _values(rows: int, comm: World) -> tuple[Any, Any]:
-        base = np.arange(rows * 4).reshape(rows, 4)
-        return base * (comm.rank + 1), base * (comm.size * (comm.size + 1) // 2)
-
-    @staticmethod
-    def _reduce(algorithm: str, rows: int, comm: World) -> halox.Allreduce:
-        return Allreduce(comm, (rows, 4), "i8", algorithm=algorithm)
 
 
 def test_single_values(comm: World) -> None:
@@ -215,56 +196,49 @@ def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "text"),
+    ("arguments", "word"),
     [
-        ((3, "f8", "median"), FieldError, "op must be one of 'sum'"),
-        ((3, "c8", "min"), FieldError, "op 'min' has no meaning for dtype complex64"),
-        ((3, "no such type", "sum"), FieldError, "'no such type' is not a dtype"),
-        ((3, object, "sum"), FieldError, "dtype object cannot be reduced"),
-        ((-3, "f8", "sum"), FieldError, "shape must be an int >= 0"),
-        ((2.5, "f8", "sum"), FieldError, "shape must be"),
-        (((3, "x"), "f8", "sum"), FieldError, "shape must be"),
-        ((3, "f8", "sum", "fastest"), FieldError, "algorithm must be one of 'host', 'hierarch"),
+        ((3, "f8", "median"), "op"),
+        ((3, "c8", "min"), "min"),
+        ((3, "no such type", "sum"), "dtype"),
+        ((3, object, "sum"), "dtype"),
+        ((-3, "f8", "sum"), "shape"),
+        ((2.5, "f8", "sum"), "shape"),
+        (((3, "x"), "f8", "sum"), "shape"),
+        ((1 << 62, "f8", "sum"), "shape"),
+        (((1 << 33, 1 << 33), "f8", "sum"), "shape"),
+        (((1 << 62, 0), "f8", "sum"), "shape"),
+        (((1,) * 65, "f8", "sum"), "shape"),
+        ((3, "f8", "sum", "fastest"), "algorithm"),
     ],
 )
-def test_bad_arguments(arguments: Any, kind: type[HaloxError], text: str, comm: World) -> None:
-    with pytest.raises(kind, match=text):
-        Allreduce(comm, *arguments)
+def test_bad_arguments(arguments: Any, word: str, comm: World) -> None:
+    """Of all ranks, and of one rank."""
+    for mine in (arguments, only_on(comm, 1, arguments, (3, "f8", "sum"))):
+        with pytest.raises(FieldError, match=word):
+            Allreduce(comm, *mine)
 
 
 @pytest.mark.ranks(2, 3, 4, 6, 8)
 @pytest.mark.parametrize(
-    ("bad", "text"),
+    ("bad", "word"),
     [
-        ((4, "f8", "sum"), r"shape differs between ranks: rank 0 has \(3,\), rank 1 has \(4,\)"),
-        (((3, 1), "f8", "sum"), "shape differs"),
-        ((3, "f4", "sum"), "dtype differs between ranks: rank 0 has float64, rank 1 has float32"),
-        ((3, "f8", "max"), "op differs between ranks: rank 0 has sum, rank 1 has max"),
-        ((3, "f8", "sum", "hierarchical"), "algorithm differs between ranks: rank 0 has host"),
+        ((4, "f8", "sum"), "shape"),
+        (((3, 1), "f8", "sum"), "shape"),
+        ((3, "f4", "sum"), "dtype"),
+        ((3, "f8", "max"), "op"),
+        ((3, "f8", "sum", "hierarchical"), "algorithm"),
     ],
 )
-def test_arguments_that_differ(bad: Any, text: str, comm: World) -> None:
+def test_arguments_that_differ(bad: Any, word: str, comm: World) -> None:
     arguments = only_on(comm, 1, bad, (3, "f8", "sum", "host"))
-    with pytest.raises(MismatchError, match=text):
+    with pytest.raises(MismatchError, match=f"{word} differs between ranks"):
         Allreduce(comm, *arguments)
 
 
-@pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_absurd_shapes(algorithm: str, nodes: str, comm: World) -> None:
-    for shape in (1 << 62, (1 << 33, 1 << 33), (1 << 63) - 1, (1 << 62, 0)):
-        with pytest.raises(FieldError):
-            Allreduce(comm, shape, "f8", algorithm=algorithm)
-    with pytest.raises(FieldError):
-        Allreduce(comm, (1,) * 65, "f8", algorithm=algorithm)
-    # Memory does not grow with the shape: only a call needs an array.
+def test_memory_does_not_grow_with_the_shape(algorithm: str, nodes: str, comm: World) -> None:
     Allreduce(comm, 1 << 52, "f8", algorithm=algorithm).close()
-
-
-@pytest.mark.ranks(2, 3, 4, 6, 8)
-def test_a_bad_argument_on_one_rank(comm: World) -> None:
-    with pytest.raises(FieldError):
-        Allreduce(comm, 3, "f8", only_on(comm, 1, "mean", "sum"))
 
 
 @pytest.mark.parametrize("elements", [4, 4000])
@@ -274,42 +248,28 @@ def test_a_bad_array_on_one_rank(algorithm: str, elements: int, comm: World) -> 
     good, out = np.ones(elements), np.full(elements, -1.0)
     fixed = np.ones(elements)
     fixed.flags.writeable = False
-    cases: list[tuple[Any, Any, str]] = [
-        (np.ones(elements + 1), out, rf"array: got shape \({elements + 1},\) of float64"),
-        (np.ones(elements, "f4"), out, "array: got shape .* of float32"),
-        ([1.0] * elements, out, "array must be a numpy.ndarray"),
-        (good, np.ones(elements, "i8"), "out: got shape .* of int64"),
-        (good, fixed, "out is read-only"),
-        (good, as_strided(np.ones(1), (elements,), (0,)), "out: elements share memory"),
-        (np.ma.ones(elements), out, "masked array"),
+    cases: list[tuple[Any, Any]] = [
+        (np.ones(elements + 1), out),
+        (np.ones(elements, "f4"), out),
+        ([1.0] * elements, out),
+        (good, np.ones(elements, "i8")),
+        (good, fixed),
+        (good, as_strided(np.ones(1), (elements,), (0,))),
+        (np.ma.ones(elements), out),
     ]
     with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
-        for array, target, text in cases:
-            with pytest.raises(FieldError, match=text):
+        for array, target in cases:
+            with pytest.raises(FieldError, match=r"array|out"):
                 reduce(*only_on(comm, 1, (array, target), (good, out)))
             assert (out == -1).all()
         assert (reduce(good) == comm.size).all()
-
-
-@pytest.mark.ranks(2, 3, 4)
-@pytest.mark.parametrize("elements", [4, 4000])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.full
-def test_a_rank_that_does_not_come(algorithm: str, elements: int, comm: World) -> None:
-    reduce = Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
-    reduce(np.ones(elements))
-    if comm.rank:
-        text = "has waited in an allreduce"
-        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
-            reduce(np.ones(elements))
-    comm.Barrier()
 
 
 def test_closed(comm: World) -> None:
     reduce = Allreduce(comm, 3, "f8", "sum", "hierarchical")
     reduce.close()
     reduce.close()
-    with pytest.raises(ClosedError, match="closed"):
+    with pytest.raises(ClosedError):
         reduce(np.zeros(3))
 
 
@@ -319,7 +279,6 @@ def test_the_choice(nodes: str, comm: World) -> None:
         assert reduce.algorithm in ALGORITHMS
         if several == 1 or several == comm.size:
             assert reduce.algorithm == "host"
-        assert "sum of shape (3,) of float64" in repr(reduce)
 
 
 def test_of_the_grid(comm: World) -> None:
@@ -348,23 +307,8 @@ def test_where_ranks_meet(algorithm: str, comm: World) -> None:
                     reduce(only_on(comm, 1, np.zeros(1), values[comm.rank]))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rank_alone_calls_no_mpi(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_algorithms, "OrderedReduction", None)
-    monkeypatch.setattr(host_algorithms, "Leaders", None)
-    values = np.array([3, 0, -7, 1])
-    for op, wanted in (("sum", values), ("min", values), ("logical_or", [1, 0, 1, 1])):
-        with Allreduce(MPI.COMM_SELF, 4, "i8", op, algorithm) as reduce:
-            given = values.copy()
-            assert reduce(given).tolist() == list(wanted)
-            assert (given == values).all()
-            assert reduce(given, out=given) is given and given.tolist() == list(wanted)
-            with pytest.raises(FieldError):
-                reduce(np.zeros(1))
-
-
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("elements", [3, 4096, 5000, 4096 + 512])
+@pytest.mark.parametrize("elements", [3, 4096 + 512, *full(4096, 5000)])
 def test_many_calls_in_a_row(elements: int, comm: World) -> None:
     """Calls reuse the slots of earlier calls, while random ranks are late."""
     rng = np.random.default_rng(comm.rank)
@@ -372,7 +316,7 @@ def test_many_calls_in_a_row(elements: int, comm: World) -> None:
     ok = True
     with Allreduce(comm, elements, "i8", "sum", "host") as reduce:
         array = np.empty(elements, "i8")
-        for call in range(300):
+        for call in range(200):
             array[:] = base * call + comm.rank
             if rng.random() < 0.1:
                 time.sleep(rng.random() * 2e-3)

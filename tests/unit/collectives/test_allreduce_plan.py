@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -101,17 +100,6 @@ def test_what_a_kernel_does_not_serve(plan):
         plan(F8, "sum", 10, 17)
     with pytest.raises(FieldError):
         plan(np.dtype("c8"), "max", 10, 2)
-
-
-def test_plans_that_differ_are_told_apart():
-    plans = [
-        plan_oneshot(F8, "sum", 8, 2),
-        plan_oneshot(F8, "sum", 4096, 2),
-        plan_oneshot(F8, "sum", 8, 3),
-        plan_scattered(F8, "sum", 8, 2),
-        plan_wide(F8, "sum", 8, 2),
-    ]
-    assert all(a.signature != b.signature for a, b in pairwise(plans))
 
 
 class TestFields:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -41,27 +42,15 @@ def test_any_doubles_in_any_order_and_partition(values: list[float], random: obj
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.part(2)
 def test_partitions(kind: str) -> None:
-    """1 to 1000 parts, in a random order, with sums of sums."""
-    for number in range(trials(20)):
+    """1 to 300 parts, in a random order, with sums of sums."""
+    for number in range(trials(20) // 2):
         rng = np.random.default_rng([number, KINDS.index(kind)])
         x = hard(kind, int(rng.integers(1, 3000)), rng)
         wanted = exact_sum(x)
-        parts = np.array_split(rng.permutation(x), int(rng.integers(1, 1001)))
+        parts = np.array_split(rng.permutation(x), int(rng.integers(1, 301)))
         records = [added(part).record() for part in parts]
         halves = [ExactSum(records[::2]).record(), ExactSum(records[1::2]).record()]
         assert same_bits(ExactSum(halves).rounded(), wanted), number
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("huge", "odd")])
-def test_within_the_published_bound(kind: str) -> None:
-    """Half a unit in the last place of the exact sum; ReproBLAS has n * 2**-80 * max |x| + 7 eps |S|."""
-    x = hard(kind, 4000, np.random.default_rng(1))
-    total = sum(map(Fraction, x.tolist()))
-    error = abs(Fraction(added(x).rounded()) - total)
-    assert 2 * error <= Fraction(math.ulp(float(total)))
-    eps = Fraction(2) ** -53
-    bound = len(x) * Fraction(2) ** -80 * Fraction(float(np.abs(x).max())) + 7 * eps * abs(total)
-    assert error <= bound
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -83,8 +72,13 @@ def test_more_numbers_than_a_block() -> None:
     assert added(x).rounded() == by_fractions(x)
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f8", "c8", "c16", "i8", "?"])
-@pytest.mark.parametrize("shape", [(5,), (3, 4, 5), (2, 2, MOST + 3)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        *product(["f2", "f4", "f8", ">f8", "c8", "c16", "i8", "?"], [(5,), (3, 4, 5)]),
+        *product(["f8", "c16"], [(2, 1, MOST + 3)]),
+    ],
+)
 def test_cells(dtype: str, shape: tuple[int, ...]) -> None:
     rng, n = np.random.default_rng(3), 2 * math.prod(shape)
     a, b = (rng.standard_normal(n) * 9 for _ in range(2))
@@ -103,7 +97,7 @@ def test_cells(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 17])
+@pytest.mark.parametrize("ranks", [1, 3, 17])
 def test_elements_of_arrays(kind: str, ranks: int) -> None:
     values = hard(kind, 60 * ranks, np.random.default_rng(ranks)).reshape(ranks, 60)
     wanted = [exact_sum(column) for column in values.T]

@@ -58,15 +58,11 @@ def sample(grid: halox.Grid, seed: int) -> tuple[str, dict[str, Any], Any]:
     known = {
         name: grid.interior(value) if name in DTYPES else value for name, value in named.items()
     }
+    used = {name: named[name] for name in names_in(text) & set(named)}
     try:
         wanted = evaluated(text, {**known, "index_x": np.arange(SHAPE[0])[:, None]})
-    except (
-        OverflowError,
-        ZeroDivisionError,
-        TypeError,
-    ):  # of Python's numbers, or complex roots of them
-        return text, {name: named[name] for name in names_in(text) & set(named)}, None
-    used = {name: named[name] for name in names_in(text) & set(named)}
+    except (OverflowError, ZeroDivisionError, TypeError):  # of Python's numbers and their roots
+        return text, used, None
     return text, used, np.broadcast_to(wanted, SHAPE)
 
 
@@ -81,9 +77,8 @@ def close(found: Any, wanted: Any, *, scale: Any = 0.0) -> bool:
     return bool(np.allclose(found, wanted, rtol=precision, atol=atol, equal_nan=True))
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_random_expressions(grid: Any, part: int) -> None:
-    for seed in range(part * trials(150), (part + 1) * trials(150)):
+def test_random_expressions(grid: Any) -> None:
+    for seed in range(trials(600)):
         text, named, wanted = sample(grid, seed)
         if wanted is None:
             with pytest.raises(FieldError, match=r"^expression: "):
@@ -235,7 +230,6 @@ def test_blocks_need_no_whole_temporaries() -> None:
 
 
 KERNELS = [
-    ("(a - b) ** 2", "sum"),
     ("conj(u) / (1 + u)", "sum"),
     ("where(index_x > 2, a, -b) * s + j // 2 % 3", "max"),
     ({"rr": "a * a", "most": "abs(b)", "n": "j > 2"}, {"rr": "sum", "most": "max", "n": "sum"}),

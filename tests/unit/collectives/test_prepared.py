@@ -1,10 +1,6 @@
-"""Calls whose launches are not kept, and calls that a cached reduction refuses."""
+"""Calls that a cached reduction refuses."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import numpy as np
 
 from halox.collectives.prepared import PreparedReductions
 
@@ -19,31 +15,7 @@ class Reduction:
     def close(self) -> None: ...
 
 
-def launch() -> None: ...
-
-
-def prepare(found: PreparedReductions[Reduction], *arrays: Any, out: Any = None) -> None:
-    found.prepare("sum", arrays, out, lambda: launch)
-
-
-def test_what_cannot_be_watched_is_not_kept():
-    found: PreparedReductions[Reduction] = PreparedReductions()
-    array, memory = np.zeros(3), memoryview(b"123")
-    for _ in range(3):
-        prepare(found, 5)
-        prepare(found, array, out=5)
-        prepare(found, memory, out=[1])
-    assert not len(found.known)
-
-
-def test_a_call_that_is_more_than_a_launch_is_not_kept():
-    found: PreparedReductions[Reduction] = PreparedReductions()
-    array = np.zeros(3)
-    found.prepare("sum", (array,), array, lambda: None)
-    assert not len(found.known)
-
-
-def test_refused_where_it_is_clear_what_others_call():
+def test_refused_where_it_is_clear_what_others_call() -> None:
     found: PreparedReductions[Reduction] = PreparedReductions()
     error = ValueError()
     assert not found.refuse(error, "sum")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
+import sys
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 
 from halox.collectives.host.cell_sums import blocks
 from halox.gathering.staging import HostStaging, part_shape
-from halox.runtime.gpu import pools, staging
+from halox.runtime.gpu import cuda, pools, staging
 
 
 class Stream:
@@ -64,11 +64,19 @@ class Event:
 
 
 class Array:
-    """An array in device memory: only work on a stream accesses it."""
+    """An array in device memory: only work on a stream accesses it.
+
+    It is made of NumPy's array, or, as cupy.ndarray, of a shape, a dtype, memory and strides.
+    """
 
     device = SimpleNamespace(id=0)
 
-    def __init__(self, values: np.ndarray) -> None:
+    def __init__(
+        self, values: Any, dtype: Any = None, memory: Any = None, strides: Any = None
+    ) -> None:
+        if memory is not None:
+            first = np.ndarray((1,), dtype, memory.owner.data)
+            values = np.lib.stride_tricks.as_strided(first, values, strides)
         self.values = values
         self.data = SimpleNamespace(ptr=values.__array_interface__["data"][0], owner=values)
 
@@ -96,28 +104,18 @@ class Gpu:
         self.side = SimpleNamespace(stream=Stream(eager), before=Event())
         self.copies: list[tuple[str, int]] = []
         self.made: list[np.ndarray] = []
-        runtime = SimpleNamespace(
-            memcpyAsync=self.copy, memcpyHostToDevice="up", memcpyDeviceToHost="down"
-        )
-        self.module = SimpleNamespace(
-            cuda=SimpleNamespace(
-                runtime=runtime,
-                Event=Event,
-                Device=lambda number: contextlib.nullcontext(),
-                get_current_stream=lambda: self.current[0],
+        module: Any = ModuleType("cupy")
+        module.ndarray, module.ascontiguousarray = Array, self.contiguous
+        module.empty = lambda shape, dtype: Array(np.empty(shape, dtype))
+        module.cuda = SimpleNamespace(
+            runtime=SimpleNamespace(
+                memcpyAsync=self.copy, memcpyHostToDevice="up", memcpyDeviceToHost="down"
             ),
-            empty=lambda shape, dtype: Array(np.empty(shape, dtype)),
-            ascontiguousarray=self.contiguous,
-            ndarray=lambda shape, dtype, memory, strides: Array(
-                np.lib.stride_tricks.as_strided(
-                    np.ndarray((1,), dtype, memory.owner.data)
-                    if memory.owner.flags.c_contiguous
-                    else memory.owner.view(dtype),
-                    shape,
-                    strides,
-                )
-            ),
+            Event=Event,
+            Device=lambda number: contextlib.nullcontext(),
+            get_current_stream=lambda: self.current[0],
         )
+        self.module = module
 
     def contiguous(self, part: Array) -> Array:
         found = Array(np.empty(part.shape, part.dtype))
@@ -129,24 +127,23 @@ class Gpu:
         self.copies.append((kind, nbytes))
         self.side.stream.put(lambda: ctypes.memmove(target, source, nbytes))
 
+    def pinned(self, nbytes: int) -> SimpleNamespace:
+        array = np.full(nbytes, 0xEE, np.uint8)
+        self.made.append(array)
+        return SimpleNamespace(array=array, nbytes=nbytes, close=lambda: None)
+
 
 @pytest.fixture(params=[True, False], ids=["early", "late"])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     found = Gpu(request.param)
-    pool = SimpleNamespace(acquire=lambda device: found.side, release=lambda device, side: None)
-    monkeypatch.setattr(staging, "cupy", lambda: found.module)
-    monkeypatch.setattr(staging, "SIDE_STREAMS", pool)
-    monkeypatch.setattr(staging, "as_device_array", lambda array: array)
-
-    def made(nbytes: int) -> SimpleNamespace:
-        array = np.full(nbytes, 0xEE, np.uint8)
-        found.made.append(array)
-        return SimpleNamespace(array=array, nbytes=nbytes, close=lambda: None)
-
-    monkeypatch.setattr(pools, "cupy", lambda: found.module)
-    monkeypatch.setattr(pools, "pinned", made)
-    monkeypatch.setattr(pools, "_buffers", functools.cache(pools._buffers.__wrapped__))
+    monkeypatch.setitem(sys.modules, "cupy", found.module)
+    monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(pools, "pinned", found.pinned)
+    pools.SIDE_STREAMS.release(0, found.side)  # the next that is acquired
+    pools._buffers.cache_clear()
     yield found
+    pools._buffers.cache_clear()
+    pools.SIDE_STREAMS._free.clear()
 
 
 DTYPES = ["f8", "u2", "V5", [("a", "f4"), ("b", "u1")]]
