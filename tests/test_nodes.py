@@ -38,13 +38,12 @@ def test_two_hosts(tmp_path: Path) -> None:
     """Two namespaces: shared memory within each, TCP through the cable between them."""
     require("mpi")
     require("netns")
-    files = ["tests/mpi/test_nodes.py", "tests/mpi/test_typed.py"]
     with netns.two_hosts(tmp_path) as hosts:
         environment = hosts.environment(RANKS) | {"HALOX_TEST_NODES": "0,0,1,1"}
         environment.pop("HALOX_NODE", None)
         before = hosts.bytes_sent()
-        said = passing(hosts.command(RANKS, [*ON_EACH, *files]), environment)
-        check_passed(said, 60)
+        said = passing(hosts.command(RANKS, [*ON_EACH, "tests/mpi/test_nodes.py"]), environment)
+        check_passed(said, 8)
         # One step of the largest test sends 3 MiB from each rank, half of it to the other host.
         assert hosts.bytes_sent() - before > 3 << 20
 
@@ -78,7 +77,8 @@ def test_limited_link(delay_ms: int, tmp_path: Path) -> None:
 def test_named_nodes(names: str, nodes: str) -> None:
     """``HALOX_NODE`` differs between ranks of one machine; this test runs on every machine."""
     require("mpi")
-    arguments = [*ON_EACH, "tests/mpi/test_nodes.py"]
+    tests = ("who_is_where", "typed_messages_between_all", "periodic_steps_equal_the_serial_ones")
+    arguments = [*ON_EACH, *(f"tests/mpi/test_nodes.py::test_{name}" for name in tests)]
     command = launcher.command(launcher.find(), RANKS, arguments)
     at = command.index(sys.executable)
     # The launcher sets each rank's number in the environment; a shell turns it into a node name.
@@ -91,4 +91,4 @@ def test_named_nodes(names: str, nodes: str) -> None:
         "ARGUMENTS": " ".join(["-P", "-m", "mpi4py", *arguments]),
         "HALOX_TEST_NODES": nodes,
     }
-    check_passed(passing(command, environment), 8)
+    check_passed(passing(command, environment), 4)

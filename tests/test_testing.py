@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 from tests.support import on_ranks
 
 HEAD = """
@@ -105,13 +107,14 @@ SUITE = """
                 self.skipTest("no test")
 
 
-    def test_last(grid):
+    def test_last(grid, tmp_path, record_property):
+        record_property("rank", MPI.COMM_WORLD.rank)
         assert grid.sum(grid.ones()) == 48
 """
 
 
 def pytest_on_ranks(
-    folder: Path, code: str, timeout_s: str, ranks: int = 2, options: tuple[str, ...] = ()
+    folder: Path, code: str, timeout_s: str, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     file = folder / "test_suite.py"
     file.write_text(dedent(HEAD) + dedent(code))
@@ -119,12 +122,14 @@ def pytest_on_ranks(
     words = ["-m", "pytest", "--rootdir", str(folder), *options, *words]
     # No other plugin is needed, every rank would import all of them, and options of this run may belong to one.
     settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-    return on_ranks(ranks, *words, HALOX_TIMEOUT=timeout_s, **settings)
+    return on_ranks(2, *words, HALOX_TIMEOUT=timeout_s, **settings)
 
 
 def test_outcomes_are_those_of_all_ranks(tmp_path: Path) -> None:
+    results = tmp_path / "results.xml"
+    files = f"--basetemp={tmp_path / 'folder'}", f"--junitxml={results}"
     # No rank waits so long for a failed rank.
-    ended = pytest_on_ranks(tmp_path, SUITE, "600", ranks=3)
+    ended = pytest_on_ranks(tmp_path, SUITE, "600", options=files)
     said = ended.stdout
     assert ended.returncode != 0
     outcomes = re.findall(r"^(ERROR|FAILED|PASSED|XFAIL) \S+::(test_\w+)", said, re.MULTILINE)
@@ -151,98 +156,89 @@ def test_outcomes_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert "u.max() == 2" in report[1] and "ExchangeTimeoutError" not in report[1]
     assert "failed on rank 1: OSError: no file\n" in said
     assert said.count("skipped on rank 1: no cake") == said.count("skipped on rank 1: no test") == 1
+    # The files are those of rank 0.
+    assert re.findall('name="rank" value="(.*?)"', results.read_text()) == ["0"]
 
 
-def test_ranks_that_wait_for_a_rank_without_failure(tmp_path: Path) -> None:
-    """A call of halox ends after HALOX_TIMEOUT, and the test fails; a call of MPI ends with all ranks."""
-    code = """
-        def test_waits():
-            made = halox.Grid(12, device="cpu")
-            if not is_one:
-                made.zeros()
-
-
-        def test_message():
-            if is_one:
-                raise ValueError("no message")
-            MPI.COMM_WORLD.recv(source=1)
-    """
-    ended = pytest_on_ranks(tmp_path, code, "2")
-    assert ended.returncode != 0
-    said = ended.stdout + ended.stderr
-    assert "test_suite.py F" in said and "ValueError: no message" in said
-    assert re.search(
-        r"halox.testing: rank 1 has waited for \d+ s for rank 0 after call of .*test_message; all ranks end",
-        said,
-    )
-
-
-def test_ranks_with_different_tests_run_none(tmp_path: Path) -> None:
-    code = """
+MESSAGE = """
+    def test_message():
         if is_one:
-            def test_more():
-                pass
+            raise ValueError("no message")
+        MPI.COMM_WORLD.recv(source=1)
+"""
 
-
-        def test_all():
+OTHER_TESTS = """
+    if is_one:
+        def test_more():
             pass
-    """
-    ended = pytest_on_ranks(tmp_path, code, "20")
+
+
+    def test_all():
+        pass
+"""
+
+BROKEN = """
+    if is_one:
+        raise OSError("no module")
+"""
+
+EXIT = """
+    import time
+
+
+    def test_all():
+        assert not is_one
+
+
+    def test_exit():
+        if is_one:
+            pytest.exit("enough")
+
+
+    @pytest.fixture(scope="session", autouse=True)
+    def slow_report():
+        yield
+        time.sleep(not is_one)
+"""
+
+PHASES = """
+    def test_uneven(subtests):
+        for i in range(1 + is_one):
+            with subtests.test(i=i):
+                pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "texts"),
+    [
+        # A rank waits in MPI for a rank that has failed: the time-out ends all ranks.
+        (
+            MESSAGE,
+            "2",
+            [
+                "ValueError: no message",
+                r"rank 1 has waited for \d+ s for rank 0 after call of .*test_message; all ranks end",
+            ],
+        ),
+        # The ranks know at once: none waits.
+        (OTHER_TESTS, "600", ["ranks 0 and 1 have collected different tests: .*test_more"]),
+        (BROKEN, "600", ["OSError: no module"]),
+        (EXIT, "600", ["failed on rank 1: AssertionError", "1 failed", "rank 1 the session"]),
+        (
+            PHASES,
+            "600",
+            ["rank 0 has ended the teardown of .*, and rank 1 the call of .*test_uneven"],
+        ),
+    ],
+    ids=["message", "other tests", "broken", "exit", "phases"],
+)
+def test_runs_that_cannot_go_on(
+    code: str, timeout_s: str, texts: list[str], tmp_path: Path
+) -> None:
+    """All ranks end with the reason; rank 0 prints its report before."""
+    ended = pytest_on_ranks(tmp_path, code, timeout_s)
+    said = ended.stdout + ended.stderr
     assert ended.returncode != 0
-    assert "ranks 0 and 1 have collected different tests: " in ended.stderr
-    assert "test_more" in ended.stderr and "passed" not in ended.stdout
-
-
-def test_a_rank_that_ends_the_session(tmp_path: Path) -> None:
-    """All ranks end without waiting for HALOX_TIMEOUT, and rank 0 prints its report before."""
-    code = """
-        import time
-
-
-        def test_all():
-            assert not is_one
-
-
-        def test_exit():
-            if is_one:
-                pytest.exit("enough")
-
-
-        @pytest.fixture(scope="session", autouse=True)
-        def slow_report():
-            yield
-            time.sleep(not is_one)
-    """
-    ended = pytest_on_ranks(tmp_path, code, "600")
-    assert ended.returncode != 0
-    assert "1 failed" in ended.stdout and "rank 1 the session" in ended.stdout
-    assert "failed on rank 1: AssertionError" in ended.stdout
-
-
-def test_files_of_ranks_and_different_phases(tmp_path: Path) -> None:
-    code = """
-        def test_folder(tmp_path, record_property):
-            record_property("rank", MPI.COMM_WORLD.rank)
-
-
-        def test_uneven(subtests):
-            for i in range(1 + is_one):
-                with subtests.test(i=i):
-                    pass
-    """
-    results = tmp_path / "results.xml"
-    files = f"--basetemp={tmp_path / 'folder'}", f"--junitxml={results}"
-    ended = pytest_on_ranks(tmp_path, code, "20", options=files)
-    said = results.read_text()
-    assert ended.returncode != 0 and "<error" not in said
-    assert re.findall('name="rank" value="(.*?)"', said) == ["0"]
-    assert re.search(
-        "rank 0 has ended the teardown of .*, and rank 1 the call of .*test_uneven", ended.stdout
-    )
-
-
-def test_an_error_of_collection_on_one_rank(tmp_path: Path) -> None:
-    ended = pytest_on_ranks(
-        tmp_path, '\nif is_one:\n    raise OSError("no module")\n', "20", ranks=2
-    )
-    assert ended.returncode != 0 and "OSError: no module" in ended.stderr
+    assert not [text for text in texts if not re.search(text, said)], said
+    assert ("passed" in ended.stdout) == (code == PHASES)

@@ -88,6 +88,7 @@ def test_figures(name: str, comm: MPI.Intracomm) -> None:
         assert figures["exchanged_bytes_an_iteration"] == 2 * (3 * 2 * plane + 8 * 16 * 16 * 8)
 
 
+@pytest.mark.usually(4)
 def test_the_picture_shows_the_plane_and_the_ranks_that_have_it(comm: MPI.Intracomm) -> None:
     found = settings(comm.size, check="none", png="a.png")
     figures = run_benchmark(found, comm, lambda *_: None)

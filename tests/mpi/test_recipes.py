@@ -12,7 +12,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [*sorted((DOCS / "recipes").glob("*.md"))]
 PAGES += [DOCS / f"{name}.md" for name in ("allreduce", "checkpoints", "quickstart", "solvers")]
 
-pytestmark = [pytest.mark.geometry, pytest.mark.ranks(2, 4)]
+pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.usually(2)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)

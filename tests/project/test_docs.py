@@ -41,12 +41,10 @@ def test_snippets_run(page: Path) -> None:
     exec(compile(snippets(page), str(page), "exec"), {"__name__": page.stem})
 
 
-def test_there_are_snippets() -> None:
-    assert len([page for page in PAGES if snippets(page)]) >= 3
-
-
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.part(3)
 def test_examples_run(example: Path) -> None:
+    """As they stand; tests/mpi/test_examples.py runs small cases of all of them."""
     support.require("mpi")
     # Larger errors: a scheme of first order, and a truncated series.
     most = {"shallow_water": 0.02, "taylor_green_3d": 1e-7}

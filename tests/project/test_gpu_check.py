@@ -88,6 +88,7 @@ def test_a_run_without_a_passing_test_has_failed(
     assert [one["outcome"] for one in found] == expected
 
 
+@pytest.mark.full
 def test_ranks_that_skip_a_file_are_no_failure(tmp_path: Path) -> None:
     require("mpi")
     path = tmp_path / "test_0.py"

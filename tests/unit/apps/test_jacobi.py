@@ -60,19 +60,20 @@ def serial(cells: tuple[int, int, int], tolerance: float, every: int) -> tuple[i
 
 
 @pytest.mark.parametrize("wrong", [1.001, np.nan])
-def test_a_wrong_norm_is_noticed(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_norm_is_noticed(wrong: float) -> None:
     support.require("mpi")
-    norm = halox.Grid.norm
 
-    def wrong_norm(grid: halox.Grid, field: Any, out: Any = None, **named: Any) -> Any:
-        value = norm(grid, field, **named) * wrong
-        if out is not None:
-            out[...] = value
-        return value
+    class WrongNorm(halox.Grid):
+        def norm(self, field: Any, out: Any = None, **named: Any) -> Any:
+            value = super().norm(field, **named) * wrong
+            if out is not None:
+                out[...] = value
+            return value
 
-    monkeypatch.setattr(halox.Grid, "norm", wrong_norm)
+    main = example()["main"]
+    main.__globals__["halox"] = SimpleNamespace(Grid=WrongNorm)
     with pytest.raises(SystemExit, match="wrong"):
-        example()["main"](["--device", "cpu", "--steps", "200"])
+        main(["--device", "cpu", "--steps", "200"])
 
 
 @pytest.mark.parametrize("words", ["--read-every 5", "--cells 3 9 9"])
@@ -94,7 +95,7 @@ def test_the_kernel_as_cpp_equals_numpy() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ["sm_90", *support.full("sm_80")])
 def test_the_kernel_compiles_without_warnings(architecture: str) -> None:
     flags = [f"-arch={architecture}", "-std=c++17"]
     assert not by_nvrtc(example()["SOURCE"], "relax.cu", flags).log

@@ -115,16 +115,16 @@ def test_npy(tmp_path: Path, drawn: list[Any]) -> None:
     assert (found[2] == abs(C[1, :, :, 5, 1])).all()
 
 
-def test_large_images_are_thinned(
-    saved: Path, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(viewing, "_MOST_POINTS", 4)
-    for words in ("--slice x=3", "--slice x=3 --slice y=0", "--project x=max"):
-        assert main(["view", str(saved), "--field", "u", *words.split()]) == 0
+def test_large_images_are_thinned(tmp_path: Path, drawn: list[Any]) -> None:
+    """At most 1000 points along each axis of an image; a line has all of its points."""
+    wide = np.arange(2 * 3 * 2001.0).reshape(2, 3, 2001)
+    np.save(tmp_path / "u.npy", wide)
+    for words in ("--slice x=1", "--slice x=1 --slice y=0", "--project x=max"):
+        assert main(["view", str(tmp_path / "u.npy"), *words.split()]) == 0
     frames = [frames[0] for (frames, *_) in drawn]
-    assert (frames[0].values == U[3, ::2, ::3]).all() and frames[0].extents == [8, 10]
-    assert (frames[1].values == U[3, 0]).all()
-    assert (frames[2].values == U.max(0)[::2, ::3]).all()
+    assert (frames[0].values == wide[1, :, ::3]).all() and frames[0].extents == [3, 2001]
+    assert (frames[1].values == wide[1, 0]).all()
+    assert (frames[2].values == wide[1, :, ::3]).all()
 
 
 def test_blocks(saved: Path, tmp_path: Path, drawn: list[Any]) -> None:
@@ -174,40 +174,20 @@ def test_a_checkpoint_with_a_compressor_by_name_only(tmp_path: Path, drawn: list
     assert (drawn[0][0][0].values == 3).all()
 
 
-def test_names_that_are_not_utf8(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = os.fsdecode(b"run\xff")
-    shutil.copytree(saved, tmp_path / f"{name}.zarr")
-    np.save(tmp_path / f"{name}.npy", U)
-    for words in ([f"{name}.zarr", "--field", "u"], [f"{name}.npy"]):
-        assert main(["view", str(tmp_path / words[0]), *words[1:]]) == 0
-        assert "run?" in capsys.readouterr().out
-    assert (tmp_path / f"{name}.zarr.u.png").is_file()
-    assert (tmp_path / f"{name}.npy.png").is_file()
+def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"run\xff.npy")
+    np.save(tmp_path / name, U)
+    assert main(["view", str(tmp_path / name)]) == 0
+    assert "run?" in capsys.readouterr().out
+    assert (tmp_path / f"{name}.png").is_file()
 
 
-def test_an_output_shows_its_last_record(tmp_path: Path, drawn: list[Any]) -> None:
-    support.require("mpi")
-    path = tmp_path / "run.zarr"
-    with halox.Grid((4, 5), device="cpu") as grid:
-        u = grid.zeros()
-        with halox.Output(grid, path, u=u) as out:
-            for n in range(3):
-                u[...] = n
-                out.append(time=n)
-    for words, value in (("", 2), ("--slice time=1", 1)):
-        assert main(["view", str(path), *words.split()]) == 0
-        assert (drawn[-1][0][0].values == value).all()
-        assert drawn[-1][0][0].values.shape == (4, 5)
-
-
-def test_an_animation_of_an_output_has_its_records(
+def test_records_of_an_output(
     tmp_path: Path, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One frame a record; of many records some at even distances, with the last one."""
+    """A picture is of the last record, an animation of each; of many, of some at even distances, with the last."""
     support.require("mpi")
-    path, gif = tmp_path / "run.zarr", ("--gif", str(tmp_path / "a.gif"))
+    path, gif = tmp_path / "run.zarr", ["--gif", str(tmp_path / "a.gif")]
     with halox.Grid((4, 5), device="cpu") as grid:
         u = grid.zeros()
         with halox.Output(grid, path, u=u) as out:
@@ -215,19 +195,19 @@ def test_an_animation_of_an_output_has_its_records(
                 u[...] = n
                 out.append(time=n)
     for most, words, values in (
-        (200, (), [0, 1, 2, 3, 4, 5, 6]),
-        (3, (), [0, 3, 6]),
-        (5, (), [0, 2, 4, 6]),
-        (200, ("--slice", "time=2"), [2]),
-        (200, ("--project", "time=max"), [6]),
+        (200, [], [6]),
+        (200, ["--slice", "time=1"], [1]),
+        (200, gif, [0, 1, 2, 3, 4, 5, 6]),
+        (3, gif, [0, 3, 6]),
+        (5, gif, [0, 2, 4, 6]),
+        (200, ["--slice", "time=2", *gif], [2]),
+        (200, ["--project", "time=max", *gif], [6]),
+        (200, [str(path), *gif], [6, 6]),  # of several outputs, each shows its last record
     ):
         monkeypatch.setattr(viewing, "_MOST_RECORDS", most)
-        assert main(["view", str(path), *words, *gif]) == 0
+        assert main(["view", str(path), *words]) == 0
         assert [frame.values.max() for frame in drawn[-1][0]] == values
         assert all(frame.values.shape == (4, 5) for frame in drawn[-1][0])
-    # Of several outputs, each shows its last record.
-    assert main(["view", str(path), str(path), *gif]) == 0
-    assert [frame.values.max() for frame in drawn[-1][0]] == [6, 6]
 
 
 def pixels(path: Path) -> Any:
@@ -276,8 +256,8 @@ def test_logarithmic_colours(tmp_path: Path) -> None:
 def test_lines_and_values_that_are_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    odd = U[0].copy()
-    odd[0, :3] = np.nan, np.inf, -np.inf
+    odd = U[0, 0].copy()
+    odd[:3] = np.nan, np.inf, -np.inf
     np.save(tmp_path / "odd.npy", odd)
     np.save(tmp_path / "nan.npy", np.full((3, 4), np.nan))
     np.save(tmp_path / "point.npy", [2.0])
@@ -294,17 +274,17 @@ def test_lines_and_values_that_are_not_finite(
 def test_an_animation_has_one_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
-    names = [str(tmp_path / f"u{step}.npy") for step in range(3)]
+    names = [str(tmp_path / f"u{step}.npy") for step in range(2)]
     for step, name in enumerate(names):
         np.save(name, np.full((9, 9), float(step)))
     assert main(["view", *names]) == 0
-    assert f"{tmp_path / 'u0.npy.gif'}: u0, from 0 to 2" in capsys.readouterr().out
+    assert f"{tmp_path / 'u0.npy.gif'}: u0, from 0 to 1" in capsys.readouterr().out
     with Image.open(tmp_path / "u0.npy.gif") as found:
-        assert (found.n_frames, found.format) == (3, "GIF")
-        for step in range(3):
+        assert (found.n_frames, found.format) == (2, "GIF")
+        for step in range(2):
             found.seek(step)
             frame = np.asarray(found.convert("RGB"), float) / 255
-            assert (abs(frame - colour(step / 2)).max(-1) < 0.02).sum() > 9000
+            assert (abs(frame - colour(step)).max(-1) < 0.02).sum() > 9000
 
 
 def test_the_checkpoints_of_an_animation_show_one_field(
@@ -338,67 +318,70 @@ def test_the_picture_of_an_app_has_the_blocks_of_its_ranks(drawn: list[Any]) -> 
     assert (path, log, frame.title) == (Path("a.png"), True, "u\nhere")
 
 
+@pytest.fixture(scope="module")
+def odd_files(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints, of which some are damaged, and of other files."""
+    folder = tmp_path_factory.mktemp("odd")
+    for name in ("run.zarr", "cut.zarr", "missing.zarr"):
+        shutil.copytree(saved, folder / name)
+    for chunk in (folder / "cut.zarr" / "u").rglob("*"):
+        if chunk.is_file() and chunk.name != "zarr.json":
+            chunk.write_bytes(b"0123456789")
+    for name in ("c", "u"):
+        shutil.rmtree(folder / "missing.zarr" / name / "c")
+    with halox.Grid(4, device="cpu") as grid:
+        halox.Output(grid, folder / "records.zarr", u=grid.zeros()).close()
+    (folder / "empty").mkdir()
+    np.save(folder / "u.npy", U)
+    (folder / "text.npy").write_text("no checkpoint")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         ("nothing.zarr", "nothing.zarr does not exist"),
-        ("nothing.npy", "No such file"),
-        ("run.zarr/u", "An array already exists in store"),
-        ("empty", "No group found in store"),
-        ("text.npy", "text.npy: the magic string is not correct"),
-        ("cut.zarr --field u", "cut.zarr: "),
-        ("run.zarr --field q", "No variable named 'q'. Variables on the dataset include"),
-        ("run.zarr --slice w=1", "Dimensions {'w'} do not exist. Expected one or more of"),
-        ("run.zarr --project w=max", "'w' not found in array dimensions"),
+        ("nothing.npy", "nothing.npy"),
+        ("run.zarr/u", "run.zarr/u"),
+        ("empty", "empty"),
+        ("text.npy", "text.npy"),
+        ("cut.zarr --field u", "cut.zarr"),
+        ("run.zarr --field q", "'q'"),
+        ("run.zarr --slice w=1", "'w'"),
+        ("run.zarr --project w=max", "'w'"),
         ("run.zarr --field u --slice z=10", "z=10"),
         ("run.zarr --field u --slice z=-11", "z=-11"),
         ("missing.zarr --field u", "u/c/0/0/0"),
-        ("missing.zarr --field u --project x=max", "u/c/0/0/0"),
         ("missing.zarr --field c --project z=mean", "c/c/0/0/0"),
         ("records.zarr", "records.zarr has no records"),
         ("records.zarr --gif a.gif", "records.zarr has no records"),
         ("run.zarr --slice x=0 --slice y=0 --slice z=0", "no axis of c is left to draw"),
-        ("run.zarr --slice z=mid", "invalid axis_pick value: 'z=mid'"),
-        ("u.npy --field v", "u.npy has no field v: a .npy file has one field, u"),
-        ("u.npy --blocks", "--blocks: u.npy does not record the blocks of its ranks"),
-        ("run.zarr --cmap virdis", "'virdis' is not a valid value for cmap"),
-        ("run.zarr run.zarr --png a.png", "--png is a picture of one checkpoint"),
-        ("u.npy --png a.png --gif a.gif", "not allowed with argument"),
-        ("u.npy --png nowhere/a.png", "nowhere/a.png cannot be drawn: [Errno 2]"),
-        ("u.npy --gif nowhere/a.gif", "nowhere/a.gif cannot be drawn: [Errno 2]"),
-        ("", "CHECKPOINT"),
+        ("run.zarr --slice z=mid", "'z=mid'"),
+        ("u.npy --field v", "has no field v"),
+        ("u.npy --blocks", "--blocks"),
+        ("run.zarr --cmap virdis", "'virdis'"),
+        ("run.zarr run.zarr --png a.png", "--png"),
+        ("u.npy --png nowhere/a.png", "nowhere/a.png cannot be drawn"),
+        ("u.npy --gif nowhere/a.gif", "nowhere/a.gif cannot be drawn"),
     ],
 )
 def test_mistakes(
     words: str,
     text: str,
-    saved: Path,
-    tmp_path: Path,
+    odd_files: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("run.zarr", "cut.zarr"):
-        shutil.copytree(saved, name)
-    for chunk in (tmp_path / "cut.zarr" / "u").rglob("*"):
-        if chunk.is_file() and chunk.name != "zarr.json":
-            chunk.write_bytes(b"0123456789")
-    shutil.copytree(saved, "missing.zarr")
-    for name in ("c", "u"):
-        shutil.rmtree(tmp_path / "missing.zarr" / name / "c")
-    with halox.Grid(4, device="cpu") as grid:
-        halox.Output(grid, "records.zarr", u=grid.zeros()).close()
-    (tmp_path / "empty").mkdir()
-    np.save("u.npy", U)
-    (tmp_path / "text.npy").write_text("no checkpoint")
-    before = sorted(path.name for path in tmp_path.iterdir())
+    """The exit status is 2, the error names the argument, and no file is written."""
+    monkeypatch.chdir(odd_files)
+    before = sorted(path.name for path in odd_files.iterdir())
     try:
         status = main(["view", *words.split()])
     except SystemExit as ended:
         status = ended.code  # type: ignore[assignment]
     assert status == 2
     assert text in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert sorted(path.name for path in odd_files.iterdir()) == before
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "xarray", "zarr"])

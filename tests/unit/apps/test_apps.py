@@ -1,4 +1,4 @@
-"""``halox run APP`` on one rank in this process: its figures, its exit status, and captures of its iterations."""
+"""All mini-apps by the same tests: figures, exit status, options, kernels; captures of their iterations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import halox
+from apps import stencil2d
 from apps.capture import captured
-from apps.common import on_all_ranks
 from apps.milc import scidac
 from apps.nas_ft.classes import CLASSES
 from halox.cli import catalogue, main
 from tests import support
+from tests.fakes.nvrtc import by_nvrtc
 
 SMALL = {
     "stencil2d": "--custom-size 20,30 --num-iters 10 --passes 1",
@@ -78,6 +79,7 @@ def test_figures(figures: dict[str, Any], tmp_path: Path) -> None:
         ("nas_mg", "cycle", "_MINUS_OPERATOR", lambda w: (*w[:3], w[3] + 1e-9), ""),
         ("nas_mg", "cycle", "_MINUS_OPERATOR", lambda w: w, "--check none"),
         ("milc", "links", "LONG", lambda long: long * (1 + 1e-9), "--lattice 6 6 6 6"),
+        ("stencil2d", "verification", "solution", lambda _: lambda start, *_: start, ""),
     ],
 )
 def test_a_failed_check_is_a_failing_status(
@@ -92,36 +94,56 @@ def test_a_failed_check_is_a_failing_status(
 @pytest.mark.parametrize(
     ("app", "words", "option"),
     [
+        ("stencil2d", "--custom-size 0,4", "--custom-size"),
+        ("stencil2d", "--num-iters 0", "--num-iters"),
+        ("stencil2d", "--num-iters 100000 --custom-size 4,4", "--num-iters"),
+        ("stencil2d", "--msize 2,2", "4 places"),
+        ("nas_ft", "--class E", "--class"),
         ("nas_ft", "--graph", "--graph"),
+        ("nas_mg", "--gather -1", "--gather"),
         ("nas_mg", "--graph", "--graph"),
         ("milc", "--lattice 6 6 6 5", "--lattice"),
         ("milc", "--lattice 6 6 6 2", "--lattice"),
+        ("milc", "--mass nan", "--mass"),
+        ("milc", "--residual 1", "--residual"),
+        ("milc", f"--seed {2**64}", "--seed"),
         ("milc", "--gauge /none/file", "/none/file"),
+        ("milc", "--fat f", "--long"),
+        ("milc", "--fat f --long l --naive", "--naive"),
         ("milc", "--gauge random --iterations 2", "--iterations"),
     ],
 )
 def test_runs_that_cannot_be(
     app: str, words: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(app, *words.split()) == 2
+    try:
+        status = run(app, *words.split())
+    except SystemExit as ended:
+        status = ended.code  # type: ignore[assignment]
+    assert status == 2
     assert option in capsys.readouterr().err
 
 
-def test_errors_of_one_rank_and_of_none() -> None:
-    def fail() -> None:
-        raise OSError(28, "No space left on device")
-
-    alone = SimpleNamespace(allgather=lambda text: [text])
-    assert on_all_ranks(alone, lambda: 3, "counting") == 3
-    with pytest.raises(halox.HaloxError, match="counting"):
-        on_all_ranks(alone, fail, "counting")
-    another = SimpleNamespace(allgather=lambda text: [text, "x is wrong"])
-    with pytest.raises(halox.HaloxError, match="x is wrong"):
-        on_all_ranks(another, lambda: 3, "counting")
+APPS = Path(stencil2d.__file__).parents[1]
+KERNELS = [
+    ("milc/milc.cu", ""),
+    ("milc/milc.cu", "-DSINGLE -DDEPTH=1"),
+    ("nas_ft/ft.cu", ""),
+    ("nas_mg/mg.cu", ""),
+    ("stencil2d/stencil.cu", "-fmad=false -DREAL=float"),
+    ("stencil2d/stencil.cu", "-fmad=false -DREAL=double"),
+]
 
 
-@pytest.mark.parametrize("error", [None, halox.errors.StateError("it cannot be captured")])
-def test_capture(error: Exception | None) -> None:
+@pytest.mark.parametrize("architecture", ["sm_90", *support.full("sm_80")])
+@pytest.mark.parametrize(("file", "flags"), KERNELS)
+@pytest.mark.part(2)
+def test_kernels_compile(file: str, flags: str, architecture: str) -> None:
+    words = [f"-arch={architecture}", "-std=c++17", *flags.split()]
+    assert not by_nvrtc((APPS / file).read_text(), Path(file).name, words).log
+
+
+def test_capture() -> None:
     """Work is captured once and replayed; a path that refuses leaves a usable stream."""
     log: list[str] = []
     stream = SimpleNamespace(
@@ -129,16 +151,13 @@ def test_capture(error: Exception | None) -> None:
         end_capture=lambda: log.append("end") or SimpleNamespace(launch=log.append),
     )
 
-    def work() -> None:
-        log.append("work")
-        if error is not None:
-            raise error
+    def refused() -> None:
+        raise halox.errors.StateError("it cannot be captured")
 
-    if error is None:
-        replay = captured(work, stream)
-        replay()
-        replay()
-    else:
-        with pytest.raises(halox.errors.StateError):
-            captured(work, stream)
-    assert log == ["begin", "work", "end", *[stream] * (2 if error is None else 0)]
+    replay = captured(lambda: log.append("work"), stream)
+    replay()
+    replay()
+    assert log == ["begin", "work", "end", stream, stream]
+    with pytest.raises(halox.errors.StateError):
+        captured(refused, stream)
+    assert log[5:] == ["begin", "end"]
