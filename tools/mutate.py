@@ -56,7 +56,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
     ],
     "halox/paths": [
         (3, "exchange ipc copy_channel fragments"),
-        (0, "peer_plan staged host_channel"),
+        (0, "peer_plan peer_channel packed_channels local"),
     ],
     "halox/runtime": [
         (0, "foreign_arrays free_list call_guard"),

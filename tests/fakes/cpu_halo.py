@@ -115,6 +115,7 @@ def library(rank: int, axes: int, *, debug: bool = False) -> ctypes.CDLL:
     )
     flags = [
         *FLAGS,
+        "-Og",
         "-Wno-unused-function",
         "-Wno-unused-variable",
         "-Wl,--no-as-needed",

@@ -83,10 +83,10 @@ static u32 atomicExch(u32* at, u32 value) { return __atomic_exchange_n(checked<u
 [[maybe_unused]] static void atomicAdd(u64* at, u64 value) { *at += value; }
 [[maybe_unused]] static void atomicMax(u32* at, u32 value) { *at = value > *at ? value : *at; }
 
-// A waiting block calls this function, which lets other CPU threads run.
+// A waiting block calls this function. It sleeps, since the ranks that it waits for need the CPU.
 static u64 nanoseconds()
 {
-    sched_yield();
+    usleep(100);
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000ull + now.tv_nsec;

@@ -11,11 +11,10 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -24,8 +23,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from halox import datatypes as dt
-from halox.datatypes import Datatype
 from halox.paths.base import Job, Operation
 from halox.paths.messages import Message, Part
 from halox.paths.peer import negotiation
@@ -40,12 +37,12 @@ from halox.paths.peer.table import (
     segment_dtype,
 )
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
-from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
-from halox.runtime.gpu.pools import Pool
 from halox.runtime.place import Place
 from tests.fakes.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
+from tests.fakes.host_cuda import HostCuda, host_cuda
 from tests.fakes.host_launches import host_launches
+from tests.fakes.layouts import Layout
 
 HEADER = "cpu_peer.h"
 GUARD = 0xA5
@@ -86,7 +83,7 @@ def built(defines: tuple[tuple[str, str], ...], extra: str = "") -> Path:
     """Compile the kernel to a shared library, which acts as one multiprocessor."""
     head = f'{preamble(defines)}#define POLLS 2\n#define HELP_NS 0\n#include "{HEADER}"\n'
     text = f"{head}{source('peer')}{MEMORY}{_RUN}{extra}"
-    return compiled_once(text, *FLAGS, "-Wl,--no-as-needed", "-latomic")
+    return compiled_once(text, *FLAGS, "-Og", "-Wl,--no-as-needed", "-latomic")
 
 
 @cache
@@ -144,43 +141,6 @@ class HostArena:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Selected bytes of an array: by a datatype, and as the byte offsets that NumPy lists in packed order."""
-
-    datatype: Datatype
-    bytes: np.ndarray
-    span: int
-    offset: int = 0
-    """Distance of the array's address from a multiple of 256."""
-
-
-def box(
-    shape: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], itemsize: int = 8
-) -> Layout:
-    """Lay out a box in an array, in C order."""
-    dtype = np.dtype(f"V{itemsize}") if itemsize not in (1, 2, 4, 8) else np.dtype(f"u{itemsize}")
-    slices = tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))
-    nbytes = prod(shape) * itemsize
-    named = np.arange(nbytes).reshape(*shape, itemsize)[slices].ravel()
-    return Layout(dt.subarray(shape, subsizes, starts, dtype), named, nbytes)
-
-
-def rows(counts: Sequence[int], strides: Sequence[int], block: int, offset: int = 0) -> Layout:
-    """Lay out nested strided blocks of bytes; the last count is the innermost."""
-    named, datatype = np.arange(block), dt.contiguous(block, "u1")
-    for n, stride in zip(reversed(counts), reversed(strides), strict=True):
-        named = (np.arange(n)[:, None] * stride + named).ravel()
-        datatype = dt.hvector(n, 1, stride, datatype)
-    return Layout(datatype, named, int(named.max()) + 1, offset)
-
-
-def scattered(lengths: Sequence[int], starts: Sequence[int]) -> Layout:
-    """Lay out blocks of bytes of given lengths at given offsets."""
-    named = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
-    return Layout(dt.hindexed(lengths, starts, "u1"), named, int(named.max()) + 1)
-
-
-@dataclass(frozen=True)
 class Flow:
     """A message with several parts: each has a layout at the sender and one at the receiver, of equal size.
 
@@ -202,12 +162,52 @@ class Array:
 
 @dataclass
 class Launch:
-    """Arguments of a `PreparedLaunch`."""
+    """Takes the place of `PreparedLaunch`."""
 
     defines: tuple[tuple[str, str], ...]
     blocks: int
     threads: int
     args: list[Any]
+
+    def run(
+        self,
+        rank: int,
+        order: np.ndarray,
+        *,
+        multiprocessors: int = 1,
+        delays: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Launch on a rank and wait for the end; the multiprocessors take the blocks in turn, in the given order."""
+        parameters = []
+        for argument in self.args:
+            parameters.append(aligned(ctypes.sizeof(argument)))
+            parameters[-1][:] = np.frombuffer(argument, np.uint8)
+
+        def on(number: int) -> None:
+            library = multiprocessor(self.defines, rank, number)
+            mine = np.ascontiguousarray(order[number::multiprocessors], np.uint32)
+            library.delay(ctypes.c_uint64(seed * 8 + number + 1), ctypes.c_uint(delays))
+            library.run(
+                ctypes.c_uint(self.blocks),
+                ctypes.c_uint(self.threads),
+                ctypes.c_int(seed % 2),
+                ctypes.c_void_p(mine.ctypes.data),
+                ctypes.c_uint(mine.size),
+                *(ctypes.c_void_p(p.ctypes.data) for p in parameters),
+            )
+
+        at_once(on, range(multiprocessors))
+
+
+def at_once(work: Callable[[Any], None], items: Sequence[Any]) -> None:
+    """Call a function with each item at the same time, such as the work of each rank; raise its errors."""
+    if len(items) == 1:
+        work(items[0])
+        return
+    with ThreadPoolExecutor(len(items)) as pool:
+        for future in [pool.submit(work, item) for item in items]:
+            future.result()
 
 
 @dataclass
@@ -271,19 +271,11 @@ class Rank:
             made = draft.prepared()
         self.packs, self.unpacks = bool(made.before), bool(made.after)
         self.launch: Launch = made.concurrent if self.concurrent else made.alone
-        self.parameters = []
-        for argument in self.launch.args:
-            memory = aligned(ctypes.sizeof(argument))
-            memory[:] = np.frombuffer(argument, np.uint8)
-            self.parameters.append(memory)
-        self.exchange = self.parameters[1].view(negotiation.EXCHANGE)[
-            0
-        ]  # a view, so that assignments change the parameter
+        self.exchange = np.frombuffer(self.launch.args[1], negotiation.EXCHANGE)[0]
         self.own = self.arena.bytes_of(draft._own[0]).copy()
-        gaps = draft._memory.gaps(self.arena.bytes_of(draft._block))
-        for gap in gaps:
+        self.gaps = draft._memory.gaps(self.arena.bytes_of(draft._block))
+        for gap in self.gaps:
             gap[:] = GUARD
-        self.gaps = gaps
 
     def _plan(self, segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         self.planned = plan(segments, sms=sms)
@@ -357,32 +349,11 @@ class Rank:
         assert state % (1 << EPOCH_SHIFT) == 0
         return state >> EPOCH_SHIFT
 
-    def run(self, order: np.ndarray, *, delays: int = 0, seed: int = 0) -> None:
-        """Launch and wait for the end; the multiprocessors take the blocks in turn, in the given order."""
-
-        def on(number: int) -> None:
-            library = multiprocessor(self.launch.defines, self.number, number)
-            mine = np.ascontiguousarray(order[number :: self.multiprocessors], np.uint32)
-            library.delay(ctypes.c_uint64(seed * 8 + number + 1), ctypes.c_uint(delays))
-            library.run(
-                ctypes.c_uint(self.launch.blocks),
-                ctypes.c_uint(self.launch.threads),
-                ctypes.c_int(seed % 2),
-                ctypes.c_void_p(mine.ctypes.data),
-                ctypes.c_uint(mine.size),
-                *(ctypes.c_void_p(p.ctypes.data) for p in self.parameters),
-            )
-
-        self._at_once(on, self.multiprocessors)
-
-    @staticmethod
-    def _at_once(function: Callable[[int], None], n: int) -> None:
-        if n == 1:
-            function(0)
-            return
-        with ThreadPoolExecutor(n) as pool:
-            for future in [pool.submit(function, number) for number in range(n)]:
-                future.result()
+    def run(self, order: np.ndarray | None = None, *, delays: int = 0, seed: int = 0) -> None:
+        """Launch and wait for the end; the blocks run in the given order, or in ascending order."""
+        blocks = np.arange(self.launch.blocks) if order is None else order
+        mps = self.multiprocessors
+        self.launch.run(self.number, blocks, multiprocessors=mps, delays=delays, seed=seed)
 
     def check(self) -> None:
         """Check that the kernel wrote only to arrays, staging memory and the words of the protocol."""
@@ -414,20 +385,8 @@ class _Memory(negotiation._Memory):
 
 
 @contextmanager
-def without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
-    runtime = SimpleNamespace(
-        memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
-        memcpy=lambda target, source, nbytes, _: ctypes.memmove(target, source, nbytes),
-        memcpyHostToDevice=1,
-        deviceSynchronize=lambda: None,
-    )
-    fake = SimpleNamespace(
-        cuda=SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime),
-    )
-
-    def word(device: int) -> Any:
-        array = aligned(8)
-        return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
+def without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[HostCuda]:
+    """Let negotiations use host memory, and make launches by ``adapt``."""
 
     def prepared(
         defines: Any, blocks: int, threads: int, arguments: Any, *, device: int, dependent: bool
@@ -435,16 +394,17 @@ def without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         return adapt(defines, blocks, threads, arguments)
 
     with (
+        host_cuda() as gpu,
         host_launches(),
-        patch("halox.runtime.gpu.streams.is_capturing", lambda stream=None: False),
-        patch.object(negotiation, "cupy", lambda: fake),
-        patch.object(pools, "HOST_WORDS", Pool(word)),
-        patch.object(negotiation, "kernel", lambda name, function, device, defines: defines),
-        patch.object(negotiation, "multiprocessors", lambda device: sms),
-        patch.object(negotiation, "PreparedLaunch", prepared),
-        patch.object(negotiation, "_Memory", _Memory),
+        patch.multiple(
+            negotiation,
+            kernel=lambda name, function, device, defines: defines,
+            multiprocessors=lambda device: sms,
+            PreparedLaunch=prepared,
+            _Memory=_Memory,
+        ),
     ):
-        yield
+        yield gpu
 
 
 def as_planned(defines: Any, blocks: int, threads: int, arguments: Any) -> Launch:
@@ -531,7 +491,6 @@ def exchange(
     if first != 1:
         for rank in ranks:
             rank.begin_at(first)
-
     by_number = {rank.number: rank for rank in ranks}
 
     def work(rank: Rank) -> None:
@@ -553,9 +512,7 @@ def exchange(
             check_received(rank, by_number, epoch)
         assert rank.epochs == first + epochs - 1
 
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        for future in [pool.submit(work, rank) for rank in ranks]:
-            future.result()
+    at_once(work, ranks)
     for rank in ranks:
         rank.check()
 

@@ -59,6 +59,8 @@ class HostLaunch:
         if self._mark is not None:
             leave(self._mark)
         for read, written, dtype in self.steps:
+            if not read.size:
+                continue
             values = _load(_shifted(read, source))
             to = _shifted(written, target)
             if dtype is not None:
@@ -70,21 +72,21 @@ def _shifted(addresses: np.ndarray, shift: int) -> np.ndarray:
     return (addresses.astype("u8") + np.uint64(shift)).astype("i8")
 
 
+def _memory(addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the memory around some addresses, which are in one array, and the addresses' offsets in it."""
+    first = int(addresses.min())
+    nbytes = int(addresses.max()) - first + 1
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(first), "u1"), addresses - first
+
+
 def _load(addresses: np.ndarray) -> np.ndarray:
-    return np.frombuffer(b"".join(ctypes.string_at(int(at), n) for at, n in _runs(addresses)), "u1")
+    memory, at = _memory(addresses)
+    return memory[at]
 
 
 def _store(addresses: np.ndarray, values: np.ndarray) -> None:
-    start = 0
-    for at, n in _runs(addresses):
-        ctypes.memmove(int(at), values[start : start + n].tobytes(), n)
-        start += n
-
-
-def _runs(addresses: np.ndarray) -> Iterator[tuple[int, int]]:
-    for run in np.split(addresses, np.flatnonzero(np.diff(addresses) != 1) + 1):
-        if run.size:
-            yield int(run[0]), int(run.size)
+    memory, at = _memory(addresses)
+    memory[at] = values
 
 
 def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from math import gcd
 from unittest.mock import patch
 
@@ -19,19 +17,8 @@ from halox.paths.messages import Message, Part
 from halox.paths.peer import endpoints as peer_endpoints
 from halox.paths.peer import table as peer_plan
 from halox.paths.peer.table import Kind
-from tests.fakes.cpu_peer import (
-    ORDERS,
-    Array,
-    Flow,
-    Layout,
-    as_planned,
-    box,
-    check_received,
-    connect,
-    exchange,
-    rows,
-    scattered,
-)
+from tests.fakes.cpu_peer import ORDERS, Array, Flow, as_planned, at_once, connect, exchange
+from tests.fakes.layouts import Layout, box, rows, scattered
 from tests.support import becomes, full, require, trials
 
 require("cxx")
@@ -75,56 +62,42 @@ TAKEN = {
     "wide": Kind.TAKE_WIDE,
     "direct": Kind.TAKE_DIRECT,
 }
-WORDS = [
-    *(("staging", n) for n in (1, 2, 4, 8, 16)),
-    *(("direct", n) for n in (1, 2, 4, 8, 16)),
-    *(("ll", n) for n in (4, 8, 16)),
-    *(("wide", n) for n in (4, 8, 16)),
-]
-
-
-def only_regular(paired):
-    """Return a replacement for `paired` that supports strided blocks only, so that other types need buffers."""
-    return lambda pointer, datatype, count, *rest: (
-        None if datatype.items(count).strided is None else paired(pointer, datatype, count, *rest)
-    )
 
 
 @pytest.fixture
-def wide_if_asked(request):
-    """Use LL128-like packets for all messages if the test's parameter ``way`` is "wide"."""
-    given_by_test = getattr(request.node, "callspec", None)
-    if given_by_test and given_by_test.params.get("way") == "wide":
-        with limited(1):
-            yield
-    else:
-        yield
+def way(request):
+    """Return the protocol of the test's messages; "wide" is "ll" with LL128-like packets for all messages."""
+    with limited(1 if request.param == "wide" else None):
+        yield "ll" if request.param == "wide" else request.param
 
 
-@pytest.mark.usefixtures("wide_if_asked")
+ALL_WAYS = pytest.mark.parametrize("way", SENT, indirect=True)
+
+
 @pytest.mark.part(2)
 class TestWays:
-    @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize(("way", "itemsize"), WORDS)
-    @pytest.mark.part(2)
-    def test_words_of_any_width(self, way, itemsize, order):
-        flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
-        ranks = connect(flows, sms=2)
-        assert all(rank.kinds == {SENT[way], TAKEN[way]} for rank in ranks)
+    @pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
+    @pytest.mark.parametrize("kind", SENT)
+    def test_words_of_any_width(self, kind, itemsize):
+        packets = kind in ("ll", "wide")
+        if packets and itemsize < 4:
+            return  # packets need words of 4 bytes or more
+        with limited(1 if kind == "wide" else None):
+            ranks = connect(there_and_back("ll" if packets else kind, *faces(itemsize)), sms=2)
+        assert all(rank.kinds == {SENT[kind], TAKEN[kind]} for rank in ranks)
         words = ranks[0].planned.segments["region"]["word_bytes"]
-        assert words[0] == min(itemsize, 8 if way in ("ll", "wide") else 16)
-        exchange(ranks, order=order)
+        assert words[0] == min(itemsize, 8 if packets else 16)
+        exchange(ranks)
 
-    @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("runs", [RUNS, LONG_RUNS])
     @pytest.mark.parametrize("way", ["staging", "direct"])
-    def test_runs_of_no_alignment(self, way, runs, order):
+    def test_runs_of_no_alignment(self, way, runs):
         ranks = connect(there_and_back(way, *runs))
         assert 0 in ranks[0].planned.segments["region"]["word_bytes"]
-        exchange(ranks, order=order)
+        exchange(ranks)
 
-    @pytest.mark.parametrize("lengths", [(12,), (12, 20), (16, 4, 32), (6, 2), (3, 16, 5)])
-    @pytest.mark.parametrize("way", ["ll", "wide", "staging"])
+    @pytest.mark.parametrize("lengths", [(12, 20), (16, 4, 32), (6, 2), (3, 16, 5)])
+    @pytest.mark.parametrize("way", ["ll", "wide", "staging"], indirect=True)
     def test_parts_of_odd_lengths_that_are_collected(self, way, lengths):
         """The gaps between the parts of a message are not sent, and the receiver does not wait for them."""
         word = gcd(*lengths)
@@ -132,67 +105,51 @@ class TestWays:
             return  # packets need words of 4 bytes or more
         dtype = {4: 4, 2: 2, 1: 1}[min(word, 4)]
         parts = [(box((n + 5 * dtype,), (n // dtype,), (2,), dtype),) * 2 for n in lengths]
-        flows = [Flow(a, 1 - a, "ll" if way == "wide" else way, parts) for a in (0, 1)]
-        exchange(connect(flows, operation="add", limit_s=100))
+        flows = [Flow(a, 1 - a, way, parts) for a in (0, 1)]
+        exchange(connect(flows, operation="add"))
 
-    @pytest.mark.parametrize("way", ["ll", "staging"])
-    def test_types_that_only_the_receiver_collects(self, way):
-        """The receiver's type is irregular, the sender's is regular."""
-        starts = np.cumsum([0, 20, 36, 28, 44]).tolist()
-        irregular = scattered([4] * 5, starts)
-        flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
-        with patch.object(peer_endpoints, "paired", only_regular(peer_endpoints.paired)):
-            ranks = connect(flows, limit_s=100)
-        assert all(rank.unpacks for rank in ranks) and not any(rank.packs for rank in ranks)
-        exchange(ranks)
-
-    @pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
-    @pytest.mark.parametrize("way", SENT)
+    @pytest.mark.parametrize("levels", [1, 3, 4, 5])
+    @ALL_WAYS
     def test_levels(self, way, levels):
         shape = (4, 3, 4, 3, 5)[:levels]
         sent = box(shape, [n - 1 for n in shape], [1] * levels)
         received = box(shape, [n - 1 for n in shape], [0] * levels)
-        ranks = connect(there_and_back("ll" if way == "wide" else way, sent, received))
+        ranks = connect(there_and_back(way, sent, received))
         assert ranks[0].planned.levels == (3 if levels < 4 else 5)
-        exchange(ranks)
+        exchange(ranks, 3)
 
     @pytest.mark.parametrize("where", ["launch", "memory"])
-    @pytest.mark.parametrize("way", SENT)
+    @ALL_WAYS
     def test_messages_of_several_segments(self, way, where):
         """Parts of several fields, with different levels and word widths, and copies within a rank."""
         parts = [faces(8), faces(4), (box((9, 9), (7, 1), (1, 7)), box((9, 9), (7, 1), (1, 0)))]
-        if way in ("staging", "direct"):
+        if way != "ll":
             parts += [faces(1), RUNS]
-        sent = "ll" if way == "wide" else way
-        flows = [Flow(a, 1 - a, sent, parts) for a in (0, 1)]
+        flows = [Flow(a, 1 - a, way, parts) for a in (0, 1)]
         flows += [Flow(a, a, "copy", [faces(16), RUNS]) for a in (0, 1)]
         with limited(**{"INLINE_CHUNKS": 0} if where == "memory" else {"TABLE_BYTES": 3800}):
             ranks = connect(flows, sms=2)
             assert bool(ranks[0].planned.inline) == (where == "launch")
-            assert ranks[0].kinds == {Kind.COPY, SENT[way], TAKEN[way]}
-            exchange(ranks)
+            exchange(ranks, 3)
 
     @pytest.mark.parametrize("itemsize", [*full(4), 8, 16])
-    @pytest.mark.parametrize("way", SENT)
+    @ALL_WAYS
     def test_the_kernel_that_a_gpu_would_run(self, way, itemsize):
         """Kernels with compile-time word width, and with several words in flight."""
-        flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
+        flows = there_and_back(way, *faces(itemsize))
         with limited(SMALL_WORDS=0 if itemsize == 8 else 1 << 16):
             ranks = connect(flows, adapt=as_planned)
-        packets = 8 if way in ("ll", "wide") else 16
+        packets = 8 if way == "ll" else 16
         assert dict(ranks[0].launch.defines)["WORD_BYTES"] == str(min(itemsize, packets))
-        assert (ranks[0].launch.threads == 64) == (itemsize == 8 and way == "wide")
         exchange(ranks, 3)
 
     @pytest.mark.parametrize("first", [2**16 - 3, 2**31 - 3, 2**32 - 3], ids="from {}".format)
-    @pytest.mark.parametrize("way", SENT)
+    @ALL_WAYS
     def test_epochs_that_wrap_around(self, way, first):
         """Epochs in LL128-like packets wrap around after 16 bits, other epochs after 32 bits."""
-        flows = there_and_back("ll" if way == "wide" else way, *faces(8))
-        flows.append(Flow(0, 2, flows[0].way, [faces(4)]))
-        exchange(connect(flows), 7, first=first)
+        flows = [*there_and_back(way, *faces(8)), Flow(0, 2, way, [faces(4)])]
+        exchange(connect(flows), 6, first=first)
 
-    @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("where", ["launch", "memory"])
     @pytest.mark.parametrize(
         ("way", "ends"),
@@ -201,23 +158,21 @@ class TestWays:
             ("direct", [box((90, 9, 9), (88, 8, 8), (1, 1, start)) for start in (0, 1)]),
         ],
     )
-    @pytest.mark.part(2)
-    def test_more_chunks_than_threads(self, way, ends, where, order):
+    def test_more_chunks_than_threads(self, way, ends, where):
         """A block that helps to send then searches for chunks several times."""
         in_memory = {"INLINE_CHUNKS": 0} if where == "memory" else {}
         with limited(CHUNK_BYTES=(32, 64), DIRECT_CHUNK_BYTES=(64, 64), **in_memory):
             ranks = connect(there_and_back(way, *ends))
             assert bool(ranks[0].planned.inline) == (where == "launch")
         assert ranks[0].planned.send_chunks > ranks[0].launch.threads
-        exchange(ranks, 2, order=order)
+        exchange(ranks, 2, order=("backward", "random"))
 
-    @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 20000])
-    @pytest.mark.parametrize("way", SENT)
+    @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 20000])
+    @ALL_WAYS
     def test_not_a_byte_more_than_the_message(self, way, nbytes):
         """Full tiles and chunks, and one word more or less."""
         line = rows((), (), nbytes)
-        ranks = connect(there_and_back("ll" if way == "wide" else way, line, line))
-        exchange(ranks, 3)
+        exchange(connect(there_and_back(way, line, line)), 3)
 
 
 # Regular blocks of different shapes at both ends. Both pack in the same order, so that both have the same chunks.
@@ -238,64 +193,49 @@ UNLIKE = (
 )
 
 
-@pytest.mark.part(2)
 class TestEnds:
     """Sender and receiver have different datatypes of equal size."""
 
-    @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("ends", ALIKE)
-    def test_each_chunk_waits_for_its_own_flag(self, ends, order):
+    @pytest.mark.parametrize(
+        ("ends", "is_alike"), [(e, True) for e in ALIKE] + [(e, False) for e in UNLIKE]
+    )
+    def test_staging(self, ends, is_alike):
+        """A chunk waits for its own flag if both ends have the same chunks, else for all flags of the sender."""
         ranks = connect(there_and_back("staging", *ends))
-        assert not ranks[0].planned.segments["flag_count"].any()
-        exchange(ranks, order=order)
+        taken = ranks[0].planned.segments["kind"] == Kind.TAKE_STAGED
+        wanted = 0 if is_alike else ranks[0].planned.send_chunks
+        assert set(ranks[0].planned.segments["flag_count"][taken].tolist()) == {wanted}
+        exchange(ranks)
 
-    @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("ends", UNLIKE)
-    def test_all_flags_of_the_sender_are_waited_for(self, ends, order):
-        ranks = connect(there_and_back("staging", *ends))
-        segments, chunks = ranks[0].planned.segments, ranks[0].planned.send_chunks
-        taken = segments["kind"] == Kind.TAKE_STAGED
-        assert segments["flag_count"][taken].tolist() == [chunks] * taken.sum()
-        exchange(ranks, order=order)
-
-    @pytest.mark.parametrize("order", ORDERS)
-    def test_chunks_of_other_sizes(self, order):
+    def test_chunks_of_other_sizes(self):
         """Chunks per flag are larger for words of 16 bytes than for words of 8 bytes."""
         ends = rows((64,), (272,), 256), rows((64,), (264,), 256)
         with limited(CHUNK_BYTES=(64, 128), LONG_CHUNK_BYTES=1024):
             ranks = connect(there_and_back("staging", *ends), sms=2)
-        assert ranks[0].planned.segments["flag_count"].tolist() == [0, 64]
         assert ranks[0].planned.chunks == 64 + 128
-        exchange(ranks, order=order)
+        exchange(ranks)
 
-    @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("wide_bytes", [1, 1 << 20])
-    @pytest.mark.parametrize("ends", [ALIKE[1], *UNLIKE[:3]])
-    def test_packets_stay_narrow(self, ends, order, wide_bytes):
-        with limited(wide_bytes):
-            ranks = connect(there_and_back("ll", *ends))
-        assert ranks[0].kinds == {Kind.SEND_LL, Kind.TAKE_LL}
-        exchange(ranks, order=order)
-
-    @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("ends", [ALIKE[0], ALIKE[2]])
-    def test_wide_packets_of_equal_words(self, ends, order):
+    @pytest.mark.parametrize(
+        ("ends", "is_wide"),
+        [(ALIKE[0], True), (ALIKE[2], True), (ALIKE[1], False), *[(e, False) for e in UNLIKE[:3]]],
+    )
+    def test_packets(self, ends, is_wide):
+        """Packets stay narrow unless the words of both ends are equal."""
         with limited(1):
             ranks = connect(there_and_back("ll", *ends))
-        assert ranks[0].kinds == {Kind.SEND_WIDE, Kind.TAKE_WIDE}
-        exchange(ranks, order=order)
+        kinds = {True: {Kind.SEND_WIDE, Kind.TAKE_WIDE}, False: {Kind.SEND_LL, Kind.TAKE_LL}}
+        assert ranks[0].kinds == kinds[is_wide]
+        exchange(ranks)
 
-    @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("ends", [*ALIKE, UNLIKE[3]])
-    def test_straight_into_another_layout(self, ends, order):
-        exchange(connect(there_and_back("direct", *ends)), order=order)
+    def test_straight_into_another_layout(self, ends):
+        exchange(connect(there_and_back("direct", *ends)))
 
-    @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("itemsize", [1, *full(4), 8, 16])
     @pytest.mark.parametrize("turned", ["sent", "received", "both"])
     @pytest.mark.parametrize("way", ["staging", "direct"])
     @pytest.mark.part(3)
-    def test_axes_in_another_order(self, way, turned, itemsize, order):
+    def test_axes_in_another_order(self, way, turned, itemsize):
         """Copies that permute axes use tiles: between an array and the packed message, or between two arrays."""
         n, m = 68, 41
         columns = rows((n, m), (itemsize, itemsize * n), itemsize)
@@ -308,7 +248,7 @@ class TestEnds:
         with patch.object(tiles, "LEAST_BYTES", 1):
             ranks = connect(there_and_back(way, *ends[turned]), sms=2)
         assert bool(ranks[0].planned.tiled) == (turned != "both" or way == "staging")
-        exchange(ranks, order=order)
+        exchange(ranks, 3)
 
     @pytest.mark.parametrize("way", ["staging", "ll"])
     def test_types_that_the_kernel_does_not_walk(self, way):
@@ -318,32 +258,26 @@ class TestEnds:
         blocks, line = scattered([8] * 100, starts.tolist()), rows((), (), 800)
         for ends in ((blocks, line), (line, blocks), (blocks, blocks)):
             ranks = connect(there_and_back(way, *ends))
-            exchange(ranks)
+            exchange(ranks, 3)
             assert ranks[0].packs or ranks[0].unpacks
 
 
-@pytest.mark.usefixtures("wide_if_asked")
 @pytest.mark.part(2)
 class TestRanks:
     @pytest.mark.parametrize("late", [None, 0, 1])
     @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("way", SENT)
-    @pytest.mark.part(2)
+    @ALL_WAYS
+    @pytest.mark.part(4)
     def test_one_way(self, way, order, late):
         """No message in the other direction tells the sender the receiver's epoch, so that it waits for a flag."""
-        flows = [Flow(0, 1, "ll" if way == "wide" else way, [faces(8), faces(4)])]
-        ranks = connect(flows)
-        sent = ranks[0].planned.segments
-        assert (sent["begun"] != 0).all()
-        assert set(sent["lag"].tolist()) == {0 if way == "direct" else 1}
-        late_s = None if late is None else {late: 0.01}
-        exchange(ranks, 8, order=order, late_s=late_s)
+        ranks = connect([Flow(0, 1, way, [faces(8), faces(4)])])
+        exchange(ranks, 6, order=order, late_s=None if late is None else {late: 0.01})
 
     @pytest.mark.parametrize("orders", [("forward", "backward", "random"), ("backward",) * 3])
-    @pytest.mark.parametrize("way", SENT)
+    @ALL_WAYS
     def test_a_ring_of_one_way_messages(self, way, orders):
-        flows = [Flow(a, (a + 1) % 3, "ll" if way == "wide" else way, [faces(8)]) for a in range(3)]
-        exchange(connect(flows, sms=2), 8, order=orders, late_s={1: 0.003})
+        flows = [Flow(a, (a + 1) % 3, way, [faces(8)]) for a in range(3)]
+        exchange(connect(flows, sms=2), 6, order=orders, late_s={1: 0.003})
 
     @pytest.mark.parametrize("multiprocessors", [1, 2])
     @pytest.mark.parametrize("orders", [("backward", "random", "forward"), ("backward",) * 3])
@@ -358,9 +292,9 @@ class TestRanks:
         with limited(20000):
             ranks = connect(flows, sms=2, multiprocessors=multiprocessors)
         assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
-        exchange(ranks, 6, order=orders, delays=2)
+        exchange(ranks, 4, order=orders, delays=2)
 
-    @pytest.mark.parametrize("ways", [("ll", "direct"), ("staging", "ll"), ("direct", "staging")])
+    @pytest.mark.parametrize("ways", [("ll", "direct"), ("direct", "staging")])
     def test_a_kernel_of_some_kinds(self, ways):
         """Each rank's kernel is compiled for its own kinds of segments; the kinds of the two ranks differ."""
         flows = [Flow(0, 0, "copy", [faces(8)])]
@@ -368,135 +302,101 @@ class TestRanks:
         ranks = connect(flows, adapt=as_planned)
         kinds = [int(dict(rank.launch.defines)["KINDS"]) for rank in ranks]
         assert kinds == [sum(1 << kind for kind in rank.kinds) for rank in ranks]
-        assert kinds[0] != kinds[1]
-        exchange(ranks, 4)
+        exchange(ranks, 3)
 
-    @pytest.mark.parametrize("itemsize", [8, 16])
-    @pytest.mark.parametrize("way", ["ll", "wide"])
+    @pytest.mark.parametrize(("way", "itemsize"), [("ll", 16), ("wide", 8)], indirect=["way"])
     def test_packets_that_come_slowly(self, way, itemsize):
         """One half of a word arrives before the other half."""
-        ranks = connect([Flow(0, 1, "ll" if way == "wide" else way, [faces(itemsize)])])
-        exchange(ranks, 4, delays=40)
+        exchange(connect([Flow(0, 1, way, [faces(itemsize)])]), 4, delays=40)
 
-    @pytest.mark.parametrize("concurrent", [(0, 1), (0,)])
-    def test_beside_other_work(self, concurrent):
-        """The launch for overlap has fewer blocks, on both ranks or on one rank only."""
+    def test_beside_other_work(self):
+        """The launch for overlap has fewer blocks; here on one rank only."""
+        cells = (40, 30, 29)
+        ends = box((40, 30, 30), cells, (0, 0, 0)), box((40, 30, 30), cells, (0, 0, 1))
         with limited(1, SMALL_WORDS=0):
-            ranks = connect(
-                there_and_back(
-                    "ll",
-                    box((40, 30, 30), (40, 30, 29), (0, 0, 0)),
-                    box((40, 30, 30), (40, 30, 29), (0, 0, 1)),
-                ),
-                concurrent=concurrent,
-            )
-        planned = ranks[0].planned
-        assert planned.concurrent == (2, 4) and (planned.send_blocks, planned.blocks) == (4, 8)
-        assert [rank.launch.blocks for rank in ranks] == [
-            4 if n in concurrent else 8 for n in (0, 1)
-        ]
-        exchange(ranks, 4)
+            ranks = connect(there_and_back("ll", *ends), concurrent=(0,))
+        assert [rank.launch.blocks for rank in ranks] == [4, 8]
+        exchange(ranks, 3)
 
     def test_arrays_are_not_written_twice(self):
         """Receiving blocks that run first help to send; the sending blocks must not send the same chunks again."""
         ranks = connect(there_and_back("direct", *faces(16)), sms=2)
-        exchange(ranks, 15, order=("forward", "backward"), late_s={0: 0.004})
+        exchange(ranks, 12, order=("forward", "backward"), late_s={0: 0.004})
 
     @pytest.mark.parametrize("multiprocessors", [2, 3])
-    @pytest.mark.parametrize("way", SENT)
+    @ALL_WAYS
     def test_blocks_at_once(self, way, multiprocessors):
         """Receiving blocks help to send while sending blocks run."""
-        flows = there_and_back("ll" if way == "wide" else way, *faces(8))
-        ranks = connect(flows, sms=3, multiprocessors=multiprocessors)
-        exchange(ranks, 10, order=("random", "backward"), delays=5)
+        ranks = connect(there_and_back(way, *faces(8)), sms=3, multiprocessors=multiprocessors)
+        exchange(ranks, 6, order=("random", "backward"), delays=5)
 
 
 class TestWaiting:
-    def test_a_rank_that_is_late_is_waited_for(self):
-        ranks = connect(there_and_back("staging", *faces(8)), limit_s=100)
-        exchange(ranks, 2, late_s={1: 0.3})
+    @pytest.mark.parametrize("limit_s", [0, 100])
+    def test_a_rank_that_is_late_is_waited_for(self, limit_s):
+        """No wait is limited if the limit is 0."""
+        ranks = connect(there_and_back("staging", *faces(8)), limit_s=limit_s)
+        exchange(ranks, 2, late_s={1: 0.1})
 
-    def test_no_limit(self):
-        ranks = connect(there_and_back("ll", *faces(8)), limit_s=0)
-        exchange(ranks, 2, late_s={0: 0.2})
-
-    @pytest.mark.parametrize("order", ["forward", *full("backward")])
-    @pytest.mark.parametrize("way", ["staging", "ll", "wide", "direct"])
-    def test_a_rank_that_never_comes_is_named(self, way, order):
+    @ALL_WAYS
+    def test_a_rank_that_never_comes_is_named(self, way):
         """The error names the missing rank; later launches end at once and keep the first failure."""
         flows = []
         for other in (1, 2, 3):
-            chosen = ("ll" if way == "wide" else way) if other == 2 else "staging"
+            chosen = way if other == 2 else "staging"
             flows += [Flow(0, other, "staging", [faces(4)]), Flow(other, 0, chosen, [faces(8)])]
-        with limited(1 if way == "wide" else None):
-            ranks = connect(flows)
-        exchange(ranks, 3)
-        blocks = np.arange(ranks[0].launch.blocks)[:: -1 if order == "backward" else 1]
-        with ThreadPoolExecutor() as pool:
-            others = [pool.submit(ranks[i].run, np.arange(ranks[i].launch.blocks)) for i in (1, 3)]
-            assert becomes(lambda: all((ranks[i].begun_chunks == 4).all() for i in (1, 3)))
+        ranks = connect(flows)
+        exchange(ranks, 1)
+
+        def run(rank):
+            if rank.number:
+                rank.run()
+                return
+            assert becomes(lambda: all((ranks[i].begun_chunks == 2).all() for i in (1, 3)))
             time.sleep(0.2)  # ranks 1 and 3 finish sending
-            ranks[0].limit(1.0)
+            rank.limit(1.0)
             start = time.monotonic()
-            ranks[0].run(blocks)
+            rank.run()
             assert time.monotonic() - start >= 1.0
-            for other in others:
-                other.result()
+
+        at_once(run, [ranks[0], ranks[1], ranks[3]])
         number, epoch = ranks[0].failure
-        assert epoch == 4
-        assert "rank 0 has waited for rank 2 in exchange 4 of" in str(ranks[0].draft.error())
-        ranks[0].draft.job = replace(ranks[0].job, operation="add")
-        assert "rank 0 has waited for rank 2 in accumulation 4 of" in str(ranks[0].draft.error())
-        ranks[0].draft.job = ranks[0].job
-        assert number - 1 == len(ranks[0].job.sends) + 1  # messages to and from 1, 2, 3
+        assert number - 1 == len(ranks[0].job.sends) + 1 and epoch == 2
+        assert "rank 0 has waited for rank 2 in exchange 2 of" in str(ranks[0].draft.error())
         assert ranks[1].failure == ranks[3].failure == (0, 0)
         ranks[0].limit(1000)
-        for _ in range(2):
-            start = time.monotonic()
-            ranks[0].run(blocks)
-            assert time.monotonic() - start < 500
-        assert ranks[0].failure == (number, epoch)
-        assert ranks[0].epochs == 6
+        ranks[0].run()
+        assert ranks[0].failure == (number, epoch) and ranks[0].epochs == 3
         for rank in ranks:
             rank.check()
 
-    def test_a_rank_that_is_waited_for_to_begin_is_named(self):
+    @pytest.mark.parametrize(("way", "last"), [("staging", 2), ("ll", 2), ("direct", 1)])
+    def test_a_rank_that_is_waited_for_to_begin_is_named(self, way, last):
         """A sender in one direction waits for the receiver to begin an epoch, and names it at the time limit.
 
         With "direct", the receiver must have begun the same epoch, since the sender writes to its array. With "staging"
         and "ll", the previous epoch is enough.
         """
-        for way, last in (("staging", 2), ("ll", 2), ("direct", 1)):
-            ranks = connect([Flow(0, 1, "staging", [faces(4)]), Flow(0, 2, way, [faces(8)])])
-            exchange(ranks, 1)
-            arrays = [array.data.copy() for array in ranks[2].arrays]
-            ranks[0].limit(1.0)
-            with ThreadPoolExecutor() as pool:
-                other = [
-                    pool.submit(ranks[1].run, np.arange(ranks[1].launch.blocks))
-                    for _ in range(last - 1)
-                ]
-                for _ in range(last):
-                    assert ranks[0].failure == (0, 0)
-                    ranks[0].run(np.arange(ranks[0].launch.blocks))
-                assert ranks[0].failure == (2, last + 1)
-                for ended in other:
-                    ended.result()
-            for array, before in zip(ranks[2].arrays, arrays, strict=True):
-                assert array.data.tobytes() == before.tobytes()
+        ranks = connect([Flow(0, 1, way, [faces(8)])])
+        exchange(ranks, 1)
+        before = ranks[1].arrays[0].data.copy()
+        ranks[0].limit(0.2)
+        for _ in range(last):
+            assert ranks[0].failure == (0, 0)
+            ranks[0].run()
+        assert ranks[0].failure == (1, last + 1)
+        assert ranks[1].arrays[0].data.tobytes() == before.tobytes()
 
-    def test_what_was_sent_before_is_not_taken_twice(self):
+    @pytest.mark.parametrize("way", ["staging", "ll", "wide"], indirect=True)
+    def test_what_was_sent_before_is_not_taken_twice(self, way):
         """A receiver whose sender is missing must not accept flags and packets of earlier epochs."""
-        for way in ("staging", "ll"):
-            for wide_bytes in (1, 1 << 30):
-                with limited(wide_bytes):
-                    ranks = connect([Flow(0, 1, way, [faces(8)])])
-                exchange(ranks, 3)
-                ranks[1].limit(0.2)
-                before = ranks[1].arrays[0].data.copy()
-                ranks[1].run(np.arange(ranks[1].launch.blocks))
-                assert ranks[1].failure == (1, 4)
-                assert ranks[1].arrays[0].data.tobytes() == before.tobytes()
+        ranks = connect([Flow(0, 1, way, [faces(8)])])
+        exchange(ranks, 3)
+        ranks[1].limit(0.1)
+        before = ranks[1].arrays[0].data.copy()
+        ranks[1].run()
+        assert ranks[1].failure == (1, 4)
+        assert ranks[1].arrays[0].data.tobytes() == before.tobytes()
 
 
 def widths(way: str, ends: tuple[Layout, Layout]) -> int:
@@ -550,7 +450,7 @@ def messages(draw) -> list[Flow]:
     return flows
 
 
-@settings(max_examples=trials(120))
+@settings(max_examples=trials(96))
 @given(st.data())
 def test_any_messages_in_any_order(data):
     flows = data.draw(messages())
@@ -572,13 +472,3 @@ def test_any_messages_in_any_order(data):
             delays=data.draw(st.sampled_from([0, 3])),
             seed=data.draw(st.integers(0, 99)),
         )
-
-
-def test_a_wrong_byte_is_noticed():
-    ranks = connect(there_and_back("staging", *faces(8)))
-    exchange(ranks, 1)
-    by_number = {rank.number: rank for rank in ranks}
-    check_received(ranks[0], by_number, 1)
-    ranks[0].arrays[-1].data[5] ^= 1
-    with pytest.raises(AssertionError, match="1 bytes differ, from 5 on"):
-        check_received(ranks[0], by_number, 1)
