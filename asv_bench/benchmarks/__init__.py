@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar, Self
+
+from halox.cli import main
 
 SELECTED = "selected"
 Measured = dict[str, dict[str, dict[str, Any]]]
@@ -56,8 +60,8 @@ class Rows:
         values = {name: ",".join(map(str, found)) for name, found in given.items()}
         found: Measured = {}
         for ranks in given.get("ranks", [self.ranks]):
-            words = f"{self.command.format(**values)} --repeats {self.batches} -n {ranks}".split()
-            for row in rows_of(words, self.timeout):
+            words = f"{self.command.format(**values)} --repeats {self.batches}".split()
+            for row in rows_of(words, ranks, self.timeout):
                 found.setdefault(f"{row['case']} on {ranks}", {})[row["name"]] = row
         return found
 
@@ -67,19 +71,29 @@ class Rows:
         return measured[f"{self.case.format(**given)} on {given.get('ranks', self.ranks)}"][name]
 
 
-def rows_of(words: list[str], limit_s: float) -> list[dict[str, Any]]:
-    """Return the rows of ``halox bench``; `RuntimeError` if a method failed or gave a wrong result."""
+def rows_of(words: list[str], ranks: int, limit_s: float) -> list[dict[str, Any]]:
+    """Return the rows of ``halox bench``; `RuntimeError` if a method failed or gave a wrong result.
+
+    One rank is this process, since asv has a process for each benchmark.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
-        ended = subprocess.run(
-            [sys.executable, "-m", "halox", "bench", *words, "--no-graph", "--json", str(file)],
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        if ended.returncode != 0:
-            raise RuntimeError(f"{' '.join(words)} failed:\n{ended.stdout}{ended.stderr}")
+        command = ["bench", *words, "-n", str(ranks), "--no-graph", "--json", str(file)]
+        if ranks == 1:
+            with redirect_stdout(io.StringIO()) as out:
+                status = main(command)
+            said = out.getvalue()
+        else:
+            ended = subprocess.run(
+                [sys.executable, "-m", "halox", *command],
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
+            status, said = ended.returncode, f"{ended.stdout}{ended.stderr}"
+        if status != 0:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{said}")
         rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
     return rows
 

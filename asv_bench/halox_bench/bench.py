@@ -37,28 +37,14 @@ class WrongResult(HaloxError):
 
 @dataclass
 class Method:
-    """A method that was made.
-
-    Attributes
-    ----------
-    call, close : callable
-        Runs it once; releases its resources. Both collective.
-    captures : bool
-        Whether to try to capture it in a CUDA graph.
-    arrays : Any
-        Arrays that it reads and writes.
-    parts : tuple of callable
-        Its steps, where the check looks at the arrays after each.
-    found : dict
-        Further attributes of its rows.
-    """
+    """A method that was made: runs once by ``call``, and frees its resources by ``close``; both are collective."""
 
     call: Call
     close: Call = lambda: None
-    captures: bool = False
-    arrays: Any = None
-    parts: tuple[Call, ...] = ()
-    found: dict[str, Any] = field(default_factory=dict)
+    captures: bool = False  # whether to try to capture it in a CUDA graph
+    arrays: Any = None  # that it reads and writes
+    parts: tuple[Call, ...] = ()  # its steps, where the check looks at the arrays after each
+    found: dict[str, Any] = field(default_factory=dict)  # further attributes of its rows
 
 
 class Plan(NamedTuple):
@@ -91,15 +77,8 @@ def attempt(comm: Any, work: Callable[[], Found]) -> tuple[Found | None, Excepti
 class Bench:
     """The ranks of a communicator with what their cases share; all methods are collective.
 
-    Parameters
-    ----------
-    device : {"cpu", "gpu"}
-        With ``"gpu"`` each rank takes the GPU that a grid takes there.
-
-    Attributes
-    ----------
-    shared_gpu : bool
-        Whether two of the ranks use one GPU.
+    With ``device="gpu"`` each rank takes the GPU that a grid takes there; ``shared_gpu`` tells whether two ranks use
+    one GPU.
     """
 
     def __init__(self, comm: Any, device: Literal["cpu", "gpu"], timing: Timing) -> None:
@@ -252,14 +231,8 @@ def timed(
 ) -> list[Row]:
     """Make, check and time methods for a case; return the rows of all, of refused methods too.
 
-    Parameters
-    ----------
-    graph : bool
-        Whether to measure graphs of ``graph_calls`` calls as well, on a GPU.
-    further : mapping
-        Calls to measure in the same turns, without a check, as baselines.
-    details : dict
-        Further details of all rows.
+    On a GPU ``graph`` measures graphs of ``graph_calls`` calls as well. ``further`` are calls to measure in the same
+    turns, without a check, as baselines.
     """
     blank = Row(case.name, "", "", details={**case.details, **details})
     found: list[Row] = []

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -66,47 +65,23 @@ def measure(bench: Bench, args: argparse.Namespace, case: CheckpointCase) -> lis
     folder = Path(comm.bcast(own))
     rounds = args.repeats or (2 if args.quick else 5)
     try:
-        times, extra = _times(bench, case, folder, rounds)
+        times = _times(bench, case, folder, rounds)
     finally:
         if comm.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-    rows = [_row(case, name, times, extra[name]) for name in times]
-    if bench.on_gpu:
-        rows += [
-            Row(
-                case.name,
-                BASELINE,
-                f"the longer of {one} and {two}",
-                us=1e6 * max(times[one], times[two]),
-            )
-            for one, two in ((WRITE, TO_HOST), (READ, TO_DEVICE))
-        ]
+    rows = []
+    for name, seconds in times.items():
+        row = Row(case.name, NAMED if name in (SAVE, LOAD) else BASELINE, name, us=1e6 * seconds)
+        speed = case.details["nbytes"] / seconds / 1e9
+        rows.append(row.with_(**case.details, gb_per_s=speed))
+    for one, two in ((WRITE, TO_HOST), (READ, TO_DEVICE)) if bench.on_gpu else ():
+        name, seconds = f"the longer of {one} and {two}", max(times[one], times[two])
+        rows.append(Row(case.name, BASELINE, name, us=1e6 * seconds))
     return rows
 
 
-def _row(
-    case: CheckpointCase, name: str, times: dict[str, float], extra: list[float | None]
-) -> Row:
-    """Return the row of a method; the most extra memory of a rank is None if the system hides it."""
-    known = [mib for mib in extra if mib is not None]
-    kind = NAMED if name in (SAVE, LOAD) else BASELINE
-    nbytes, seconds = case.details["nbytes"], times[name]
-    return Row(case.name, kind, name, us=1e6 * seconds, details=case.details).with_(
-        gb_per_s=nbytes / seconds / 1e9,
-        extra_mib=max(known) if len(known) == len(extra) else None,
-    )
-
-
-Extra = dict[str, list[float | None]]
-
-
-def _times(
-    bench: Bench, case: CheckpointCase, folder: Path, rounds: int
-) -> tuple[dict[str, float], Extra]:
-    """Return the median seconds of each method on the slowest rank, and the extra MiB of all ranks in all rounds.
-
-    Raises `WrongResult` if a load gives other cells.
-    """
+def _times(bench: Bench, case: CheckpointCase, folder: Path, rounds: int) -> dict[str, float]:
+    """Return the median seconds of each method on the slowest rank; `WrongResult` if a load gives other cells."""
     comm, shape = bench.comm, case.shape
     with bench.stage.current(), halox.Grid(shape, comm=comm, device=bench.device) as grid:
         values = np.random.default_rng(comm.rank).random(grid.rank_shape)
@@ -124,22 +99,18 @@ def _times(
             calls[TO_DEVICE] = _copying(bench, raw.nbytes, to_host=False)
         calls[LOAD] = partial(grid.load, plain, u=v)
         times: dict[str, list[float]] = {name: [] for name in calls}
-        extra: Extra = {name: [] for name in calls}
         for _ in range(rounds):
             _clear(comm, folder)
             for name, call in calls.items():
                 _drop(comm, folder)
-                before = _resident_mib(reset=True)
                 begin = time.perf_counter()
                 call()
                 times[name].append(comm.allreduce(time.perf_counter() - begin, load_mpi().MAX))
-                grown = None if before is None else max(0.0, (_resident_mib() or 0) - before)
-                extra[name] += comm.allgather(grown)
                 if name == LOAD:
                     same = (grid.interior(v) == grid.interior(u)).all()
                     bench.expect(not same, f"ranks with other cells after {name}")
                     v[...] = 0
-    return {name: median(found) for name, found in times.items()}, extra
+    return {name: median(found) for name, found in times.items()}
 
 
 def _copying(bench: Bench, nbytes: int, *, to_host: bool) -> Callable[[], None]:
@@ -195,20 +166,6 @@ def _drop(comm: Any, folder: Path) -> None:
     comm.Barrier()
 
 
-def _resident_mib(*, reset: bool = False) -> float | None:
-    """Return the most resident memory since the last reset, or after a reset the present one; None if unknown."""
-    if reset:
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:  # some containers forbid it
-            return None
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return float(line.split()[1]) / 1024
-    return None
-
-
 CHECKPOINT = Kind(
     "checkpoint",
     "saves and loads of a field by all ranks, beside plain writes and reads of the same bytes",
@@ -218,8 +175,5 @@ CHECKPOINT = Kind(
         Option("--cells", "grids of float64; default: 512x512x512", shapes, metavar="N,MxL"),
         Option("--folder", "where to write; default: a temporary folder", Path, None, "DIR"),
     ),
-    (
-        Column("GB/s", "gb_per_s", ".2f"),
-        Column("extra MiB", "extra_mib"),
-    ),
+    (Column("GB/s", "gb_per_s", ".2f"),),
 )

@@ -24,13 +24,7 @@ _MODULI = {1: 113, 2: 2039}
 
 
 def modulus_of(dtype: Any) -> int:
-    """Return a bound of whole numbers that a dtype, or the parts of a complex one, hold exactly.
-
-    Examples
-    --------
-    >>> modulus_of("i1"), modulus_of("f2"), modulus_of("c8")
-    (113, 2039, 1000003)
-    """
+    """Return a bound of whole numbers that a dtype, or the parts of a complex one, hold exactly."""
     dtype = np.dtype(dtype)
     nbytes = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
     return _MODULI.get(nbytes, 1_000_003)
@@ -65,13 +59,7 @@ def prime_factors(n: int) -> list[int]:
 
 
 def mixed(places: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return the value of the eight-byte words with these numbers.
-
-    Examples
-    --------
-    >>> [hex(value) for value in mixed(np.arange(2)).tolist()]
-    ['0x0', '0x9e3779bd8ef1b1de']
-    """
+    """Return the value of the eight-byte words with these numbers."""
     words = places.astype(np.uint64) * np.uint64(MULTIPLIER)
     words ^= words >> np.uint64(SHIFT)
     return words

@@ -30,14 +30,7 @@ class Timing(NamedTuple):
 class Stage:
     """Processor of a benchmark's calls: this process's CPU, or a GPU and a stream on it.
 
-    Attributes
-    ----------
-    device : int or None
-        The GPU, None for NumPy arrays.
-    xp : module
-        ``numpy`` or ``cupy``.
-    stream : cupy.cuda.Stream or None
-        Independent of the default stream; of the highest priority, unless ``urgent`` is false.
+    The stream is independent of the default stream, and of the highest priority unless ``urgent`` is false.
     """
 
     def __init__(self, device: int | None = None, *, urgent: bool = True) -> None:
@@ -84,8 +77,6 @@ class Stage:
 class Clock:
     """Measures calls that all ranks of a communicator make together.
 
-    Notes
-    -----
     A figure is wall time: the ranks begin together, make a batch of calls back to back, and wait for their streams at
     its end; the median over the batches of the slowest rank's time.
     """
@@ -145,8 +136,6 @@ _SLOW_US = 2_000.0
 class EventClock:
     """Measures calls on one GPU between CUDA events.
 
-    Notes
-    -----
     Before the first event of a sample a kernel keeps the stream busy until the host has enqueued all calls: the time is
     the GPU's, not the host's. Samples take at least 200 us, or 100 calls.
     """
@@ -161,10 +150,7 @@ class EventClock:
     ) -> tuple[float, float | None]:
         """Return the microseconds of a call in a stream, and in a replayed graph or None if it cannot be captured.
 
-        Parameters
-        ----------
-        turns : int
-            The second argument of ``call`` is in turn ``0 .. turns - 1``.
+        The second argument of ``call`` is in turn ``0 .. turns - 1``.
         """
         turn = 0
 

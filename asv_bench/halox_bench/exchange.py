@@ -48,17 +48,11 @@ _ALIGNMENT, _TAG = 16, 7
 class ExchangeCase:
     """A halo exchange of equal periodic blocks on all ranks.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Cells that a rank owns, the innermost axis last.
-    faces : str
-        One of `FACES`. With one axis the ranks form a row along it; else they are spread over all axes, the innermost
-        first.
+    If ``faces`` is one axis the ranks form a row along it; else they are spread over all axes, the innermost first.
     """
 
-    shape: tuple[int, ...]
-    faces: str = "x"
+    shape: tuple[int, ...]  # cells that a rank owns, the innermost axis last
+    faces: str = "x"  # one of `FACES`
     halo: int = 1
     dtype: str = "f8"
     fields: int = 1
@@ -111,13 +105,7 @@ class ExchangeCase:
         return self.fields * prod(self.padded_shape) * np.dtype(self.dtype).itemsize
 
     def proc_shape(self, ranks: int) -> tuple[int, ...]:
-        """Return the ranks along each axis.
-
-        Examples
-        --------
-        >>> ExchangeCase((8, 8, 8), "all").proc_shape(4), ExchangeCase((8, 8, 8), "z").proc_shape(4)
-        ((1, 2, 2), (4, 1, 1))
-        """
+        """Return the ranks along each axis."""
         shape = [1] * self.ndim
         for factor in prime_factors(ranks):
             shape[min(self.along[::-1], key=lambda axis: shape[axis])] *= factor

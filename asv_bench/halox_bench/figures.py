@@ -28,13 +28,7 @@ def figure(
     at_most: bool = True,
     **others: Any,
 ) -> Figure:
-    """Return one figure as a dict; a target of None is for information.
-
-    Examples
-    --------
-    >>> figure("x", 0.954, "share", 0.9, 12.3456, "us of a copy", at_most=False)["met"]
-    True
-    """
+    """Return one figure as a dict; a target of None is for information."""
     met = None
     if target is not None:
         met = bool(value <= target if at_most else value >= target)
@@ -127,7 +121,7 @@ def _others(rows: Sequence[Row], ours: Row, mode: str) -> dict[str, Any]:
         for row in rows
         if row.us and row.case == ours.case and row.mode == mode
     }
-    known = ("bytes_each_way", "bytes_sent", "gb_per_s", "extra_mib")
+    known = ("bytes_each_way", "bytes_sent", "gb_per_s")
     details = {name: ours.details[name] for name in known if name in ours.details}
     return {"others": times, "path": ours.path, **details}
 

@@ -15,13 +15,7 @@ Wrong = argparse.ArgumentTypeError
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Split at commas.
-
-    Examples
-    --------
-    >>> words("x,,all")
-    ('x', 'all')
-    """
+    """Split at commas."""
     return tuple(word for word in text.split(",") if word)
 
 
@@ -50,13 +44,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def shapes(text: str) -> tuple[tuple[int, ...], ...]:
-    """Split at commas into shapes.
-
-    Examples
-    --------
-    >>> shapes("64,16x16x8")
-    ((64,), (16, 16, 8))
-    """
+    """Split at commas into shapes."""
     found = tuple(tuple(positive(n) for n in word.split("x")) for word in words(text))
     if any(len(shape) > 4 for shape in found):
         raise Wrong(f"expected shapes of 1 to 4 axes, got {text!r}")
@@ -67,25 +55,13 @@ _UNITS = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, "": 1}
 
 
 def size_label(nbytes: int) -> str:
-    """Return a number of bytes as one word.
-
-    Examples
-    --------
-    >>> size_label(8), size_label(65536), size_label(3 << 20), size_label(1025)
-    ('8B', '64KiB', '3MiB', '1025B')
-    """
+    """Return a number of bytes as one word."""
     unit = next(unit for unit, size in _UNITS.items() if nbytes >= size and nbytes % size == 0)
     return f"{nbytes // _UNITS[unit]}{unit}"
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Split at commas into numbers of bytes.
-
-    Examples
-    --------
-    >>> sizes("8,64KiB")
-    (8, 65536)
-    """
+    """Split at commas into numbers of bytes."""
     found = []
     for word in words(text):
         digits = word.rstrip("BKMi")
@@ -119,25 +95,8 @@ class Option(NamedTuple):
 class Kind:
     """A kind of benchmark.
 
-    Attributes
-    ----------
-    name, about : str
-        Name on the command line, and its description.
-    cases : callable
-        Given the parsed command line, returns the cases; each has a ``name`` and ``details``.
-    measure : callable
-        Given the `Bench`, the command line and a case, returns its rows; collective.
-    options : tuple of Option
-    columns : tuple of Column
-        Columns of the table of this kind's own.
-    named : {"paths", "algorithms", "methods", ""}
-        Methods of halox that the command line can name.
-    ranks : int
-        The number of ranks, 0 for any.
-    device : {"auto", "gpu"}
-        ``"gpu"`` where there is nothing to measure without one.
-    budget_s : float
-        Seconds after which no further group of figures with targets is begun.
+    ``cases`` returns the cases of a command line, each with a ``name`` and ``details``. ``measure``, given the `Bench`,
+    the command line and a case, returns its rows; it is collective.
     """
 
     name: str
@@ -145,11 +104,10 @@ class Kind:
     cases: Callable[[argparse.Namespace], Sequence[Any]]
     measure: Callable[[Any, argparse.Namespace, Any], list[Row]]
     options: tuple[Option, ...] = ()
-    columns: tuple[Column, ...] = ()
-    named: str = ""
-    ranks: int = 0
-    device: str = "auto"
-    budget_s: float = 60.0
+    columns: tuple[Column, ...] = ()  # of its table, beside those of all kinds
+    named: str = ""  # methods of halox that the command line names: paths, algorithms or methods
+    ranks: int = 0  # their number, 0 for any
+    budget_s: float = 60.0  # seconds after which no further group of figures is begun
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of all kinds, and of this one."""

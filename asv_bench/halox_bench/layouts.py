@@ -23,25 +23,13 @@ def _word_type(nbytes: int) -> str:
 
 @dataclass(frozen=True)
 class Box:
-    """Equal runs at nested equal strides in one of a case's arrays.
+    """Equal runs at nested equal strides in one of a case's arrays."""
 
-    Attributes
-    ----------
-    block_bytes : int
-        Contiguous bytes a run.
-    counts, strides : tuple of int
-        Runs and bytes a step at each level, outermost first; at most three levels.
-    offset : int
-        Bytes from the array's start to the first run.
-    array : int
-        Number of the array.
-    """
-
-    block_bytes: int
-    counts: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    offset: int = 0
-    array: int = 0
+    block_bytes: int  # contiguous bytes a run
+    counts: tuple[int, ...] = ()  # runs at each level, outermost first; at most three levels
+    strides: tuple[int, ...] = ()  # bytes a step at each level
+    offset: int = 0  # bytes from the array's start to the first run
+    array: int = 0  # its number
 
     @property
     def nbytes(self) -> int:
@@ -119,21 +107,13 @@ class Triangle:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """Elements of one array by a list of their numbers, the list repeated ``count`` times.
-
-    Attributes
-    ----------
-    count : int
-        Repetitions, ``extent`` bytes apart.
-    array : int
-        Number of the array.
-    """
+    """Elements of one array by a list of their numbers, the list repeated ``count`` times."""
 
     index: Int64Array
     element_bytes: int
     count: int = 1
-    extent: int = 0
-    array: int = 0
+    extent: int = 0  # bytes from repetition to repetition
+    array: int = 0  # its number
 
     @property
     def nbytes(self) -> int:

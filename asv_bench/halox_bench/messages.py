@@ -1,7 +1,7 @@
 """``halox bench ddtbench`` and ``scatter_gather``: typed messages there and back between two ranks.
 
 DDTBench 1.2 has the send sides of :mod:`halox_bench.patterns`, and its receive sides: the same places (WRF, MILC,
-SPECFEM3D oc and cm), the halo beside (NAS LU and MG), the tail of the arrays (LAMMPS), another array (SPECFEM3D_mt).
+SPECFEM3D oc and cm), the halo beside (NAS LU and MG), the tail of the arrays (LAMMPS).
 FFT2 is an all-to-all that transposes, with two ranks::
 
     rank 0 | a b |      rank 0 | a c |
@@ -58,30 +58,16 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class TripCase:
-    """One pattern in one size.
-
-    Attributes
-    ----------
-    arrays, offsets : tuple of int
-        Bytes of the arrays of a rank, and their places in its slab.
-    nbytes : int
-        Bytes that a rank sends in one direction.
-    directions : callable
-        Given a rank, returns its part there and back.
-    word : int
-        Bytes of the words by which results are compared.
-    mapped : bool
-        Whether arrays on GPUs are in memory that the other rank maps.
-    """
+    """One pattern in one size; ``directions`` returns the part of a rank there and back."""
 
     pattern: str
     size: str
-    arrays: tuple[int, ...]
-    offsets: tuple[int, ...]
-    nbytes: int
+    arrays: tuple[int, ...]  # bytes of the arrays of a rank
+    offsets: tuple[int, ...]  # their places in its slab
+    nbytes: int  # that a rank sends in one direction
     directions: Callable[[int], tuple[Direction, Direction]]
-    word: int = WORD
-    mapped: bool = False
+    word: int = WORD  # bytes of the words by which results are compared
+    mapped: bool = False  # whether arrays on GPUs are in memory that the other rank maps
 
     @property
     def name(self) -> str:
@@ -130,15 +116,14 @@ def _side(case: Case, nbytes: int = 0) -> Side:
     return Side(datatype, Boxes(tuple(boxes)))
 
 
-def _received(case: Case) -> tuple[Case, Side]:
-    """Return a pattern with the arrays of its receive side, and that side."""
+def _received(case: Case) -> Side:
+    """Return the receive side of a pattern."""
     if case.pattern.startswith("NAS_LU"):
-        n = int(case.size)
-        return case, _side(case, -40 * n * (n + 2) if case.pattern.endswith("x") else -40 * n)
+        return _side(case, -40 * int(case.size))
     if case.pattern.startswith("NAS_MG"):
         shape = [int(n) for n in case.size.split("x")]
         row, plane = 8 * shape[0], 8 * shape[0] * shape[1]
-        return case, _side(case, {"x": 8, "y": row, "z": -plane}[case.pattern[-1]])
+        return _side(case, {"x": 8, "y": row, "z": -plane}[case.pattern[-1]])
     if case.pattern.startswith("LAMMPS"):
         # Ghost atoms behind a rank's own.
         atoms, n = (int(number) for number in case.size.split("-"))
@@ -146,12 +131,8 @@ def _received(case: Case) -> tuple[Case, Side]:
         starts = [offset + 8 * w * atoms for offset, w in zip(case.offsets, widths, strict=True)]
         datatype = dt.struct([n * w for w in widths], starts, ["f8"] * len(widths))
         boxes = (Box(8 * w * n, offset=8 * w * atoms, array=a) for a, w in enumerate(widths))
-        return case, Side(datatype, Boxes(tuple(boxes)))
-    if case.pattern == "SPECFEM3D_mt":
-        larger = replace(case, arrays=(*case.arrays, case.payload))
-        here = at(dt.contiguous(case.payload // 4, "f4"), larger.offsets[1])
-        return larger, Side(here, Boxes((Box(case.payload, array=1),)))
-    return case, _side(case)
+        return Side(datatype, Boxes(tuple(boxes)))
+    return _side(case)
 
 
 def _fft(case: Case) -> TripCase:
@@ -178,10 +159,8 @@ def of_ddtbench(case: Case) -> TripCase:
     """Return a pattern of DDTBench in one size, with its receive side."""
     if case.pattern == "FFT2":
         return _fft(case)
-    placed, received = _received(case)
-    sent = _side(placed)
-    directions = there_and_back((sent, sent), (received, received))
-    what = case.pattern, case.size, placed.arrays, placed.offsets, case.payload
+    directions = there_and_back([_side(case)] * RANKS, [_received(case)] * RANKS)
+    what = case.pattern, case.size, case.arrays, case.offsets, case.payload
     return TripCase(*what, directions, 4)
 
 

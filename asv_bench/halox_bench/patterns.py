@@ -35,32 +35,16 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Case:
-    """One pattern in one size.
-
-    Attributes
-    ----------
-    arrays : tuple of int
-        Bytes of memory of each array, from its first element.
-    build : callable
-        Given the offset of each array in the slab, returns the datatype.
-    payload : int
-        Bytes that are packed, by the pattern's own formula.
-    count : int
-        Items of the datatype.
-    start : int
-        Bytes from the first array's beginning to the datatype's buffer address.
-    by_hand : ByHand or None
-        The layout for hand-written code.
-    """
+    """One pattern in one size; ``build`` returns the datatype, given the offset of each array in the slab."""
 
     pattern: str
     size: str
-    arrays: tuple[int, ...]
+    arrays: tuple[int, ...]  # bytes of each, from its first element
     build: Callable[[Sequence[int]], dt.Datatype]
-    payload: int
-    count: int = 1
-    start: int = 0
-    by_hand: ByHand | None = None
+    payload: int  # bytes that are packed, by the pattern's own formula
+    count: int = 1  # items of the datatype
+    start: int = 0  # bytes from the first array's beginning to the datatype's buffer address
+    by_hand: ByHand | None = None  # the layout for hand-written code
 
     @property
     def name(self) -> str:
@@ -261,17 +245,13 @@ def milc(lattices: Sequence[tuple[int, int, int, int]] = MILC) -> Iterator[Case]
         yield of_box("MILC_su3_zdown", f"{x}x{y}x{z}x{t}", 24 * x * y * z * t, build, box)
 
 
-def nas_lu(axis: str) -> Iterator[Case]:
-    """Yield a side of a plane of five doubles a point."""
+def nas_lu() -> Iterator[Case]:
+    """Yield the y-side of a plane of five doubles a point."""
     for n in (12, 64, 162, 1020):
         pitch = 40 * (n + 2)
-        if axis == "x":
-            box = Box(40 * n, (), (), 40 + pitch * n)
-            build = partial(dt.contiguous, 5 * n, "f8")
-        else:
-            box = Box(40, (n,), (pitch,), 40 * n + pitch)
-            build = partial(dt.vector, n, 1, n + 2, dt.contiguous(5, "f8"))
-        yield of_box(f"NAS_LU_{axis}", n, pitch * (n + 2), build, box, start=box.offset)
+        box = Box(40, (n,), (pitch,), 40 * n + pitch)
+        build = partial(dt.vector, n, 1, n + 2, dt.contiguous(5, "f8"))
+        yield of_box("NAS_LU_y", n, pitch * (n + 2), build, box, start=box.offset)
 
 
 def nas_mg(axis: str, sizes: Sequence[tuple[int, int, int]] = NAS_MG) -> Iterator[Case]:
@@ -302,17 +282,14 @@ def _list(seed: int, choices: int, length: int) -> Int64Array:
     return np.random.default_rng(seed).permutation(choices)[:length].astype(np.int64)
 
 
-LAMMPS = {
-    "full": ((3, 1, 1, 1, 1, 1), ((3534, 3062), (1907, 1662))),
-    "atomic": ((3, 1, 1, 1), ((4084, 243), (1217, 114))),
-}
-"""Doubles of each property, and the numbers of atoms and of sent ones."""
+LAMMPS_WIDTHS = (3, 1, 1, 1, 1, 1)
+"""Doubles of each property."""
 
 
-def lammps(kind: str) -> Iterator[Case]:
+def lammps() -> Iterator[Case]:
     """Yield atoms by a list of their numbers, out of one array a property; all doubles."""
-    widths, inputs = LAMMPS[kind]
-    for atoms, n in inputs:
+    widths = LAMMPS_WIDTHS
+    for atoms, n in ((3534, 3062), (1907, 1662)):
         index = _list(atoms, atoms, n)
 
         def build(offsets: Sequence[int], index: Int64Array = index) -> dt.Datatype:
@@ -321,7 +298,7 @@ def lammps(kind: str) -> Iterator[Case]:
 
         arrays = tuple(8 * width * (atoms + n) for width in widths)
         by_hand = Gathers(tuple(Gather(index, 8 * w, array=a) for a, w in enumerate(widths)))
-        what = f"LAMMPS_{kind}", f"{atoms}-{n}", arrays, build, 8 * sum(widths) * n
+        what = "LAMMPS_full", f"{atoms}-{n}", arrays, build, 8 * sum(widths) * n
         yield Case(*what, by_hand=by_hand)
 
 
@@ -347,13 +324,6 @@ def specfem_cm() -> Iterator[Case]:
         by_hand = Gathers(tuple(Gather(index, 12, array=a) for a, index in enumerate(lists)))
         what = "SPECFEM3D_cm", size, (12 * points_cm, 12 * points_ic), build, 12 * (n_cm + n_ic)
         yield Case(*what, by_hand=by_hand)
-
-
-def specfem_mt() -> Iterator[Case]:
-    """Yield every second triple of floats."""
-    for c, n in enumerate((7600, 6200), 1):
-        build = partial(dt.vector, n, 1, 2, dt.contiguous(3, "f4"))
-        yield of_box("SPECFEM3D_mt", f"c{c}", 24 * n, build, Box(12, (n,), (24,)))
 
 
 FFT_RANKS = 4
@@ -404,13 +374,11 @@ Patterns = dict[str, tuple[Callable[[], Iterable[Any]], tuple[str, ...]]]
 DDTBENCH: Patterns = {
     **{f"WRF_{axis}_vec": (partial(wrf, axis), ("2x2",)) for axis in "xy"},
     "MILC_su3_zdown": (milc, ("16x16x16x16",)),
-    **{f"NAS_LU_{axis}": (partial(nas_lu, axis), ("1020",)) for axis in "xy"},
+    "NAS_LU_y": (nas_lu, ("1020",)),
     **{f"NAS_MG_{axis}": (partial(nas_mg, axis), ("258x130x130",)) for axis in "xyz"},
-    "LAMMPS_full": (partial(lammps, "full"), ("3534-3062",)),
-    "LAMMPS_atomic": (partial(lammps, "atomic"), ("4084-243",)),
+    "LAMMPS_full": (lammps, ("3534-3062",)),
     "SPECFEM3D_oc": (specfem_oc, ("c4",)),
     "SPECFEM3D_cm": (specfem_cm, ("c4",)),
-    "SPECFEM3D_mt": (specfem_mt, ("c1",)),
     "FFT2": (fft2, ("1024",)),
 }
 PATTERNS: Patterns = {
@@ -433,11 +401,6 @@ def select(
     """Return the cases that match one of some shell patterns, by ``pattern`` or ``pattern/size``.
 
     ``quick`` restricts patterns without a size to the sizes of a quick run. Raises `HaloxError` if one matches nothing.
-
-    Examples
-    --------
-    >>> [case.name for case in select(["NAS_LU_y/12"])]
-    ['NAS_LU_y/12']
     """
     found, matched = [], set[str]()
     for name, (make, few) in among.items():

@@ -15,29 +15,15 @@ CLOSE = 1.10
 
 @dataclass(frozen=True)
 class Row:
-    """One method on one case. Entries of ``details`` are attributes too: ``row.nbytes``.
-
-    Attributes
-    ----------
-    kind : str
-        `SELECTED`: halox's own choice; `BASELINE`: code without halox; ``"named"``: a path or packer by its name.
-    mode : str
-        ``"stream"``: calls back to back; ``"graph"``: the same in a replayed CUDA graph.
-    us : float or None
-        Median time of a call on the slowest rank. Only methods with a right result have one.
-    path : str
-        Paths and protocols, algorithm or packer.
-    error : str
-        Reason for a missing time; ``failed`` tells whether it is a failure or a limitation.
-    """
+    """One method on one case. Entries of ``details`` are attributes too: ``row.nbytes``."""
 
     case: str
-    kind: str
+    kind: str  # halox's own choice, code without halox, or "named": a path or packer by its name
     name: str
-    mode: str = STREAM
-    us: float | None = None
-    path: str = ""
-    error: str = ""
+    mode: str = STREAM  # calls back to back, or the same in a replayed CUDA graph
+    us: float | None = None  # median on the slowest rank, of methods with a right result
+    path: str = ""  # paths and protocols, algorithm or packer
+    error: str = ""  # the reason for a missing time, a failure or a limitation
     failed: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 

@@ -32,46 +32,24 @@ INFORMATION: Limits = MappingProxyType({STREAM: None})
 class Target(NamedTuple):
     """One figure, or one for each mode.
 
-    Attributes
-    ----------
-    kind : str
-        Of ``halox bench``.
-    on, ranks : str, tuple of int
-        `HOST`, `ONE`, `APART` or `SHARED`, and the numbers of ranks; empty for all.
-    name : str
-        With ``<ranks>`` and ``<mode>`` in the place of both.
-    words : str
-        Words of the command line that select the case.
-    limits : mapping
-        The limit by mode, None for information.
-    theirs : tuple of str
-        Baselines; the first that was measured counts.
-    form : {"us", "over", "faster", "choice"}
-        The time, at most the limit; the time over the baseline's, at most the limit; the baseline's over the time, at
-        least the limit; the share of all cases of the kind with a well chosen path, at least the limit.
-    ours : str
-        The method.
-    unit : str
-        Of a ratio of speeds.
-    case, their_case : str
-        Names of the cases, where the words select several.
-    relative : bool
-        Whether the limit of a time is a multiple of the baseline's.
+    Forms: `US`, the time, at most the limit; `OVER`, the time over the baseline's, at most the limit; `FASTER`, the
+    baseline's over the time, at least the limit; `CHOICE`, the share of all cases of the kind with a well chosen path,
+    at least the limit.
     """
 
-    kind: str
-    on: str
-    ranks: Ranks
-    name: str
-    words: str
-    limits: Limits = INFORMATION
-    theirs: tuple[str, ...] = ()
+    kind: str  # of ``halox bench``
+    on: str  # `HOST`, `ONE`, `APART` or `SHARED`
+    ranks: Ranks  # the numbers of ranks, empty for all
+    name: str  # with ``<ranks>`` and ``<mode>`` in the place of both
+    words: str  # of the command line, which select the case
+    limits: Limits = INFORMATION  # by mode, None for information
+    theirs: tuple[str, ...] = ()  # baselines; the first that was measured counts
     form: str = OVER
-    ours: str = SELECTED
-    unit: str = "x"
-    case: str = ""
+    ours: str = SELECTED  # the method
+    unit: str = "x"  # of a ratio of speeds
+    case: str = ""  # where the words select several
     their_case: str = ""
-    relative: bool = False
+    relative: bool = False  # whether the limit of a time is a multiple of the baseline's
 
 
 BY_NCCL, ZERO_COPY = "pack + NCCL + unpack", "zero-copy + mpi4py"
@@ -141,17 +119,8 @@ def allreduces() -> Iterator[Target]:
         yield target(APART, (ranks,), one, f"{words} 8", limits, ("NCCL",), US)
     yield target(SHARED, ANY, one, f"{words} 8", INFORMATION, (STAGED,), US)
     sizes = [
-        "8B",
-        "64B",
-        "1KiB",
-        "8KiB",
-        "64KiB",
-        "256KiB",
-        "1MiB",
-        "4MiB",
-        "16MiB",
-        "64MiB",
-        "128MiB",
+        *("8B", "64B", "1KiB", "8KiB", "64KiB", "256KiB", "1MiB", "4MiB"),
+        *("16MiB", "64MiB", "128MiB"),
     ]
     for place, size in enumerate(sizes):
         name, given = f"allreduce of {size} float64, <ranks> ranks", f"{words} {size}"
@@ -363,12 +332,6 @@ def place(ranks: int, *, on_gpu: bool, shared_gpu: bool) -> str:
 
 
 def kinds_on(ranks: int, gpus: int) -> list[str]:
-    """Return the kinds with figures on a number of ranks of a machine with so many GPUs, in the order of the table.
-
-    Examples
-    --------
-    >>> kinds_on(1, 1)
-    ['transpose', 'fft', 'pack', 'calls', 'steps', 'checkpoint']
-    """
+    """Return the kinds with figures on a number of ranks of a machine with so many GPUs, in the order of the table."""
     where = place(ranks, on_gpu=True, shared_gpu=ranks > gpus)
     return list(dict.fromkeys(one.kind for one in on(where, ranks)))

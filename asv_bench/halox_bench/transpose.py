@@ -41,18 +41,12 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class TransposeCase:
-    """Cells of one grid copied into another.
+    """Cells of one grid copied into another."""
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Cells of the first grid, all ranks together.
-    axes : tuple of int
-        Axis ``k`` of the second grid is axis ``axes[k]`` of the first, as in `numpy.transpose`.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
+    shape: tuple[int, ...]  # cells of the first grid, all ranks together
+    axes: tuple[
+        int, ...
+    ]  # for each axis of the second grid, the axis of the first, as in `numpy.transpose`
     dtype: str = "f8"
     division: str = WHOLE
     direction: str = FORWARD
@@ -80,13 +74,7 @@ class TransposeCase:
 
     @property
     def source_axes(self) -> tuple[int, ...]:
-        """For each axis of the target, the axis of the source.
-
-        Examples
-        --------
-        >>> TransposeCase((2, 3, 4), (1, 2, 0), direction="backward").source_axes
-        (2, 0, 1)
-        """
+        """For each axis of the target, the axis of the source."""
         if self.direction == FORWARD:
             return self.axes
         return tuple(self.axes.index(axis) for axis in range(self.ndim))
@@ -101,13 +89,6 @@ class TransposeCase:
 
         The second grid is divided along its first axis that is whole in the first grid; pencils keep their division
         along the first grid's axis 0.
-
-        Examples
-        --------
-        >>> TransposeCase((8, 8, 8), (2, 1, 0), division="slabs").proc_shapes(2)
-        ((2, 1, 1), (2, 1, 1))
-        >>> TransposeCase((8, 8, 8), (0, 1, 2), division="pencils").proc_shapes(6)
-        ((2, 3, 1), (2, 1, 3))
         """
         first, second = [1] * self.ndim, [1] * self.ndim
         kept, last_divided = 1, 0
@@ -122,13 +103,7 @@ class TransposeCase:
 
 
 def axes_of(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read orders of axes with commas between.
-
-    Examples
-    --------
-    >>> axes_of("10,021")
-    ((1, 0), (0, 2, 1))
-    """
+    """Read orders of axes with commas between."""
     if not all(word.isdecimal() for word in words(text)):
         raise Wrong(f"{text}: expected orders of axes, as in 10,021,3210")
     return tuple(tuple(map(int, word)) for word in words(text))
@@ -171,13 +146,6 @@ class Pieces:
     """One rank's share of a transpose: what it sends and receives, by rank, itself included.
 
     ``source`` and ``target`` are, for each rank, its block on both sides, as global indices along the axes of each.
-
-    Examples
-    --------
-    >>> rows = [(slice(0, 2), slice(0, 6)), (slice(2, 4), slice(0, 6))]
-    >>> found = Pieces(rows, [(slice(0, 3), slice(0, 4)), (slice(3, 6), slice(0, 4))], (1, 0), 1)
-    >>> [(piece.peer, piece.starts, piece.extents) for piece in found.receives]
-    [(0, (0, 0), (3, 2)), (1, (0, 2), (3, 2))]
     """
 
     def __init__(
