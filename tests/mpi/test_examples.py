@@ -41,9 +41,6 @@ LARGEST = {"shallow_water": 0.03, "taylor_green_3d": 1e-7}
 
 pytestmark = [pytest.mark.ranks(2, 4), pytest.mark.usually(2)]
 
-ON_FOUR = ["poisson", "tripolar"]
-"""Examples that run on four ranks, which divide two axes; the others run on two."""
-
 
 def run(name: str, *words: str) -> float:
     program, *options = name.split()
@@ -56,13 +53,7 @@ def run(name: str, *words: str) -> float:
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.usually(4)) for name in ON_FOUR),
-        *(name for name in SHORT if name not in ON_FOUR),
-    ],
-)
+@pytest.mark.parametrize("name", SHORT)
 @pytest.mark.part(2)
 def test_it_is_right_and_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
     picture, words = comm.bcast(tmp_path / "picture.png"), []
@@ -73,6 +64,13 @@ def test_it_is_right_and_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_pat
     if not words:
         pytest.skip("right, but matplotlib, which draws the picture, is not installed")
     assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.usually(4)
+@pytest.mark.parametrize("name", ["tripolar", *full("maxwell", "poisson", "gray_scott")])
+def test_it_is_right_with_two_divided_axes(name: str, comm: MPI.Intracomm) -> None:
+    errors = comm.allgather(run(name))
+    assert len(set(errors)) == 1 and errors[0] < 1e-13
 
 
 @pytest.mark.parametrize("name", ["heat", *full("poisson")])

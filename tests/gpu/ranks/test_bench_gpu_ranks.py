@@ -33,7 +33,7 @@ NCCL, ZERO_COPY = "pack + NCCL + unpack", "zero-copy + mpi4py"
         ),
         ("reductions", "--cells 24 --of fields", {"one reduction"}, set()),
         ("reductions", "--of arrays", {"halox.Allreduce"}, set()),
-        ("ddtbench", "--patterns WRF_x_vec/8x8,LAMMPS_atomic/1217-114", {ZERO_COPY}, {NCCL}),
+        ("ddtbench", "--patterns WRF_x_vec/8x8,LAMMPS_full/1907-1662", {ZERO_COPY}, {NCCL}),
         ("ddtbench", "--patterns FFT2/256 --paths=", {ZERO_COPY}, set()),
         ("scatter_gather", "--patterns vector-1KiB/16,arrays-64KiB/*", {ZERO_COPY}, {NCCL}),
         ("steps", "--cells 32 --stencils 7-point", {"one rank"}, set()),
