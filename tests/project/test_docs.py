@@ -95,31 +95,22 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
                 assert inspect.getdoc(member), f"{module}.{name}.{key}"
 
 
-def test_links_lead_somewhere() -> None:
-    link = re.compile(r"\]\((?!https?:|#)([^)#]+)")
-    for page in PAGES:
-        for target in link.findall(page.read_text()):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
-
-
-def test_links_name_headings_that_exist() -> None:
+def test_links_lead_to_pages_and_headings_that_exist() -> None:
     def letters(text: str) -> str:
         return re.sub(r"[\W_]", "", text).lower()
 
-    link = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+    link = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
     headings = {
         page: {letters(line) for line in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
         for page in PAGES
     }
-    found = 0
+    found = []
     for page in PAGES:
         for target, anchor in link.findall(page.read_text()):
             there = (page.parent / target).resolve() if target else page
-            assert letters(anchor) in headings[there], (
-                f"{page.relative_to(ROOT)}: {target}#{anchor}"
-            )
-            found += 1
-    assert found > 30
+            exists = letters(anchor) in headings[there] if anchor else there.exists()
+            found.append((page.relative_to(ROOT), target, anchor, exists))
+    assert len(found) > 100 and not [one for one in found if not one[-1]]
 
 
 @pytest.mark.full

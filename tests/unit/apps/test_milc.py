@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import halox
-from apps.milc import checks, lime, options, random_fields, scidac
-from apps.milc.host_kernels import HostKernels
-from apps.milc.lattice import EVEN, PARITIES, Lattice
-from apps.milc.links import Table
+from apps.milc import checks, lime, random_fields, scidac
+from apps.milc.lattice import PARITIES, Lattice
 from tests import support
 
 SHAPE = (6, 4, 8, 10)
@@ -40,16 +36,6 @@ class TestLattice:
         assert np.array_equal(lattice.join(*lattice.split(sites)), sites)
         plain = sites[..., 0] * 1.5
         assert np.array_equal(lattice.join(*lattice.split(plain)), plain)
-
-
-def test_arrays_that_would_go_wrong_are_refused() -> None:
-    matrices, neighbours = np.zeros((4, 3, 24), "c16"), np.zeros((4, 8), np.intp)
-    good = np.zeros((4, 3), "c16")
-    small = SimpleNamespace(sites=4, grid=SimpleNamespace(interior=lambda field: field))
-    kernels = HostKernels(small, np.dtype("c16"))
-    for wrong in (np.zeros((4, 3), "c8"), np.zeros((3, 4), "c16").T):
-        with pytest.raises(ValueError, match="complex128"):
-            kernels.dslash(Table(matrices, neighbours), wrong, good, EVEN, kernels.state())
 
 
 class TestRandomFields:
@@ -133,23 +119,6 @@ class TestLime:
                 raw = (data / name).read_bytes()[found.offset :][: block.nbytes]
                 assert block.tobytes() == raw
         assert sums["fat.l8"] == (0x8A62F398, 0x5766B5AB)
-
-
-class TestOptions:
-    @staticmethod
-    def settings(*words: str) -> options.Settings:
-        parser = argparse.ArgumentParser()
-        options.add_arguments(parser)
-        return options.settings(parser.parse_args(words))
-
-    def test_defaults(self) -> None:
-        found = self.settings()
-        assert (found.shape, found.mass, found.naive) == ((8, 8, 8, 8), 0.1, False)
-        assert (found.gauge, found.residual, found.dtype) == ("random", 1e-18, "c16")
-        assert self.settings("--precision", "single").residual == 1e-10
-        assert self.settings("--lattice", "2", "4", "6", "8").shape == (8, 6, 4, 2)
-        assert self.settings("--fat", "f", "--long", "l").gauge is None
-        assert self.settings("--fat", "f", "--long", "l", "--gauge", "g").gauge == "g"
 
 
 def test_eigenvalues() -> None:

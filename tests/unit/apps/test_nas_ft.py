@@ -90,15 +90,6 @@ class TestInitialValues:
             assert np.array_equal(initial_values(kernels, grid_shape, owned), whole[owned])
 
 
-def test_arrays_that_would_go_wrong_are_refused(kernels: Any) -> None:
-    factors = tuple(np.ones(4) for _ in range(3))
-    for wrong in (random((4, 4, 4)).T, random((4, 4, 4)).real, random((4, 4))):
-        with pytest.raises(ValueError, match="complex128"):
-            kernels.evolve(wrong, factors, np.zeros(1, np.int64))
-        with pytest.raises(ValueError, match="complex128"):
-            kernels.initial(wrong, factors)
-
-
 @pytest.mark.parametrize("shape", SHAPES[1::2])
 def test_evolution_and_samples(kernels: Any, shape: tuple[int, int, int]) -> None:
     u, factors = random(shape), [np.random.default_rng(n).random(n) for n in shape]
