@@ -15,8 +15,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from halox.cli import main
-
 SELECTED = "selected"
 Measured = dict[str, dict[str, dict[str, Any]]]
 """Rows by the name of the case, with the number of ranks behind it, and by the name of the method."""
@@ -80,6 +78,8 @@ def rows_of(words: list[str], ranks: int, limit_s: float) -> list[dict[str, Any]
         file = Path(folder) / "rows.json"
         command = ["bench", *words, "-n", str(ranks), "--no-graph", "--json", str(file)]
         if ranks == 1:
+            from halox.cli import main  # here alone: asv starts a process for each figure
+
             with redirect_stdout(io.StringIO()) as out:
                 status = main(command)
             said = out.getvalue()
