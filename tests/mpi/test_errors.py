@@ -36,6 +36,7 @@ from halox.errors import (
 from tests.mpi.bad_input import frames, odd_on, raised_by_all, read_only
 from tests.mpi.conftest import come_together
 from tests.mpi.limits import short_waits
+from tests.support import full
 
 World = MPI.Intracomm
 Odd = Callable[[Any, Any], Any]
@@ -341,9 +342,9 @@ def strictly(strict: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["", "rank"], ids=["one node", "a node each"])
+@pytest.fixture(scope="module")
 def several(request: pytest.FixtureRequest) -> Iterator[halox.Grid]:
-    """A grid of several ranks, on one node and on a node each."""
+    """A grid of several ranks, on one node, or on a node each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HALOX_NODE", request.param)
         made = make_grid(MPI.COMM_WORLD.Dup())
@@ -416,6 +417,7 @@ DIFFERENT: list[tuple[Callable[[halox.Grid, Odd], Any], type[HaloxError], str]] 
 
 
 @cases(DIFFERENT)
+@pytest.mark.parametrize("several", ["", *full("rank")], indirect=True)
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.usually(3)
 def test_calls_of_one_rank(
@@ -427,8 +429,10 @@ def test_calls_of_one_rank(
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.usually(3)
+@pytest.mark.parametrize("several", ["rank"], indirect=True)
 def test_the_first_rank_is_the_odd_one(several: halox.Grid) -> None:
-    for call, kind, word in DIFFERENT[::4]:
+    """Some of the calls, on a node each."""
+    for call, kind, word in DIFFERENT[::3]:
         odd = odd_on(several.comm, 0)
         raised_by_all(several.comm, kind, word, lambda: call(several, odd))  # noqa: B023
 
@@ -621,6 +625,7 @@ def test_missing_packages(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("several", ["", "rank"], indirect=True)
 @pytest.mark.parametrize("strict", ["errstate", "warnings"])
 def test_combining_raises_nowhere(strict: str, several: halox.Grid) -> None:
     """A sum that overflows only between ranks is infinite on all, whatever a rank's warning settings are."""

@@ -430,15 +430,3 @@ def test_paths_that_carry_a_rank_s_messages_to_itself(
     )
     found = {name for name, path in PATHS.items() if path.carries_copies(job, copies)}
     assert found == carrying
-
-
-def test_every_way_that_is_chosen_has_a_name() -> None:
-    shipped = {name.partition(",")[0] for name in Costs.default().protocols} - {"local/copy"}
-    named = {
-        f"{name}/{protocol.name}"
-        for name, path in PATHS.items()
-        if path.is_tuned and not path.to_self
-        for protocol in path.protocols
-        if protocol.is_tuned
-    }
-    assert shipped == named
