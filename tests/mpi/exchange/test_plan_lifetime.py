@@ -253,7 +253,7 @@ def test_many_times(node: str, comm: MPI.Intracomm) -> None:
             return mapped_bytes()
 
         before = leave_some(4)
-        assert agree(leave_some(40) == before, comm)
+        assert agree(leave_some(24) == before, comm)
         left = grid.domain.context.leftovers
         left.reclaim(grid._world.gather(left.closed_plans(), "a test"))
         assert agree(not left._active and not left._closed_plans, comm)

@@ -83,6 +83,7 @@ def test_first_calls(mine: str, theirs: str, node: str, comm: Comm) -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs"), [("exchange", "sum"), ("exchange", "accumulate"), ("plan", "sum")]
 )
+@pytest.mark.part(2)
 def test_calls_that_have_been_made_before(
     mine: str, theirs: str, node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
