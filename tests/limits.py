@@ -41,6 +41,11 @@ def reduce_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
         monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
 
 
+def combine_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ranks without common memory combine numbers as many ranks do, rather than gather them."""
+    monkeypatch.setattr("halox.runtime.gathered_values.MOST_GATHERED", 1)
+
+
 def read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host path read messages of any block length in place, as on large grids."""
     monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)

@@ -41,7 +41,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
     ],
     "halox/datatypes": [(0, "datatypes signature mpi_bridge")],
     "halox/decomposition": [(0, "fields procgrid partition"), (3, "grid boundaries folds wide")],
-    "halox/domain": [(3, "grid cartesian allocation")],
+    "halox/domain": [(3, "grid cartesian allocation stopping")],
     "halox/exchange": [
         (0, "regions selection costs"),
         (3, "exchange boundaries typed"),
@@ -60,7 +60,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
     ],
     "halox/runtime": [
         (0, "foreign_arrays free_list call_guard"),
-        (3, "gathered_values threads grid"),
+        (3, "agreement threads grid"),
         (2, "calls"),
     ],
     "halox/sampling": [(3, "points"), (0, "philox point_kernel random_kernel")],

@@ -84,6 +84,13 @@ def on_first(work: Callable[[], object], comm: MPI.Intracomm) -> None:
     assert error is None, error
 
 
+def mapped_bytes() -> int:
+    """Return the bytes of halox's shared memory that this process maps."""
+    maps = Path("/proc/self/maps").read_text(encoding="ascii", errors="replace").splitlines()
+    ranges = [line.split()[0].split("-") for line in maps if "/halox-" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+
+
 SMALL = (1, 2, 3)
 """Numbers of ranks on which tests run by default.
 

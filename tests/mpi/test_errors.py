@@ -1,10 +1,16 @@
-"""Bad input: all ranks raise the expected error, and none hangs."""
+"""Bad input: all ranks raise an error of one class, none hangs, and the grid stays usable.
+
+The tables have a call, the class of its error, and a word of the error's text.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 import halox
 from halox import datatypes as dt
 from halox.errors import (
+    CheckpointError,
     ClosedError,
     DatatypeError,
     DecompositionError,
@@ -27,854 +34,624 @@ from halox.errors import (
     PathError,
     StateError,
 )
-from halox.runtime.call_guard import alone_in_making
-from tests.mpi.bad_input import Table, check_error, read_only
+from tests.mpi.bad_input import frames, odd_on, raised_by_all, read_only
+from tests.mpi.conftest import come_together
 from tests.mpi.limits import short_waits
+from tests.support import full
 
 World = MPI.Intracomm
+Odd = Callable[[Any, Any], Any]
+
+LARGE = np.finfo("f8").max
+FRAMES = 4
+"""Most frames of halox in the traceback of a user's error."""
 
 
-def grid(comm: World, **options: Any) -> halox.Grid:
-    options = {"periodic": True, "device": "cpu"} | options
-    return halox.Grid(options.pop("shape", (4 * comm.size, 6)), comm=comm, **options)
+def make_grid(comm: World, shape: Any = None, **options: Any) -> halox.Grid:
+    options = {"periodic": True, "device": "cpu", "comm": comm} | options
+    return halox.Grid(shape or (4 * comm.size, 6), **options)
 
 
-def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
-    return bad if comm.rank == rank % comm.size else good
+def check_usable(grid: halox.Grid) -> None:
+    u = grid.ones()
+    grid.exchange(u)
+    assert grid.sum(u) == 24 * grid.size
 
 
-def on_cart(dims: tuple[int, ...], **options: Any) -> Callable[[World], None]:
+def line(value: object) -> str | None:
+    """Return the line of a call in its table, for the name of the test."""
+    return f"line {value.__code__.co_firstlineno}" if hasattr(value, "__code__") else None
+
+
+def cases(table: list[tuple[Callable[..., Any], type[HaloxError], str]]) -> Any:
+    return pytest.mark.parametrize(("call", "kind", "word"), table, ids=line)
+
+
+# Grids
+
+
+def on_cart(comm: World, dims: tuple[int, ...], **options: Any) -> None:
     """Make a grid on a Cartesian communicator with periods (True, False); MPI chooses dims that are 0."""
-
-    def call(comm: World) -> None:
-        periods = (True, False)[: len(dims)]
-        cart = comm.Create_cart(MPI.Compute_dims(comm.size, list(dims)), periods)
-        try:
-            halox.Grid((4 * comm.size, 6), comm=cart, device="cpu", **options)
-        finally:
-            cart.Free()
-
-    return call
+    cart = comm.Create_cart(MPI.Compute_dims(comm.size, list(dims)), (True, False)[: len(dims)])
+    try:
+        halox.Grid((4 * comm.size, 6), comm=cart, device="cpu", **options)
+    finally:
+        cart.Free()
 
 
-def send_of_type(make: Callable[[], MPI.Datatype], *, free: bool) -> Callable[[World], None]:
-    """Give a send a datatype of mpi4py, perhaps after freeing it."""
-
-    def call(comm: World) -> None:
-        datatype = make()
-        if free:
-            datatype.Free()
-        try:
-            halox.Exchange([halox.Send(np.zeros(8), datatype, 0)], [], comm=comm)
-        finally:
-            if not free:
-                datatype.Free()
-
-    return call
+def with_variable(comm: World, name: str, text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, text)
+        with make_grid(comm) as grid:
+            grid.exchange(grid.zeros())
 
 
-def closed(comm: World) -> None:
-    g = grid(comm)
-    u = g.zeros()
-    g.exchange(u)
-    g.close()
-    g.exchange(u)
+@cases(
+    [
+        (lambda c: make_grid(c, (4,) * 5), DecompositionError, "grid_shape"),
+        (lambda c: make_grid(c, (4, 0)), DecompositionError, "grid_shape"),
+        (lambda c: make_grid(c, (4.5, 4)), DecompositionError, "grid_shape"),
+        (lambda c: make_grid(c, halo=-1), DecompositionError, "halo"),
+        (lambda c: make_grid(c, halo=(1, 1, 1)), DecompositionError, "halo"),
+        (lambda c: make_grid(c, halo=(1, 7), proc_shape=(c.size, 1)), DecompositionError, "6"),
+        (lambda c: make_grid(c, periodic=(True,) * 3), DecompositionError, "periodic"),
+        (lambda c: make_grid(c, proc_shape=(c.size + 1, 1)), DecompositionError, "proc_shape"),
+        (lambda c: make_grid(c, blocks=((5,) * c.size, None)), DecompositionError, "blocks"),
+        (lambda c: make_grid(c, corners="no"), DecompositionError, "corners"),
+        (lambda c: make_grid(c, placement=1), DecompositionError, "placement"),
+        (lambda c: make_grid(c, device="tpu"), DeviceError, "device"),
+        (lambda c: halox.Grid((4, 4), comm=42), HaloxError, "comm"),
+        (lambda c: halox.Grid((4, 4), comm=MPI.COMM_NULL), HaloxError, "COMM_NULL"),
+        (lambda c: on_cart(c, (0,)), DecompositionError, "comm"),
+        (lambda c: on_cart(c, (0, 1), periodic=True), DecompositionError, "periodic"),
+        (lambda c: on_cart(c, (0, 1), blocks=(None, (2, 4))), DecompositionError, "blocks[1]"),
+        (lambda c: with_variable(c, "HALOX_TIMEOUT", "soon"), HaloxError, "HALOX_TIMEOUT"),
+        (lambda c: with_variable(c, "HALOX_DEBUG", "off"), HaloxError, "HALOX_DEBUG"),
+        (lambda c: with_variable(c, "HALOX_DEBUG_HALO", "yes"), HaloxError, "HALOX_DEBUG_HALO"),
+        (lambda c: with_variable(c, "HALOX_PATH", "host/ll"), PathError, "HALOX_PATH"),
+        (lambda c: make_grid(c, path="pigeon"), PathError, "pigeon"),
+        (
+            lambda c: make_grid(c, (4 * c.size, 7), proc_shape=(c.size, 1)).coarsen(2),
+            DecompositionError,
+            "axis 1",
+        ),
+    ]
+)
+@pytest.mark.usually(1, 2)
+def test_grids(call: Callable[[World], Any], kind: Any, word: str, comm: World) -> None:
+    raised_by_all(comm, kind, word, lambda: call(comm))
 
 
-def closed_plan(comm: World) -> None:
-    with grid(comm) as g:
-        plan = g.plan(g.zeros())
-        plan.close()
-        plan()
+@cases(
+    [
+        (lambda c, odd: make_grid(c, periodic=odd(False, True)), MismatchError, "periodic"),
+        (lambda c, odd: make_grid(c, odd((8, 7), (8, 6))), MismatchError, "grid_shape"),
+        (lambda c, odd: make_grid(c, halo=odd(2, 1)), MismatchError, "halo"),
+        (lambda c, odd: make_grid(c, halo=odd(-3, 1)), DecompositionError, "halo"),
+        (lambda c, odd: with_variable(c, "HALOX_TIMEOUT", odd("soon", "60")), HaloxError, "soon"),
+        (lambda c, odd: with_variable(c, "HALOX_DEBUG", odd("off", "")), HaloxError, "off"),
+        (lambda c, odd: make_grid(c, path=odd("ipc", "host")), MismatchError, "path"),
+        (
+            lambda c, odd: on_cart(c, (0, 1), proc_shape=odd((1, c.size), None)),
+            DecompositionError,
+            "proc_shape",
+        ),
+        (
+            lambda c, _: make_grid(c, blocks=([3, *[4] * (c.size - 2), 5], None)).coarsen(2),
+            DecompositionError,
+            "blocks",
+        ),
+        (
+            lambda c, _: make_grid(
+                c, (4 * c.size - 4, 6), blocks=([3, 1, *[4] * (c.size - 2)], None)
+            ).coarsen(2, even=False),
+            DecompositionError,
+            "fewer ranks",
+        ),
+    ]
+)
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usually(3)
+def test_grids_of_one_rank(
+    call: Callable[[World, Odd], Any], kind: Any, word: str, comm: World
+) -> None:
+    raised_by_all(comm, kind, word, lambda: call(comm, odd_on(comm)))
 
 
-def plan_of_closed_grid(comm: World) -> None:
-    g = grid(comm)
-    plan = g.plan(g.zeros())
-    plan()
-    g.close()
-    plan()
-
-
-def with_field(make: Callable[[halox.Grid], Any]) -> Callable[[World], None]:
-    def call(comm: World) -> None:
-        with grid(comm) as g:
-            g.exchange(make(g))
-
-    return call
-
-
-def with_call(method: str, **options: Any) -> Callable[[World], None]:
-    def call(comm: World) -> None:
-        with grid(comm) as g:
-            getattr(g, method)(g.zeros(), **options)
-
-    return call
-
-
-def coarsened(factor: Any = 2, even: Any = True, **options: Any) -> Callable[[World], None]:
-    """Coarsen a grid; options of the grid may be functions of the number of ranks."""
-
-    def call(comm: World) -> None:
-        made = {k: value(comm.size) if callable(value) else value for k, value in options.items()}
-        with grid(comm, **made) as g:
-            g.coarsen(factor(comm) if callable(factor) else factor, even=even)
-
-    return call
-
-
-def operator(apply: Any, make: Callable[[halox.Grid], Any]) -> Callable[[World], None]:
-    """Make a linear operator, and form a product."""
-
-    def call(comm: World) -> None:
-        with grid(comm) as g:
-            made = g.linear_operator(apply, make(g))
-            made @ np.ones(made.shape[0])
-
-    return call
-
-
-def exchange(
-    sends: Callable[[World], list[halox.Send]], receives: Callable[[World], list[halox.Recv]]
-) -> Callable[[World], None]:
-    def call(comm: World) -> None:
-        halox.Exchange(sends(comm), receives(comm), comm=comm)
-
-    return call
-
-
-def ring(datatype: Any, n: int = 8) -> Callable[[World], list[halox.Send]]:
-    return lambda comm: [halox.Send(np.zeros(n), datatype, (comm.rank + 1) % comm.size)]
-
-
-def from_left(datatype: Any, n: int = 8) -> Callable[[World], list[halox.Recv]]:
-    return lambda comm: [halox.Recv(np.zeros(n), datatype, (comm.rank - 1) % comm.size)]
-
-
-def using(method: str, *arguments: Any, **options: Any) -> Callable[[World], None]:
-    def call(comm: World) -> None:
-        with grid(comm) as g:
-            getattr(g, method)(*arguments, **options)
-
-    return call
-
-
-def reduce_structured(comm: World) -> None:
-    with grid(comm) as g:
-        g.sum(g.zeros([("a", "f8")]))
-
-
-def reduce_unlike(comm: World) -> None:
-    with grid(comm) as g:
-        g.sum(g.zeros(only_on(comm, 0, "f8", "i8")))
-
-
-def reduce_unlike_layouts(comm: World) -> None:
-    with grid(comm) as g:
-        g.sum(g.zeros(components=3) if comm.rank == 0 else g.zeros(components_after=3))
-
-
-def gather_unlike(comm: World) -> None:
-    with grid(comm) as g:
-        g.gather(g.zeros(only_on(comm, 0, "f8", "f4")))
-
-
-def gather_to_unlike_roots(comm: World) -> None:
-    with grid(comm) as g:
-        g.gather(g.zeros(), root=only_on(comm, 1, 1, 0))
-
-
-def accumulate_twice(comm: World) -> None:
-    with grid(comm) as g:
-        u = g.zeros()
-        g.accumulate(u, u)
-
-
-def sum_that_overflows(comm: World) -> None:
-    with grid(comm) as g, np.errstate(all="raise"):
-        g.sum(g.full(np.finfo("f8").max))
+# Calls of a grid
 
 
 class Raising:
+    """An array of another library, which raises in every query."""
+
     def __dlpack_device__(self) -> Any:
         raise ZeroDivisionError("no device")
 
 
-def started_twice(comm: World) -> None:
-    with grid(comm) as g:
-        plan = g.plan(g.zeros())
+def new_array(grid: halox.Grid, dtype: Any = "f8", more: int = 0) -> np.ndarray:
+    return np.zeros((grid.padded_shape[0] + more, *grid.padded_shape[1:]), dtype)
+
+
+def strided(grid: halox.Grid, *strides: int) -> np.ndarray:
+    """Return an array of a field's shape whose elements share memory."""
+    return as_strided(np.zeros(999), grid.padded_shape, strides)
+
+
+def sum_of_several_layouts(grid: halox.Grid) -> None:
+    w, v = grid.ones(halo=((2, 1), (1, 1))), grid.ones(halo=((1, 2), (1, 1)))
+    assert w.shape == v.shape
+    grid.sum(2 * w)
+
+
+def changed_later(grid: halox.Grid, change: Callable[[np.ndarray], object]) -> None:
+    u = new_array(grid)
+    grid.exchange(u)
+    change(u)
+    grid.exchange(u)
+
+
+def accumulated(grid: halox.Grid, *views: Callable[[Any], Any]) -> None:
+    u = grid.ones(components=2)
+    grid.accumulate(*(view(u) for view in views))
+
+
+def product(grid: halox.Grid, apply: Any, fields: Any) -> None:
+    made = grid.linear_operator(apply, fields)
+    made @ np.ones(made.shape[0])
+
+
+def started_twice(grid: halox.Grid) -> None:
+    plan = grid.plan(grid.zeros())
+    plan.start()
+    try:
         plan.start()
-        try:
-            plan.start()
-        finally:
-            plan.finish()
+    finally:
+        plan.finish()
 
 
-def finished_unstarted(comm: World) -> None:
-    with grid(comm) as g:
-        g.plan(g.zeros()).finish()
-
-
-def with_variable(name: str, text: str) -> Callable[[World], None]:
-    def call(comm: World) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(name, text)
-            with grid(comm) as g:
-                g.exchange(g.zeros())
-
-    return call
-
-
-def with_path(path: Any, other: Any = None) -> Callable[[World], None]:
-    def call(comm: World) -> None:
-        with grid(comm, path=path if comm.rank == 0 else other or path) as g:
-            g.exchange(g.zeros())
-
-    return call
-
-
-def with_path_of_plan(comm: World) -> None:
-    with grid(comm) as g:
-        g.plan(g.zeros(), path="host" if comm.rank == 0 else None)
-
-
-def with_plan(act: Callable[[halox.Plan, World], object]) -> Callable[[World], None]:
-    def call(comm: World) -> None:
-        with grid(comm) as g:
-            act(g.plan(g.zeros()), comm)
-
-    return call
-
-
-def between(act: Callable[[halox.Plan], object]) -> Callable[[World], None]:
-    """Act between the start and the finish of an exchange."""
-
-    def call(plan: halox.Plan, comm: World) -> None:
-        plan.start()
-        try:
-            act(plan)
-        finally:
-            plan.finish()
-
-    return with_plan(call)
-
-
-def measured_closed(plan: halox.Plan, comm: World) -> None:
+def closed_plan(grid: halox.Grid) -> None:
+    plan = grid.plan(grid.zeros())
     plan.close()
-    plan.measure()
+    plan()
 
 
-def different_calls(comm: World) -> None:
-    g = grid(comm.Dup())
-    u = g.zeros()
-    g.exchange(u)
-    g.exchange(u)
-    with short_waits(20.0):
-        (g.sum if comm.rank == 0 else g.exchange)(u)
+def at_point(grid: halox.Grid) -> halox.Points:
+    return halox.Points(grid, [(1, 1)])
 
 
-def another_order(comm: World) -> None:
-    with grid(comm) as g:
-        u, v = g.zeros(), g.zeros()
-        g.exchange(*((u, v) if comm.rank == 0 else (v, u)))
+@pytest.fixture(scope="module")
+def grid() -> Iterator[halox.Grid]:
+    with make_grid(MPI.COMM_WORLD) as made:
+        yield made
 
 
-def read_in_different_ways(comm: World) -> None:
-    with grid(comm) as g:
-        shape = (2, *g.padded_shape) if comm.rank == 0 else (*g.padded_shape, 2)
-        g.exchange(np.zeros(shape))
-
-
-def _changed_later(comm: World, change: Callable[[np.ndarray], object]) -> None:
-    with grid(comm) as g:
-        u = np.zeros(g.padded_shape)
-        g.exchange(u)
-        change(u)
-        g.exchange(u)
-
-
-def _plan_in_two_threads(comm: World) -> None:
-    with grid(comm) as g:
-        plan = g.plan(g.zeros())
-        plan._steps = (lambda: _in_another_thread(plan), *plan._steps)
-        plan()
-
-
-def _grid_in_two_threads(comm: World) -> None:
-    with grid(comm) as g:
-        plan = g.plan(g.zeros())
-        plan._steps = (lambda: _in_another_thread(g.zeros), *plan._steps)
-        plan()
-
-
-def _grids_by_two_threads(comm: World) -> None:
-    with alone_in_making():
-        _in_another_thread(lambda: grid(comm))
-
-
-def _in_another_thread(call: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(1) as other:
-        other.submit(call).result()
-
-
-TABLE: Table = {
-    "a grid with an odd extent, coarsened": (
-        coarsened(shape=lambda size: (4 * size, 7), proc_shape=lambda size: (size, 1)),
-        DecompositionError,
-        "axis 1",
-    ),
-    "a grid with odd blocks, coarsened >1": (
-        coarsened(blocks=lambda size: [[3, *[4] * (size - 2), 5], None]),
-        DecompositionError,
-        "blocks",
-    ),
-    "a grid with too small blocks, coarsened >1": (
-        coarsened(
-            even=False,
-            shape=lambda size: (4 * size - 4, 6),
-            blocks=lambda size: [[3, 1, *[4] * (size - 2)], None],
+@cases(
+    [
+        (lambda g: g.zeros(object), FieldError, "dtype"),
+        (lambda g: g.zeros("no such type"), FieldError, "dtype"),
+        (lambda g: g.zeros(components=0), FieldError, "components"),
+        (lambda g: g.zeros(staggered=7), FieldError, "staggered"),
+        (lambda g: g.zeros(colour="red"), FieldError, "colour"),
+        (lambda g: g.full(np.ma.masked), FieldError, "value"),
+        (lambda g: g.declare(np.zeros(3)), FieldError, "array"),
+        (lambda g: g.interior(np.zeros(3)), FieldError, "does not fit"),
+        (lambda g: g.indices(staggered=5), FieldError, "staggered"),
+        (lambda g: g.exchange(), FieldError, "field"),
+        (lambda g: g.exchange(3), FieldError, "field"),
+        (lambda g: g.exchange(g.interior(g.zeros(components=3))), FieldError, "halo"),
+        (lambda g: g.exchange(new_array(g, more=1)), FieldError, "does not fit"),
+        (lambda g: g.exchange(strided(g, 0, 8)), FieldError, "field"),
+        (lambda g: g.exchange(strided(g, 8, 8)), FieldError, "field"),
+        (lambda g: g.exchange(g.zeros(), corners=1), FieldError, "corners"),
+        (lambda g: changed_later(g, lambda u: u.setflags(write=False)), FieldError, "read-only"),
+        (lambda g: changed_later(g, lambda u: setattr(u, "shape", (-1,))), FieldError, "fit"),
+        (lambda g: g.accumulate(g.zeros("?")), FieldError, "accumulate"),
+        (lambda g: g.accumulate(np.zeros(3)), FieldError, "does not fit"),
+        (lambda g: accumulated(g, lambda u: u, lambda u: u), FieldError, "share memory"),
+        (lambda g: accumulated(g, lambda u: u, lambda u: u[1]), FieldError, "share memory"),
+        (lambda g: accumulated(g, lambda u: u, lambda u: u[:, ::-1]), FieldError, "0 and 1"),
+        (lambda g: g.plan(), FieldError, "field"),
+        (lambda g: g.plan(g.zeros()).finish(), StateError, "start"),
+        (started_twice, StateError, "finish"),
+        (closed_plan, ClosedError, "closed"),
+        (lambda g: g.plan(g.zeros()).device, FieldError, "plan.device"),
+        (sum_of_several_layouts, FieldError, "grid.declare"),
+        (lambda g: g.sum(3), FieldError, "field"),
+        (lambda g: g.sum(g.zeros([("a", "f8")])), FieldError, "no meaning"),
+        (lambda g: g.sum(g.ones(), axis=7), FieldError, "axis"),
+        (lambda g: g.sum(g.ones(), axis=0, reproducible=True), FieldError, "reproducible"),
+        (lambda g: g.norm(g.ones(), reproducible="yes"), FieldError, "reproducible"),
+        (lambda g: g.min(g.zeros("c16")), FieldError, "min"),
+        (lambda g: g.std(3), FieldError, "field"),
+        (lambda g: g.argmin(g.ones("c8")), FieldError, "argmin"),
+        (lambda g: g.histogram(g.ones(), -1), FieldError, "bins"),
+        (lambda g: g.random(-1), FieldError, "seed"),
+        (lambda g: g.allreduce(np.ones(3, "?"), "sum"), FieldError, "sum"),
+        (lambda g: g.allreduce(np.ones(3), "logical_or"), FieldError, "logical_or"),
+        (lambda g: g.allreduce(np.ones(3, ">f8")), FieldError, ">f8"),
+        (lambda g: g.allreduce(np.ones(3, "f2")), FieldError, "float16"),
+        (lambda g: g.allreduce(np.ones(3), ["sum"]), FieldError, "op"),
+        (lambda g: g.allreduce(1.0, "prod", reproducible=True), FieldError, "reproducible"),
+        (lambda g: g.gather(3), FieldError, "field"),
+        (lambda g: g.gather(g.zeros(), root=g.size), FieldError, "root"),
+        (lambda g: g.scatter(np.zeros(3)), FieldError, "whole"),
+        (lambda g: g.scatter(np.ones(2 * g.grid_shape)), FieldError, "grid.scatter"),
+        (lambda g: g.save("/none/a", u=3), FieldError, "u"),
+        (lambda g: g.load("/none/a"), CheckpointError, "/none/a"),
+        (lambda g: g.coarsen(0), DecompositionError, "factor"),
+        (lambda g: g.linear_operator(None, g.zeros()), FieldError, "apply"),
+        (lambda g: g.linear_operator(print, g.zeros("i4")), FieldError, "fields"),
+        (lambda g: g.locate([1]), FieldError, "points"),
+        (lambda g: halox.Points(g, [1]), FieldError, "indices"),
+        (lambda g: at_point(g).get(3), FieldError, "field"),
+        (lambda g: at_point(g).add(3, 1), FieldError, "field"),
+        (lambda g: halox.Transpose(g, 3), HaloxError, "grid_b"),
+        (lambda g: halox.FFT(3), HaloxError, "grid"),
+        (lambda g: halox.FFT(g, axes=1).forward(new_array(g, "i8")), FieldError, "u"),
+        (lambda g: halox.Allreduce(g.comm, 3, "f8", "median"), FieldError, "op"),
+        (
+            lambda g: halox.Allreduce(g.comm, 3, "f8", algorithm="hierarchical", reproducible=True),
+            FieldError,
+            "algorithm",
         ),
-        DecompositionError,
-        "fewer ranks",
-    ),
-    "a grid coarsened by a factor of zero": (coarsened(0), DecompositionError, "factor"),
-    "a grid coarsened by different factors on its ranks >1": (
-        coarsened(lambda comm: only_on(comm, 1, (2, 1), 2)),
-        MismatchError,
-        "factor",
-    ),
-    "a linear operator without a function": (
-        operator(None, lambda g: g.zeros()),
-        FieldError,
-        "apply",
-    ),
-    "a linear operator of integers": (
-        operator(print, lambda g: g.zeros("i4")),
-        FieldError,
-        "fields",
-    ),
-    "a linear operator of different numbers of fields >1": (
-        operator(print, lambda g: [g.zeros()] * only_on(g.comm, 1, 1, 2)),
-        MismatchError,
-        "number of fields",
-    ),
-    "a product of a linear operator on several ranks >1": (
-        operator(lambda u, out: None, lambda g: g.zeros()),
-        StateError,
-        "dot products",
-    ),
-    "grid_shape of no axes": (lambda c: grid(c, shape=()), DecompositionError, "grid_shape"),
-    "grid_shape of 5 axes": (lambda c: grid(c, shape=(4,) * 5), DecompositionError, "grid_shape"),
-    "grid_shape with a zero": (lambda c: grid(c, shape=(4, 0)), DecompositionError, "grid_shape"),
-    "grid_shape of floats": (lambda c: grid(c, shape=(4.5, 4)), DecompositionError, "grid_shape"),
-    "negative halo": (lambda c: grid(c, halo=-1), DecompositionError, "halo"),
-    "halo for another number of axes": (
-        lambda c: grid(c, halo=(1, 1, 1)),
-        DecompositionError,
-        "halo",
-    ),
-    "halo wider than a periodic axis": (
-        lambda c: grid(c, halo=(1, 7), proc_shape=(c.size, 1)),
-        DecompositionError,
-        "widths of 6 or less",
-    ),
-    "periodic for another number of axes": (
-        lambda c: grid(c, periodic=(True,) * 3),
-        DecompositionError,
-        "periodic",
-    ),
-    "proc_shape that does not multiply up": (
-        lambda c: grid(c, proc_shape=(c.size + 1, 1)),
-        DecompositionError,
-        "proc_shape",
-    ),
-    "more ranks than cells": (
-        lambda c: grid(c, shape=(1, 1), proc_shape=(c.size + 1, 0), halo=0),
-        DecompositionError,
-        "proc_shape",
-    ),
-    "blocks that do not sum to the grid": (
-        lambda c: grid(c, blocks=((5,) * c.size, None)),
-        DecompositionError,
-        "blocks",
-    ),
-    "corners that are not a bool, in a grid": (
-        lambda c: grid(c, corners="no"),
-        DecompositionError,
-        "corners",
-    ),
-    "an unknown device": (lambda c: grid(c, device="tpu"), DeviceError, "device"),
-    "an int as communicator": (lambda c: halox.Grid((4, 4), comm=42), HaloxError, "comm"),
-    "the null communicator": (
-        lambda c: halox.Grid((4, 4), comm=MPI.COMM_NULL),
-        HaloxError,
-        "COMM_NULL",
-    ),
-    "a Cartesian communicator of another number of axes": (
-        on_cart((0,)),
-        DecompositionError,
-        "comm",
-    ),
-    "periodic that contradicts a Cartesian communicator": (
-        on_cart((0, 1), periodic=True),
-        DecompositionError,
-        "periodic",
-    ),
-    "proc_shape that contradicts a Cartesian communicator >1": (
-        lambda c: on_cart((0, 1), proc_shape=(1, c.size))(c),
-        DecompositionError,
-        "proc_shape",
-    ),
-    "blocks that contradict a Cartesian communicator": (
-        on_cart((0, 1), blocks=(None, (2, 4))),
-        DecompositionError,
-        "blocks[1]",
-    ),
-    "periodic flags that differ >1": (
-        lambda c: grid(c, periodic=only_on(c, 1, False, True)),
-        MismatchError,
-        "periodic",
-    ),
-    "grid shapes that differ >1": (
-        lambda c: grid(c, shape=only_on(c, 1, (4 * c.size, 7), (4 * c.size, 6))),
-        MismatchError,
-        "grid_shape",
-    ),
-    "halos that differ >1": (lambda c: grid(c, halo=only_on(c, 1, 2, 1)), MismatchError, "halo"),
-    "a bad argument on one rank only >1": (
-        lambda c: grid(c, halo=only_on(c, 1, -3, 1)),
-        DecompositionError,
-        "halo",
-    ),
-    "an object dtype": (using("zeros", object), FieldError, "dtype"),
-    "an unknown dtype": (using("zeros", "no such type"), FieldError, "not a dtype"),
-    "components of zero": (using("zeros", components=0), FieldError, "components"),
-    "an axis to stagger out of range": (using("zeros", staggered=7), FieldError, "staggered"),
-    "an unknown option of a field": (using("zeros", colour="red"), FieldError, "colour"),
-    "a list in place of an array": (with_field(lambda g: [[0.0]]), FieldError, "numpy.ndarray"),
-    "a list in place of an array on one rank >1": (
-        lambda c: with_field(lambda g: only_on(c, 1, [[0.0]], g.zeros()))(c),
-        FieldError,
-        "numpy.ndarray",
-    ),
-    "an array of the wrong shape": (
-        with_field(lambda g: np.zeros((3, 3, 3))),
-        FieldError,
-        "padded_shape",
-    ),
-    "the own cells of a field": (
-        with_field(lambda g: g.interior(g.zeros(components=3))),
-        FieldError,
-        "halo",
-    ),
-    "an array whose shape several layouts have": (
-        lambda c: _sum_of_several_layouts(c),
-        FieldError,
-        "grid.declare",
-    ),
-    "a shape in place of a dtype": (
-        with_field(lambda g: g.zeros(g.grid_shape)),
-        FieldError,
-        "dtype",
-    ),
-    "a datatype of mpi4py in a constructor": (
-        lambda comm: dt.vector(2, 1, 3, MPI.DOUBLE),
-        DatatypeError,
-        "mpi4py",
-    ),
-    "a freed datatype of mpi4py": (
-        send_of_type(lambda: MPI.DOUBLE.Create_vector(2, 1, 3), free=True),
-        DatatypeError,
-        "sends[0].datatype",
-    ),
-    "a datatype of mpi4py without an equivalent": (
-        send_of_type(
-            lambda: MPI.DOUBLE.Create_darray(1, 0, [8], [MPI.DISTRIBUTE_BLOCK], [8], [1]),
-            free=False,
-        ),
-        DatatypeError,
-        "sends[0].datatype",
-    ),
-    "an array of the wrong shape on one rank >1": (
-        lambda c: with_field(lambda g: np.zeros(only_on(c, 1, (2, 2), g.padded_shape)))(c),
-        FieldError,
-        "[rank 1]",
-    ),
-    "an array of another dtype on one rank >1": (
-        lambda c: with_field(lambda g: np.zeros(g.padded_shape, only_on(c, 1, "f4", "f8")))(c),
-        MismatchError,
-        "f8",
-    ),
-    "another number of fields on one rank >1": (lambda c: _fields_differ(c), MismatchError, "rank"),
-    "an array one cell too long": (
-        with_field(lambda g: np.zeros((g.padded_shape[0] + 1, *g.padded_shape[1:]))),
-        FieldError,
-        "does not fit",
-    ),
-    "a read-only array": (with_field(read_only), FieldError, "read-only"),
-    "an array of which one row stands for all": (
-        with_field(lambda g: as_strided(np.zeros(g.padded_shape[1]), g.padded_shape, (0, 8))),
-        FieldError,
-        "field",
-    ),
-    "a sliding window": (
-        with_field(lambda g: as_strided(np.zeros(99), g.padded_shape, (8, 8))),
-        FieldError,
-        "field",
-    ),
-    "an array made read-only after its first exchange": (
-        lambda c: _changed_later(c, lambda u: u.setflags(write=False)),
-        FieldError,
-        "read-only",
-    ),
-    "an array given another shape after its first exchange": (
-        lambda c: _changed_later(c, lambda u: setattr(u, "shape", (-1,))),
-        FieldError,
-        "does not fit",
-    ),
-    "a masked array": (
-        with_field(lambda g: np.ma.zeros(g.padded_shape)),
-        FieldError,
-        "masked array",
-    ),
-    "a new array of another dtype on one rank, after others >1": (
-        lambda c: _new_dtype(c),
-        MismatchError,
-        "plan",
-    ),
-    "no field at all": (using("exchange"), FieldError, "field"),
-    "corners that are not a bool": (lambda c: _corners(c), FieldError, "corners"),
-    "accumulate of booleans": (lambda c: _accumulate_bool(c), FieldError, "accumulate"),
-    "a closed grid": (closed, ClosedError, "closed"),
-    "a plan of a closed grid": (plan_of_closed_grid, ClosedError, "closed"),
-    "a closed plan": (closed_plan, ClosedError, "closed"),
-    "a plan in two threads": (_plan_in_two_threads, StateError, "thread"),
-    "a grid in two threads": (_grid_in_two_threads, StateError, "thread"),
-    "grids made by two threads": (_grids_by_two_threads, StateError, "thread"),
-    "start without finish": (started_twice, StateError, "finish"),
-    "finish without start": (finished_unstarted, StateError, "start"),
-    "the sum of a structured field": (reduce_structured, FieldError, "no meaning"),
-    "a sum of unlike dtypes >1": (reduce_unlike, MismatchError, "int64"),
-    "a sum of unlike layouts >1": (reduce_unlike_layouts, MismatchError, "components"),
-    "a reproducible sum on one rank only >1": (
-        lambda c: with_call("sum", reproducible=only_on(c, 0, True, False))(c),
-        MismatchError,
-        "reproducible",
-    ),
-    "reproducible that is not a bool": (
-        lambda c: with_call("norm", reproducible="yes")(c),
-        FieldError,
-        "reproducible",
-    ),
-    "a reproducible product": (
-        using("allreduce", 1.0, "prod", reproducible=True),
-        FieldError,
-        "reproducible",
-    ),
-    "a reproducible sum of each node": (
-        lambda c: halox.Allreduce(
-            c, 3, "f8", algorithm="hierarchical", device="cpu", reproducible=True
-        ),
-        FieldError,
-        "algorithm",
-    ),
-    "a whole array that can be read in two ways": (
-        lambda c: using("scatter", np.ones(2 * (4 * c.size, 6)))(c),
-        FieldError,
-        "grid.scatter",
-    ),
-    "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "dtype"),
-    "a gather to unlike roots >1": (gather_to_unlike_roots, MismatchError, "root"),
-    "a gather to a rank out of range": (
-        lambda c: with_call("gather", root=c.size)(c),
-        FieldError,
-        "root",
-    ),
-    "a value that the dtype cannot hold": (using("full", 300, "u1"), FieldError, "value"),
-    "a complex value in a real field": (using("full", 1 + 2j), FieldError, "value"),
-    "a value that the dtype of another field cannot hold": (
-        lambda c: _full_like(c, 1j),
-        FieldError,
-        "value",
-    ),
-    "a value that does not broadcast": (using("full", [1] * 5), FieldError, "value"),
-    "a field larger than the memory": (
-        using("zeros", components=(10**6, 10**6)),
-        HaloxError,
-        "memory",
-    ),
-    "accumulate of the same cells twice": (accumulate_twice, FieldError, "share memory"),
-    "an array that raises when asked for its memory": (
-        with_field(lambda g: Raising()),
-        FieldError,
-        "ZeroDivisionError",
-    ),
-    "a sum that overflows where NumPy is told to raise": (
-        sum_that_overflows,
-        HaloxError,
-        "FloatingPointError",
-    ),
-    "an unknown reduction": (using("allreduce", 1.0, op="median"), FieldError, "op"),
-    "the minimum of complex numbers": (lambda c: _minimum_of_complex(c), FieldError, "min"),
-    "allreduce of unlike shapes >1": (
-        lambda c: using("allreduce", np.zeros(2 + c.rank))(c),
-        MismatchError,
-        "shape",
-    ),
-    "a send without its receive": (
-        exchange(ring(dt.contiguous(8, "f8")), lambda c: []),
-        MismatchError,
-        "send",
-    ),
-    "signatures that differ": (
-        exchange(ring(dt.contiguous(8, "f8")), from_left(dt.contiguous(16, "f4"))),
-        MismatchError,
-        "f8",
-    ),
-    "tags that differ": (
-        exchange(
-            lambda c: [
-                halox.Send(np.zeros(2), dt.contiguous(2, "f8"), (c.rank + 1) % c.size, tag=1)
-            ],
-            from_left(dt.contiguous(2, "f8")),
-        ),
-        MismatchError,
-        "tag",
-    ),
-    "a send to a rank out of range": (
-        exchange(lambda c: [halox.Send(np.zeros(2), "f8", c.size)], lambda c: []),
-        MismatchError,
-        "sends[0].dest",
-    ),
-    "a negative count": (
-        exchange(lambda c: [halox.Send(np.zeros(2), "f8", 0, count=-1)], lambda c: []),
-        FieldError,
-        "count",
-    ),
-    "a datatype that reaches outside its array": (
-        exchange(ring(dt.vector(5, 1, 2, "f8")), from_left(dt.contiguous(5, "f8"))),
-        FieldError,
-        "bytes",
-    ),
-    "items between the elements of a view": (
-        exchange(
-            lambda c: [halox.Send(np.zeros((4, 6))[:, 1], "f8", (c.rank + 1) % c.size, count=4)],
-            from_left(dt.contiguous(4, "f8")),
-        ),
-        FieldError,
-        "sends[0].array",
-    ),
-    "an int as send": (
-        exchange(lambda c: [3], lambda c: []),  # type: ignore[list-item]
-        FieldError,
-        "sends[0]",
-    ),
-    "a text as tag": (
-        exchange(lambda c: [halox.Send(np.zeros(2), "f8", 0, tag="red")], lambda c: []),  # type: ignore[arg-type]
-        MismatchError,
-        "sends[0].tag",
-    ),
-    "a receive that touches a byte twice": (
-        exchange(ring(dt.contiguous(4, "f8")), from_left(dt.hindexed_block(2, [0, 8], "f8"))),
-        DatatypeError,
-        "twice",
-    ),
-    "messages into bytes of one another": (
-        exchange(
-            lambda c: [],
-            lambda c: [halox.Recv(array, "f8", c.rank, 4) for array in [np.zeros(4)] * 2],
-        ),
-        FieldError,
-        "receives[1]",
-    ),
-    "a datatype of negative count": (lambda c: dt.vector(-1, 1, 1, "f8"), DatatypeError, "count"),
-    "a datatype that reaches over 2**63 bytes": (
-        lambda c: dt.indexed([5], [0], dt.resized("f8", 0, 2**62)),
-        DatatypeError,
-        "indexed",
-    ),
-    "a subarray that sticks out": (
-        lambda c: dt.subarray((4, 4), (2, 2), (3, 0), "f8"),
-        DatatypeError,
-        "axis 0",
-    ),
-    "lengths and displacements that differ in number": (
-        lambda c: dt.indexed([1, 2], [0], "f8"),
-        DatatypeError,
-        "displacements",
-    ),
-    "fields in another order >1": (another_order, MismatchError, "field"),
-    "a field that ranks read in different ways >1": (
-        read_in_different_ways,
+    ]
+)
+@pytest.mark.usually(1, 2)
+def test_calls(call: Callable[[halox.Grid], Any], kind: Any, word: str, grid: halox.Grid) -> None:
+    """Also: the traceback of a user's error is short, and has no second traceback."""
+    error = raised_by_all(grid.comm, kind, word, lambda: call(grid))
+    assert frames(error) <= FRAMES
+    assert "".join(traceback.format_exception(error)).count("Traceback") == 1
+    check_usable(grid)
+
+
+# Calls that differ between ranks
+
+
+def fields(grid: halox.Grid, number: int) -> list[Any]:
+    return [grid.ones() for _ in range(number)]
+
+
+def scattered(grid: halox.Grid, odd: Odd) -> None:
+    whole = np.ones(grid.grid_shape) if grid.rank == 0 else None
+    grid.scatter(whole, out=odd(strided(grid, 8, 8), new_array(grid)))
+
+
+def transformed(grid: halox.Grid, odd: Odd) -> None:
+    fft = halox.FFT(grid, axes=0)
+    out = np.ones(fft.grid.padded_shape, "c16")
+    fft.forward(fft.physical.zeros("c16"), odd(as_strided(out, strides=(8, 8)), out))
+
+
+def overflowing(grid: halox.Grid, odd: Odd, strict: str) -> None:
+    """Form a sum that overflows on one rank, where NumPy or Python is told to raise."""
+    u = grid.ones()
+    grid.interior(u)[:2] = odd(LARGE, 1)
+    with strictly(odd(strict, "")):
+        grid.sum(u)
+
+
+@contextmanager
+def strictly(strict: str) -> Iterator[None]:
+    with (
+        np.errstate(**({"all": "raise"} if strict == "errstate" else {})),
+        warnings.catch_warnings(),
+    ):
+        if strict == "warnings":
+            warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture(scope="module")
+def several(request: pytest.FixtureRequest) -> Iterator[halox.Grid]:
+    """A grid of several ranks, on one node, or on a node each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HALOX_NODE", request.param)
+        made = make_grid(MPI.COMM_WORLD.Dup())
+    with made:
+        yield made
+
+
+DIFFERENT: list[tuple[Callable[[halox.Grid, Odd], Any], type[HaloxError], str]] = [
+    (lambda g, odd: g.zeros(odd(object, "f8")), FieldError, "dtype"),
+    (lambda g, odd: g.zeros_like(g.ones(), odd(("f8", (3,)), "f8")), FieldError, "dtype"),
+    (lambda g, odd: g.zeros(components=odd(1 << 60, 1)), FieldError, "components"),
+    (lambda g, odd: g.ones(components=odd((1,) * 65, 1)), FieldError, "components"),
+    (lambda g, odd: g.empty(components=odd((10**6, 10**6), 1)), HaloxError, "memory"),
+    (lambda g, odd: g.full(odd(300, 1), "u1"), FieldError, "value"),
+    (lambda g, odd: g.full(odd(-1, 1), "u4"), FieldError, "value"),
+    (lambda g, odd: g.full(odd(np.nan, 1), "i4"), FieldError, "value"),
+    (lambda g, odd: g.full(odd("x", 1)), FieldError, "value"),
+    (lambda g, odd: g.full(odd({}, 1)), FieldError, "value"),
+    (lambda g, odd: g.full(odd((1, 2, 3), (1, 2)), "f8,i4"), FieldError, "value"),
+    (lambda g, odd: g.full(odd([1] * 7, 1)), FieldError, "value"),
+    (lambda g, odd: g.full_like(g.ones("f4"), odd(1j, 1)), FieldError, "value"),
+    (lambda g, odd: g.exchange(odd([[0.0]], g.ones())), FieldError, "numpy.ndarray"),
+    (lambda g, odd: g.exchange(odd(np.zeros((3, 3, 3)), g.ones())), FieldError, "padded_shape"),
+    (lambda g, odd: g.exchange(odd(read_only(g), new_array(g))), FieldError, "read-only"),
+    (lambda g, odd: g.exchange(odd(np.ma.ones((6, 8)), g.ones())), FieldError, "masked"),
+    (lambda g, odd: g.exchange(odd(Raising(), g.ones())), FieldError, "ZeroDivisionError"),
+    (lambda g, odd: g.gather(odd(Raising(), g.ones())), FieldError, "ZeroDivisionError"),
+    (lambda g, odd: g.sum(odd(Raising(), g.ones())), FieldError, "ZeroDivisionError"),
+    (lambda g, odd: g.exchange(new_array(g, odd("f4", "f8"))), MismatchError, "f8"),
+    (lambda g, odd: g.exchange(*fields(g, 2)[: odd(1, 2)]), MismatchError, "rank"),
+    (lambda g, odd: g.exchange(*fields(g, 2)[:: odd(1, -1)]), MismatchError, "field"),
+    (
+        lambda g, odd: g.exchange(np.zeros(odd((2, *g.padded_shape), (*g.padded_shape, 2)))),
         MismatchError,
         "field",
     ),
-    "a text as `HALOX_TIMEOUT`": (
-        with_variable("HALOX_TIMEOUT", "soon"),
-        HaloxError,
-        "HALOX_TIMEOUT",
-    ),
-    "`HALOX_DEBUG` that is neither 0 nor 1": (
-        with_variable("HALOX_DEBUG", "off"),
-        HaloxError,
-        "HALOX_DEBUG",
-    ),
-    "`HALOX_DEBUG_HALO` that is neither 0 nor 1": (
-        with_variable("HALOX_DEBUG_HALO", "yes"),
-        HaloxError,
-        "HALOX_DEBUG_HALO",
-    ),
-    "a path that does not exist": (with_path("pigeon"), PathError, "pigeon"),
-    "a protocol that does not exist": (
-        with_variable("HALOX_PATH", "host/ll"),
-        PathError,
-        "HALOX_PATH",
-    ),
-    "a path that arrays of this kind cannot take >1": (with_path("peer"), PathError, "peer"),
-    "a grid's paths that differ between ranks >1": (
-        with_path("ipc", "host"),
+    (lambda g, odd: g.plan(g.ones(), path=odd("host", None)), MismatchError, "path"),
+    (lambda g, odd: g.plan(g.ones()).measure(odd(0, 3)), HaloxError, "repeats"),
+    (lambda g, odd: g.plan(g.ones()).measure(odd(2**31, 3)), HaloxError, "repeats"),
+    (lambda g, odd: g.plan(g.ones()).measure(odd(2, 3)), HaloxError, "repeats"),
+    (lambda g, odd: g.sum(g.ones(odd("f8", "i8"))), MismatchError, "int64"),
+    (
+        lambda g, odd: g.sum(odd(g.ones(components=3), g.ones(components_after=3))),
         MismatchError,
-        "path",
+        "components",
     ),
-    "a plan's paths that differ between ranks >1": (with_path_of_plan, MismatchError, "path"),
-    "`measure` of no number of exchanges": (
-        with_plan(lambda p, _: p.measure(0)),
-        HaloxError,
-        "repeats",
-    ),
-    "more exchanges than can be waited for": (
-        with_plan(lambda p, _: p.measure(2147483648)),
-        HaloxError,
-        "repeats",
-    ),
-    "numbers of exchanges that differ between ranks >1": (
-        with_plan(lambda p, comm: p.measure(3 + comm.rank)),
-        HaloxError,
-        "repeats",
-    ),
-    "`measure` between start and finish": (between(lambda p: p.measure()), StateError, "finish"),
-    "`measure` of a closed plan": (with_plan(measured_closed), ClosedError, "closed"),
-    "`plan.device` of NumPy arrays": (
-        with_plan(lambda p, _: p.device),
-        FieldError,
-        "plan.device",
-    ),
-    "`plan.device` between start and finish": (between(lambda p: p.device), StateError, "finish"),
-    "a sum of bools": (using("allreduce", np.ones(3, "?"), "sum"), FieldError, "sum"),
-    "the truth of floats": (using("allreduce", np.ones(3), "logical_or"), FieldError, "logical_or"),
-    "a reduction of another byte order": (using("allreduce", np.ones(3, ">f8")), FieldError, ">f8"),
-    "a dtype with axes": (using("zeros", ("f8", (3,))), FieldError, "dtype"),
-    "a masked value": (using("full", np.ma.masked), FieldError, "value"),
-    "a reproducible sum over an axis": (
-        lambda c: with_call("sum", axis=0, reproducible=True)(c),
-        FieldError,
-        "reproducible",
-    ),
-    "an FFT of integers": (
-        lambda c: halox.FFT(grid(c), axes=1).forward(np.zeros((6, 8), "i8")),
-        FieldError,
-        "u",
-    ),
-}
+    (lambda g, odd: g.sum(g.ones(), reproducible=odd(True, False)), MismatchError, "reproducible"),
+    (lambda g, odd: odd(g.max, g.sum)(g.ones()), MismatchError, "max"),
+    (lambda g, odd: odd(g.allreduce, g.sum)(g.ones()), MismatchError, "allreduce"),
+    (lambda g, odd: g.sum("a + b", a=g.ones(), b=odd(np.ones(5), g.ones())), FieldError, "b"),
+    (lambda g, odd: g.sum(odd("a + 1", "a + 2"), a=g.ones()), MismatchError, "a + 1"),
+    (lambda g, odd: overflowing(g, odd, "errstate"), HaloxError, "FloatingPointError"),
+    (lambda g, odd: overflowing(g, odd, "warnings"), HaloxError, "RuntimeWarning"),
+    (lambda g, odd: g.allreduce(np.ones(3, odd("i8", "f8"))), MismatchError, "dtype"),
+    (lambda g, odd: g.allreduce(np.ones(odd((4, 1), 4))), MismatchError, "shape"),
+    (lambda g, odd: g.allreduce(np.ones(odd(9000, 4))), MismatchError, "shape"),
+    (lambda g, odd: g.allreduce(np.ones(odd(4, 9000))), MismatchError, "shape"),
+    (lambda g, odd: g.allreduce(1.0, odd("prod", "sum")), MismatchError, "prod"),
+    (lambda g, odd: g.allreduce(1.0, odd("mean", "sum")), FieldError, "op"),
+    (lambda g, odd: g.allreduce(1.0, reproducible=odd(True, False)), MismatchError, "reproducible"),
+    (lambda g, odd: g.allreduce(odd("text", 1.0)), FieldError, "U4"),
+    (lambda g, odd: g.allreduce(odd(np.ma.masked, 1.0)), FieldError, "array"),
+    (lambda g, odd: g.allreduce(np.ones(4), out=np.ones(odd(3, 4))), FieldError, "out"),
+    (lambda g, odd: g.gather(g.ones(odd("f8", "f4"))), MismatchError, "dtype"),
+    (lambda g, odd: g.gather(g.ones(), root=odd(1, 0)), MismatchError, "root"),
+    (scattered, FieldError, "share memory"),
+    (transformed, FieldError, "out"),
+    (lambda g, odd: g.coarsen(odd((2, 1), 2)), MismatchError, "factor"),
+    (lambda g, odd: g.linear_operator(print, fields(g, 2)[: odd(1, 2)]), MismatchError, "number"),
+    (lambda g, odd: product(g, lambda u, out: None, g.ones()), StateError, "dot products"),
+]
 
 
-def _new_dtype(comm: World) -> None:
-    with grid(comm) as g:
-        for dtypes in (("f8", "f8"), ("f4", "f8")):
-            g.exchange(np.zeros(g.padded_shape, only_on(comm, 1, *dtypes)))
+@cases(DIFFERENT)
+@pytest.mark.parametrize("several", ["", *full("rank")], indirect=True)
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usually(3)
+def test_calls_of_one_rank(
+    call: Callable[[halox.Grid, Odd], Any], kind: Any, word: str, several: halox.Grid
+) -> None:
+    raised_by_all(several.comm, kind, word, lambda: call(several, odd_on(several.comm)))
+    check_usable(several)
 
 
-def _fields_differ(comm: World) -> None:
-    with grid(comm) as g:
-        u, v = g.zeros(), g.zeros()
-        g.exchange(*only_on(comm, 1, (u,), (u, v)))
+@pytest.mark.ranks(2, 3)
+@pytest.mark.usually(3)
+@pytest.mark.parametrize("several", ["rank"], indirect=True)
+def test_the_first_rank_is_the_odd_one(several: halox.Grid) -> None:
+    """Some of the calls, on a node each."""
+    for call, kind, word in DIFFERENT[::3]:
+        odd = odd_on(several.comm, 0)
+        raised_by_all(several.comm, kind, word, lambda: call(several, odd))  # noqa: B023
 
 
-def _corners(comm: World) -> None:
-    with grid(comm) as g:
-        g.exchange(g.zeros(), corners="no")  # type: ignore[arg-type]
+def test_targets_that_share_no_memory(grid: halox.Grid) -> None:
+    """Elements that interleave, and components of one array, are accepted."""
+    target = strided(grid, 56, 48)
+    grid.scatter(np.ones(grid.grid_shape) if grid.rank == 0 else None, out=target)
+    assert (target[1:-1, 1:-1] == 1).all()
+    in_front, behind = grid.ones(components=2), grid.ones(components_after=2)
+    grid.accumulate(in_front[0], in_front[1])
+    grid.accumulate(behind[..., 0], behind[..., 1])
 
 
-def _accumulate_bool(comm: World) -> None:
-    with grid(comm) as g:
-        g.accumulate(g.zeros("?"))
+# Masks
 
 
-def _sum_of_several_layouts(comm: World) -> None:
-    with grid(comm) as g:
-        w, v = g.ones(halo=((2, 1), (1, 1))), g.ones(halo=((1, 2), (1, 1)))
-        assert w.shape == v.shape
-        g.sum(2 * w)
+def operated(x: Any) -> Any:
+    pytest.importorskip("scipy")
+    with halox.Grid(4, device="cpu", comm=MPI.COMM_SELF) as grid:
+        return grid.linear_operator(lambda v, out: np.copyto(out, v), grid.ones()).matvec(x)
 
 
-def _full_like(comm: World, value: object) -> None:
-    with grid(comm) as g:
-        g.full_like(g.zeros("f4"), value)
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("field", lambda g, u, m: g.exchange(m(u))),
+        ("array", lambda g, u, m: g.allreduce(m(np.ones(3)))),
+        ("array", lambda g, u, m: g.allreduce(m(np.ones(9000)))),
+        ("array", lambda g, u, m: g.allreduce(m(np.float64(1)))),
+        ("indices", lambda g, u, m: halox.Points(g, m([[1.0, 2.0]]))),
+        ("values", lambda g, u, m: halox.Points(g, [[1, 2]]).add(u, m([1.0]))),
+        ("bins", lambda g, u, m: g.histogram(u, m([0.0, 1.0, 2.0]))),
+        ("range", lambda g, u, m: g.histogram(u, 2, m([0.0, 1.0]))),
+        ("s", lambda g, u, m: g.sum("s * u", s=m(np.float64(2)), u=u)),
+        ("v", lambda g, u, m: g.sum("v + u", v=m(u), u=u)),
+        ("x", lambda g, u, m: g.locate([[1, 2]], coords={"x": m(np.arange(4.0 * g.size))})),
+        ("points", lambda g, u, m: g.locate(m([[1.0, 2.0]]))),
+        ("boundary", lambda g, u, m: g.ones(boundary=("constant", m(2.0)[()]))),
+        ("x", lambda g, u, m: operated(m(np.ones(4)))),
+        ("displacements", lambda g, u, m: dt.indexed([1], m([1]), "f8")),
+    ],
+    ids=line,
+)
+@pytest.mark.usually(2)
+def test_masked_arrays(argument: str, call: Callable[..., Any], comm: World) -> None:
+    """A mask that was dropped would turn missing values into numbers; the same call without mask works."""
+
+    def masked(values: Any) -> Any:
+        return np.ma.masked if np.ndim(values) == 0 else np.ma.array(values, mask=True)
+
+    with make_grid(comm, periodic=False) as grid:
+        u = grid.ones()
+        call(grid, u, np.asarray)
+        raised_by_all(comm, FieldError, argument, lambda: call(grid, u, masked))
 
 
-def _minimum_of_complex(comm: World) -> None:
-    with grid(comm) as g:
-        g.min(g.zeros("c16"))
+# Messages
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_bad_input(name: str, comm: World) -> None:
-    check_error(TABLE, name, comm)
+def send(array: Any, datatype: Any = "f8", to: Any = None, **options: Any) -> Callable[..., Any]:
+    """Return a function that sends an array to the next rank, which expects eight floats."""
+
+    def call(comm: World) -> None:
+        dest = (comm.rank + 1) % comm.size if to is None else to(comm)
+        receive = halox.Recv(np.zeros(8), dt.contiguous(8, "f8"), (comm.rank - 1) % comm.size)
+        halox.Exchange([halox.Send(array, datatype, dest, **options)], [receive], comm=comm)
+
+    return call
+
+
+def receive(*items: tuple[Any, Any]) -> Callable[[World], Any]:
+    """Return a function that receives arrays, as some datatypes, from the same rank."""
+
+    def call(comm: World) -> None:
+        sends = [halox.Send(np.zeros(4), "f8", comm.rank, 4) for _ in items]
+        halox.Exchange(sends, [halox.Recv(a, t, comm.rank) for a, t in items], comm=comm)
+
+    return call
+
+
+def of_mpi(comm: World, datatype: MPI.Datatype, *, is_freed: bool = False) -> None:
+    if is_freed:
+        datatype.Free()
+    try:
+        send(np.zeros(8), datatype)(comm)
+    finally:
+        if not is_freed:
+            datatype.Free()
+
+
+EIGHT, FOUR = dt.contiguous(8, "f8"), dt.contiguous(4, "f8")
+SHARED = np.zeros(8)
+
+
+@cases(
+    [
+        (lambda c: halox.Exchange([3], [], comm=c), FieldError, "sends[0]"),
+        (
+            lambda c: halox.Exchange([halox.Send(SHARED, EIGHT, 0)], [], comm=c),
+            MismatchError,
+            "send",
+        ),
+        (send(np.zeros(8), dt.contiguous(16, "f4")), MismatchError, "f4"),
+        (send(np.zeros(8), EIGHT, tag=1), MismatchError, "tag"),
+        (send(np.zeros(8), EIGHT, tag="red"), MismatchError, "sends[0].tag"),
+        (send(np.zeros(8), EIGHT, lambda comm: comm.size), MismatchError, "sends[0].dest"),
+        (send(np.zeros(8), count=-1), FieldError, "count"),
+        (send(np.zeros(8), dt.vector(8, 1, 2, "f8")), FieldError, "bytes"),
+        (send(np.zeros(8), dt.contiguous(1 << 59, "f8")), FieldError, "bytes"),
+        (send(np.zeros(8), dt.vector(2, 1, -(1 << 58), "f8")), FieldError, "bytes"),
+        (send(np.zeros((8, 6))[:, 1], count=8), FieldError, "sends[0].array"),
+        (receive((SHARED, dt.hindexed_block(2, [0, 8], "f8"))), DatatypeError, "twice"),
+        (receive((SHARED, FOUR), (SHARED[3:], FOUR)), FieldError, "receives[1]"),
+        (lambda c: dt.vector(2, 1, 3, MPI.DOUBLE), DatatypeError, "mpi4py"),
+        (
+            lambda c: of_mpi(c, MPI.DOUBLE.Create_vector(2, 1, 3), is_freed=True),
+            DatatypeError,
+            "sends[0].datatype",
+        ),
+        (
+            lambda c: of_mpi(
+                c, MPI.DOUBLE.Create_darray(1, 0, [8], [MPI.DISTRIBUTE_BLOCK], [8], [1])
+            ),
+            DatatypeError,
+            "sends[0].datatype",
+        ),
+    ]
+)
+@pytest.mark.usually(1, 2)
+def test_messages(call: Callable[[World], Any], kind: Any, word: str, comm: World) -> None:
+    raised_by_all(comm, kind, word, lambda: call(comm))
+
+
+# States and machines
+
+
+@pytest.mark.usually(1, 2)
+def test_closed_grids(comm: World) -> None:
+    grid = make_grid(comm)
+    u = grid.zeros()
+    plan = grid.plan(u)
+    plan()
+    grid.close()
+    for call in (lambda: grid.exchange(u), plan, plan.measure):
+        raised_by_all(comm, ClosedError, "closed", call)
+
+
+@pytest.mark.usually(1, 2)
+def test_between_start_and_finish(comm: World) -> None:
+    with make_grid(comm) as grid:
+        plan = grid.plan(grid.zeros())
+        plan.start()
+        raised_by_all(comm, StateError, "finish", plan.measure)
+        raised_by_all(comm, StateError, "finish", lambda: plan.device)
+        plan.finish()
+
+
+@pytest.mark.usually(1, 2)
+def test_debugging_shows_all_frames(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOX_DEBUG", "1")
+    with make_grid(comm) as grid:
+        error = raised_by_all(comm, FieldError, "field", lambda: grid.exchange(3))
+    assert frames(error) > FRAMES and isinstance(error.__cause__, HaloxError)
+
+
+@pytest.mark.usually(1, 2)
+def test_an_error_of_users_code_stays_as_the_cause(comm: World) -> None:
+    with make_grid(comm) as grid:
+        call = lambda: grid.exchange(Raising())  # noqa: E731
+        cause = raised_by_all(comm, FieldError, "ZeroDivisionError", call).__cause__
+    assert isinstance(cause, ZeroDivisionError)
+    assert traceback.extract_tb(cause.__traceback__)[-1].name == "__dlpack_device__"
+
+
+@pytest.mark.usually(1)
+def test_missing_packages(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("cupy") is None:
+        raised_by_all(comm, DeviceError, "cupy", lambda: make_grid(comm, device="gpu"))
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    raised_by_all(comm, MissingPackageError, "mpi4py", lambda: make_grid(comm))
+
+
+# Sums that overflow between ranks
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("several", ["", "rank"], indirect=True)
+@pytest.mark.parametrize("strict", ["errstate", "warnings"])
+def test_combining_raises_nowhere(strict: str, several: halox.Grid) -> None:
+    """A sum that overflows only between ranks is infinite on all, whatever a rank's warning settings are."""
+    u = several.zeros()
+    several.interior(u)[0, 0] = LARGE
+    with strictly(strict if several.rank == 0 else ""):
+        assert several.sum(u) == np.inf
+
+
+# Ranks that do not come
 
 
 @pytest.mark.ranks(2)
 def test_after_a_failure(comm: World) -> None:
     """A rank whose call has failed makes no other call, and a rank that waits for it raises at once."""
-    g = grid(comm.Dup())
-    u = np.zeros(g.padded_shape)
-    g.exchange(u)
+    grid = make_grid(comm.Dup())
+    u = np.zeros(grid.padded_shape)
+    grid.exchange(u)
     if comm.rank == 1:
         with short_waits(), pytest.raises(ExchangeTimeoutError):
-            g.exchange(u)
+            grid.exchange(u)
         with pytest.raises(StateError):
-            g.zeros()
-    comm.Barrier()
+            grid.zeros()
+    come_together(comm)
     if comm.rank == 0:
-        g.exchange(u)  # rank 1 has sent its cells before its timeout
+        grid.exchange(u)  # rank 1 has sent its cells before its timeout
         with pytest.raises(ExchangeTimeoutError):
-            g.exchange(u)
-    comm.Barrier()
-
-
-@pytest.mark.ranks(2)
-def test_different_calls(comm: World) -> None:
-    """A sum on one rank, an exchange on the other one."""
-    with pytest.raises(MismatchError) as caught:
-        different_calls(comm)
-    assert "sum" in str(caught.value) and "exchange" in str(caught.value)
-
-
-def test_gpu_asked_for_where_there_is_none(comm: World) -> None:
-    from halox.runtime.gpu.cuda import why_no_gpu
-
-    reason = why_no_gpu()
-    if reason is None:
-        return  # tests/gpu covers machines with a GPU
-    with pytest.raises(DeviceError, match="device="):
-        grid(comm, device="gpu")
-
-
-def test_cupy_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from halox.runtime.gpu import cuda
-
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    cuda.why_no_gpu.cache_clear()
-    try:
-        with pytest.raises(DeviceError, match="cupy"):
-            grid(comm, device="gpu")
-    finally:
-        cuda.why_no_gpu.cache_clear()
-
-
-def test_mpi_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(MissingPackageError, match="mpi4py"):
-        grid(comm)
+            grid.exchange(u)
+    come_together(comm)
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -886,23 +663,43 @@ def test_a_neighbour_that_does_not_come(
     """A rank that waits for an absent rank raises an error."""
     if allocate == "without shared memory":
         monkeypatch.setenv("HALOX_NODE", "rank")
-    group = comm.Dup()
-    g = grid(group, proc_shape=(comm.size, 1), shape=(4 * comm.size, 64))
-    u = np.zeros(g.padded_shape) if allocate == "by the user" else g.zeros()
-    g.exchange(u)
+    grid = make_grid(comm.Dup(), (4 * comm.size, 64), proc_shape=(comm.size, 1))
+    u = np.zeros(grid.padded_shape) if allocate == "by the user" else grid.zeros()
+    grid.exchange(u)
     if comm.rank == 0:
         with short_waits(), pytest.raises(ExchangeTimeoutError):
-            g.exchange(u)
-    comm.Barrier()
+            grid.exchange(u)
+    come_together(comm)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("elements", [4, 4000])
+@pytest.mark.full
+def test_an_allreduce_that_a_rank_does_not_come_to(elements: int, comm: World) -> None:
+    grid = make_grid(comm.Dup())
+    ones = np.ones(elements)
+    assert (grid.allreduce(ones) == comm.size).all()
+    come_together(comm)
+    if comm.rank < comm.size - 1:
+        with short_waits(), pytest.raises(ExchangeTimeoutError):
+            grid.allreduce(ones)
+    come_together(comm)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_new_dtype_on_one_rank(comm: World) -> None:
+    grid = make_grid(comm.Dup())
+    grid.exchange(new_array(grid))
+    new = new_array(grid, odd_on(comm)("f4", "f8"))
+    raised_by_all(comm, MismatchError, "plan", lambda: grid.exchange(new))
 
 
 @pytest.mark.ranks(2, 3)  # on more, ranks that are not neighbours need not notice
-def test_a_rank_that_makes_another_call(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_makes_another_call(comm: World) -> None:
     """One rank makes a new plan while other ranks run the old plan: all raise, none hangs."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "30")
-    g = grid(comm.Dup(), proc_shape=(comm.size, 1))
-    u, v = g.zeros(), g.zeros()
-    g.exchange(u)
+    grid = make_grid(comm.Dup(), proc_shape=(comm.size, 1))
+    u, v = grid.zeros(), grid.zeros()
+    grid.exchange(u)
     with pytest.raises(MismatchError if comm.size == 2 else HaloxError):
-        g.exchange(v if comm.rank == 1 else u)
-    comm.Barrier()
+        grid.exchange(v if comm.rank == 1 else u)
+    come_together(comm)

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import halox
 from halox.paths.base import Channel
-from tests.calls import calls_of, compare_calls
+from tests.calls import calls_of
 
 World = MPI.Intracomm
 
@@ -49,14 +49,3 @@ def test_a_new_array_makes_no_datatype_and_no_word(comm: World) -> None:
         assert not [name for name in files if name.startswith(("datatypes", "decomposition"))]
         assert not {"gather", "swap", "begin"} & {code.co_name for code in calls}
         assert calls.total() < 110
-
-
-@pytest.mark.ranks(8)
-@pytest.mark.usually(8)
-@pytest.mark.parametrize("node", ["", "rank"])
-def test_making_costs_as_much_on_more_ranks(
-    comm: World, node: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Objects of a grid with the same neighbours, on four ranks and on all ranks."""
-    monkeypatch.setenv("HALOX_NODE", node)
-    compare_calls(comm, 4)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import ClosedError, HaloxError, StateError
+from halox.errors import HaloxError
 from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint, agreed_costs
 from halox.exchange.costs import Costs
@@ -23,7 +23,10 @@ from halox.paths.base import Channel, ChannelMessages
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part
 from halox.runtime.world import World
+from tests.mpi.bad_input import raised_by_all
 from tests.mpi.conftest import agree
+
+pytestmark = pytest.mark.usually(3)
 
 
 @pytest.fixture
@@ -34,48 +37,36 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(params=["shared memory", "MPI"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "MPI":
-        monkeypatch.setenv("HALOX_NODE", "rank")
-    return str(request.param)
-
-
-@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("node", ["", "rank"])
 def test_plans_are_measured_and_exchange_as_ever(
-    way: str, periodic: bool, comm: MPI.Intracomm
+    node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HALOX_NODE", node)
     n = comm.size
     with halox.Grid(
-        (4 * n, 40), halo=1, periodic=periodic, proc_shape=(n, 1), comm=comm, device="cpu"
+        (4 * n, 40), halo=1, periodic=True, proc_shape=(n, 1), comm=comm, device="cpu"
     ) as grid:
-        u = grid.zeros("f8")
-        u[...] = -1
-        grid.interior(u)[...] = comm.rank
+        u = grid.full(-1.0)
         plan = grid.plan(u)
         assert all(row.measured_us is None for row in plan.explain().rows)
-        report = plan.measure(repeats=5)
+
+        def check(value: int, act: Callable[[], Any]) -> Any:
+            grid.interior(u)[...] = value + comm.rank
+            found = act()
+            low, high = (comm.rank - 1) % n, (comm.rank + 1) % n
+            assert (u[0] == value + low).all() and (u[-1] == value + high).all()
+            return found
+
+        report = check(0, lambda: plan.measure(repeats=5))
         assert report == plan.explain()
         assert all(row.measured_us is not None and row.measured_us > 0 for row in report.rows)
-        low, high = (comm.rank - 1) % n, (comm.rank + 1) % n
-        inner = (1, slice(1, -1))
-        if periodic or comm.rank > 0:
-            assert (u[0, inner[1]] == low).all()
-        else:
-            assert (u[0, inner[1]] == -1).all()
-        if periodic or comm.rank < n - 1:
-            assert (u[-1, inner[1]] == high).all()
         # Messages of one channel share the time of the slowest rank, so that all ranks show the same time.
         times: dict[str, set[float]] = {}
         for rows in comm.allgather([(r.path, r.protocol, r.measured_us) for r in report.rows]):
             for path, how, us in rows:
                 times.setdefault(f"{path}/{how}", set()).add(us)
         assert all(len(found) == 1 for found in times.values()), times
-        # The plan still works.
-        grid.interior(u)[...] = 100 + comm.rank
-        plan()
-        if periodic:
-            assert (u[0, inner[1]] == 100 + low).all() and (u[-1, inner[1]] == 100 + high).all()
+        check(100, plan)
 
 
 def test_accumulation_is_measured_without_harm(comm: MPI.Intracomm) -> None:
@@ -86,27 +77,6 @@ def test_accumulation_is_measured_without_harm(comm: MPI.Intracomm) -> None:
         plan = grid._plan("add", (u,), True, keep=True)
         plan.measure(repeats=3)
         assert np.array_equal(u, v)
-
-
-def test_misuse(comm: MPI.Intracomm) -> None:
-    with halox.Grid((4 * comm.size, 4), periodic=True, comm=comm, device="cpu") as grid:
-        plan = grid.plan(grid.zeros())
-        for wrong in (0, -1, 2.5, True, None):
-            with pytest.raises(HaloxError, match="repeats must be an int >= 1"):
-                plan.measure(repeats=wrong)  # type: ignore[arg-type]
-        if comm.size > 1:
-            with pytest.raises(HaloxError, match="repeats must be an int >= 1"):
-                plan.measure(repeats=0 if comm.rank == 1 else 3)
-            with pytest.raises(HaloxError, match="differ between ranks"):
-                plan.measure(repeats=3 + comm.rank)
-        plan()
-        plan.start()
-        with pytest.raises(StateError):
-            plan.measure()
-        plan.finish()
-        plan.close()
-        with pytest.raises(ClosedError):
-            plan.measure()
 
 
 class Counting(Channel):
@@ -144,8 +114,6 @@ def test_channels_that_only_some_ranks_have(comm: MPI.Intracomm) -> None:
 
 
 def test_the_slowest_rank_counts(comm: MPI.Intracomm) -> None:
-    import time
-
     world = World(comm)
 
     def call() -> None:
@@ -164,25 +132,22 @@ def table(latency_us: float) -> Costs:
     return Costs.default().updated({"peer/ll": one}, f"file of {latency_us:g}")
 
 
+@pytest.mark.ranks(2, 3)
 def test_all_ranks_choose_by_the_file_of_rank_0(comm: MPI.Intracomm, folder: Path) -> None:
-    if comm.size == 1:
-        return
     # Each rank has a cache folder with a different table; the folder of the last rank is empty.
     if comm.rank < comm.size - 1:
         calibration.save(HERE, table(10.0 + comm.rank))
     world = World(comm)
-    found = agreed_costs(world, HERE)
-    assert found == table(10.0)
+    assert agreed_costs(world, HERE) == table(10.0)
     assert agreed_costs(world, Fingerprint("none", "none", "", "")) == Costs.default()
     world.close()
 
 
+@pytest.mark.ranks(2, 3)
 def test_a_bad_file_warns_on_rank_0_only_and_can_be_made_an_error_of_all(
     comm: MPI.Intracomm, folder: Path
 ) -> None:
-    if comm.size == 1:
-        return
-    os.makedirs(folder / "halox")
+    (folder / "halox").mkdir()
     calibration.tuning_file().write_text("not JSON")
     world = World(comm)
     with warnings.catch_warnings(record=True) as caught:
@@ -191,13 +156,5 @@ def test_a_bad_file_warns_on_rank_0_only_and_can_be_made_an_error_of_all(
     assert agree(len(caught) == (1 if comm.rank == 0 else 0), comm)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(HaloxError, match="halox tune"):
-            agreed_costs(world, HERE)
-    world.close()
-
-
-def test_the_file_is_not_read_by_a_rank_alone(comm: MPI.Intracomm, folder: Path) -> None:
-    calibration.save(HERE, table(1.0))
-    world = World(MPI.COMM_SELF)
-    assert agreed_costs(world, HERE) == Costs.default()
+        raised_by_all(comm, HaloxError, "halox tune", lambda: agreed_costs(world, HERE))
     world.close()

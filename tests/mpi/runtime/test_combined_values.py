@@ -5,10 +5,8 @@ A few real ranks, each of them a node, count as many. The reference is NumPy in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,10 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.algorithms import HOST_ALGORITHMS
-from halox.errors import HaloxError
-from halox.runtime import gathered_values
+from halox.errors import FieldError, MismatchError
 from tests.exact import hard, norm, products, same_bits, sums
+from tests.limits import combine_all
+from tests.mpi.bad_input import odd_on, raised_by_all
 from tests.mpi.conftest import agree
 from tests.unit.collectives.reduction_oracle import expected, same, sample
 from tests.unit.collectives.test_operations import PAIRS
@@ -30,19 +29,10 @@ DTYPES = ["?", "i1", "u4", "i8", "u8", "f4", "f8", "c8", "c16"]
 
 
 @pytest.fixture(autouse=True)
-def trees(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make every number of ranks count as many; return the lengths in bytes of the arrays that were combined."""
-    found: list[int] = []
-    real = gathered_values.combine
-
-    def noted(comm: Any, pair: Any, *arguments: Any) -> None:
-        found.append(pair[0].nbytes)
-        real(comm, pair, *arguments)
-
+def trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every number of ranks count as many."""
     monkeypatch.setenv("HALOX_NODE", "rank")
-    monkeypatch.setattr(gathered_values, "MOST_GATHERED", 1)
-    monkeypatch.setattr(gathered_values, "combine", noted)
-    return found
+    combine_all(monkeypatch)
 
 
 def in_pairs(op: str, values: list[Any]) -> Any:
@@ -67,7 +57,7 @@ def grid_of(whole: Any, comm: MPI.Intracomm) -> Iterator[tuple[halox.Grid, Calla
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fields(dtype: str, comm: MPI.Intracomm, trees: list[int]) -> None:
+def test_fields(dtype: str, comm: MPI.Intracomm) -> None:
     """Sums, extremes with NaN, and sums of integers that wrap around; the second call is a prepared launch."""
     whole = sample(dtype, "sum", (4 * comm.size,), 1)
     wide = {"f": "f8", "c": "c16", "u": "u8"}.get(whole.dtype.kind, "i8")
@@ -82,7 +72,6 @@ def test_fields(dtype: str, comm: MPI.Intracomm, trees: list[int]) -> None:
                 assert is_right(getattr(grid, name)(u), wanted, comm), name
         squares = [np.asarray(squares_of(block)) for block in blocks]
         assert np.isclose(grid.norm(u), np.sqrt(in_pairs("sum", squares)), equal_nan=True)
-    assert len(trees) == 2 * len(names) + 1
 
 
 def squares_of(block: Any) -> Any:
@@ -91,7 +80,7 @@ def squares_of(block: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["f8", "c16"])
-def test_reproducible_sums(dtype: str, comm: MPI.Intracomm, trees: list[int]) -> None:
+def test_reproducible_sums(dtype: str, comm: MPI.Intracomm) -> None:
     """Partial sums are exact, so that the results have the bits of sums by fractions."""
     rng = np.random.default_rng(2)
     shape = (6 * comm.size,)
@@ -106,15 +95,13 @@ def test_reproducible_sums(dtype: str, comm: MPI.Intracomm, trees: list[int]) ->
             (grid.sum("u", u=u, reproducible=True), sums(a)),
         ):
             assert agree(same_bits(found, wanted), comm), (found, wanted)
-        assert len(trees) == 4
         tiny = np.array([1e16, 1.0, -1e16, 2.0**-30][comm.rank % 4])
         total = grid.allreduce(tiny, reproducible=True)
         every = [[1e16, 1.0, -1e16, 2.0**-30][rank % 4] for rank in range(comm.size)]
         assert agree(same_bits(total[()], sums(every)), comm)
-        assert len(trees) == 4  # rounded once, so from the values of all ranks
 
 
-def test_expressions(comm: MPI.Intracomm, trees: list[int]) -> None:
+def test_expressions(comm: MPI.Intracomm) -> None:
     """Several results of several dtypes in one record."""
     a, n = np.arange(5.0 * comm.size), np.arange(5 * comm.size, dtype="i4") % 7
     c = a - 2j * n
@@ -136,86 +123,49 @@ def test_expressions(comm: MPI.Intracomm, trees: list[int]) -> None:
             assert is_right(found["sum"], wanted["sum"], comm)
         odd = own(np.where(a == comm.size, np.nan, a))
         assert agree(bool(np.isnan(grid.max("odd", odd=odd))), comm)
-    assert len(trees) == 4
 
 
-@pytest.mark.parametrize("algorithm", ["of the grid", *HOST_ALGORITHMS])
-def test_arrays(algorithm: str, comm: MPI.Intracomm, trees: list[int]) -> None:
+def test_arrays(comm: MPI.Intracomm) -> None:
     """Every operation on every dtype; products and sums of floats have the bits of this order."""
-    # Making "hierarchical" splits the communicator, which takes long.
-    pairs = PAIRS[::9] if algorithm == "hierarchical" else PAIRS
     with halox.Grid(comm.size, comm=comm, device="cpu") as grid:
-        for op, dtype in pairs:
+        for op, dtype in PAIRS:
             values = [sample(dtype, op, (5, 2), rank) for rank in range(comm.size)]
             mine, wanted = values[comm.rank], in_pairs(op, values)
-            if algorithm == "of the grid":
-                found = grid.allreduce(mine, op)
-            else:
-                with halox.Allreduce(comm, (5, 2), dtype, op, algorithm, device="cpu") as reduce:
-                    found = reduce(mine)
-            assert is_right(found, wanted, comm), (op, dtype)
-        assert len(trees) == len(pairs)
+            assert is_right(grid.allreduce(mine, op), wanted, comm), (op, dtype)
         large = np.arange(20_000.0) + comm.rank  # parts of it are scattered
-        assert is_right(
-            grid.allreduce(large), sum(large - comm.rank + r for r in range(comm.size)), comm
-        )
+        wanted = sum(large - comm.rank + r for r in range(comm.size))
+        assert is_right(grid.allreduce(large), wanted, comm)
         assert grid.allreduce(np.zeros((0, 3))).shape == (0, 3)
-    assert len(trees) == len(pairs)
 
 
-def test_the_same_bits_in_every_run(comm: MPI.Intracomm) -> None:
-    with halox.Grid(4 * comm.size, comm=comm, device="cpu", halo=0) as grid:
-        u = np.random.default_rng(comm.rank).normal(size=4)
-        found = {np.float64(grid.sum(u)).tobytes() for _ in range(50)}
-    assert len(set().union(*comm.allgather(found))) == 1
+@pytest.mark.parametrize("algorithm", HOST_ALGORITHMS)
+def test_algorithms(algorithm: str, comm: MPI.Intracomm) -> None:
+    for op, dtype in PAIRS[::12]:
+        values = [sample(dtype, op, (5, 2), rank) for rank in range(comm.size)]
+        with halox.Allreduce(comm, (5, 2), dtype, op, algorithm, device="cpu") as reduce:
+            assert is_right(reduce(values[comm.rank]), in_pairs(op, values), comm), (op, dtype)
 
 
-def raised(call: Callable[[], object], comm: MPI.Intracomm) -> str:
-    """Return the type and text of the error, which all ranks raise."""
-    with pytest.raises(HaloxError) as caught:
-        call()
-    text = re.sub(r"call \d+", "call", f"{type(caught.value).__name__}: {caught.value}")
-    texts = set(comm.allgather(text))
-    assert len(texts) == 1, texts
-    return texts.pop()
-
-
-def wrong_calls(grid: halox.Grid, is_odd: bool) -> list[Callable[[], object]]:
-    """Return calls that raise on all ranks because of the odd rank."""
-    ones, few = np.ones(2), np.ones(2, "f4")
-    return [
-        lambda: grid.sum(np.ones(5) if is_odd else ones),
-        lambda: grid.sum(few if is_odd else ones),
-        lambda: grid.max(ones) if is_odd else grid.sum(ones),
-        lambda: grid.sum(ones, reproducible=is_odd),
-        lambda: grid.sum("a + b", a=ones, b=np.ones(5) if is_odd else ones),
-        lambda: grid.sum("a + 1" if is_odd else "a + 2", a=ones),
-        lambda: grid.allreduce(ones, "max" if is_odd else "sum"),
-        lambda: grid.allreduce(few if is_odd else ones),
-        lambda: grid.allreduce(object() if is_odd else ones),
-        lambda: grid.allreduce(np.ones(9000) if is_odd else ones),
-        lambda: grid.allreduce(ones, reproducible=is_odd),
-    ]
-
-
-@pytest.mark.parametrize("odd", [0, -1])
-def test_errors_of_one_rank(odd: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks raise the errors of ranks that gather, and the next call is right."""
-    is_odd = comm.rank == odd % comm.size
-    texts: dict[int, list[str]] = {}
-    for most in (1, 64):
-        monkeypatch.setattr(gathered_values, "MOST_GATHERED", most)
-        found = texts[most] = []
-        with halox.Grid(2 * comm.size, comm=comm, device="cpu", halo=0) as grid:
-            for call in wrong_calls(grid, is_odd):
-                found.append(raised(call, comm))
-                assert grid.sum(np.ones(2)) == 2 * comm.size == grid.allreduce(2)
-        with halox.Allreduce(comm, 2, "f8", "sum", "host", device="cpu") as reduce:
-            for _ in range(2):
-                given = np.ones(3 if is_odd else 2)
-                found.append(raised(partial(reduce, given), comm))
-                assert reduce(np.ones(2)).tolist() == [comm.size] * 2
-    assert texts[1] == texts[64]
-    kinds = [text.partition(":")[0] for text in texts[1]]
-    assert kinds[:3] == ["FieldError", "MismatchError", "MismatchError"]
-    assert kinds[-1] == "FieldError"
+@pytest.mark.parametrize("rank", [0, -1])
+def test_errors_of_one_rank(rank: int, comm: MPI.Intracomm) -> None:
+    """All ranks raise the error, and the next call is right."""
+    odd, ones, few = odd_on(comm, rank), np.ones(2), np.ones(2, "f4")
+    with (
+        halox.Grid(2 * comm.size, comm=comm, device="cpu", halo=0) as grid,
+        halox.Allreduce(comm, 2, "f8", "sum", "host", device="cpu") as reduce,
+    ):
+        for call, kind, word in (
+            (lambda: grid.sum(odd(np.ones(5), ones)), FieldError, "does not fit"),
+            (lambda: grid.sum(odd(few, ones)), MismatchError, "float32"),
+            (lambda: odd(grid.max, grid.sum)(ones), MismatchError, "max"),
+            (lambda: grid.sum(ones, reproducible=odd(True, False)), MismatchError, "reproducible"),
+            (lambda: grid.sum(odd("a + 1", "a + 2"), a=ones), MismatchError, "a + 1"),
+            (lambda: grid.allreduce(ones, odd("max", "sum")), MismatchError, "max"),
+            (lambda: grid.allreduce(odd(few, ones)), MismatchError, "dtype"),
+            (lambda: grid.allreduce(odd(object(), ones)), FieldError, "array"),
+            (lambda: grid.allreduce(odd(np.ones(9000), ones)), MismatchError, "shape"),
+            (lambda: reduce(odd(np.ones(3), ones)), FieldError, "shape"),
+        ):
+            raised_by_all(comm, kind, word, call)
+            assert grid.sum(np.ones(2)) == 2 * comm.size == grid.allreduce(2)
+            assert reduce(np.ones(2)).tolist() == [comm.size] * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.cli import launcher, paths, tune
+from halox.cli import launcher, links, paths, tune
 from halox.cli.probing import POINTS, Point, campaign, fitted, tuned_protocols
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
@@ -126,15 +126,14 @@ def test_a_dry_run_writes_nothing(imagined: FakeProber) -> None:
     assert "not written" in figures["file"] and not calibration.tuning_file().exists()
 
 
-def test_nothing_measured_is_an_error_and_writes_nothing(
-    imagined: FakeProber, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> Sample:
-        raise PathError("the cable is out")
+def test_nothing_measured_is_an_error_and_writes_nothing(imagined: FakeProber) -> None:
+    class Refusing(FakeProber):
+        def __call__(self, *_: Any) -> Sample:
+            raise PathError("the cable is out")
 
-    monkeypatch.setattr(FakeProber, "__call__", refuse)
-    with pytest.raises(HaloxError, match=r"no protocol could be measured.*the cable is out"):
-        tune.tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
+    refusing: Any = Refusing(imagined.world)
+    with pytest.raises(HaloxError, match="the cable is out"):
+        tune.tuned_figures(refusing, quiet, ON_GPUS, write=True)
     assert not calibration.tuning_file().exists()
 
 
@@ -142,10 +141,7 @@ def test_ranks_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(launcher.STARTED_BY_HALOX, raising=False)
-    monkeypatch.setattr("halox.runtime.gpu.cuda.gpu_count", lambda: 0)
-    assert tune.ranks_wanted(None) == 2 and tune.ranks_wanted(5) == 5
-    monkeypatch.setattr("halox.runtime.gpu.cuda.gpu_count", lambda: 8)
-    assert tune.ranks_wanted(None) == 8
+    assert tune.ranks_wanted(5) == 5 and (tune.ranks_wanted(None) or 0) >= 2
     monkeypatch.setenv("PMI_SIZE", "3")
     assert tune.ranks_wanted(None) is None
 
@@ -179,56 +175,20 @@ def test_matrix_of_paths() -> None:
     ]
 
 
-def halox(*words: str, cache: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    ended = support.halox(*words, XDG_CACHE_HOME=str(cache))
-    assert ended.returncode == status, ended.stderr
-    assert "Traceback" not in ended.stderr
-    return ended
+def test_info_paths() -> None:
+    ended = support.halox("info", "--paths", "-n", "2", "--json")
+    assert ended.returncode == 0, ended.stderr
+    (a, b), (c, d) = json.loads(ended.stdout)["matrix"]
+    assert a == d == "local/copy" and b == c != a
 
 
-def test_without_a_gpu_there_is_nothing_to_tune(tmp_path: Path) -> None:
-    words = ("tune", "-n", "2", "--device", "cpu")
-    figures = json.loads(halox(*words, "--json", cache=tmp_path).stdout)
-    assert figures["ranks"] == 2 and figures["file"] is None
-    assert "nothing to tune" in figures["note"] and "fixed rules" in figures["note"]
-    assert list(tmp_path.iterdir()) == []
+def test_one_rank_is_not_enough() -> None:
+    support.require("mpi")
+    from mpi4py import MPI
 
-
-def test_tune_needs_two_ranks(tmp_path: Path) -> None:
-    ended = halox("tune", "-n", "1", cache=tmp_path, status=2)
-    assert "needs 2 or more, got 1; add -n 2" in ended.stderr
-
-
-def test_tune_without_the_requested_gpu(tmp_path: Path) -> None:
-    from halox.runtime.gpu.cuda import why_no_gpu
-
-    if why_no_gpu() is None:
-        return
-    ended = halox("tune", "-n", "2", "--device", "gpu", cache=tmp_path, status=2)
-    assert 'device="gpu" was asked for' in ended.stderr
-
-
-def test_info_paths(tmp_path: Path) -> None:
-    figures = json.loads(halox("info", "--paths", "-n", "3", "--json", cache=tmp_path).stdout)
-    assert figures["ranks"] == 3
-    for sender in range(3):
-        for receiver in range(3):
-            is_local = figures["matrix"][sender][receiver] == "local/copy"
-            assert is_local == (sender == receiver)
-    text = halox("info", "--paths", "-n", "2", cache=tmp_path).stdout
-    assert "from \\ to" in text and "the neighbour is this rank (0 to 0, 1 to 1)" in text
-
-
-def test_info_check(tmp_path: Path) -> None:
-    """Status 1, for a slow link, is possible on a busy machine."""
-    ended = support.halox("info", "--check", "-n", "2")
-    assert ended.returncode in (0, 1) and "Traceback" not in ended.stderr, ended.stderr
-    lines = ended.stdout.splitlines()
-    assert lines[:2] == ["ranks: 2", "cut short: NO"]
-    assert lines[3].split()[:2] == ["link", "pairs"]
-    assert any("findings:" in line for line in lines)
-    ended = halox("info", "--check", "-n", "1", cache=tmp_path, status=2)
-    assert "needs 2 or more ranks, got 1; add -n 2" in ended.stderr
+    for check in (tune.tune_on_ranks, lambda _, comm: links.show(comm, as_json=True)):
+        with pytest.raises(HaloxError, match="needs 2 or more"):
+            check(Namespace(), MPI.COMM_SELF)
 
 
 def test_every_protocol_with_constants_is_measured() -> None:

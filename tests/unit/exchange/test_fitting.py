@@ -1,4 +1,4 @@
-"""Fits of cost constants: to exact times, to times with noise, and to arbitrary times."""
+"""Fits of cost constants to times with noise and to arbitrary times; test_tune.py has exact times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.cli.probing import POINTS
@@ -15,6 +15,7 @@ from halox.exchange.fitting import Sample, error_of, fit, follow_siblings
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 
 SHIPPED = Costs.default().protocols
+NAMES = "peer/ll", "peer/direct", "ipc/staging", "staged/shared"
 
 
 def samples_of(cost: ProtocolCost) -> list[Sample]:
@@ -24,18 +25,8 @@ def samples_of(cost: ProtocolCost) -> list[Sample]:
     ]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_exact_times_give_the_constants_back(name: str) -> None:
-    wanted = SHIPPED[name]
-    found = fit(samples_of(wanted))
-    assert found is not None
-    assert found.latency_us == pytest.approx(wanted.latency_us, rel=1e-6)
-    assert found.message_us == pytest.approx(wanted.message_us, rel=1e-6, abs=1e-6)
-    assert found.gb_per_s == pytest.approx(wanted.gb_per_s, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["peer/ll", "peer/direct", "ipc/staging", "staged/shared"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_and_an_outlier_change_predictions_little(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     wanted = SHIPPED[name]
@@ -49,9 +40,8 @@ def test_noise_and_an_outlier_change_predictions_little(name: str, seed: int) ->
             assert found.us(nbytes, run) == pytest.approx(wanted.us(nbytes, run), rel=0.15)
 
 
-@given(
-    st.lists(st.floats(0.1, 1e5), min_size=len(POINTS), max_size=len(POINTS)),
-)
+@given(st.lists(st.floats(0.1, 1e5), min_size=len(POINTS), max_size=len(POINTS)))
+@settings(max_examples=25)
 def test_any_times_give_a_sensible_model_or_none(times: list[float]) -> None:
     # ProtocolCost itself refuses negative constants and bandwidths that fall with longer runs.
     found = fit(
@@ -79,19 +69,8 @@ def test_times_that_do_not_determine_the_constants_give_none() -> None:
         assert alike.latency_us == pytest.approx(cost.latency_us + (messages - 1) * cost.message_us)
 
 
-def test_the_first_points_are_enough() -> None:
-    """Measurements that end early, when time is up, determine all constants."""
-    assert fit(samples_of(SHIPPED["peer/ll"])[:8]) is not None
-
-
-def test_a_protocol_that_was_not_measured_follows_its_siblings() -> None:
-    before = dict(SHIPPED)
-    old = before["peer/staging"]
-    slower = ProtocolCost(2 * old.latency_us, old.message_us, tuple(s / 4 for s in old.gb_per_s))
-    found = follow_siblings("peer/direct", {"peer/staging": slower}, before, False)
-    assert found is not None
-    assert found.latency_us == pytest.approx(2 * before["peer/direct"].latency_us)
-    assert found.gb_per_s == pytest.approx([s / 4 for s in before["peer/direct"].gb_per_s])
-    assert found.message_us == pytest.approx(before["peer/direct"].message_us)
-    assert follow_siblings("ipc/put", {"peer/staging": slower}, before, False) is None
-    assert follow_siblings("peer/direct", {"peer/staging": slower}, before, True) is None
+def test_a_protocol_without_measured_siblings_has_no_constants() -> None:
+    measured = {"peer/staging": SHIPPED["peer/staging"]}
+    assert follow_siblings("peer/direct", measured, SHIPPED, False) is not None
+    assert follow_siblings("ipc/put", measured, SHIPPED, False) is None
+    assert follow_siblings("peer/direct", measured, SHIPPED, True) is None
