@@ -55,7 +55,7 @@ TESTS: dict[str, list[tuple[int, str]]] = {
         (0, "packing/copy_engine packing/tiles packing/strided"),
     ],
     "halox/paths": [
-        (3, "exchange ipc copy_channel fragments"),
+        (3, "exchange channels captures"),
         (0, "peer_plan peer_channel packed_channels local"),
     ],
     "halox/runtime": [

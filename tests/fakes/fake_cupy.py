@@ -25,7 +25,7 @@ from halox.collectives.operations import find_operation
 from halox.errors import DeviceError
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.gpu.marks import Mark
-from halox.runtime.gpu.pools import Pool
+from halox.runtime.gpu.pools import WORDS_BYTES, Pool
 from halox.runtime.place import Place
 from tests.fakes.cpu_allreduce import Launch, Stream
 from tests.fakes.cpu_kernels import aligned
@@ -177,6 +177,46 @@ class FakeArena:
         self._files.clear()
 
 
+class MappedArena(FakeArena):
+    """Memory that ranks can map, arrays included; all arenas of a process know one another's blocks."""
+
+    arenas: ClassVar[dict[str, MappedArena]] = {}
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self._blocks: list[Any] = []
+        self.arenas[self.name] = self
+
+    def handles(self, places: Any) -> dict[Any, bytes]:
+        segments = {place.segment for place in places}
+        return {(name, n): self.arenas[name]._files[n].encode() for name, n in segments}
+
+    def array(self, shape: Any, dtype: Any) -> Array:
+        nbytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
+        block = self.allocate(nbytes)
+        self._blocks.append(block)
+        raw = (ctypes.c_char * nbytes).from_address(block.pointer)
+        return Array(np.frombuffer(raw, "u1").view(dtype).reshape(shape), self.device)
+
+    def free(self) -> None:
+        super().free()
+        self._blocks.clear()
+
+    def _block_around(self, start: int, end: int) -> Any:
+        for block in (block for arena in self.arenas.values() for block in arena._blocks):
+            if block.pointer <= start and end <= block.pointer + block.nbytes:
+                return block
+        return None
+
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        block = self._block_around(start, end)
+        return block and block.place.at(start - block.pointer)
+
+    def around(self, start: int, end: int) -> Any:
+        block = self._block_around(start, end)
+        return block and (block.pointer, block.nbytes, block)
+
+
 class FakeEvents:
     """Takes the place of EventPool: without asynchronous work, the flags on the host suffice."""
 
@@ -268,32 +308,33 @@ class Machine:
         )
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from halox.collectives.device import device_algorithms
-        from halox.collectives.device import kernel_reductions as allreduce
-        from halox.runtime import device_arena
-        from halox.runtime.gpu import cuda, ipc_events, memory, pools
-
-        module = self._cupy()
-        monkeypatch.setitem(sys.modules, "cupy", module)
-        # The communicators of other tests may have a survey of other GPUs.
-        monkeypatch.setattr("halox.runtime.context.GPUS", uuid4().hex)
-        monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
-        monkeypatch.setattr(cuda, "_cupy_types", set())
+        monkeypatch.setitem(sys.modules, "cupy", self._cupy())
         forget_captures(monkeypatch)
-        monkeypatch.setattr(device_arena, "DeviceArena", FakeArena)
-        monkeypatch.setattr(ipc_events, "EventPool", FakeEvents)
-        monkeypatch.setattr(device_algorithms, "ArrayKernels", FakeArrayKernels)
-        monkeypatch.setattr(device_algorithms, "pinned", pinned)
-        monkeypatch.setattr(memory, "register", self._register)
-        monkeypatch.setattr(memory, "pinned", pinned)
-        monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
-        monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", _no_nccl)
-        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(pools.WORDS_BYTES)))
-        monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
-        monkeypatch.setattr(
-            allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
-        )
-        monkeypatch.setattr(allreduce, "PreparedLaunch", self._prepared)
+        gpu, reductions = "halox.runtime.gpu", "halox.collectives.device"
+        replaced: dict[str, Any] = {
+            # The communicators of other tests may have a survey of other GPUs.
+            "halox.runtime.context.GPUS": uuid4().hex,
+            f"{gpu}.cuda.why_no_gpu": lambda: None,
+            f"{gpu}.cuda._cupy_types": set(),
+            f"{gpu}.ipc_events.EventPool": FakeEvents,
+            f"{gpu}.memory.register": self._register,
+            f"{gpu}.memory.pinned": pinned,
+            f"{gpu}.pools.HOST_WORDS": Pool(lambda _: pinned(WORDS_BYTES)),
+            "halox.runtime.device_arena.DeviceArena": FakeArena,
+            "halox.runtime.nccl_ranks.load_nccl": _no_nccl,
+            "halox.packing.device.check_bounds": lambda *_: None,
+            f"{reductions}.device_algorithms.ArrayKernels": FakeArrayKernels,
+            f"{reductions}.device_algorithms.pinned": pinned,
+            f"{reductions}.kernel_reductions.multiprocessors": lambda device: 2,
+            f"{reductions}.kernel_reductions.kernel": lambda name, function, _, defines: (
+                name,
+                function,
+                defines,
+            ),
+            f"{reductions}.kernel_reductions.PreparedLaunch": self._prepared,
+        }
+        for name, fake in replaced.items():
+            monkeypatch.setattr(name, fake)
 
     def _register(self, array: np.ndarray) -> Any:
         self.registered.append(array)

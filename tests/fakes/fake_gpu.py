@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from halox.packing.refine import cut_parts
 from halox.runtime.arrays import Described
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.place import Place
-from tests.fakes.host_launches import side_of, touched
+from tests.fakes.host_launches import FAKES, HostLaunch
 from tests.support import forget_captures
 
 AREA = 1 << 32  # addresses of a block of memory
-AREA_BYTES = 1 << 17  # bytes of it that tests use
+AREA_BYTES = 1 << 19  # bytes of it that tests use
 MOST_EVENTS = 1000
+
+Queue = tuple[int, int]
+"""Rank and number of a stream."""
+Mask = dict[int, int]
+"""For each area the accessed bytes, a bit each."""
+Clock = dict[Queue, int]
+"""For each stream the number of its kernels that are known to have run."""
 
 
 @dataclass
@@ -116,23 +123,26 @@ class FakeGpu:
             memset=lambda *_: None,
             deviceSynchronize=lambda: None,
         )
-        cuda = SimpleNamespace(
+        cupy: Any = ModuleType("cupy")
+        cupy.cuda = SimpleNamespace(
             runtime=runtime,
             get_current_stream=lambda: self.current,
             Device=lambda number: contextlib.nullcontext(),
             Event=lambda disable_timing: FakeEvent(self),
+            Stream=self.side_stream,
         )
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
         forget_captures(monkeypatch)
-        for module in (
-            *(f"runtime.gpu.{name}" for name in ("cuda", "ipc_events", "streams")),
-            "paths.scatter_gather.graph_flags",
-        ):
-            monkeypatch.setattr(f"halox.{module}.cupy", lambda: SimpleNamespace(cuda=cuda))
-        packers = "halox.packing"
-        monkeypatch.setattr(f"{packers}.device.fragment_launches", self.fragment_launches)
-        monkeypatch.setattr(f"{packers}.device.launch_pack", self.launch_pack)
-        monkeypatch.setattr(f"{packers}.device.launch_add", self.launch_add)
-        monkeypatch.setattr(f"{packers}.device.launch_zeros", self.launch_zeros)
+        replaced = [("halox.runtime.gpu.cuda.why_no_gpu", lambda: None)]
+        for name, fake in FAKES.items():
+            replaced.append((f"halox.packing.device.{name}", self._recorded(fake)))
+        for name, fake in replaced:
+            monkeypatch.setattr(name, fake)
+
+    def side_stream(self, non_blocking: bool, priority: int) -> FakeStream:
+        """Return a stream for halox alone, listed after the streams of the caller."""
+        self.streams.append(FakeStream(self, 100 + len(self.streams)))
+        return self.streams[-1]
 
     def make_event(self) -> int:
         self.made += 1
@@ -227,41 +237,39 @@ class FakeGpu:
 
         return SimpleNamespace(launch=launch)
 
-    def fragment_launches(
-        self, moves: Any, fragments: int, device: int, *, unpack: bool
-    ) -> list[Any]:
-        steps: list[list[Any]] = [[] for _ in range(fragments)]
-        for (found, datatype, count), packed, ends in moves:
-            parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
-            if isinstance(parts, int):
-                both = _both((found, datatype, count), packed)
-                steps[parts].append(("copy", *(both[::-1] if unpack else both)))
-                continue
-            for fragment, copies in zip(steps, parts, strict=True):
-                fragment += [("copy", side_of(c.source), side_of(c.target)) for c in copies]
-        return [self.launch(fragment) for fragment in steps]
+    def _recorded(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of `halox.packing.device` whose launches are recorded instead of run."""
 
-    def launch_pack(self, moves: Any, device: int, mark: Any = None) -> Any:
-        return self.launch([("copy", *_both(*move)) for move in moves])
+        def launch_of(made: HostLaunch) -> Any:
+            if made.keep is not None:  # zeros
+                return self.launch([("fill", to, bytes(len(to))) for _, to, _ in made.steps])
+            return self.launch(
+                [
+                    ("copy", of, to) if dtype is None else ("add", of, to, dtype)
+                    for of, to, dtype in made.steps
+                ]
+            )
 
-    def launch_add(self, moves: Any, device: int, mark: Any = None) -> Any:
-        return self.launch([("add", *_both(*move)[::-1], move[0][1].uniform) for move in moves])
+        def call(*args: Any, **options: Any) -> Any:
+            made = make(*args, **options)
+            return [*map(launch_of, made)] if isinstance(made, list) else launch_of(made)
 
-    def launch_zeros(self, endpoints: Any, device: int) -> Any:
-        targets = [touched(endpoint) for endpoint in endpoints]
-        return self.launch([("fill", t, bytes(len(t))) for t in targets])
+        return call
 
 
 class FakeArena:
-    """Arena whose memory has addresses but no bytes; each block is a segment."""
+    """Arena whose memory has addresses but no bytes; each block is a segment. ``is_full``: allocations fail."""
 
     def __init__(self, world: Any) -> None:
         self.world, self.device = world, 0
         self.sizes: dict[int, int] = {}
         self.released: list[int] = []
         self.opened: set[Any] = set()
+        self.is_full = False
 
     def allocate(self, nbytes: int) -> DeviceBlock:
+        if self.is_full:
+            raise MemoryError("no such luck")
         if self.released and self.sizes[self.released[-1]] >= nbytes:
             number = self.released.pop()
         else:
@@ -310,116 +318,200 @@ def _shifted(step: tuple[Any, ...], source: int, target: int) -> tuple[Any, ...]
     return kind, *moved, *rest[len(moved) :]
 
 
-def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
-    array = touched(endpoint)
-    return array, packed + np.arange(len(array))
-
-
 def judge(logs: list[list[Op]], seeds: int = 4) -> None:
     """Assert that the work of all ranks terminates, has no race, and gives the expected values."""
     work = Work(logs)
-    work.check_order()
     for seed in range(seeds):
-        work.execute(random.Random(seed))
+        work.run(seed)
 
 
 class Work:
-    """Work on the streams of all ranks; ``without`` omits one wait, given by rank and index in the log."""
+    """Work on the streams of all ranks, to run in many orders, or in all.
 
-    def __init__(self, logs: list[list[Op]], without: tuple[int, int] | None = None) -> None:
+    ``without`` omits an operation, given by rank and index in the log, or one of its steps of words. With ``one_queue``
+    all streams of a rank share a hardware queue, in the order in which work was enqueued.
+
+    Events determine an order of the work. Words do not: a wait ends as soon as any stream has written the value. So
+    each stream has a vector clock: after a wait it knows all work that the writer of the word, or the record of the
+    event, knew. If two kernels access the same bytes and one writes, the later kernel must know the earlier kernel.
+    """
+
+    def __init__(
+        self,
+        logs: list[list[Op]],
+        without: tuple[int, ...] | None = None,
+        *,
+        one_queue: bool = False,
+    ) -> None:
         self.ops: list[Op] = []
-        self.owners: list[tuple[int, int]] = []
-        self.before: list[list[int]] = []
-        last: dict[tuple[int, int], int] = {}
-        records: dict[tuple[int, int], int] = {}
+        self.owners: list[Queue] = []
+        self._queues: dict[Queue, list[int]] = defaultdict(list)
+        self._records: dict[tuple[int, int], int] = {}
         for rank, log in enumerate(logs):
             for at, op in enumerate(log):
-                if (rank, at) == without:
-                    continue
+                if without is not None and (rank, at) == without[:2]:
+                    if len(without) == 2:
+                        continue
+                    op = replace(op, steps=op.steps[: without[2]] + op.steps[without[2] + 1 :])
                 number = len(self.ops)
                 self.ops.append(op)
                 self.owners.append((rank, op.stream))
-                previous = last.get((rank, op.stream))
-                self.before.append([] if previous is None else [previous])
-                last[rank, op.stream] = number
+                self._queues[rank, 0 if one_queue else op.stream].append(number)
                 if op.kind == "record":
-                    records[op.event] = number
-        for number, op in enumerate(self.ops):
-            if op.kind == "wait":
-                self.before[number].append(records[op.event])
-        self.order = self._sorted(random.Random(0))
-
-    def _sorted(self, rng: random.Random) -> list[int]:
-        """Return a random order that streams and events allow, in which some streams run far ahead."""
-        after = defaultdict(list)
-        for number, before in enumerate(self.before):
-            for other in before:
-                after[other].append(number)
-        missing = [len(before) for before in self.before]
-        haste: dict[tuple[int, int], float] = defaultdict(rng.random)
-        ready = [number for number, n in enumerate(missing) if not n]
-        order = []
-        while ready:
-            if rng.random() < 0.05:
-                haste.clear()
-            number = max(ready, key=lambda n: haste[self.owners[n]])
-            ready.remove(number)
-            order.append(number)
-            for other in after[number]:
-                missing[other] -= 1
-                if not missing[other]:
-                    ready.append(other)
-        assert len(order) == len(self.ops), "streams wait for one another for ever"
-        return order
+                    self._records[op.event] = number
 
     def check_order(self) -> None:
-        """Assert that two kernels are ordered if they access the same bytes and one of them writes."""
-        ancestors = [0] * len(self.ops)
-        for number in self.order:
-            for other in self.before[number]:
-                ancestors[number] |= ancestors[other] | 1 << other
-        masks = self._masks()
-        kernels = [number for number, op in enumerate(self.ops) if op.kind == "kernel"]
-        for i, a in enumerate(kernels):
-            for b in kernels[:i]:
-                if ancestors[a] >> b & 1 or ancestors[b] >> a & 1:
+        """Assert that the work terminates, and that two kernels are ordered that access the same bytes."""
+        self.run(0, values=False)
+
+    def run(self, seed: int, *, values: bool = True) -> None:
+        """Run all work in a random order, in which some streams run far ahead; assert its order and its values."""
+        rng, memory, masks = random.Random(seed), Memory(), self._masks()
+        next_op, next_step = dict.fromkeys(self._queues, 0), dict.fromkeys(self._queues, 0)
+        words: dict[int, tuple[int, Clock]] = defaultdict(lambda: (0, {}))
+        recorded: dict[int, Clock] = {}
+        known: dict[Queue, Clock] = {owner: {} for owner in self.owners}
+        ran: list[tuple[int, Queue, int]] = []
+        left, haste = len(self.ops), [*self._queues]
+        rng.shuffle(haste)
+
+        def can_run(queue: Queue) -> bool:
+            if next_op[queue] == len(self._queues[queue]):
+                return False
+            op = self.ops[self._queues[queue][next_op[queue]]]
+            if op.kind == "wait":
+                return self._records[op.event] in recorded
+            if op.kind != "words" or not op.steps:
+                return True
+            kind, address, value = op.steps[next_step[queue]]
+            return kind == "write" or words[address][0] == value
+
+        while left:
+            if rng.random() < 0.05:
+                rng.shuffle(haste)
+            queue = next((queue for queue in haste if can_run(queue)), None)
+            assert queue is not None, "streams wait for one another for ever"
+            number = self._queues[queue][next_op[queue]]
+            op, owner = self.ops[number], self.owners[number]
+            clock = known[owner]
+            if op.kind == "words" and op.steps:
+                kind, address, value = op.steps[next_step[queue]]
+                if kind == "wait":
+                    _join(clock, words[address][1])
+                else:
+                    assert words[address][0] != value, "a flag is set twice before it is taken"
+                    words[address] = value, dict(clock)
+                next_step[queue] += 1
+                if next_step[queue] < len(op.steps):
                     continue
-                (ra, wa), (rb, wb) = masks[a], masks[b]
-                assert not (wa & (rb | wb) or ra & wb), (
-                    f"race between {self._text(a)} and {self._text(b)}"
-                )
+            elif op.kind == "wait":
+                _join(clock, recorded[self._records[op.event]])
+            elif op.kind == "record":
+                recorded[number] = dict(clock)
+            elif op.kind == "kernel":
+                for other, place, tick in ran:
+                    if clock.get(place, 0) < tick:
+                        assert not _collide(masks[number], masks[other]), (
+                            f"race between {self._text(number)} and {self._text(other)}"
+                        )
+                clock[owner] = clock.get(owner, 0) + 1
+                ran.append((number, owner, clock[owner]))
+                if values:
+                    memory.run(op, self._text(number))
+            next_op[queue] += 1
+            next_step[queue] = 0
+            left -= 1
+        assert not any(value for value, _ in words.values()), "a flag was not taken"
+
+    def explore(self) -> int:
+        """Visit all states that some order of words and events reaches, and return their number; none may deadlock."""
+        steps: list[list[tuple[str, int, int]]] = []
+        events: dict[int, tuple[int, int]] = {}
+        for place, queue in enumerate(self._queues.values()):
+            steps.append([])
+            for number in queue:
+                op = self.ops[number]
+                if op.kind == "words":
+                    steps[-1] += [(kind, address, value) for kind, address, value in op.steps]
+                elif op.kind == "record":
+                    events[number] = place, len(steps[-1]) + 1
+                    steps[-1].append(("record", number, 0))
+                elif op.kind == "wait":
+                    steps[-1].append(("event", self._records[op.event], 0))
+        addresses = sorted({a for queue in steps for k, a, _ in queue if k in ("wait", "write")})
+        word = {address: number for number, address in enumerate(addresses)}
+        ends = tuple(map(len, steps))
+
+        def settled(at: tuple[int, ...]) -> tuple[int, ...]:
+            """Advance all queues over records and event waits, since the order of events makes no difference."""
+            here, before = list(at), None
+            while here != before:
+                before = list(here)
+                for place, n in enumerate(ends):
+                    while here[place] < n and steps[place][here[place]][0] in ("record", "event"):
+                        kind, what, _ = steps[place][here[place]]
+                        if kind == "event" and here[events[what][0]] < events[what][1]:
+                            break
+                        here[place] += 1
+            return tuple(here)
+
+        found = {(settled((0,) * len(ends)), (0,) * len(addresses))}
+        todo = list(found)
+        while todo:
+            at, values = todo.pop()
+            moved = False
+            for place, here in enumerate(at):
+                kind, what, value = steps[place][here] if here < ends[place] else ("end", 0, 0)
+                if kind not in ("wait", "write"):
+                    continue
+                old = values[word[what]]
+                if kind == "wait" and old != value:
+                    continue
+                assert kind == "wait" or old != value, "a flag is set twice before it is taken"
+                moved = True
+                after = (*values[: word[what]], value, *values[word[what] + 1 :])
+                state = settled((*at[:place], here + 1, *at[place + 1 :])), after
+                if state not in found:
+                    found.add(state)
+                    todo.append(state)
+            assert moved or at == ends, "streams wait for one another for ever"
+        return len(found)
 
     def _text(self, number: int) -> str:
         op = self.ops[number]
         return f"{[step[0] for step in op.steps]} on stream {op.stream} of epoch {op.epoch}"
 
-    def _masks(self) -> dict[int, tuple[int, int]]:
-        """Return for each kernel the bytes that it reads and writes, as masks with a bit per byte."""
-        found = {n: op.accesses() for n, op in enumerate(self.ops) if op.kind == "kernel"}
-        sizes: dict[int, int] = defaultdict(int)
-        for pair in found.values():
-            for a in (*pair[0], *pair[1]):
-                area = int(a[0]) // AREA
-                assert a.max() // AREA == a.min() // AREA == area
-                sizes[area] = max(sizes[area], int(a.max()) % AREA + 1)
-        starts, total = {}, 0
-        for area, size in sizes.items():
-            starts[area] = total
-            total += size
+    def _masks(self) -> dict[int, tuple[Mask, Mask]]:
+        """Return for each kernel the bytes that it reads and the bytes that it writes."""
+        accesses = {n: op.accesses() for n, op in enumerate(self.ops) if op.kind == "kernel"}
+        return {n: (_mask(reads), _mask(writes)) for n, (reads, writes) in accesses.items()}
 
-        def mask(addresses: list[np.ndarray]) -> int:
-            bits = np.zeros(total, bool)
-            for a in addresses:
-                bits[starts[int(a[0]) // AREA] + a % AREA] = True
-            return int.from_bytes(np.packbits(bits).tobytes(), "big")
 
-        return {number: (mask(reads), mask(writes)) for number, (reads, writes) in found.items()}
+def _mask(addresses: list[np.ndarray]) -> Mask:
+    found: Mask = defaultdict(int)
+    for some in addresses:
+        area, places = int(some[0]) // AREA, some % AREA
+        assert int(some.max()) // AREA == int(some.min()) // AREA == area
+        bits = np.zeros(int(places.max()) + 1, bool)
+        bits[places] = True
+        found[area] |= int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+    return found
 
-    def execute(self, rng: random.Random) -> None:
-        """Run all work in a random allowed order, and assert the values that the tests expect."""
-        memory = Memory()
-        for number in self._sorted(rng):
-            memory.run(self.ops[number], self._text(number))
+
+def _collide(a: tuple[Mask, Mask], b: tuple[Mask, Mask]) -> bool:
+    """Whether two kernels access the same bytes, and one of them writes."""
+    (reads_a, writes_a), (reads_b, writes_b) = a, b
+    return any(
+        mask & other.get(area, 0)
+        for writes, others in ((writes_a, (reads_b, writes_b)), (writes_b, (reads_a,)))
+        for area, mask in writes.items()
+        for other in others
+    )
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for place, tick in other.items():
+        clock[place] = max(clock.get(place, 0), tick)
 
 
 class Memory:

@@ -18,9 +18,9 @@ import pytest
 from mpi4py import MPI
 
 from halox.errors import DeviceError
-from halox.runtime.gpu import pools
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.nccl import NcclOp
+from halox.runtime.gpu.pools import Pool
 from tests.fakes.cpu_kernels import aligned
 from tests.fakes.fake_cupy import Machine
 from tests.fakes.host_launches import leave
@@ -57,10 +57,13 @@ class FakeNccl:
         machine = self._machine
         event = SimpleNamespace(ptr=0)
         side = SimpleNamespace(stream=machine.stream, before=event, after=event)
-        monkeypatch.setattr(pools, "SIDE_STREAMS", pools.Pool(lambda device: side))
-        monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", self._load)
-        for user in ("paths.nccl.channel", "collectives.device.nccl_reduction"):
-            monkeypatch.setattr(f"halox.{user}.MarkLaunch", self._mark_launch)
+        for name, fake in {
+            "runtime.gpu.pools.SIDE_STREAMS": Pool(lambda device: side),
+            "runtime.nccl_ranks.load_nccl": self._load,
+            "paths.nccl.channel.MarkLaunch": self._mark_launch,
+            "collectives.device.nccl_reduction.MarkLaunch": self._mark_launch,
+        }.items():
+            monkeypatch.setattr(f"halox.{name}", fake)
         import cupy
 
         cupy.cuda.Memory = _memory

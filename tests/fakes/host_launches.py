@@ -53,7 +53,7 @@ class HostLaunch:
     def __init__(
         self, steps: Sequence[Step], keep: object = None, mark: Mark | None = None
     ) -> None:
-        self.steps, self._keep, self._mark = steps, keep, mark
+        self.steps, self.keep, self._mark = steps, keep, mark
 
     def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
         if self._mark is not None:

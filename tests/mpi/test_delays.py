@@ -38,7 +38,7 @@ def test_delays(path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch)
         fields, wrong = [make(), make()], 0
         plan, places, inside = grid.plan(*fields), values(grid), grid.layout(fields[0]).interior
         assert way.check_taken(plan, comm)
-        for step in range(200):
+        for step in range(100):
             some = fields[: 1 + step % 2]
             for number, field in enumerate(some):
                 field[...] = -1

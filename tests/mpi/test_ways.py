@@ -22,7 +22,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
 
 @pytest.mark.ranks(2, 3, 4)
 def test_random_grids(way: Way, comm: MPI.Intracomm) -> None:
-    ways.random_grids(way, comm, 8)
+    ways.random_grids(way, comm, 6)
 
 
 @pytest.mark.ranks(2, 3)
@@ -51,4 +51,4 @@ def test_typed_messages(way: Way, pair: str, one_way: bool, comm: MPI.Intracomm)
 
 @pytest.mark.ranks(2, 3)
 def test_one_way_runs_ahead(way: Way, comm: MPI.Intracomm) -> None:
-    ways.one_way_runs_ahead(way, comm)
+    ways.one_way_runs_ahead(way, comm, steps=30)

@@ -409,7 +409,7 @@ def typed_messages(
         b.Free()
 
 
-def one_way_runs_ahead(way: Way, comm: MPI.Intracomm, zeros: Any = None) -> None:
+def one_way_runs_ahead(way: Way, comm: MPI.Intracomm, zeros: Any = None, steps: int = 100) -> None:
     """Send one way: the sender's host runs far ahead, and must not overwrite data that the receiver has not read."""
     n = 1 << 15
     xp = module(way, comm)
@@ -418,7 +418,7 @@ def one_way_runs_ahead(way: Way, comm: MPI.Intracomm, zeros: Any = None) -> None
     receives = [Recv(y, dt.vector(n, 1, 2, "f8"), comm.rank - 1)] if comm.rank else []
     wrong = xp.zeros((), "i8")
     with Exchange(sends, receives, comm=comm, path=way.path) as exchange:
-        for step in range(100):
+        for step in range(steps):
             if receives and step % 10 == 0:
                 stall(xp)
             x[...] = xp.arange(n) + step * 1e6 + comm.rank * 1e5

@@ -1,4 +1,4 @@
-"""The `ipc` path with real GPUs, shared or not; tests/mpi/paths/test_ipc.py tests the order of its steps on a fake GPU.
+"""The `ipc` path with real GPUs, shared or not; tests/mpi/paths/test_channels.py tests its order on a fake GPU.
 
 test_paths_gpu.py tests what all paths have in common.
 """
@@ -26,7 +26,7 @@ from halox.runtime.context import Context
 from halox.runtime.world import World
 from tests.gpu.ranks.paths import mappable_arrays
 from tests.mpi.conftest import agree
-from tests.mpi.paths.test_ipc import Wire, chain, packed, ring, unpack
+from tests.mpi.paths.channels import Wire, chain, packed, ring, unpack
 from tests.mpi.test_typed import TYPES
 from tests.support import require
 

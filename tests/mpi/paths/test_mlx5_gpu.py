@@ -16,10 +16,9 @@ from halox import Exchange
 from halox.errors import HaloxError, PathError, StateError
 from halox.runtime import device_arena
 from tests.fakes import fake_verbs
-from tests.fakes.fake_cupy import Array, Machine
+from tests.fakes.fake_cupy import Array, Machine, MappedArena
 from tests.fakes.fake_driver import fake_driver
 from tests.mpi.conftest import agree
-from tests.mpi.paths.test_copy_engine_path import MappedArena
 from tests.mpi.paths.test_mlx5_umr import (
     BLOCK,
     BLOCKS,
@@ -91,6 +90,7 @@ def machine(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
         fake.files = Files()  # type: ignore[assignment]
         fake.gpu = gpu
         yield fake
+        fake_verbs.REFUSED.clear()
 
 
 @pytest.fixture
@@ -145,7 +145,6 @@ def test_halos_of_grids(wire: Any, machine: Any, ranks: MPI.Intracomm) -> None:
         fields = [grid.zeros("f8"), grid.zeros("i2")]
         plan = grid.plan(*fields)
         assert taken(plan, ranks) == {PATH}
-        registered = len(wire.adapters[ranks.rank + 1].memory)
         for step in range(3):
             whole = np.arange(np.prod(shape)).reshape(shape) % 1009 + step
             for u in fields:
@@ -155,24 +154,16 @@ def test_halos_of_grids(wire: Any, machine: Any, ranks: MPI.Intracomm) -> None:
             around = np.pad(whole, ((1, 1), (0, 0)), mode="wrap")[rows]
             wanted = np.pad(around, ((0, 0), (1, 1)), constant_values=-1)
             assert agree(all(bool((u.values == wanted).all()) for u in fields), ranks)
-        plan.close()
-        grid.plan(*fields)()
-        assert len(wire.adapters[ranks.rank + 1].memory) == registered, "registered once"
 
 
 @pytest.mark.parametrize("refusing", ["driver", "adapter"])
 def test_one_rank_without_dmabufs(
-    refusing: str,
-    wire: Any,
-    field: Any,
-    machine: Any,
-    ranks: MPI.Intracomm,
-    monkeypatch: pytest.MonkeyPatch,
+    refusing: str, wire: Any, field: Any, machine: Any, ranks: MPI.Intracomm
 ) -> None:
     """All ranks raise an error that names the rank and the cause."""
     if ranks.rank == 1:
         machine.has_dmabufs = refusing != "driver"
-        monkeypatch.setattr(fake_verbs, "REFUSED", ["all"] if refusing == "adapter" else [])
+        fake_verbs.REFUSED[:] = ["all"] if refusing == "adapter" else []
     x, y = field(2 * BLOCK * BLOCKS), field(3 * BLOCK * BLOCKS)
     said = {
         "driver": "cannot be exported as a dmabuf: .*NOT_SUPPORTED",

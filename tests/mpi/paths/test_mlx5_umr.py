@@ -16,7 +16,6 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.paths.scatter_gather.mlx5_channel import Mlx5Channel
 from tests.fakes import fake_verbs
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
@@ -110,38 +109,6 @@ def test_messages_of_different_types_as_mpi_packs_and_unpacks(
             check(ranks, b, step + 50)
 
 
-def test_windows_slide_over_few_keys(
-    wire: fake_verbs.Wire, ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With short lists, and with four keys on rank 0 for both directions, a message takes several rounds."""
-    from halox.paths.scatter_gather import mlx5_umr
-
-    made = mlx5_umr.Limits
-
-    def few(**limits: Any) -> Any:
-        keys = 4 if ranks.rank == 0 else 64
-        return made(
-            **{
-                **limits,
-                "repeats": 1,
-                "keys": keys,
-                "pool": 4,
-                "keys_per_list": keys // 2,
-                "entries": 8,
-            }
-        )
-
-    monkeypatch.setattr(mlx5_umr, "Limits", few)
-    x, y = np.zeros(2 * BLOCK * BLOCKS, "u1"), np.full(3 * BLOCK * BLOCKS, 0xFF, "u1")
-    with ring(ranks, x, y) as exchange:
-        (channel,) = (c for c in exchange._plan._channels if isinstance(c, Mlx5Channel))
-        assert ranks.allreduce(max(end._rounds.count for end in channel._ends), MPI.MAX) > 1
-        for step in range(3):
-            x[:] = values(ranks.rank, step)
-            exchange()
-            check(ranks, y, step)
-
-
 def test_halos_of_grids(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
     """Halos of fields of two dtypes, corners included, equal the halos that host/mpi fills."""
     options: dict[str, Any] = {"halo": 2, "periodic": True, "comm": ranks, "device": "cpu"}
@@ -163,22 +130,6 @@ def test_halos_of_grids(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:
             assert agree(all(same), ranks) and (fields[0][0] >= 0).all()
 
 
-def test_a_second_plan_sends_no_keys(
-    wire: fake_verbs.Wire, ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with halox.Grid(
-        (8 * ranks.size, 6), proc_shape=(ranks.size, 1), comm=ranks, device="cpu", path=PATH
-    ) as grid:
-        u = grid.zeros("f8")
-        first = grid.plan(u)
-        made = fake_verbs.Mlx5Mkey.made
-        registered = len(next(iter(wire.adapters.values())).memory)
-        first.close()
-        grid.plan(u)()
-        assert fake_verbs.Mlx5Mkey.made == made
-        assert len(next(iter(wire.adapters.values())).memory) == registered
-
-
 def test_without_pyverbs_it_says_so(ranks: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain` gives the reason; if the path is requested, all ranks raise, although only one lacks pyverbs."""
     if ranks.rank == 1:
@@ -197,16 +148,6 @@ def test_without_pyverbs_it_says_so(ranks: MPI.Intracomm, monkeypatch: pytest.Mo
         with pytest.raises(PathError) as caught:
             grid.plan(grid.zeros("f8"))
         assert len(set(ranks.allgather(str(caught.value).partition("; ")[0][-40:]))) == 1
-
-
-def test_ranks_of_a_node_are_told_that_it_is_for_others(comm: MPI.Intracomm) -> None:
-    options: dict[str, Any] = {"proc_shape": (comm.size, 1), "comm": comm, "device": "cpu"}
-    said = "mlx5_umr is for different nodes, and ranks"
-    with (
-        halox.Grid((4 * comm.size, 6), path=PATH, **options) as grid,
-        pytest.raises(PathError, match=said),
-    ):
-        grid.plan(grid.zeros("f8"))
 
 
 def test_an_adapter_that_refuses_on_one_rank(wire: fake_verbs.Wire, ranks: MPI.Intracomm) -> None:

@@ -11,8 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.paths.peer import negotiation
-from halox.runtime.gpu import pools
+from halox.runtime.gpu.pools import Pool
 from tests.fakes.cpu_kernels import aligned
 from tests.fakes.cpu_peer import Launch, few_kernels, multiprocessor
 from tests.fakes.fake_cupy import Array, Machine
@@ -24,7 +23,7 @@ require("cxx")
 
 pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.usually(3)]
 
-SHAPE, HALO = (12, 9, 8), 1
+SHAPE, HALO = (6, 5, 4), 1
 PATHS = ["staged/shared", "staged/mpi", "ipc", "peer/ll", "peer/staging"]
 
 
@@ -70,10 +69,13 @@ def grid(path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setenv("HALOX_NODE", f"node of rank {comm.rank}")
     machine = Machine(comm.rank, shared=not path.startswith("peer") and comm.size > 1)
     machine.install(monkeypatch)
-    monkeypatch.setattr(negotiation, "PreparedLaunch", running(comm.rank))
-    monkeypatch.setattr(negotiation, "kernel", lambda name, function, device, defines: defines)
-    monkeypatch.setattr(negotiation, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(pools, "SIDE_STREAMS", pools.Pool(lambda device: machine.stream))
+    for name, fake in {
+        "paths.peer.negotiation.PreparedLaunch": running(comm.rank),
+        "paths.peer.negotiation.kernel": lambda name, function, device, defines: defines,
+        "paths.peer.negotiation.multiprocessors": lambda device: 1,
+        "runtime.gpu.pools.SIDE_STREAMS": Pool(lambda device: machine.stream),
+    }.items():
+        monkeypatch.setattr(f"halox.{name}", fake)
     options: dict[str, Any] = {"proc_shape": (comm.size, 1, 1), "device": "gpu", "path": path}
     with (
         host_launches(),
@@ -106,7 +108,7 @@ def check(grid: halox.Grid, arrays: list[Array], seed: int, comm: MPI.Intracomm)
 
 def test_one_plan_for_new_arrays(grid: halox.Grid, path: str, comm: MPI.Intracomm) -> None:
     """Also for arrays of different alignment, on one rank and between ranks."""
-    for step, offset in enumerate((0, 16, 8, 0, 8 * (comm.rank % 2), 24, 8)):
+    for step, offset in enumerate((0, 16, 8 * (comm.rank % 2), 24, 8)):
         check(grid, [array_at(grid.padded_shape, "f8", offset)], step, comm)
         assert grid.plans_made == 1
     u = array_at(grid.padded_shape, "f8", 0)
@@ -118,10 +120,8 @@ def test_one_plan_for_new_arrays(grid: halox.Grid, path: str, comm: MPI.Intracom
 
 def test_several_fields_move_each_by_itself(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     dtypes = ("f8", "i4", "c16")
-    for step in range(6):
-        offsets = np.random.default_rng((step, comm.rank)).choice(
-            [0, 16, 32, 16 + 16 * (step > 3)], 3
-        )
+    for step in range(4):
+        offsets = np.random.default_rng((step, comm.rank)).choice([0, 16, 32], 3)
         arrays = [
             array_at(grid.padded_shape, dtype, int(at) + np.dtype(dtype).itemsize * (step == 2))
             for dtype, at in zip(dtypes, offsets, strict=True)
@@ -146,6 +146,11 @@ def test_accumulation_of_new_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> No
     assert grid.plans_made == 1
 
 
+# Other paths do not tell the grid's fields from arrays of the user.
+mapping = pytest.mark.parametrize("path", ["ipc", "peer/staging"], indirect=True)
+
+
+@mapping
 def test_a_field_of_the_grid_has_a_plan_of_its_own(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     own: Any = grid.zeros()
     for step in range(2):
@@ -154,6 +159,7 @@ def test_a_field_of_the_grid_has_a_plan_of_its_own(grid: halox.Grid, comm: MPI.I
     assert grid.plans_made == 2
 
 
+@mapping
 @pytest.mark.ranks(2, 3)
 def test_one_rank_has_its_own_field_and_others_new_arrays(
     grid: halox.Grid, comm: MPI.Intracomm

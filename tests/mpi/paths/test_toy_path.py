@@ -20,7 +20,6 @@ from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange.calibration import Fingerprint, load, tuning_file
 from halox.exchange.costs import Costs
 from halox.exchange.making import NODE_MEMORY_IS_FULL
-from halox.paths import requested_path
 from halox.paths.base import (
     Build,
     Candidate,
@@ -30,7 +29,7 @@ from halox.paths.base import (
     Protocol,
 )
 from halox.paths.messages import Message
-from halox.runtime.arena import SharedArena
+from tests.limits import fill_shared_memory
 from tests.mpi.conftest import agree
 from tests.mpi.paths.toy_path import ToyPath
 
@@ -97,11 +96,9 @@ def test_it_says_why_it_cannot(comm: MPI.Intracomm) -> None:
 
 
 def test_it_has_a_name(comm: MPI.Intracomm) -> None:
-    assert requested_path("toy/bytes") == "toy/bytes"
-    with pytest.raises(PathError):
-        requested_path("toy/bricks")
-    with pytest.raises(PathError):
-        requested_path("pigeon")
+    for name in ("toy/bricks", "pigeon"):
+        with pytest.raises(PathError):
+            grid_of(comm, path=name)
 
 
 def test_it_is_listed(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +188,8 @@ def test_its_channel_carries_messages_of_a_rank_to_itself(
 def test_another_path_replaces_it_if_shared_memory_is_full(
     carrying: ToyPath, toy: ToyPath, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SharedArena, "allocate", lambda *_, **__: None)
-    with grid_of(comm, path="carrying") as grid:
+    fill_shared_memory(monkeypatch)
+    with grid_of(comm.Dup(), path="carrying") as grid:  # without shared memory yet
         plan = grid.plan(np.zeros(grid.padded_shape))
         rows = [row for row in plan.explain().rows if row.peer != comm.rank]
         assert {(row.path, row.reason) for row in rows} == {("toy", NODE_MEMORY_IS_FULL)}
