@@ -217,7 +217,7 @@ def test_ranks_of_other_pid_namespaces(
         ("copy_engine", "these arrays are NumPy's"),
         ("mlx5_umr", "mlx5_umr is for different nodes, and ranks"),
         ("pigeon", "there is no protocol 'scatter_gather/pigeon' of the path"),
-        ("process_vm", "process_vm is for one node, and ranks"),
+        ("process_vm", "are on different nodes"),
     ],
 )
 @pytest.mark.parametrize("by", ["argument", "variable"])
