@@ -1,6 +1,6 @@
 """Channels of packed messages, on the host and on a GPU whose streams run in any order that their events allow.
 
-One rank sends to itself through MPI. tests/mpi/paths/test_fragments.py tests the protocol between ranks, and
+One rank sends to itself through MPI. tests/mpi/paths/test_channels.py tests the protocol between ranks, and
 tests/gpu/ranks runs it on GPUs.
 """
 
