@@ -185,9 +185,18 @@ def test_a_process_that_is_not_the_rank(
     """In another PID namespace a rank's number may belong to another process, which must not be written to."""
     parent, own = os.getppid(), fresh(comm)
     world = World(own, "tune")
+    written = []
+
+    class Watched(MemoryCopy):
+        def __init__(self, kind: Any, pid: int, *blocks: Any) -> None:
+            super().__init__(kind, pid, *blocks)
+            written.append((kind, pid))
+
+    monkeypatch.setattr(cross_memory, "MemoryCopy", Watched)
     if comm.rank == 1:
         monkeypatch.setattr(os, "getpid", lambda: parent)
     found = survey(world)
+    assert ("write", parent) not in written
     for rank in range(comm.size):
         if rank != 1:
             why = found.why_not(rank, 1)
