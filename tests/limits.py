@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import NoReturn
+from typing import Any
 
 import pytest
 
@@ -51,10 +51,15 @@ def send_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
 
 
-def fill_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the allocation of shared memory fail, as on a node without free shared memory."""
+def fill_shared_memory(monkeypatch: pytest.MonkeyPatch, above: int = 0) -> None:
+    """Let the allocation of more bytes of shared memory fail, as on a node without free shared memory."""
+    from halox.runtime import shared_memory
 
-    def fail(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    create = shared_memory.create
 
-    monkeypatch.setattr("halox.runtime.shared_memory.create", fail)
+    def fail(name: str, nbytes: int) -> Any:
+        if nbytes > above:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(name, nbytes)
+
+    monkeypatch.setattr(shared_memory, "create", fail)
