@@ -15,7 +15,7 @@ import halox
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
 from halox.gathering import gather as gathering
 from halox.runtime.communicator import CELLS, UNFINISHED
-from tests.limits import gather_in_parts
+from tests.limits import move_in_parts
 from tests.mpi.conftest import agree
 from tests.mpi.limits import SHORT_S, short_waits
 
@@ -79,7 +79,7 @@ def test_in_parts_of_any_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if part_bytes is not None:
-        gather_in_parts(monkeypatch, part_bytes)
+        move_in_parts(monkeypatch, part_bytes)
     with grid(comm, shape, proc_shape=proc_shape) as g:
         check(g, g.zeros("i4"), 0)
         check(g, g.zeros("c8", components=2, components_after=3, staggered=0), comm.size - 1)
@@ -103,7 +103,7 @@ def test_dtypes(dtype: Any, comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3)
 def test_memory_on_the_root(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The root needs memory for the whole field and a few parts, also if ranks share the rows of the field."""
-    gather_in_parts(monkeypatch, 1 << 16)
+    move_in_parts(monkeypatch, 1 << 16)
     for proc_shape in ((comm.size, 1), (1, comm.size)):
         with grid(comm, (500 * comm.size, 200 * comm.size), proc_shape=proc_shape) as g:
             u = g.zeros("f8")
@@ -183,7 +183,7 @@ def test_a_rank_that_does_not_come(missing: int, comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3)
 def test_a_rank_that_stops_half_way(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The root's error names the rank; parts that this rank sends later do not arrive in reused memory."""
-    gather_in_parts(monkeypatch, 1 << 16)
+    move_in_parts(monkeypatch, 1 << 16)
     last = comm.size - 1
     g = grid(comm.Dup(), (400 * comm.size, 100), proc_shape=(comm.size, 1))
     u = g.full(comm.rank + 1)

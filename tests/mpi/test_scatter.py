@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
-from tests.limits import gather_in_parts
+from tests.limits import move_in_parts
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES, grid
@@ -48,7 +48,7 @@ def test_layouts_in_parts_of_any_size(
     part_bytes: int | None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if part_bytes is not None:
-        gather_in_parts(monkeypatch, part_bytes)
+        move_in_parts(monkeypatch, part_bytes)
     n = 2 * comm.size
     with grid(comm, (4, 2 * n), checkerboard=True) as g:
         check(g, whole_array((4, 2 * n), "i4"), 0)
