@@ -14,7 +14,7 @@ import halox
 from halox.errors import FieldError, HaloxError, MismatchError
 from tests.limits import move_in_parts
 
-pytestmark = pytest.mark.usually(1, 2)
+pytestmark = pytest.mark.usually(1, 3)
 
 OUT_OF_ORDER = {"names": ["a", "b"], "formats": ["f8", "f4"], "offsets": [8, 0]}
 WITH_HOLES = {
