@@ -80,20 +80,25 @@ def test_a_staggered_axis_has_faces(grid: halox.Grid) -> None:
     assert np.array_equal(grid.interior(again), grid.interior(v))
 
 
-def test_coordinates_continue_in_the_halo(grid: halox.Grid) -> None:
-    u = grid.zeros()
-    block = grid.dataarray(u, halo=True, coords={"x": X, "y": Y})
-    assert block.shape == u.shape and np.shares_memory(block.values, u)
-    padded = np.concatenate([[2 * Y[0] - Y[1]], Y, [2 * Y[-1] - Y[-2]]])
-    cut = grid.layout(u).stored[1]
-    assert np.allclose(block.y, padded[cut.start + 1 : cut.stop + 1])
-    assert np.allclose(np.diff(block.x), 0.25)
-    names = np.array(list("abcdef"))
-    assert set(grid.dataarray(u, halo=True, coords={"y": names}).y.values) <= set(names)
-    for dtype in ("u1", "i1", "u8"):
-        numbers = np.arange(SHAPE[1], dtype=dtype)
-        found = grid.dataarray(u, halo=True, coords={"y": numbers}).y
-        assert np.array_equal(found, np.arange(cut.start, cut.stop))
+def test_coordinates_continue_in_the_halo(comm: MPI.Intracomm) -> None:
+    with make(comm, halo=2) as grid:
+        u = grid.zeros()
+        block = grid.dataarray(u, halo=True, coords={"x": X, "y": Y})
+        assert block.shape == u.shape and np.shares_memory(block.values, u)
+        low, high = (
+            Y[0] - np.array([2, 1]) * (Y[1] - Y[0]),
+            Y[-1] + np.array([1, 2]) * (Y[-1] - Y[-2]),
+        )
+        padded = np.concatenate([low, Y, high])
+        cut = grid.layout(u).stored[1]
+        assert np.allclose(block.y, padded[cut.start + 2 : cut.stop + 2])
+        assert np.allclose(np.diff(block.x), 0.25)
+        names = np.array(list("abcdef"))
+        assert set(grid.dataarray(u, halo=True, coords={"y": names}).y.values) <= set(names)
+        for dtype in ("u1", "i1", "u8"):
+            numbers = np.arange(SHAPE[1], dtype=dtype)
+            found = grid.dataarray(u, halo=True, coords={"y": numbers}).y
+            assert np.array_equal(found, np.arange(cut.start, cut.stop))
 
 
 @pytest.mark.parametrize(
