@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +29,46 @@ def cache_few_plans(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(cache, "CAPACITY", number)
 
 
-def gather_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
-    """Let `gather` and `scatter` move whole arrays in parts of this size."""
+def move_in_parts(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+    """Let `gather`, `scatter` and ``.npy`` files move whole arrays in parts of this size."""
+    from halox.checkpoint import npy
     from halox.gathering import gather as gathering
 
-    monkeypatch.setattr(gathering, "PART_BYTES", part_bytes)
+    for module in (gathering, npy):
+        monkeypatch.setattr(module, "PART_BYTES", part_bytes)
+
+
+def save_as_from_gpus(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+    """Let checkpoints and outputs copy host arrays as they copy arrays of GPUs, in parts of this size."""
+    from halox.checkpoint import moving
+
+    for name, value in (("is_device_array", lambda _: True), ("DEVICE_PART_BYTES", part_bytes)):
+        monkeypatch.setattr(moving, name, value)
+
+
+def refuse_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let checkpoints find a file system that cannot exchange two names."""
+    monkeypatch.setattr("halox.checkpoint.folder._swap_names", lambda first, second: False)
+
+
+def open_in_turn(monkeypatch: pytest.MonkeyPatch, comm: Any, between: Callable[[], object]) -> None:
+    """Let rank 0 open a checkpoint, then call ``between``, before the other ranks open theirs."""
+    from halox.checkpoint import folder, loading, npy
+
+    opened = folder.opened
+
+    @contextmanager
+    def in_turn(path: Path, **options: Any) -> Iterator[Path]:
+        if comm.rank:
+            comm.Barrier()
+        with opened(path, **options) as link:
+            if comm.rank == 0:
+                between()
+                comm.Barrier()
+            yield link
+
+    for module in (loading, npy):
+        monkeypatch.setattr(module, "opened", in_turn)
 
 
 def reduce_in_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
@@ -56,10 +94,15 @@ def send_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
 
 
-def fill_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the allocation of shared memory fail, as on a node without free shared memory."""
+def fill_shared_memory(monkeypatch: pytest.MonkeyPatch, above: int = 0) -> None:
+    """Let the allocation of more bytes of shared memory fail, as on a node without free shared memory."""
+    from halox.runtime import shared_memory
 
-    def fail(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    create = shared_memory.create
 
-    monkeypatch.setattr("halox.runtime.shared_memory.create", fail)
+    def fail(name: str, nbytes: int) -> Any:
+        if nbytes > above:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(name, nbytes)
+
+    monkeypatch.setattr(shared_memory, "create", fail)

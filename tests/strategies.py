@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import traceback
 from collections.abc import Callable, Sequence
@@ -157,6 +158,22 @@ def cells(
             )
         )
     return Case(blocks, periodic, fields, not draw(SELDOM), way=draw(WAYS))
+
+
+@st.composite
+def divided(
+    draw: st.DrawFn, shape: Sequence[int], procs: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Sizes of blocks of these cells along each axis, even or not."""
+    blocks = []
+    for n, parts in zip(shape, procs, strict=True):
+        sizes = divide((n,), (parts,))[0]
+        if parts > 1 and draw(st.booleans()):
+            cuts = draw(st.sets(st.integers(1, n - 1), min_size=parts - 1, max_size=parts - 1))
+            ends = [0, *sorted(cuts), n]
+            sizes = tuple(b - a for a, b in itertools.pairwise(ends))
+        blocks.append(sizes)
+    return tuple(blocks)
 
 
 @st.composite

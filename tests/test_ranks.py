@@ -26,7 +26,7 @@ def on_ranks(ranks: int, *words: str) -> Ended:
     """Run tests of tests/mpi on ranks; ``words`` are pytest arguments that select fewer tests."""
     require("mpi")
     folder()  # create the folder of compiled kernels, which all ranks use
-    is_whole = os.environ.get(FULL) and not words and ranks in WHOLE
+    is_whole = os.environ.get(FULL) and ranks in WHOLE
     selection = "(full or not full)" if is_whole else "not full"
     command = launcher.command(
         launcher.find(),
@@ -49,15 +49,11 @@ def test_on_ranks(ranks: int) -> None:
     )
 
 
-_LATE = "interrupted or raising or gather or scatter"
-"""Stopped ranks only in two calls, since each stage of such a case waits for a time limit."""
-
-
 def test_late_messages() -> None:
     """Separate processes, since messages that no rank receives stay in MPI."""
     faulthandler.cancel_dump_traceback_later()
     ranks = 3
-    ended = on_ranks(ranks, "tests/mpi/late_messages.py", "-k", _LATE)
+    ended = on_ranks(ranks, "tests/mpi/late_messages.py")
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
     assert len(re.findall(r"(\d+) passed", ended.said)) == ranks, ended.said[-4000:]
 

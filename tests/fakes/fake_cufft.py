@@ -146,6 +146,12 @@ def on_numpy(run: Any) -> Any:
     return lambda source, target: run(fake(source), fake(target))
 
 
+def take_the_hosts_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transforms of NumPy arrays go through the plans of cuFFT."""
+    install(monkeypatch)
+    monkeypatch.setattr("halox.fft.transform.HostTransforms", Transforms)
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patch `halox.runtime.gpu.cufft` to work on the host."""
     names = {f"CUFFT_{name}": number for name, number in KINDS.items()}

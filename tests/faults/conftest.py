@@ -13,7 +13,9 @@ from tests.support import require
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theatre:
     """Stories on two ranks: a survivor and the victim of the fault."""
     require("mpi")
-    return Theatre(selected(request, "theatre"), tmp_path_factory.mktemp("faults"))
+    # Stories mostly wait, so that three jobs at once keep two cores busy.
+    rows, folder = selected(request, "theatre"), tmp_path_factory.mktemp("faults")
+    return Theatre(rows, folder, at_once=3, most=15)
 
 
 def selected(request: pytest.FixtureRequest, fixture: str) -> list[Row]:

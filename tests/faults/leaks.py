@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-_WARM = 30
+_WARM = 15
 _FIELDS = 8
 
 
@@ -39,7 +39,7 @@ def outliving(comm: Any) -> dict[str, int]:
     """Return the growth of memory when fields are dropped after their grids were closed."""
     import halox
 
-    shape = (2000 * comm.size, 800)
+    shape = (500 * comm.size, 800)
 
     def once() -> None:
         with halox.Grid(shape, proc_shape=(comm.size, 1), comm=comm, device="cpu") as g:
@@ -119,8 +119,8 @@ _KEPT: dict[str, Any] = {}
 
 
 def repeats_of(name: str, repeats: int) -> int:
-    """Return the repeats of a story: all for grids, where most known leaks were, otherwise a quarter."""
-    return repeats if name.startswith("grids") else repeats // 4
+    """Return the repeats of a story: all for grids, where most known leaks were, otherwise a half."""
+    return repeats if name.startswith("grids") else repeats // 2
 
 
 def _taken() -> dict[str, int]:

@@ -12,9 +12,7 @@ from tests.failing import Job, run
 from tests.faults.calls import CALLS
 from tests.faults.table import ELSEWHERE_S, LIMIT_S, SLACK_S, Row
 
-_AT_ONCE = 2
 _MOST_KILLED = 6
-_MOST_STORIES = 60
 _STORY_S = 40.0
 _EARLY_S = 0.1
 
@@ -43,19 +41,23 @@ class Theatre:
     rows : sequence of Row
         All stories that tests will request.
     folder : Path
+    at_once : int
+        Jobs at the same time.
+    most : int
+        Stories in a job, unless they kill a rank.
     """
 
-    def __init__(self, rows: list[Row], folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, rows: list[Row], folder: Path, at_once: int = 2, most: int = 60) -> None:
+        self._folder, self._at_once = folder, at_once
         self._told: dict[Row, Told] = {}
-        self._parts = _parts(rows)
+        self._parts = _parts(rows, most)
 
     def __getitem__(self, row: Row) -> Told:
         if row not in self._told:
-            # Play the part of this row and the next part, to keep two cores busy.
+            # Play the part of this row and the next parts, since a story mostly waits.
             at = next(n for n, part in enumerate(self._parts) if row in part)
-            now = [p for p in self._parts[at : at + _AT_ONCE] if p[0] not in self._told]
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            now = [p for p in self._parts[at : at + self._at_once] if p[0] not in self._told]
+            with ThreadPoolExecutor(self._at_once) as pool:
                 for found in pool.map(self._play, now):
                     self._told |= found
         return self._told[row]
@@ -94,13 +96,13 @@ class Theatre:
         return []
 
 
-def _parts(rows: list[Row]) -> list[list[Row]]:
+def _parts(rows: list[Row], most_stories: int) -> list[list[Row]]:
     """Split rows into parts, each played in one job.
 
     A part with stories that kill a rank is short: each of its stories needs another process.
     """
     parts: list[list[Row]] = []
-    for killed, most in ((False, _MOST_STORIES), (True, _MOST_KILLED)):
+    for killed, most in ((False, most_stories), (True, _MOST_KILLED)):
         some = [row for row in rows if (row.fault == "killed") == killed]
         number = -(-len(some) // most)
         parts += [some[n::number] for n in range(number)]

@@ -44,7 +44,6 @@ Stage = tuple[str, str, str, str]
 """One of `STAGES`, and "kill" or "interrupt"."""
 
 USUAL: list[Stage] = [
-    ("save", "Open", "last", "interrupt"),
     ("save", "Write", "first", "kill"),
     ("save", "Close", "last", "interrupt"),
     ("load", "Read", "last", "kill"),

@@ -20,8 +20,8 @@ import numpy as np
 import halox
 from halox.errors import CheckpointError
 
-CELLS = (24, 30)
-LOADS = 60
+CELLS = (12, 10)
+LOADS = 15
 MOST_SAVES = 50_000
 PATHS = ("run.zarr", "u.npy")
 

@@ -4,7 +4,7 @@
 
     calls.CALLS  x  path  x  fault (killed, stopped, raising, elsewhere)  x  stage (before, halfway)
 
-The tests run the part of it in `ROWS`.
+The whole matrix of the tests runs the part of it in `ROWS`, the usual tests the rows in `USUAL`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ class Row:
 
     @property
     def is_rare(self) -> bool:
-        """Whether only the whole matrix has this row: a stop by SIGSTOP, of which each path keeps one of each kind."""
-        if not self.fault.startswith("stopped"):
-            return False
-        return (self.path, self.fault, self.call) not in _USUAL_STOPS
+        """Whether only the whole matrix has this row of a path between host arrays."""
+        usual = USUAL.get((self.path, self.fault), {})
+        return self.call not in usual.get(self.stage, ())
 
     @property
     def is_short(self) -> bool:
@@ -77,16 +76,20 @@ _MAIN = ("Grid", "gather", "Allreduce()", "exchange, first", *_CACHED)
 _ON_GPU = ("exchange, first", "exchange, cached", "plan.finish", "sum, cached")
 _KILLED = ("Grid", "exchange, first", "exchange, cached", "sum, cached")
 
-_USUAL_STOPS = {
-    ("host/shared", "stopped for a while", "gather"),
-    ("host/shared", "stopped for a while", "Transpose.forward, cached"),
-    ("host/direct", "stopped for a while", "exchange, cached"),
-    ("host/mpi", "stopped for a while", "exchange, cached"),
-    ("host/shared", "stopped for long", "close"),
-    ("host/mpi", "stopped for long", "sum, first"),
-    ("scatter_gather/process_vm", "stopped for long", "exchange, cached"),
+USUAL: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("host/shared", "raising"): {"before": ALL[0::2], "halfway": ("exchange, cached",)},
+    ("host/shared", "elsewhere"): {"before": ALL[1::2]},
+    ("host/shared", "stopped for a while"): {"halfway": ("gather",)},
+    ("host/shared", "stopped for long"): {"halfway": ("close",)},
+    ("host/shared", "killed"): {"halfway": ("Grid", "sum, cached")},
+    ("host/direct", "raising"): {"before": ("plan.finish",)},
+    ("host/mpi", "elsewhere"): {"before": ("exchange, first",)},
+    ("host/mpi", "stopped for a while"): {"halfway": ("exchange, cached",)},
+    ("host/mpi", "killed"): {"before": ("gather",)},
+    ("scatter_gather/process_vm", "stopped for long"): {"halfway": ("exchange, cached",)},
+    ("scatter_gather/process_vm", "killed"): {"halfway": ("exchange, first",)},
 }
-"""Stopped ranks outside the whole matrix, by path, fault and call."""
+"""Rows outside the whole matrix: each call once, and each fault on several paths."""
 
 ROWS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("host/shared", "raising"): {"before": ALL, "halfway": ("Grid", "exchange, cached")},

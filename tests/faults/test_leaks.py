@@ -9,7 +9,7 @@ import pytest
 from tests.faults.leaks import STORIES, repeats_of
 from tests.faults.programs import number, result
 
-REPEATS = number("HALOX_LEAKS", 100)
+REPEATS = number("HALOX_LEAKS", 40)
 MIB = 1 << 20
 
 
@@ -20,16 +20,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_field_that_outlives_its_grid(found: dict[str, Any]) -> None:
-    """Eight fields of 12 MiB per rank, each dropped after its grid was closed, leave less than half a field."""
+    """Eight fields of 3 MiB per rank, each dropped after its grid was closed, leave less than half a field."""
     for rank in found["a field that outlives its grid"]:
-        assert rank["shared"] < 6 * MIB, rank
+        assert rank["shared"] < 1.5 * MIB, rank
 
 
 @pytest.mark.parametrize("story", STORIES)
 def test_by_the_hundreds(story: str, found: dict[str, Any]) -> None:
     """Memory does not grow with the number of objects made and released.
 
-    100 grids, and 25 objects of each other kind. For 10,000, in some minutes: ``HALOX_LEAKS=10000 pytest
+    40 grids, and 20 objects of each other kind. For 10,000, in some minutes: ``HALOX_LEAKS=10000 pytest
     tests/faults/test_leaks.py -o faulthandler_timeout=0``.
     """
     for rank in found[story]:

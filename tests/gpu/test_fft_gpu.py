@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import halox
 from halox.errors import DeviceError, StateError
 from tests.gpu.ranks.test_exchange_gpu import stall
-from tests.mpi.test_fft import check, random_case
-from tests.mpi.test_transpose import SEED
+from tests.mpi.test_fft import Transform, check, transforms
+from tests.strategies import PATIENT
 from tests.support import require
 
 require("gpu")
@@ -24,10 +25,10 @@ def alone(shape: tuple[int, ...], halo: int = 0) -> halox.Grid:
     return halox.Grid(shape, halo=halo, periodic=True, comm=MPI.COMM_SELF, device="gpu")
 
 
-@pytest.mark.parametrize("number", range(120))
-def test_random_transforms(number: int) -> None:
-    rng = np.random.default_rng([SEED, 53, number])
-    check(random_case(rng, 1), MPI.COMM_SELF, rng, "gpu")
+@settings(PATIENT, max_examples=120)
+@given(transforms(1))
+def test_random_transforms(case: Transform) -> None:
+    check(case, MPI.COMM_SELF, "gpu")
 
 
 @pytest.mark.parametrize("halo", [0, 1, 2])
@@ -63,12 +64,13 @@ def test_one_plan_for_a_whole_field_with_a_halo() -> None:
         assert [len(steps) for steps in pipeline._bound.values()] == [2, 1]  # a factor forward
 
 
-@pytest.mark.parametrize("number", range(20))
-def test_plans_of_64_bits(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(PATIENT, max_examples=20)
+@given(transforms(1))
+def test_plans_of_64_bits(case: Transform) -> None:
     """Arrays of more than 2**31 - 1 elements need cuFFT plans with 64-bit indices; here all arrays use these plans."""
-    monkeypatch.setattr("halox.runtime.gpu.cufft._LARGEST", 0)
-    rng = np.random.default_rng([SEED, 67, number])
-    check(random_case(rng, 1), MPI.COMM_SELF, rng, "gpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("halox.runtime.gpu.cufft._LARGEST", 0)
+        check(case, MPI.COMM_SELF, "gpu")
 
 
 def test_later_calls_allocate_nothing() -> None:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import folder, loading, moving, npy, saving, store
 from halox.errors import (
     CheckpointError,
     FieldError,
@@ -31,7 +29,8 @@ from halox.errors import (
     MismatchError,
     MissingPackageError,
 )
-from tests.limits import cut_shards
+from tests.limits import cut_shards, move_in_parts, open_in_turn, refuse_swaps, save_as_from_gpus
+from tests.mpi.conftest import come_together, on_first
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES
 from tests.mpi.test_scatter import whole_array
 
@@ -93,9 +92,40 @@ def check(g: halox.Grid, fields: dict[str, Any], names: Any = FIELDS) -> None:
             assert whole.shape == shape and whole.tobytes() == expected.tobytes(), name
 
 
+def in_between(work: Callable[[], object], comm: MPI.Intracomm) -> None:
+    """Run ``work`` on rank 0 after the calls of all ranks, and before their next ones."""
+    come_together(comm)
+    on_first(work, comm)
+
+
+def fails(
+    call: Callable[[], object], comm: MPI.Intracomm, kind: type[HaloxError] = CheckpointError
+) -> str:
+    """Assert that the ranks raise one error of a class; return its text."""
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert len(set(comm.allgather(text))) == 1
+    return text
+
+
+def names_in(path: Path, comm: MPI.Intracomm) -> list[str]:
+    """The names in a folder, when rank 0 has removed what an earlier call left."""
+    come_together(comm)
+    found = sorted(os.listdir(path))
+    come_together(comm)
+    return found
+
+
+def swap(first: Path, second: Path) -> None:
+    """Exchange two names; no other rank looks meanwhile."""
+    first.rename(first.with_name("third"))
+    second.rename(first)
+    first.with_name("third").rename(second)
+
+
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.parametrize("shard_bytes", [300, 1 << 20])
-@pytest.mark.parametrize("compressors", [None, "zstd"])
+@pytest.mark.parametrize("shard_bytes, compressors", [(300, "zstd"), (1 << 20, None)])
 @pytest.mark.usually(3, 4)
 def test_the_same_bits_on_other_ranks_and_divisions(
     shard_bytes: int,
@@ -105,17 +135,16 @@ def test_the_same_bits_on_other_ranks_and_divisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cut_shards(monkeypatch, shard_bytes, 100)
-    names = FIELDS if compressors is None and shard_bytes > 300 else ("holes", "rho", "u", "w")
+    names = FIELDS if compressors is None else ("holes", "rho", "u", "w")
     with grid(comm) as g:
         g.save(path / "a", filled(g, names), compressors=compressors, attrs={"step": 3})
     # A part of the ranks, in other divisions, and uneven ones, with another halo.
     few = comm.Split(comm.rank < max(1, comm.size - 1))
-    uneven = ([1] * (few.size - 1) + [CELLS[0] - few.size + 1], None) if few.size <= 6 else None
-    for on, options in ((comm, {"proc_shape": (1, 0)}), (few, {"blocks": uneven, "halo": 0})):
-        if options.get("blocks"):
-            options["proc_shape"] = (few.size, 1)
-        elif on.size > CELLS[1] // 2:
-            options = {}
+    uneven = ([1] * (few.size - 1) + [CELLS[0] - few.size + 1], None)
+    for on, options in (
+        (comm, {"proc_shape": (1, 0)}),
+        (few, {"blocks": uneven, "halo": 0, "proc_shape": (few.size, 1)}),
+    ):
         with grid(on, **options) as g:
             found = g.load(path / "a")
             check(g, found, names)
@@ -131,14 +160,9 @@ def test_the_same_bits_on_other_ranks_and_divisions(
 
 
 @pytest.mark.ranks(1, 2, 3, 4, 6)  # eight slabs would be thinner than the halo
-@pytest.mark.parametrize("part_bytes", [24, 1 << 20])
-@pytest.mark.usually(3, 4)
-def test_parts_in_buffers(
-    part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_in_buffers(path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies of fields on GPUs, made of host arrays."""
-    monkeypatch.setattr(moving, "is_device_array", lambda _: True)
-    monkeypatch.setattr(moving, "DEVICE_PART_BYTES", part_bytes)
+    save_as_from_gpus(monkeypatch, 24)
     cut_shards(monkeypatch, 300)
     with grid(comm) as g:
         g.save(path / "a", filled(g))
@@ -170,45 +194,38 @@ def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any)
         return
     group = zarr.open_group(str(path / "a"), mode="r")
     for name, (dtype, _, shape) in FIELDS.items():
-        expected = whole_array(shape, dtype)
         found = np.ascontiguousarray(group[name][...])
-        assert (
-            found.astype(dtype).tobytes() == expected.tobytes()
-            if found.shape == shape
-            else (found.tobytes() == expected.tobytes())
-        ), name
+        if found.shape == shape:  # else structured: bytes along one more axis
+            found = found.astype(dtype)
+        assert found.tobytes() == whole_array(shape, dtype).tobytes(), name
 
 
 LEVEL_3 = {"name": "zstd", "configuration": {"level": 3}}
 
 
-@pytest.mark.parametrize("codec", ["blosc", "gzip", ["zstd", "gzip"], LEVEL_3, "of zarr"])
+@pytest.mark.parametrize("codec", ["blosc", ["zstd", "gzip"], LEVEL_3, "of zarr"])
 def test_codecs(codec: Any, path: Path, comm: MPI.Intracomm) -> None:
-    """By name, as JSON, or objects of zarr-python."""
+    """By name, as JSON, or objects of zarr-python; also of chunks of zeros."""
     if codec == "of zarr":
         codec = [zarr.codecs.BloscCodec(), zarr.codecs.ZstdCodec(level=3)]
     with grid(comm) as g:
-        g.save(path / "a", filled(g, ("rho", "text")), compressors=codec)
-        check(g, g.load(path / "a"), ("rho", "text"))
+        g.save(path / "a", filled(g, ("rho", "text")), zeros=g.zeros(), compressors=codec)
+        check(g, g.load(path / "a", names=["rho", "text"]), ("rho", "text"))
+        assert g.norm(g.load(path / "a", zeros=g.ones())["zeros"]) == 0
     group = zarr.open_group(str(path / "a"), mode="r", use_consolidated=True)
     assert np.array_equal(group["rho"][...], whole_array(CELLS, "f8"), equal_nan=True)
-
-
-def test_compressed_chunks_of_zeros(path: Path, comm: MPI.Intracomm) -> None:
-    with grid(comm) as g:
-        g.save(path / "a", u=g.zeros(), compressors="zstd")
-        assert g.norm(g.load(path / "a", u=g.ones())["u"]) == 0
 
 
 def test_blocks_are_recorded(path: Path, comm: MPI.Intracomm) -> None:
     with grid(comm) as g:
         g.save(path / "a", w=g.zeros(staggered=(0, 1)))
         owned = comm.allgather(g.owned)
-        found = store.read(store.Store.of_folder(path / "a", "a", 60)).blocks
-    for axis, sizes in enumerate(found):
-        ends = {cuts[axis].stop for cuts in owned}
-        assert set(np.cumsum(sizes)) == ends and len(sizes) == len(ends)
-    assert len(found) == 2
+    attributes = json.loads((path / "a" / "zarr.json").read_text())["attributes"]
+    first, second = attributes["halox_proc_shape"]
+    sizes = np.split(attributes["halox_blocks"], [first])
+    assert len(sizes[1]) == second
+    for axis in (0, 1):
+        assert np.cumsum(sizes[axis]).tolist() == sorted({cuts[axis].stop for cuts in owned})
 
 
 def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None:
@@ -238,46 +255,31 @@ def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None
 def test_npy(
     part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(npy, "PART_BYTES", part_bytes)
-    told: list[tuple[int, int]] = []
+    move_in_parts(monkeypatch, part_bytes)
+    one, told = path / "one.npy", list[tuple[int, int]]()
     with grid(comm) as g:
         fields = filled(g, ("u", "links", "gap"))
         for name, u in fields.items():
-            g.save(path / "one.npy", {name: u}, progress=lambda *n: told.append(n))
+            g.save(one, {name: u}, progress=lambda *n: told.append(n))
             dtype, _, shape = FIELDS[name]
-            assert np.load(path / "one.npy").tobytes() == whole_array(shape, dtype).tobytes()
-            comm.Barrier()
-            mine = g.zeros_like(u)
-            check(g, g.load(path / "one.npy", {name: mine}), (name,))
+            assert np.load(one).tobytes() == whole_array(shape, dtype).tobytes()
+            check(g, g.load(one, {name: g.zeros_like(u)}), (name,))
         assert told[-1][0] == told[-1][1]
-        text = r"(?s)one\.npy has an array of shape \(6, 12\), and the whole field has \(7, 12\)"
-        with pytest.raises(HaloxError, match=text):
-            g.load(path / "one.npy", u=g.zeros(np.dtype(FIELDS["gap"][0]), staggered=0))
-        with pytest.raises(FieldError, match="dtype"):
-            g.load(path / "one.npy", u=g.zeros())
-        if comm.rank == 0:
-            shutil.copy(path / "one.npy", path / "no.npy")
-            with open(path / "no.npy", "r+b") as file:
-                file.seek(12)
-                file.write(b"(")
-            os.truncate(path / "one.npy", 200)
-        comm.Barrier()
-        with pytest.raises(CheckpointError):
-            g.load(path / "one.npy")
-        with pytest.raises(CheckpointError):
-            g.load(path / "no.npy")
-        with pytest.raises(FieldError):
-            g.save(path / "one.npy", fields)
-        with pytest.raises(FieldError):
-            g.save(path / "one.npy", filled(g, ("holes",)))
+        of_gap = np.dtype(FIELDS["gap"][0])
+        assert "(7, 12)" in fails(lambda: g.load(one, u=g.zeros(of_gap, staggered=0)), comm)
+        assert "dtype" in fails(lambda: g.load(one, u=g.zeros()), comm, FieldError)
 
+        def damage() -> None:
+            values = bytearray(one.read_bytes())
+            values[12] = ord("(")
+            (path / "no.npy").write_bytes(values)
+            os.truncate(one, 200)
 
-def damage(name: str, change: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """A change of the file of a checkpoint that sorts first among those that match."""
-    return lambda path: change(sorted((path / "a").glob(name))[0])
-
-
-SHARD = "c/*/*"
+        in_between(damage, comm)
+        for name in ("one.npy", "no.npy"):
+            fails(lambda name=name: g.load(path / name), comm)
+        fails(lambda: g.save(one, fields), comm, FieldError)
+        fails(lambda: g.save(one, filled(g, ("holes",))), comm, FieldError)
 
 
 def flip(file: Path) -> None:
@@ -287,6 +289,8 @@ def flip(file: Path) -> None:
 
 
 def edit(**changes: Any) -> Callable[[Path], None]:
+    """A change of the attributes of a group."""
+
     def change(file: Path) -> None:
         known = json.loads(file.read_text())
         known["attributes"].update(changes)
@@ -295,18 +299,32 @@ def edit(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-def described(**changes: Any) -> Callable[[Path], None]:
+def describe(**changes: Any) -> Callable[[Path], None]:
     """A change of an array's own metadata, not of the group's."""
     return lambda file: file.write_text(json.dumps(json.loads(file.read_text()) | changes)) and None
 
 
-def described_in_group(name: str, **changes: Any) -> Callable[[Path], None]:
-    """A change of an array's metadata in the group's file alone."""
+def describe_in_group(**changes: Any) -> Callable[[Path], None]:
+    """A change of the metadata of "rho" in the group's file alone."""
 
     def change(file: Path) -> None:
         known = json.loads(file.read_text())
-        known["consolidated_metadata"]["metadata"][name].update(changes)
+        known["consolidated_metadata"]["metadata"]["rho"].update(changes)
         file.write_text(json.dumps(known))
+
+    return change
+
+
+def become(kind: str) -> Callable[[Path], None]:
+    """A file becomes a folder, or a folder a file."""
+
+    def change(file: Path) -> None:
+        if kind == "folder":
+            file.unlink()
+            file.mkdir()
+        else:
+            shutil.rmtree(file)
+            file.write_text("")
 
     return change
 
@@ -314,237 +332,144 @@ def described_in_group(name: str, **changes: Any) -> Callable[[Path], None]:
 INTEGERS = {"data_type": "int64", "fill_value": 0}
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 CHUNKS = {"name": "regular", "configuration": {"chunk_shape": [1, 2]}}
-
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "bits": (
-        damage(f"rho/{SHARD}", flip),
-        r"rho cannot be read: DATA_LOSS: .* in local file \".*/a/rho/c/0/0\": .*; use an earlier",
-    ),
-    "bits of a compressed chunk": (damage(f"z/{SHARD}", flip), r"z cannot be read: .*z/c/0/0"),
-    "cut off": (
-        damage(f"rho/{SHARD}", lambda f: os.truncate(f, 20)),
-        r"rho cannot be read: DATA_LOSS: .*rho/c/0/0.*; use an earlier",
-    ),
-    "missing": (
-        damage(f"rho/{SHARD}", os.unlink),
-        r"rho cannot be read: NOT_FOUND: .*rho/c/0/0\" is missing; use an earlier",
-    ),
-    "a folder for a shard": (
-        damage(f"rho/{SHARD}", lambda f: (f.unlink(), f.mkdir())),
-        r"rho cannot be read: .*rho/c/0/0",
-    ),
-    "dtype of a field": (
-        damage("rho/zarr.json", described(**INTEGERS)),
-        r'rho cannot be read: .* Expected "data_type" of .*float64.* but received: .*int64',
-    ),
-    "shape of a field": (
-        damage("rho/zarr.json", described(shape=[3, 12])),
-        r'rho cannot be read: .* Expected "shape" of \[6,12\] but received: \[3,12\]',
-    ),
-    "chunk shape of a field": (
-        damage("rho/zarr.json", described(chunk_grid=CHUNKS)),
-        "rho cannot be read: .*chunk",
-    ),
-    "byte order": (
-        damage("rho/zarr.json", described(codecs=[BIG, {"name": "crc32c"}])),
-        "rho cannot be read: .*Cannot merge zarr codec constraints",
-    ),
-    "metadata of a field": (
-        damage("rho/zarr.json", os.unlink),
-        r"rho cannot be read: NOT_FOUND: .*a/rho/zarr\.json\" does not exist; use an earlier",
-    ),
-    "dtype in the group": (
-        damage("zarr.json", described_in_group("rho", **INTEGERS)),
-        r"a/zarr\.json is damaged .*rho has dtype int64, expected float64",
-    ),
-    "shape in the group": (
-        damage("zarr.json", described_in_group("rho", shape=[6, 11])),
-        r"rho does not fit this grid: shape \(6, 11\) in the checkpoint, \(6, 12\) in the field",
-    ),
-    "metadata": (damage("zarr.json", lambda f: f.write_text("{")), "no Zarr group"),
-    "version": (damage("zarr.json", edit(halox_format=store.FORMAT + 1)), "newer version of halox"),
-    "foreign": (damage("zarr.json", edit(halox_format=None)), "grid.save has written"),
-    "shape": (damage("zarr.json", edit(halox_grid_shape=[3, 4])), r"a grid of \(3, 4\) cells"),
-    "no checkpoint": (lambda path: shutil.rmtree(path / "a"), "there is no checkpoint"),
-    "a file": (
-        lambda path: (shutil.rmtree(path / "a"), (path / "a").write_text("")),
-        "is a file, and a checkpoint is a folder",
-    ),
+DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "bits": ("rho/c/0/0", flip, "rho/c/0/0"),
+    "bits of a compressed chunk": ("z/c/0/0", flip, "z/c/0/0"),
+    "cut off": ("rho/c/0/0", lambda file: os.truncate(file, 20), "rho/c/0/0"),
+    "missing": ("rho/c/0/0", os.unlink, "rho/c/0/0"),
+    "a folder for a shard": ("rho/c/0/0", become("folder"), "rho/c/0/0"),
+    "dtype of a field": ("rho/zarr.json", describe(**INTEGERS), "rho"),
+    "shape of a field": ("rho/zarr.json", describe(shape=[3, 12]), "rho"),
+    "chunk shape of a field": ("rho/zarr.json", describe(chunk_grid=CHUNKS), "rho"),
+    "byte order": ("rho/zarr.json", describe(codecs=[BIG, {"name": "crc32c"}]), "rho"),
+    "metadata of a field": ("rho/zarr.json", os.unlink, "rho/zarr.json"),
+    "dtype in the group": ("zarr.json", describe_in_group(**INTEGERS), "rho"),
+    "shape in the group": ("zarr.json", describe_in_group(shape=[6, 11]), "rho"),
+    "metadata": ("zarr.json", lambda file: file.write_text("{"), "metadata"),
+    "version": ("zarr.json", edit(halox_format=1000), "newer version"),
+    "foreign": ("zarr.json", edit(halox_format=None), "grid.save"),
+    "shape": ("zarr.json", edit(halox_grid_shape=[3, 4]), "(3, 4)"),
+    "no checkpoint": ("", shutil.rmtree, "no checkpoint"),
+    "a file": ("", become("file"), "is a file"),
 }
+"""By name: the file of a checkpoint, its change, and a word of the error."""
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.parametrize("name", DAMAGES)
-@pytest.mark.part(2)
 def test_damage_is_one_error_on_all_ranks(
-    name: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change, text = DAMAGES[name]
     cut_shards(monkeypatch, 200, 100)
     with grid(comm) as g:
         rho = filled(g, ("rho",))["rho"]
         g.save(path / "good", rho=rho)
-        g.save(path / "a", z=rho, compressors="zstd") if " compressed" in name else g.save(
-            path / "a", rho=rho
-        )
-        comm.Barrier()
-        if comm.rank == 0:
-            change(path)
-        comm.Barrier()
-        with pytest.raises(CheckpointError, match=text):
-            g.load(path / "a")
+        g.save(path / "compressed", z=rho, compressors="zstd")
+        for name, (file, change, word) in DAMAGES.items():
+            source = path / ("compressed" if "compressed" in name else "good")
+
+            def damage(name: str = name, source: Path = source) -> None:
+                shutil.copytree(source, path / name)
+
+            in_between(damage, comm)
+            in_between(lambda at=path / name / file, change=change: change(at), comm)
+            assert word in fails(lambda name=name: g.load(path / name), comm), name
         check(g, g.load(path / "good"), ("rho",))
-        g.save(path / "b", rho=rho)
-        check(g, g.load(path / "b"), ("rho",))
 
 
-@pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
 def test_damage_anywhere_is_found_by_another_division(
-    chunk_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit of a shard of which each rank reads a part, of its checksums or of its index."""
-    cut_shards(monkeypatch, chunk_bytes=chunk_bytes)
+    cut_shards(monkeypatch, chunk_bytes=100)
     with grid(comm, proc_shape=(0, 1) if comm.size <= 6 else None) as g:
-        fields = filled(g, ("rho",))
-        g.save(path / "a", fields)
-        g.save(path / "good", fields)
+        g.save(path / "a", filled(g, ("rho",)))
     file = path / "a" / "rho" / "c" / "0" / "0"
     size = file.stat().st_size
+
+    def flip_at(place: int) -> None:
+        values = bytearray(file.read_bytes())
+        values[place] ^= 1
+        file.write_bytes(values)
+
     with grid(comm, proc_shape=(1, 0) if comm.size <= 6 else None) as g:
         for place in (0, 7 * size // 12, size - 5, size - 4, size - 1):
-            comm.Barrier()
-            if comm.rank == 0:
-                values = bytearray(file.read_bytes())
-                values[place] ^= 1
-                file.write_bytes(values)
-            comm.Barrier()
-            with pytest.raises(CheckpointError) as caught:
-                g.load(path / "a")
-            assert len(set(comm.allgather(str(caught.value)))) == 1
-            comm.Barrier()
-            if comm.rank == 0:
-                values[place] ^= 1
-                file.write_bytes(values)
-        comm.Barrier()
+            in_between(lambda place=place: flip_at(place), comm)
+            fails(lambda: g.load(path / "a"), comm)
+            in_between(lambda place=place: flip_at(place), comm)
         check(g, g.load(path / "a"), ("rho",))
-        check(g, g.load(path / "good"), ("rho",))
 
 
-Case = Callable[[halox.Grid, Path, Any], Any]
-BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
-    "no field": (lambda g, p, u: g.save(p / "b"), FieldError, "no field given"),
-    "path": (lambda g, p, u: g.save(3, u=u), CheckpointError, "path: expected a str or a path"),
-    "netCDF": (
-        lambda g, p, u: g.save(p / "b.nc", u=u),
-        CheckpointError,
-        r"b\.nc is a name of netCDF or HDF5, .* named \.zarr, .*xarray.open_zarr\('b\.zarr'\)\.to_netcdf\('b\.nc'\)",
-    ),
+def test_a_field_beside_one_with_damaged_metadata(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        g.save(path / "a", u=g.ones(), v=g.ones())
+        in_between((path / "a" / "v" / "zarr.json").unlink, comm)
+        assert g.sum(g.load(path / "a", names="u")["u"]) == 72
+
+
+Call = Callable[[halox.Grid, Path, Any], Any]
+
+
+def saving(fields: dict[str, Any] | None = None, **options: Any) -> Call:
+    """Return a save of a field "u", or of given fields, to "b"."""
+    return lambda g, p, u: g.save(p / "b", {"u": u} if fields is None else fields, **options)
+
+
+def loading(**options: Any) -> Call:
+    """Return a load of "a" into a new field with options."""
+    return lambda g, p, u: g.load(p / "a", u=g.zeros(options.pop("dtype", "f8"), **options))
+
+
+BAD: dict[str, tuple[Call, type[HaloxError], str]] = {
+    "no field": (saving({}), FieldError, "field"),
+    "path": (lambda g, p, u: g.save(3, u=u), CheckpointError, "path"),
+    "netCDF": (lambda g, p, u: g.save(p / "b.nc", u=u), CheckpointError, "path"),
+    "load of netCDF": (lambda g, p, u: g.load(p / "b.H5"), CheckpointError, "path"),
     "another store": (
         lambda g, p, u: g.save("gs://bucket/run.zarr", u=u),
         CheckpointError,
-        "expected a path, or s3://BUCKET/NAME, got gs://bucket/run.zarr",
+        "gs://bucket/run.zarr",
     ),
-    "a bucket alone": (
-        lambda g, p, u: g.load("s3://bucket"),
-        CheckpointError,
-        "expected a path, or s3://BUCKET/NAME, got s3://bucket",
-    ),
-    "npy in a bucket": (
-        lambda g, p, u: g.save("s3://bucket/u.npy", u=u),
-        CheckpointError,
-        ".npy files are written to file systems only",
-    ),
-    "load of netCDF": (
-        lambda g, p, u: g.load(p / "b.H5"),
-        CheckpointError,
-        r"b\.H5 is a name of netCDF or HDF5, .*xarray\.open_dataset",
-    ),
-    "name": (lambda g, p, u: g.save(p / "b", {"a/b": u}), FieldError, "no name for a field"),
+    "a bucket alone": (lambda g, p, u: g.load("s3://bucket"), CheckpointError, "s3://bucket"),
+    "npy in a bucket": (lambda g, p, u: g.save("s3://b/u.npy", u=u), CheckpointError, ".npy"),
+    "name": (saving({"a/b": 0}), FieldError, "name"),
     "name of a dimension": (
         lambda g, p, u: g.save(p / "b", x=u, dims=("x", "y")),
         FieldError,
-        "x is the name of a field and of a dimension",
+        "dimension",
     ),
-    "twice": (lambda g, p, u: g.save(p / "b", {"u": u}, u=u), FieldError, "given both"),
-    "array": (lambda g, p, u: g.save(p / "b", u=np.zeros(3)), FieldError, "u: .*does not fit"),
-    "attrs": (
-        lambda g, p, u: g.save(p / "b", u=u, attrs={"f": g}),
-        FieldError,
-        "attrs: f has no place in JSON",
-    ),
-    "own attrs": (
-        lambda g, p, u: g.save(p / "b", u=u, attrs={"halox_format": 1}),
-        FieldError,
-        "do not begin with 'halox_'",
-    ),
-    "coords": (
-        lambda g, p, u: g.save(p / "b", u=u, coords={"x": np.zeros(5)}),
-        FieldError,
-        r"coords\['x'\] must have one axis of 6 values",
-    ),
-    "dims": (lambda g, p, u: g.save(p / "b", u=u, dims="xy"), FieldError, "dims must name 2"),
-    "codec": (
-        lambda g, p, u: g.save(p / "b", u=u, compressors="zip"),
-        CheckpointError,
-        "compressors: expected Zarr codecs .* got 'zip'",
-    ),
-    "keep": (lambda g, p, u: g.save(p / "b", u=u, keep=0), FieldError, "keep: expected a number"),
-    "keep in a bucket": (
-        lambda g, p, u: g.save("s3://bucket/b", u=u, keep=2),
-        FieldError,
-        "keep: s3://bucket/b: only Zarr groups",
-    ),
-    "progress": (
-        lambda g, p, u: g.save(p / "b", u=u, progress=3),
-        FieldError,
-        "progress: expected",
-    ),
-    "another folder": (
-        lambda g, p, u: g.save(p / "full", u=u),
-        CheckpointError,
-        "full exists and is not a checkpoint",
-    ),
-    "a file above": (lambda g, p, u: g.save(p / "file" / "b", u=u), CheckpointError, "writing .*"),
-    "unknown field": (
-        lambda g, p, u: g.load(p / "a", names="q"),
-        CheckpointError,
-        "has no field q; it has u",
-    ),
-    "dtype": (
-        lambda g, p, u: g.load(p / "a", u=g.zeros("f4")),
-        FieldError,
-        "u: dtype float64 in the checkpoint, float32 in the field",
-    ),
-    "layout": (
-        lambda g, p, u: g.load(p / "a", u=g.zeros(staggered=0)),
-        FieldError,
-        "u: staggered axes",
-    ),
-    "components": (
-        lambda g, p, u: g.load(p / "a", u=g.zeros(components=2)),
-        FieldError,
-        "u: component axes",
-    ),
-    "another grid": (
-        lambda g, p, u: halox.Grid((8, 12), comm=g.comm, device="cpu").load(p / "a"),
-        CheckpointError,
-        r"a grid of \(6, 12\) cells, and this grid has \(8, 12\)",
-    ),
-    "names differ": (
-        lambda g, p, u: g.save(p / "b", {f"u{min(g.rank, 1)}": u}),
-        MismatchError,
-        "fields differs between ranks",
-    ),
-    "paths differ": (
-        lambda g, p, u: g.load(p / f"a{min(g.rank, 1)}"),
-        MismatchError,
-        "path differs between ranks",
-    ),
+    "twice": (lambda g, p, u: g.save(p / "b", {"u": u}, u=u), FieldError, "u"),
+    "array": (saving({"u": np.zeros(3)}), FieldError, "u: "),
+    "attrs": (saving(attrs={"f": print}), FieldError, "attrs"),
+    "own attrs": (saving(attrs={"halox_format": 1}), FieldError, "halox_"),
+    "coords": (saving(coords={"x": np.zeros(5)}), FieldError, "coords['x']"),
+    "dims": (saving(dims="xy"), FieldError, "dims"),
+    "codec": (saving(compressors="zip"), CheckpointError, "compressors"),
+    "keep": (saving(keep=0), FieldError, "keep"),
+    "keep of npy": (lambda g, p, u: g.save(p / "b.npy", u=u, keep=2), FieldError, "keep"),
+    "keep in a bucket": (lambda g, p, u: g.save("s3://b/b", u=u, keep=2), FieldError, "keep"),
+    "progress": (saving(progress=3), FieldError, "progress"),
     "progress that raises": (
         lambda g, p, u: g.save(p / "a", u=u, progress=lambda done, total: 1 // 0),
         CheckpointError,
         "ZeroDivisionError",
     ),
+    "another folder": (lambda g, p, u: g.save(p / "full", u=u), CheckpointError, "full"),
+    "a file above": (lambda g, p, u: g.save(p / "file" / "b", u=u), CheckpointError, "file"),
+    "unknown field": (lambda g, p, u: g.load(p / "a", names="q"), CheckpointError, "field q"),
+    "dtype": (loading(dtype="f4"), FieldError, "dtype"),
+    "layout": (loading(staggered=0), FieldError, "staggered"),
+    "components": (loading(components=2), FieldError, "component"),
+    "another grid": (
+        lambda g, p, u: halox.Grid((8, 12), comm=g.comm, device="cpu").load(p / "a"),
+        CheckpointError,
+        "(8, 12)",
+    ),
+    "names differ": (
+        lambda g, p, u: g.save(p / "b", {f"u{min(g.rank, 1)}": u}),
+        MismatchError,
+        "fields",
+    ),
+    "paths differ": (lambda g, p, u: g.load(p / f"a{min(g.rank, 1)}"), MismatchError, "path"),
 }
 
 
@@ -557,47 +482,27 @@ def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) ->
     with grid(comm) as g:
         u = g.ones()
         g.save(path / "a", u=u)
-        comm.Barrier()
-        before = sorted(os.listdir(path))
-        for name, (call, kind, text) in BAD.items():
+        before = names_in(path, comm)
+        for name, (call, kind, word) in BAD.items():
             if name.endswith("differ") and comm.size == 1:
                 continue
-            with pytest.raises(kind, match=rf"(?s){text}"):
+            with pytest.raises(HaloxError) as caught:
                 call(g, path, u)
-            comm.Barrier()
-            assert sorted(os.listdir(path)) == before, name
-            comm.Barrier()
+            assert type(caught.value) is kind and word in str(caught.value), name
+            assert names_in(path, comm) == before, name
         assert g.sum(g.load(path / "a")["u"]) == 72
 
 
-@pytest.mark.parametrize("suffix", [".nc", ".nc4", ".cdf", ".h5", ".hdf5", ".NC"])
-def test_names_of_other_formats(suffix: str, path: Path, comm: MPI.Intracomm) -> None:
+def test_names_of_other_formats(path: Path, comm: MPI.Intracomm) -> None:
     """No save makes a folder of such a name; one that is a checkpoint is loaded."""
     with grid(comm) as g:
         u = g.ones()
-        with pytest.raises(CheckpointError) as caught:
-            g.save(path / f"a{suffix}", u=u)
-        assert len(set(comm.allgather(str(caught.value)))) == 1 and not os.listdir(path)
-        with pytest.raises(CheckpointError):
-            g.load(path / f"a{suffix}")
-        comm.Barrier()
+        for suffix in (".nc", ".nc4", ".cdf", ".h5", ".hdf5", ".NC"):
+            fails(lambda suffix=suffix: g.save(path / f"a{suffix}", u=u), comm)
+        assert names_in(path, comm) == []
         g.save(path / "a", u=u)
-        comm.Barrier()
-        if comm.rank == 0:
-            os.rename(path / "a", path / f"a{suffix}")
-        comm.Barrier()
-        assert g.sum(g.load(path / f"a{suffix}")["u"]) == 72
-
-
-@contextmanager
-def small_disk() -> Iterator[None]:
-    """Let no file of this process grow beyond 100 bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        in_between(lambda: os.rename(path / "a", path / "a.nc"), comm)
+        assert g.sum(g.load(path / "a.nc")["u"]) == 72
 
 
 def test_attributes_that_json_lacks(path: Path, comm: MPI.Intracomm) -> None:
@@ -624,6 +529,16 @@ def test_attributes_that_json_lacks(path: Path, comm: MPI.Intracomm) -> None:
         for found in (attrs, ds.attrs, ds.x.attrs):
             assert expected.items() <= found.items()
             assert np.isnan(found["nan"]) and found["limits"] == [1, -np.inf]
+
+
+def test_attributes_that_json_would_change(path: Path, comm: MPI.Intracomm) -> None:
+    """Keys that are not text, and durations, whose unit would be lost."""
+    with grid(comm) as g:
+        for value in ({1: 2}, [{"a": {True: 1}}], np.timedelta64(5, "ns"), {"a": {None: 1}}):
+            with pytest.raises(FieldError, match="attrs"):
+                g.save(path / "a", u=g.ones(), attrs={"x": value})
+        g.save(path / "a", u=g.ones(), attrs={"x": {"1": ({"b": np.arange(2)},)}})
+        assert g.load(path / "a").attrs == {"x": {"1": [{"b": [0, 1]}]}}
 
 
 def test_fields_called_like_the_default_dimensions(path: Path, comm: MPI.Intracomm) -> None:
@@ -683,13 +598,14 @@ def test_options_of_fields_are_kept(path: Path, comm: MPI.Intracomm) -> None:
             assert g.layout(u).spec == g.layout(fields[name]).spec == g.layout(again[name]).spec
             assert (exchanged(g, u) == expected[name]).all(), name
         pytest.importorskip("xarray")
-        for name, u in fields.items():
-            labelled = g.dataarray(u, name=name, halo=True)
-            v = g.from_dataarray(labelled)
-            assert g.layout(v).spec == g.layout(u).spec
-            labelled.to_dataset().halox.to_zarr(path / name, g)
-            (v,) = g.load(path / name).values()
-            assert g.layout(v).spec == g.layout(u).spec
+        labelled = {name: g.dataarray(u, name=name, halo=True) for name, u in fields.items()}
+        for name, array in labelled.items():
+            spec = g.layout(fields[name]).spec
+            assert g.layout(g.from_dataarray(array)).spec == spec
+            if name in ("position", "walls"):
+                array.to_dataset().halox.to_zarr(path / name, g)
+                (v,) = g.load(path / name).values()
+                assert g.layout(v).spec == spec
 
 
 def whole_values(g: halox.Grid, u: Any) -> Any:
@@ -738,33 +654,20 @@ def test_a_boundary_function_must_be_given_again(path: Path, comm: MPI.Intracomm
         assert g.max(g.load(path / "a")["u"]) == 2
 
 
-def test_attributes_that_json_would_change(path: Path, comm: MPI.Intracomm) -> None:
-    """Keys that are not text, and durations, whose unit would be lost."""
-    with grid(comm) as g:
-        for value in ({1: 2}, [{"a": {True: 1}}], np.timedelta64(5, "ns"), {"a": {None: 1}}):
-            with pytest.raises(FieldError, match="attrs"):
-                g.save(path / "a", u=g.ones(), attrs={"x": value})
-        g.save(path / "a", u=g.ones(), attrs={"x": {"1": ({"b": np.arange(2)},)}})
-        assert g.load(path / "a").attrs == {"x": {"1": [{"b": [0, 1]}]}}
-
-
 def test_names_that_tensorstore_cannot_use(path: Path, comm: MPI.Intracomm) -> None:
     """A backslash, and bytes that are not UTF-8: an error, and nothing is written; .npy files can have them."""
     with grid(comm) as g:
         u = g.full(3.0)
         for name in ("out\\run.zarr", "out\\b/run.zarr", os.fsdecode(b"run\xff.zarr")):
-            with pytest.raises(CheckpointError, match="path"):
-                g.save(path / name, u=u)
-            with pytest.raises(CheckpointError, match="path"):
-                g.load(path / name)
-            with pytest.raises(CheckpointError, match="path"):
-                halox.Output(g, path / name, u=u)
-        comm.Barrier()
-        assert os.listdir(path) == []
-        comm.Barrier()
+            for call in (
+                lambda at=path / name: g.save(at, u=u),
+                lambda at=path / name: g.load(at),
+                lambda at=path / name: halox.Output(g, at, u=u),
+            ):
+                assert "path" in fails(call, comm)
+        assert names_in(path, comm) == []
         g.save(path / "out\\u.npy", u=u)
-        comm.Barrier()
-        assert os.listdir(path) == ["out\\u.npy"]
+        assert names_in(path, comm) == ["out\\u.npy"]
         assert g.max(g.load(path / "out\\u.npy", v=g.zeros())["v"]) == 3
         g.save(path / "zeit\u00e9\u4e2d.zarr", u=u)
         assert g.max(g.load(path / "zeit\u00e9\u4e2d.zarr")["u"]) == 3
@@ -777,37 +680,30 @@ def test_a_path_below_the_home_folder(
     with grid(comm) as g:
         g.save("~/a.zarr", u=g.ones())
         g.save("~/a.npy", u=g.ones())
-        comm.Barrier()
-        assert sorted(os.listdir(path)) == ["a.npy", "a.zarr"]
+        assert names_in(path, comm) == ["a.npy", "a.zarr"]
         assert g.sum(g.load("~/a.npy")["a"]) == g.sum(g.load("~/a.zarr")["u"]) == 72
 
 
-@pytest.mark.parametrize("name", ["run.zarr", "run"])
-@pytest.mark.parametrize("swaps", [True, False])
-@pytest.mark.part(2)
+@pytest.mark.parametrize("name, swaps", [("run.zarr", True), ("run", False)])
 def test_earlier_checkpoints_are_kept(
     name: str, swaps: bool, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last three, on file systems that can exchange names, and on others."""
     if not swaps:
-        monkeypatch.setattr(folder, "_swap_names", lambda first, second: False)
+        refuse_swaps(monkeypatch)
     stem, dot, suffix = name.partition(".")
     names = [name, *(f"{stem}.{n}{dot}{suffix}" for n in (1, 2))]
+    expected = [[0], [1, 0], [2, 1, 0], [3, 2, 1], [4, 2, 1], [5, 4, 2]]
     with grid(comm) as g:
-        for step in range(6):
+        for step, kept in enumerate(expected):
             g.save(path / name, u=g.full(step), keep=1 if step == 4 else 3)
-            comm.Barrier()
-            kept = {0: [0], 1: [1, 0], 2: [2, 1, 0], 3: [3, 2, 1], 4: [4, 2, 1], 5: [5, 4, 2]}[step]
-            assert sorted(os.listdir(path)) == sorted(names[: len(kept)])
+            assert names_in(path, comm) == sorted(names[: len(kept)])
             for saved, value in zip(names, kept, strict=False):
                 (u,) = g.load(path / saved).values()
                 assert g.max(u) == g.min(u) == value
-            comm.Barrier()
 
 
-@pytest.mark.parametrize(
-    "own", ["a checkpoint", "a copy", "a file", "an empty folder", "of another name"]
-)
+@pytest.mark.parametrize("own", ["a checkpoint", "a copy", "an empty folder", "of another name"])
 def test_own_files_at_the_names_of_earlier_checkpoints(
     own: str, path: Path, comm: MPI.Intracomm
 ) -> None:
@@ -817,29 +713,25 @@ def test_own_files_at_the_names_of_earlier_checkpoints(
         g.save(run, u=g.full(1))
         if own == "a checkpoint":
             g.save(other, u=g.full(7))
-        elif own == "of another name":
+        elif own == "a copy":
+            in_between(lambda: shutil.copytree(run, other), comm)
+        elif own == "an empty folder":
+            in_between(other.mkdir, comm)
+        else:
             g.save(path / "a.zarr", u=g.full(7))
             g.save(path / "a.zarr", u=g.full(8), keep=2)
-        comm.Barrier()
-        if comm.rank == 0:
-            if own == "a copy":
-                shutil.copytree(run, other)
-            elif own == "a file":
-                other.write_text("thesis")
-            elif own == "an empty folder":
-                other.mkdir()
-            elif own == "of another name":
-                (path / "a.1.zarr").rename(other)
-        comm.Barrier()
-        before = files(path)
-        comm.Barrier()
-        for keep in (2, 3):
-            with pytest.raises(CheckpointError, match="keep"):
-                g.save(run, u=g.full(2), keep=keep)
-        comm.Barrier()
-        assert files(path) == before
-        with pytest.raises(FieldError, match="keep"):
-            g.save(path / "run.npy", u=g.ones(), keep=2)
+            in_between(lambda: (path / "a.1.zarr").rename(other), comm)
+        before = files(path, comm)
+        assert "keep" in fails(lambda: g.save(run, u=g.full(2), keep=2), comm)
+        assert files(path, comm) == before
+
+
+def files(path: Path, comm: MPI.Intracomm) -> dict[str, bytes]:
+    """The contents of all files below a folder."""
+    come_together(comm)
+    found = {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+    come_together(comm)
+    return found
 
 
 def test_a_name_that_is_taken_while_a_save_writes(path: Path, comm: MPI.Intracomm) -> None:
@@ -852,49 +744,47 @@ def test_a_name_that_is_taken_while_a_save_writes(path: Path, comm: MPI.Intracom
                 other.mkdir(exist_ok=True)
                 (other / "thesis").write_text("long")
 
-        with pytest.raises(CheckpointError, match="keep"):
-            g.save(run, u=g.full(2), keep=2, progress=take)
+        assert "keep" in fails(lambda: g.save(run, u=g.full(2), keep=2, progress=take), comm)
         assert (other / "thesis").read_text() == "long"
         assert g.max(g.load(run)["u"]) == 1
 
 
-def files(path: Path) -> dict[str, bytes]:
-    """The contents of all files below a folder."""
-    return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """Let no file of this process grow beyond 100 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def full(*_: Any, **__: Any) -> Any:
-    raise OSError(28, "No space left on device")
+def remove_draft(path: Path) -> Callable[[int, int], None]:
+    """Return a callback of progress that removes what a save has written, at its end."""
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            for draft in path.glob(".*.partial"):
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+
+    return progress
 
 
 @pytest.mark.ranks(1, 2, 3, 4)  # of six, the last one writes no chunk
-@pytest.mark.parametrize(
-    "where, target",
-    list(product(["last rank", "all ranks", "metadata", "commit"], ["a", "one.npy"])),
-)
-def test_a_full_disk_leaves_the_last_one(
-    where: str, target: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    last, name = comm.rank == comm.size - 1, "u" if target == "a" else "one"
+@pytest.mark.parametrize("target", ["a", "one.npy"])
+def test_a_failed_save_leaves_the_last_one(target: str, path: Path, comm: MPI.Intracomm) -> None:
+    """On a full disk of the last rank or of all, and where the new files vanish before they take the name."""
+    is_last, name = comm.rank == comm.size - 1, "u" if target == "a" else "one"
+    at_end = remove_draft(path) if comm.rank == 0 else None
     with grid(comm) as g:
         u, v = g.ones(), g.full(2.0)
         g.save(path / target, u=u)
-        with monkeypatch.context() as patched:
-            if where == "metadata":
-                patched.setattr(saving if target == "a" else npy.npy, METADATA[target], full)
-            elif where == "commit":
-                patched.setattr(folder, "_sync_tree", full)
-            limited = where == "all ranks" or (where == "last rank" and last)
-            with (
-                small_disk() if limited else nullcontext(),
-                pytest.raises(CheckpointError) as caught,
-            ):
-                g.save(path / target, u=v)
-        assert len(set(comm.allgather(str(caught.value)))) == 1
-        comm.Barrier()  # rank 0 has removed what was written
-        assert os.listdir(path) == [target]
-        assert g.sum(g.load(path / target)[name]) == 72
-        comm.Barrier()
+        for is_small, progress in ((is_last, None), (True, None), (False, at_end)):
+            with small_disk() if is_small else nullcontext():
+                fails(lambda progress=progress: g.save(path / target, u=v, progress=progress), comm)
+            assert names_in(path, comm) == [target]
+            assert g.sum(g.load(path / target)[name]) == 72
         g.save(path / target, u=v)
         assert g.sum(g.load(path / target)[name]) == 144
 
@@ -923,7 +813,7 @@ def test_a_failed_write_leaves_no_lock(
                 assert time.monotonic() < end, "the lock is never released"
                 time.sleep(0.01)
 
-    monkeypatch.setattr(npy, "_move", write)
+    monkeypatch.setattr("halox.checkpoint.npy._move", write)
     with grid(comm) as g, pytest.raises(CheckpointError) as caught:
         try:
             g.save(path / "one.npy", u=g.ones())
@@ -944,8 +834,7 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.parametrize("target", ["a", "one.npy"])
-@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("target, mode", [("a", 0o700), ("one.npy", 0o755)])
 def test_a_path_that_one_rank_cannot_write(
     mode: int, target: str, path: Path, comm: MPI.Intracomm
 ) -> None:
@@ -956,63 +845,50 @@ def test_a_path_that_one_rank_cannot_write(
         if comm.rank == 0:
             path.chmod(mode)
         g.save(path / target, u=u)
-        with (
-            as_nobody() if comm.rank == comm.size - 1 else nullcontext(),
-            pytest.raises(CheckpointError) as caught,
-        ):
-            g.save(path / target, u=v)
-        assert len(set(comm.allgather(str(caught.value)))) == 1
-        comm.Barrier()
-        assert os.listdir(path) == [target]
+        with as_nobody() if comm.rank == comm.size - 1 else nullcontext():
+            fails(lambda: g.save(path / target, u=v), comm)
+        assert names_in(path, comm) == [target]
         assert g.sum(g.load(path / target)[name]) == 72
 
 
-METADATA = {"a": "create", "one.npy": "write_array_header_2_0"}
-
-
 def test_two_runs_and_one_that_died(path: Path, comm: MPI.Intracomm) -> None:
+    """Another run holds the lock and has begun to write; then it dies, and the kernel releases the lock."""
+    half, held = path / f".a.{'0' * 32}.partial", list[int]()
+
+    def begin() -> None:
+        held.append(os.open(path / ".a.lock", os.O_RDWR | os.O_CREAT))
+        fcntl.flock(held[0], fcntl.LOCK_EX)
+        half.mkdir()
+        (half / "c.0").write_text("half")
+
     with grid(comm) as g:
-        u = g.ones()
-        g.save(path / "a", u=u)
-        comm.Barrier()
-        other = None
-        if comm.rank == 0:
-            other = folder.Replacement(path / "a", saving.may_replace, is_folder=True)
-            (other.partial / "c.0").write_text("half")
-        with pytest.raises(CheckpointError):
-            g.save(path / "a", u=g.full(2.0))
-        assert g.sum(g.load(path / "a")["u"]) == 72
-        if other is not None and other._lock._handle is not None:
-            os.close(other._lock._handle)  # as the kernel does when a run dies
+        g.save(path / "a", u=g.ones())
+        in_between(begin, comm)
+        fails(lambda: g.save(path / "a", u=g.full(2.0)), comm)
+        assert g.sum(g.load(path / "a")["u"]) == 72 and half.exists()
+        in_between(lambda: os.close(held[0]), comm)
         g.save(path / "a", u=g.full(2.0))
         assert g.sum(g.load(path / "a")["u"]) == 144
-        comm.Barrier()
-        assert sorted(os.listdir(path)) == ["a"]
+        assert names_in(path, comm) == ["a"]
 
 
 def test_a_file_system_that_cannot_exchange_names(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "_swap_names", lambda *names: False)
+    refuse_swaps(monkeypatch)
+    run, previous = path / "a", path / ".a.previous"
     with grid(comm) as g:
         for value in (1.0, 2.0):
-            g.save(path / "a", u=g.full(value))
-            assert g.sum(g.load(path / "a")["u"]) == 72 * value
-        comm.Barrier()
-        assert sorted(os.listdir(path)) == ["a"]
-        comm.Barrier()
-        if comm.rank == 0:
-            os.rename(path / "a", folder.beside(path / "a", "previous"))
-        comm.Barrier()
-        with pytest.raises(CheckpointError):
-            g.load(path / "a")
-        with pytest.raises(CheckpointError):
-            g.save(path / "a", u=g.full(3.0))
-        if comm.rank == 0:
-            os.rename(folder.beside(path / "a", "previous"), path / "a")
-        comm.Barrier()
-        assert g.sum(g.load(path / "a")["u"]) == 144
-        assert os.listdir(path) == ["a"]
+            g.save(run, u=g.full(value))
+            assert g.sum(g.load(run)["u"]) == 72 * value
+        assert names_in(path, comm) == ["a"]
+        # A run that died between the two renames: its last checkpoint is not lost, and not replaced.
+        in_between(lambda: run.rename(previous), comm)
+        fails(lambda: g.load(run), comm)
+        fails(lambda: g.save(run, u=g.full(3.0)), comm)
+        in_between(lambda: previous.rename(run), comm)
+        assert g.sum(g.load(run)["u"]) == 144
+        assert names_in(path, comm) == ["a"]
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.Intracomm) -> None:
@@ -1021,18 +897,38 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.In
         u, v = g.ones(), g.full(2.0)
         g.save(path / "a", u=u, v=u)
         g.save(path / "b", u=v, v=v)
-        comm.Barrier()
+        come_together(comm)
         replaced: list[int] = []
 
         def replace(done: int, total: int) -> None:
             if comm.rank == 0 and not replaced:
-                replaced.append(folder._swap_names(path / "a", path / "b"))
+                replaced.append(1)
+                swap(path / "a", path / "b")
 
         try:
             found = g.load(path / "a", progress=replace)
         except CheckpointError:
             return
         assert g.sum(found["u"]) == g.sum(found["v"]) == 72
+
+
+def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
+    path: Path, comm: MPI.Intracomm
+) -> None:
+    """The error tells that it is not damaged."""
+    with grid(comm) as g:
+        u = g.ones()
+        g.save(path / "a", u=u, v=u)
+        g.save(path / "b", u=u, v=u)
+        come_together(comm)
+
+        def replace(done: int, total: int) -> None:
+            if comm.rank == 0 and (path / "b").exists():
+                swap(path / "a", path / "b")
+                shutil.rmtree(path / "b")
+
+        assert "was replaced" in fails(lambda: g.load(path / "a", progress=replace), comm)
+        assert g.sum(g.load(path / "a")["v"]) == 72
 
 
 def forget_id(path: Path) -> None:
@@ -1048,103 +944,30 @@ def test_a_checkpoint_that_is_replaced_while_ranks_open_it(
     target: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 has opened the old one, the others open the new one."""
-    opened, name = folder.opened, "one" if target == "one.npy" else "u"
-    other = path / f"b{Path(target).suffix}"
-
-    @contextmanager
-    def opened_in_turn(where: Path, **options: Any) -> Iterator[Path]:
-        if comm.rank:
-            comm.Barrier()
-        with opened(where, **options) as link:
-            if comm.rank == 0:
-                assert folder._swap_names(where, other)
-                comm.Barrier()
-            yield link
-
+    run, other = path / target, path / f"b{Path(target).suffix}"
+    name = "one" if target == "one.npy" else "u"
     with grid(comm) as g:
-        for where, value in ((path / target, 1.0), (other, 2.0)):
+        for where, value in ((run, 1.0), (other, 2.0)):
             g.save(where, u=g.full(value))
-            if comm.rank == 0 and target.startswith("of"):
-                forget_id(where)
-        comm.Barrier()
+            if target.startswith("of"):
+                in_between(lambda where=where: forget_id(where), comm)
+        come_together(comm)
         with monkeypatch.context() as patched:
-            for module in (loading, npy):
-                patched.setattr(module, "opened", opened_in_turn)
-            text = "was replaced or removed while it was read; load it again"
-            with pytest.raises(CheckpointError, match=text) as caught:
-                g.load(path / target)
-        assert len(set(comm.allgather(str(caught.value)))) == 1
-        assert g.sum(g.load(path / target)[name]) == 144
+            open_in_turn(patched, comm, lambda: swap(run, other))
+            assert "was replaced" in fails(lambda: g.load(run), comm)
+        assert g.sum(g.load(run)[name]) == 144
 
 
-@pytest.mark.ranks(2, 3, 4)
-def test_npy_that_is_replaced_before_its_cells_are_read(
-    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All ranks read the file that they have agreed on; one into which another program writes is an error."""
-    open_file = MPI.File.Open
-
-    class Late(MPI.File):
-        @classmethod
-        def Open(cls, *arguments: Any) -> MPI.File:
-            comm.Barrier()
-            if comm.rank == comm.size - 1:
-                assert folder._swap_names(path / "one.npy", path / "b.npy")
-            comm.Barrier()
-            return open_file(*arguments)
-
-    class Written(MPI.File):
-        @classmethod
-        def Open(cls, *arguments: Any) -> MPI.File:
-            found = open_file(*arguments)
-            if comm.rank == 0:
-                np.save(path / "one.npy", np.full(CELLS, 3.0))
-            return found
+def test_npy_into_which_another_program_writes(path: Path, comm: MPI.Intracomm) -> None:
+    def write(done: int, total: int) -> None:
+        if comm.rank == 0:
+            np.save(path / "one.npy", np.full(CELLS, 3.0))
 
     with grid(comm) as g:
         g.save(path / "one.npy", u=g.ones())
-        g.save(path / "b.npy", u=g.full(2.0))
-        comm.Barrier()
-        with monkeypatch.context() as patched:
-            patched.setattr(MPI, "File", Late)
-            assert g.sum(g.load(path / "one.npy")["one"]) == 72
-            patched.setattr(MPI, "File", Written)
-            with pytest.raises(CheckpointError):
-                g.load(path / "one.npy")
-        comm.Barrier()
+        come_together(comm)
+        fails(lambda: g.load(path / "one.npy", progress=write), comm)
         assert g.sum(g.load(path / "one.npy")["one"]) == 216
-
-
-def test_a_field_beside_one_with_damaged_metadata(path: Path, comm: MPI.Intracomm) -> None:
-    with grid(comm) as g:
-        g.save(path / "a", u=g.ones(), v=g.ones())
-        comm.Barrier()
-        if comm.rank == 0:
-            (path / "a" / "v" / "zarr.json").unlink()
-        comm.Barrier()
-        assert g.sum(g.load(path / "a", names="u")["u"]) == 72
-
-
-def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
-    path: Path, comm: MPI.Intracomm
-) -> None:
-    """The error tells that it is not damaged."""
-    with grid(comm) as g:
-        u = g.ones()
-        g.save(path / "a", u=u, v=u)
-        g.save(path / "b", u=u, v=u)
-        comm.Barrier()
-
-        def replace(done: int, total: int) -> None:
-            if comm.rank == 0 and (path / "b").exists():
-                folder._swap_names(path / "a", path / "b")
-                shutil.rmtree(path / "b")
-
-        text = "a was replaced or removed while it was read; load it again"
-        with pytest.raises(CheckpointError, match=text) as caught:
-            g.load(path / "a", progress=replace)
-        assert len(set(comm.allgather(str(caught.value)))) == 1
-        assert g.sum(g.load(path / "a")["v"]) == 72
 
 
 def resident_mib(*, reset: bool = False) -> float:
@@ -1162,8 +985,8 @@ def test_progress_and_memory(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Little beside the field, also where another division reads it."""
-    cut_shards(monkeypatch, 1 << 20, 1 << 17)
-    shape, told, mib = (64 * comm.size + 1, 1 << 17), [], []
+    cut_shards(monkeypatch, 1 << 19, 1 << 16)
+    shape, told, mib = (32 * comm.size + 1, 1 << 17), [], []
     for proc_shape in ((0, 1), (1, 0)):
         with halox.Grid(shape, proc_shape=proc_shape, comm=comm, device="cpu") as g:
             u = g.ones()
@@ -1178,7 +1001,7 @@ def test_progress_and_memory(
                 g.load(path / "a", u=u)
                 assert g.sum(u) == shape[0] * shape[1]
             mib.append(resident_mib() - before)
-    assert max(mib) < 32, mib  # of a block of 64 MiB
+    assert max(mib) < 20, mib  # of a block of 32 MiB
 
 
 def test_without_tensorstore(
@@ -1187,10 +1010,8 @@ def test_without_tensorstore(
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     with grid(comm) as g:
         u = g.ones()
-        with pytest.raises(MissingPackageError):
-            g.save(path / "a", u=u)
-        with pytest.raises(MissingPackageError, match="tensorstore"):
-            g.load(path / "a")
+        for call in (lambda: g.save(path / "a", u=u), lambda: g.load(path / "a")):
+            assert "tensorstore" in fails(call, comm, MissingPackageError)
         g.save(path / "u.npy", u=u)
         assert g.sum(g.load(path / "u.npy")["u"]) == 72
 

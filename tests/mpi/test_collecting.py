@@ -110,7 +110,7 @@ def go_on(
 ) -> None:
     """Work while objects of earlier rounds are collected in the calls of a rank."""
     rng, doomed, error = random.Random(comm.rank), [], None
-    for number in range(1, 5):
+    for number in range(1, 4):
         with collecting(doomed, rng) as dropped:
             try:
                 work(comm, doomed, number, device, copy)
@@ -129,7 +129,7 @@ def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.ranks(1, 2, 3)
-@pytest.mark.usually(1, 2)
+@pytest.mark.usually(2)
 @pytest.mark.parametrize("node", ["one node", *full("a node each")])
 def test_ranks_go_on(node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     if node != "one node":

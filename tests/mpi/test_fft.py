@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.fft
+from hypothesis import strategies as st
 from mpi4py import MPI
 
 import halox
@@ -22,12 +23,12 @@ from halox.errors import (
     MismatchError,
     PathError,
 )
-from halox.runtime import shared_memory
-from halox.runtime.communicator import Communicator
 from tests.fakes import fake_cufft
+from tests.limits import fill_shared_memory
 from tests.mpi.bad_input import Table, check_error, read_only
 from tests.mpi.conftest import agree, by_first
-from tests.oracle import allocated, factorisations, host
+from tests.oracle import Case, Field, Halo, allocated, factorisations, host
+from tests.strategies import SELDOM, WAYS, components, divided, on_ranks
 from tests.support import trials
 
 pytestmark = pytest.mark.usually(3)
@@ -35,7 +36,6 @@ pytestmark = pytest.mark.usually(3)
 SEED = 20261120
 
 World = MPI.Intracomm
-NORMS = ["backward", "ortho", "forward"]
 PAIRS = {"f4": "c8", "f8": "c16"}
 TOLERANCE = {"f4": 2e-6, "f8": 2e-14}
 ALLOCATIONS = ["new", "grid", "F", "part", "backwards"]
@@ -44,13 +44,11 @@ MOST_CELLS = 40_000
 
 
 @dataclass
-class Case:
+class Transform:
     """A transform and the layouts of its fields."""
 
-    shape: tuple[int, ...]
-    procs: tuple[int, ...]
-    blocks: list[tuple[int, ...] | None]
-    halo: tuple[tuple[int, int], ...]
+    blocks: tuple[tuple[int, ...], ...]
+    halo: Halo
     periodic: tuple[bool, ...]
     axes: tuple[int, ...]
     real: bool
@@ -61,6 +59,11 @@ class Case:
     after: tuple[int, ...]
     source: str
     target: str
+    way: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(sum, self.blocks))
 
     @property
     def physical_dtype(self) -> str:
@@ -73,57 +76,48 @@ class Case:
     @property
     def points(self) -> tuple[int, ...]:
         """Points of the physical field along each axis."""
-        fine = self.dealias
-        return tuple(
-            3 * n // 2 if fine and axis in self.axes else n for axis, n in enumerate(self.shape)
-        )
+        fine = self.axes if self.dealias else ()
+        return tuple(3 * n // 2 if axis in fine else n for axis, n in enumerate(self.shape))
+
+    @property
+    def grid(self) -> Case:
+        return Case(self.blocks, self.periodic, [Field("f8", self.halo)], way=self.way)
 
 
-def random_case(rng: np.random.Generator, ranks: int) -> Case:
-    ndim = int(rng.integers(1, 5)) if ranks == 1 else int(rng.integers(2, 5))
-    choices = factorisations(ranks, ndim)
-    procs = choices[int(rng.integers(len(choices)))]
-    most = {1: 40, 2: 20, 3: 10, 4: 7}[ndim]
+@st.composite
+def transforms(draw: st.DrawFn, ranks: int, precisions: Sequence[str] = ("f8", "f4")) -> Transform:
+    ndim = draw(st.integers(1 if ranks == 1 else 2, 4))
+    procs = draw(st.sampled_from(factorisations(ranks, ndim)))
     # Enough lines for every intermediate division, halved axes included.
-    shape = tuple(
-        int(n) for n in rng.integers(2 * ranks if ranks > 1 else 1, 2 * ranks + most, size=ndim)
-    )
-    count = int(rng.integers(1, ndim + 1)) if rng.integers(3) == 0 else ndim
-    axes = tuple(int(axis) for axis in rng.permutation(ndim)[:count])
-    blocks: list[tuple[int, ...] | None] = []
-    for n, p in zip(shape, procs, strict=True):
-        bounds = np.sort(rng.permutation(np.arange(1, n))[: p - 1])
-        sizes = tuple(int(m) for m in np.diff([0, *bounds, n]))
-        blocks.append(sizes if rng.integers(3) == 0 else None)
-    smallest = [min(s) if s else n // p for n, p, s in zip(shape, procs, blocks, strict=True)]
+    least, most = (2 * ranks if ranks > 1 else 1), 2 * ranks + (40, 20, 10, 7)[ndim - 1]
+    shape = [draw(st.integers(least, most)) for _ in procs]
+    blocks = draw(divided(shape, procs))
     halo = tuple(
-        (int(rng.integers(0, min(s, 2) + 1)), int(rng.integers(0, min(s, 2) + 1))) for s in smallest
+        (draw(st.integers(0, min(*sizes, 2))), draw(st.integers(0, min(*sizes, 2))))
+        for sizes in blocks
     )
-    if rng.integers(2):
-        halo = ((0, 0),) * ndim
-    components = tuple(int(n) for n in rng.integers(1, 4, size=int(rng.choice([0, 0, 1, 2]))))
-    while components and math.prod(shape) * math.prod(components) > MOST_CELLS:
-        components = components[1:]
-    first = int(rng.integers(0, len(components) + 1))
-    return Case(
-        shape,
-        procs,
+    axes = draw(st.permutations(range(ndim)))
+    before, after = draw(components(ndim))
+    if math.prod((*shape, *before, *after)) > MOST_CELLS:
+        before, after = (), ()
+    return Transform(
         blocks,
-        halo,
-        tuple(bool(b) for b in rng.integers(2, size=ndim)),
-        axes,
-        bool(rng.integers(2)),
-        NORMS[int(rng.integers(3))],
-        bool(rng.integers(3) == 0),
-        ["f4", "f8", "f8"][int(rng.integers(3))],
-        components[:first],
-        components[first:],
-        ALLOCATIONS[int(rng.integers(1, len(ALLOCATIONS)))],
-        ALLOCATIONS[int(rng.integers(len(ALLOCATIONS)))],
+        draw(st.sampled_from([halo, ((0, 0),) * ndim])),
+        tuple(draw(st.booleans()) for _ in procs),
+        tuple(axes[: draw(st.integers(1, ndim))] if draw(SELDOM) else axes),
+        draw(st.booleans()),
+        draw(st.sampled_from(["backward", "ortho", "forward"])),
+        draw(SELDOM),
+        draw(st.sampled_from(precisions)),
+        before,
+        after,
+        draw(st.sampled_from(ALLOCATIONS[1:])),
+        draw(st.sampled_from(ALLOCATIONS)),
+        draw(WAYS),
     )
 
 
-def random_field(case: Case, rng: np.random.Generator) -> np.ndarray:
+def random_field(case: Transform, rng: np.random.Generator) -> np.ndarray:
     """Return the whole physical field with its component axes, in double precision."""
     shape = (*case.before, *case.points, *case.after)
     whole = rng.standard_normal(shape)
@@ -153,7 +147,7 @@ def along(matrix: np.ndarray, axis: int, array: np.ndarray) -> np.ndarray:
     return np.moveaxis(np.tensordot(matrix, array, (1, axis)), 0, axis)
 
 
-def spectrum(case: Case, whole: np.ndarray) -> np.ndarray:
+def spectrum(case: Transform, whole: np.ndarray) -> np.ndarray:
     """Return the whole spectrum: by scipy.fft, or by the definition if the resolutions differ."""
     first = len(case.before)
     places = [first + axis for axis in case.axes]
@@ -168,7 +162,7 @@ def spectrum(case: Case, whole: np.ndarray) -> np.ndarray:
     return found * scale
 
 
-def place(case: Case, grid: halox.Grid, dtype: str, allocation: str, halo: Any) -> Any:
+def place(case: Transform, grid: halox.Grid, dtype: str, allocation: str, halo: Any) -> Any:
     """Allocate a field of a grid, with the memory layout that ``allocation`` names."""
     options = {"components": case.before, "components_after": case.after}
     field = grid.empty(dtype, **options)
@@ -180,11 +174,11 @@ def place(case: Case, grid: halox.Grid, dtype: str, allocation: str, halo: Any) 
     return grid.declare(other, **options)
 
 
-def owned(case: Case, grid: halox.Grid, whole: np.ndarray) -> np.ndarray:
+def owned(case: Transform, grid: halox.Grid, whole: np.ndarray) -> np.ndarray:
     return whole[(slice(None),) * len(case.before) + grid.owned]
 
 
-def close_to(case: Case, found: np.ndarray, wanted: np.ndarray, scale: float) -> bool:
+def close_to(case: Transform, found: np.ndarray, wanted: np.ndarray, scale: float) -> bool:
     """Whether the error is only due to rounding; ``scale`` is the largest value of the whole array."""
     if not found.size:
         return True
@@ -192,39 +186,30 @@ def close_to(case: Case, found: np.ndarray, wanted: np.ndarray, scale: float) ->
     return error <= TOLERANCE[case.precision] * 8 * max(scale, 1e-30)
 
 
-def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu") -> None:
+def reference(case: Transform, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a random field, its spectrum, and the inverse transform of the spectrum."""
+    whole = random_field(case, np.random.default_rng([SEED, seed]))
+    whole = whole.astype(case.physical_dtype).astype("f8" if case.real else "c16")
+    back = whole
+    if case.dealias:
+        for axis in case.axes:
+            n, m, at = case.shape[axis], case.points[axis], len(case.before) + axis
+            back = along(synthesis(n, m) @ analysis(n, m, False), at, back)
+        back = back.real if case.real else back
+    return whole, spectrum(case, whole), back
+
+
+def check(case: Transform, comm: World, device: str = "cpu") -> None:
     """Transform forward and backward, twice with different values, and compare with the reference."""
+    right: dict[str, bool] = {}
     with (
-        halox.Grid(
-            case.shape,
-            halo=case.halo,
-            periodic=case.periodic,
-            proc_shape=case.procs,
-            blocks=case.blocks,
-            comm=comm,
-            device=device,
-        ) as grid,
+        case.grid.grid(comm, device) as grid,
         halox.FFT(grid, case.axes, real=case.real, norm=case.norm, dealias=case.dealias) as fft,
     ):
-        assert fft.physical.grid_shape == case.points and fft.grid.halo == ((0, 0),) * len(
-            case.shape
-        )
+        right["grids"] = fft.physical.grid_shape == case.points and not np.any(fft.grid.halo)
         u = place(case, fft.physical, case.physical_dtype, case.source, np.nan)
-
-        def reference() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            """Return a random field, its spectrum, and the inverse transform of the spectrum."""
-            whole = random_field(case, rng)
-            whole = whole.astype(case.physical_dtype).astype("f8" if case.real else "c16")
-            back = whole
-            if case.dealias:
-                for axis in case.axes:
-                    n, m, at = case.shape[axis], case.points[axis], len(case.before) + axis
-                    back = along(synthesis(n, m) @ analysis(n, m, False), at, back)
-                back = back.real if case.real else back
-            return whole, spectrum(case, whole), back
-
-        for _ in range(2):
-            whole, wanted, back = by_first(reference, comm)
+        for turn in range(2):
+            whole, wanted, back = by_first(lambda turn=turn: reference(case, turn), comm)
             mine = owned(case, fft.physical, whole)
             fft.physical.interior(u)[...] = fft.physical.xp.asarray(mine)
             given = host(u).copy()
@@ -232,12 +217,11 @@ def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu"
             if case.target != "new":
                 out = place(case, fft.grid, case.spectral_dtype, case.target, np.nan)
             s = fft.forward(u, out)
-            assert out is None or s is out
-            assert s.dtype == case.spectral_dtype
-            assert np.array_equal(host(u), given, equal_nan=True), "the source was changed"
+            right[f"target {turn}"] = (out is None or s is out) and s.dtype == case.spectral_dtype
+            right[f"source {turn}"] = np.array_equal(host(u), given, equal_nan=True)
             part = owned(case, fft.grid, wanted)
-            right = close_to(case, host(s), part, float(abs(wanted).max()))
-            assert agree(right, comm), (SEED, case, "forward")
+            scale = float(abs(wanted).max())
+            right[f"forward {turn}"] = close_to(case, host(s), part, scale)
             # Transform back from the reference's coefficients.
             s[...] = fft.grid.xp.asarray(part)
             given = host(s).copy()
@@ -245,55 +229,37 @@ def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu"
             if case.target != "new":
                 out = place(case, fft.physical, case.physical_dtype, case.target, -7)
             v = fft.backward(s, out)
-            assert np.array_equal(host(s), given), "the spectrum was changed"
+            right[f"spectrum {turn}"] = np.array_equal(host(s), given)
             part = owned(case, fft.physical, back)
             cells = host(fft.physical.interior(v))
-            right = close_to(case, cells, part, float(abs(whole).max()))
-            assert agree(right, comm), (SEED, case, "backward")
-            beside = host(v).copy()
-            beside[fft.physical.layout(v).interior] = 0 if out is None else -7
-            assert np.all(beside == (0 if out is None else -7)), "the halo was written"
+            scale = float(abs(whole).max())
+            right[f"backward {turn}"] = close_to(case, cells, part, scale)
+            beside, untouched = host(v).copy(), 0 if out is None else -7
+            beside[fft.physical.layout(v).interior] = untouched
+            right[f"halo {turn}"] = bool(np.all(beside == untouched))
+    assert all(right.values()), [name for name, is_right in right.items() if not is_right]
 
 
-@pytest.mark.parametrize("number", range(trials(28)))
 @pytest.mark.usually(3, 4)
-def test_random_transforms(number: int, comm: World) -> None:
-    rng = np.random.default_rng([SEED, 37, comm.size, number])
-    check(random_case(rng, comm.size), comm, rng)
+@on_ranks(transforms, trials(160), part=2)
+def test_random_transforms(case: Transform, comm: World) -> None:
+    check(case, comm)
 
 
-@pytest.mark.parametrize("number", range(16))
-@pytest.mark.part(2)
-def test_steps_of_a_gpu(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_ranks(transforms, trials(28))
+def test_steps_of_a_gpu(case: Transform, comm: World) -> None:
     """NumPy executes the plans of cuFFT: the axis orders, factors and copies differ from the host's."""
-    fake_cufft.install(monkeypatch)
-    monkeypatch.setattr("halox.fft.transform.HostTransforms", fake_cufft.Transforms)
-    rng = np.random.default_rng([SEED, 41, comm.size, number])
-    check(random_case(rng, comm.size), comm, rng)
-    assert agree(fake_cufft.PlanNd.launched > 0, comm)
-
-
-@pytest.mark.parametrize("number", range(8))
-def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each rank as a separate node, all messages use MPI requests."""
-    monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, 43, comm.size, number])
-    check(random_case(rng, comm.size), comm, rng)
+    with pytest.MonkeyPatch.context() as patch:
+        fake_cufft.take_the_hosts_place(patch)
+        before = fake_cufft.PlanNd.launched
+        check(case, comm)
+        assert fake_cufft.PlanNd.launched > before
 
 
 @pytest.mark.ranks(2, 3, 4, 6, 8)
 def test_with_full_shared_memory(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for segments, work arrays are in private memory, and all messages use MPI requests."""
-    refused: list[int] = []
-    create = shared_memory.create
-
-    def without_room(name: str, nbytes: int) -> Any:
-        if nbytes >= 1 << 18:  # segments; the status of the ranks is smaller
-            refused.append(nbytes)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return create(name, nbytes)
-
-    monkeypatch.setattr(shared_memory, "create", without_room)
+    fill_shared_memory(monkeypatch, above=(1 << 18) - 1)  # only the status of the ranks
     own = comm.Dup()  # without segments of earlier tests
     with box(own) as grid, halox.FFT(grid) as fft:
         s = fft.forward(grid.ones("c16"))
@@ -301,7 +267,6 @@ def test_with_full_shared_memory(comm: World, monkeypatch: pytest.MonkeyPatch) -
         v = grid.interior(fft.backward(s))
         assert agree(bool(np.allclose(v, 1)), comm)
         rows = [row for report in fft.explain() for row in report.rows]
-    assert agree(bool(refused), comm)
     assert {row.protocol for row in rows if row.path == "host"} == {"mpi"}, rows
 
 
@@ -323,15 +288,12 @@ def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.Monk
         assert messages_sent(fft) == [n - 1 for n in (q, p) if n > 1]
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_without_scipy(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_ranks(partial(transforms, precisions=["f4"]), 5)
+def test_without_scipy(case: Transform, comm: World) -> None:
     """Without scipy.fft, numpy.fft transforms single precision."""
-    monkeypatch.setattr("halox.runtime.host_fft._scipy", lambda: None)
-    for number in range(40):
-        rng = np.random.default_rng([SEED, 47, comm.size, number])
-        case = random_case(rng, comm.size)
-        if case.precision == "f4":
-            check(case, comm, rng)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("halox.runtime.host_fft._scipy", lambda: None)
+        check(case, comm)
 
 
 def messages_sent(fft: halox.FFT) -> list[int]:
@@ -412,16 +374,7 @@ def test_a_derivative(comm: World) -> None:
         assert agree(float(abs(grid.interior(v) - wanted).max()) < 1e-12, comm)
 
 
-def test_an_orthonormal_transform_keeps_the_norm(comm: World) -> None:
-    with box(comm) as grid, halox.FFT(grid, norm="ortho") as fft:
-        u = grid.zeros("c16")
-        grid.interior(u)[...] = np.random.default_rng(comm.rank).standard_normal(grid.rank_shape)
-        s = fft.forward(u)
-        assert np.isclose(fft.grid.norm(s), grid.norm(u), rtol=1e-13)
-
-
-@pytest.mark.parametrize("shape", [(12, 10, 14), (9, 11, 15)])
-@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("shape, real", [((12, 10, 14), True), ((9, 11, 15), False)])
 def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: World) -> None:
     """The dealiased spectrum of a product is the truncated convolution of the spectra, without aliases."""
     with (
@@ -452,98 +405,35 @@ def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: Wor
         assert agree(float(abs(grid.interior(w) - wanted).max()) > 0.1, comm)
 
 
-def test_the_nyquist_modes_make_the_round_trip(comm: World) -> None:
-    with (
-        box(comm, (8, 10, 12)) as grid,
-        halox.FFT(grid, real=True) as plain,
-        halox.FFT(grid, real=True, dealias=True) as fine,
-    ):
-        u = grid.zeros()
-        rng = np.random.default_rng(SEED)
-        grid.interior(u)[...] = rng.standard_normal((8, 10, 12))[grid.owned]
-        s = plain.forward(u)
-        again = fine.forward(fine.backward(s))
-        assert agree(bool(np.allclose(again, s, rtol=0, atol=1e-11)), comm)
-
-
-def test_later_calls_make_no_plans(comm: World) -> None:
-    """New arrays, also with other strides, need no new plans and no new work arrays."""
+def test_a_direction_makes_its_plans_in_its_first_call(comm: World) -> None:
+    """Later calls with new arrays, also with other strides, need no new plans."""
     with box(comm) as grid, halox.FFT(grid) as fft:
-
-        def made() -> list[int]:
-            """Count the plans on the ranks of each grid, and the work arrays."""
-            grids = [one.domain.world.ranks.plans for one in (grid, fft.grid)]
-            return [*grids, *(len(p._work) for p in fft._pipelines.values())]
-
-        fft.backward(fft.forward(grid.ones("c16")))
-        before = made()
+        ranks = fft.grid.domain.world.ranks
+        s = fft.forward(grid.ones("c16"))
+        plans = ranks.plans
+        assert fft.explain(backward=True) == ()
+        assert agree(bool(np.allclose(grid.interior(fft.backward(s)), 1)), comm)
+        assert len(fft.explain(backward=True)) == len(fft.explain()) == ranks.plans - plans
+        plans = ranks.plans
         for k in range(3):
-            u = np.full(grid.padded_shape, k + 1j, order="CFC"[k])
-            s = fft.forward(u)
-            v = fft.backward(s)
+            v = fft.backward(fft.forward(np.full(grid.padded_shape, k + 1j, order="CFC"[k])))
             assert np.allclose(grid.interior(v), k + 1j)
             assert grid.layout(v).spec.halo == grid.halo
-        assert made() == before
-
-
-def test_a_direction_makes_its_plans_in_its_first_call(comm: World) -> None:
-    with box(comm) as grid, halox.FFT(grid) as fft:
-        u = grid.ones("c16")
-        s = fft.forward(u)
-        plans = fft.grid.domain.world.ranks.plans
-        assert fft.explain(backward=True) == ()
-        v = grid.interior(fft.backward(s))
-        assert len(fft.explain(backward=True)) == len(fft.explain())
-        assert fft.grid.domain.world.ranks.plans == plans + len(fft.explain())
-        assert agree(bool(np.allclose(v, 1)), comm)
-
-
-@pytest.mark.ranks(2, 3, 4)
-def test_first_calls_take_few_rounds(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each further transpose adds only the rounds of its plan."""
-    steps: list[str] = []
-    reduce = Communicator.reduce
-
-    def counted(self: Communicator, mine: object, step: str, *given: Any, **options: Any) -> Any:
-        steps.append(step)
-        return reduce(self, mine, step, *given, **options)
-
-    with box(comm) as grid:
-        u = grid.ones("c16")
-        monkeypatch.setattr(Communicator, "reduce", counted)
-        with halox.FFT(grid) as fft:
-            assert 0 < len(steps) <= 3, steps
-            steps.clear()
-            s = fft.forward(u)
-            more = 4 * (len(fft.explain()) - 1)
-            assert 4 <= len(steps) <= 9 + more, steps
-            steps.clear()
-            fft.backward(s)
-            assert 4 <= len(steps) <= 6 + more, steps
-            steps.clear()
-            fft.forward(u, s)
-            assert not steps
-
-
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_grids_are_given_back(comm: World) -> None:
-    with box(comm) as grid:
-        u = grid.ones("c16")
-        for _ in range(20):
-            with halox.FFT(grid, dealias=False) as fft:
-                s = fft.forward(u)
-            assert "closed" in repr(fft)
-        assert s.shape == s.copy().shape
-        fft.close()
+        assert ranks.plans == plans
+    fft.close()
+    fft.close()
+    assert "closed" in repr(fft)
 
 
 # Errors
 
 
-def making(arguments: dict[str, Any], **options: Any) -> Callable[[World], None]:
+def making(change: Callable[[World], dict[str, Any]], **options: Any) -> Callable[[World], None]:
+    """Return a call that makes a transform; ``change`` has a rank's arguments."""
+
     def call(comm: World) -> None:
         with box(comm, **options) as grid:
-            halox.FFT(grid, **arguments)
+            halox.FFT(grid, **change(comm))
 
     return call
 
@@ -563,29 +453,14 @@ def moving(
     return call
 
 
-def few_lines(comm: World) -> None:
-    n = comm.size
-    with halox.Grid((4 * n, n - 1), proc_shape=(n, 1), comm=comm, device="cpu", halo=0) as grid:
-        halox.FFT(grid)
+def slabs(cells: Callable[[int], tuple[int, ...]], **options: Any) -> Callable[[World], None]:
+    """Return a call that makes a transform of slabs; ``cells`` has the grid's shape on n ranks."""
 
+    def call(comm: World) -> None:
+        with halox.Grid(cells(comm.size), comm=comm, device="cpu", halo=0, **options) as grid:
+            halox.FFT(grid, real=True)
 
-def few_coefficients(comm: World) -> None:
-    n = comm.size
-    with halox.Grid((4 * n, n), proc_shape=(n, 1), comm=comm, device="cpu", halo=0) as grid:
-        halox.FFT(grid, real=True)
-
-
-def one_axis(comm: World) -> None:
-    with halox.Grid(8 * comm.size, comm=comm, device="cpu") as grid:
-        halox.FFT(grid)
-
-
-def axes_differ(comm: World) -> None:
-    making({"axes": (0, 1) if comm.rank else (1, 0)})(comm)
-
-
-def norm_differs(comm: World) -> None:
-    making({"norm": "ortho" if comm.rank else "forward"})(comm)
+    return call
 
 
 def closed(comm: World) -> None:
@@ -622,150 +497,109 @@ def in_place(comm: World) -> None:
         fft.forward(u, u)
 
 
-def another_grid(comm: World) -> None:
+def of_another_grid(comm: World) -> None:
     with box(comm, (16, 12, 20)) as other:
         moving(lambda f: (other.zeros("c16"),))(comm)
 
 
-def spectral_to_forward(comm: World) -> None:
+def of_a_spectrum(comm: World) -> None:
     """Pass a spectrum that has the shape of the physical field."""
     with halox.Grid((4, 4), halo=0, comm=MPI.COMM_SELF, device="cpu") as grid, halox.FFT(grid) as f:
         f.forward(f.forward(grid.zeros("c16")))
 
 
+def physical(dtype: str, **options: Any) -> Callable[[halox.FFT], tuple[Any, ...]]:
+    return lambda fft: (fft.physical.zeros(dtype, **options),)
+
+
+def into(make: Callable[[halox.FFT], Any]) -> Callable[[World], None]:
+    return moving(lambda fft: (fft.physical.zeros("c16"), make(fft)))
+
+
 TABLE: Table = {
-    "an FFT of what is no grid": (
-        lambda c: halox.FFT(3),  # type: ignore[arg-type]
-        HaloxError,
-        "grid",
-    ),
-    "an FFT with fewer lines than ranks >1": (few_lines, DecompositionError, "ranks share the"),
-    "a real FFT with fewer coefficients than ranks >2": (
-        few_coefficients,
+    "no grid": (lambda c: halox.FFT(3), HaloxError, "grid"),  # type: ignore[arg-type]
+    "fewer lines than ranks >2": (
+        slabs(lambda n: (4 * n, n), proc_shape=(0, 1)),
         DecompositionError,
         "ranks share the",
     ),
-    "an FFT of one axis on several ranks >1": (
-        one_axis,
+    "one axis on several ranks >1": (
+        slabs(lambda n: (8 * n,)),
         DecompositionError,
         "needs the whole axis",
     ),
-    "an FFT along an axis that there is not": (
-        making({"axes": (0, 3)}),
+    "an axis that there is not": (
+        making(lambda c: {"axes": (0, 3)}),
         DecompositionError,
         "axes",
     ),
-    "an FFT along an axis twice": (making({"axes": (0, -3)}), DecompositionError, "axes"),
-    "an FFT along no axis": (making({"axes": ()}), DecompositionError, "axes"),
-    "an FFT with an unknown norm": (making({"norm": "unitary"}), DecompositionError, "norm"),
-    "an FFT with an int as real=": (making({"real": 1}), DecompositionError, "real"),
-    "an FFT by a path that there is not": (making({"path": "pigeon"}), PathError, "path"),
-    "an FFT of axes that differ between ranks >1": (axes_differ, MismatchError, "axes"),
-    "an FFT of norms that differ between ranks >1": (norm_differs, MismatchError, "norm"),
-    "an FFT of a closed grid": (of_closed_grid, ClosedError, "closed"),
+    "an axis twice": (making(lambda c: {"axes": (0, -3)}), DecompositionError, "axes"),
+    "no axis": (making(lambda c: {"axes": ()}), DecompositionError, "axes"),
+    "norm": (making(lambda c: {"norm": "unitary"}), DecompositionError, "norm"),
+    "real": (making(lambda c: {"real": 1}), DecompositionError, "real"),
+    "path": (making(lambda c: {"path": "pigeon"}), PathError, "path"),
+    "axes that differ >1": (
+        making(lambda c: {"axes": (0, 1) if c.rank else (1, 0)}),
+        MismatchError,
+        "axes",
+    ),
+    "norms that differ >1": (
+        making(lambda c: {"norm": "ortho" if c.rank else "forward"}),
+        MismatchError,
+        "norm",
+    ),
+    "a closed grid": (of_closed_grid, ClosedError, "closed"),
     "a closed FFT": (closed, ClosedError, "the FFT is closed"),
-    "an FFT whose grid was closed": (grid_closed_under_it, ClosedError, "closed"),
-    "an FFT of an integer field": (
-        moving(lambda f: (f.physical.zeros("i8"),)),
-        FieldError,
-        "dtype",
-    ),
-    "an FFT of an integer field after good ones": (
-        moving(lambda f: (f.physical.zeros("i8"),), warm=True),
-        FieldError,
-        "dtype",
-    ),
-    "a real FFT of a bool field": (
-        moving(lambda f: (f.physical.zeros("?"),), real=True),
-        FieldError,
-        "dtype",
-    ),
-    "an FFT of half precision": (
-        moving(lambda f: (f.physical.zeros("f2"),), real=True),
-        FieldError,
-        "dtype",
-    ),
-    "an FFT of extended precision": (
-        moving(lambda f: (f.physical.zeros("G"),)),
-        FieldError,
-        "dtype",
-    ),
-    "a real FFT of a complex field": (
-        moving(lambda f: (f.physical.zeros("c16"),), real=True),
-        FieldError,
-        "dtype",
-    ),
-    "a complex FFT of a real field": (
-        moving(lambda f: (f.physical.zeros("f8"),)),
-        FieldError,
-        "dtype",
-    ),
-    "a backward FFT of a real field": (
+    "a grid closed later": (grid_closed_under_it, ClosedError, "closed"),
+    "integers": (moving(physical("i8")), FieldError, "dtype"),
+    "integers after a good call": (moving(physical("i8"), warm=True), FieldError, "dtype"),
+    "half precision": (moving(physical("f2"), real=True), FieldError, "dtype"),
+    "complex numbers, real": (moving(physical("c16"), real=True), FieldError, "dtype"),
+    "real numbers, complex": (moving(physical("f8")), FieldError, "dtype"),
+    "real numbers, backward": (
         moving(lambda f: (f.grid.zeros("f8"),), "backward", real=True),
         FieldError,
         "dtype",
     ),
-    "an FFT of a field of another grid": (another_grid, FieldError, "fft.physical"),
-    "an FFT of a spectrum": (moving(lambda f: (f.grid.zeros("c16"),)), FieldError, "fft.physical"),
-    "an FFT of a spectrum of the same shape": (spectral_to_forward, FieldError, "fft.physical"),
-    "a backward FFT of a physical field": (
-        moving(lambda f: (f.physical.zeros("c16"),), "backward"),
+    "another grid": (of_another_grid, FieldError, "fft.physical"),
+    "a spectrum": (moving(lambda f: (f.grid.zeros("c16"),)), FieldError, "fft.physical"),
+    "a spectrum of the same shape": (of_a_spectrum, FieldError, "fft.physical"),
+    "a physical field, backward": (
+        moving(physical("c16"), "backward"),
         FieldError,
         "fft.physical",
     ),
-    "an FFT of a staggered field": (
-        moving(lambda f: (f.physical.zeros("c16", staggered=0),)),
-        FieldError,
-        "fft.physical",
-    ),
-    "an FFT of a list": (moving(lambda f: ([0.0],)), FieldError, "numpy.ndarray"),
-    "an FFT of a list on one rank >1": (
+    "a staggered field": (moving(physical("c16", staggered=0)), FieldError, "fft.physical"),
+    "a list on one rank >1": (
         moving(
             lambda f: ([0.0] if f.grid.rank == 1 else np.zeros(f.physical.padded_shape, "c16"),)
         ),
         FieldError,
         "numpy.ndarray",
     ),
-    "an FFT of dtypes that differ between ranks >1": (
+    "dtypes that differ >1": (
         moving(lambda f: (np.zeros(f.physical.padded_shape, "c8" if f.grid.rank else "c16"),)),
         MismatchError,
         "dtype",
     ),
-    "an FFT of components that differ between ranks >1": (
+    "components that differ >1": (
         moving(lambda f: (np.zeros((2 + f.grid.rank, *f.physical.padded_shape), "c16"),)),
         MismatchError,
         "components",
     ),
-    "an FFT into another dtype": (
-        moving(lambda f: (f.physical.zeros("c16"), f.grid.zeros("c8"))),
+    "out of another dtype": (into(lambda f: f.grid.zeros("c8")), FieldError, "out"),
+    "out of another shape": (into(lambda f: np.zeros((2, 2, 2), "c16")), FieldError, "out"),
+    "out of other components": (
+        into(lambda f: f.grid.zeros("c16", components=2)),
         FieldError,
         "out",
     ),
-    "an FFT into another shape": (
-        moving(lambda f: (f.physical.zeros("c16"), np.zeros((2, 2, 2), "c16"))),
-        FieldError,
-        "out",
-    ),
-    "an FFT into other components": (
-        moving(lambda f: (f.physical.zeros("c16"), f.grid.zeros("c16", components=2))),
-        FieldError,
-        "out",
-    ),
-    "an FFT into a read-only array": (
-        moving(lambda f: (f.physical.zeros("c16"), read_only(f.grid, "c16"))),
-        FieldError,
-        "out",
-    ),
-    "an FFT in place": (in_place, FieldError, "u and out share memory"),
-    "wave numbers of lengths of zero": (
-        moving(lambda f: (0,), "wavenumbers"),
-        FieldError,
-        "lengths",
-    ),
+    "out that is read-only": (into(lambda f: read_only(f.grid, "c16")), FieldError, "out"),
+    "in place": (in_place, FieldError, "u and out share memory"),
+    "lengths": (moving(lambda f: (0,), "wavenumbers"), FieldError, "lengths"),
 }
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("name", TABLE)
 def test_bad_input(name: str, comm: World) -> None:
     check_error(TABLE, name, comm)
@@ -782,7 +616,5 @@ def test_a_wrong_array_on_one_rank_after_good_calls(direction: str, comm: World)
         fft.backward(s, u)
         array = u if direction == "forward" else s
         wrong = array.real.astype("i4") if grid.rank == 0 else array
-        kind = FieldError if grid.rank == 0 else MismatchError
-        text = "has dtype int32" if grid.rank == 0 else "different calls: rank 0"
-        with pytest.raises(kind, match=text):
+        with pytest.raises(FieldError if grid.rank == 0 else MismatchError):
             getattr(fft, direction)(wrong)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import tracemalloc
 from typing import Any
 
@@ -12,14 +11,10 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
-from halox.gathering import gather as gathering
-from halox.runtime.communicator import CELLS, UNFINISHED
-from tests.limits import gather_in_parts
-from tests.mpi.conftest import agree
-from tests.mpi.limits import SHORT_S, short_waits
+from halox.errors import FieldError, HaloxError, MismatchError
+from tests.limits import move_in_parts
 
-pytestmark = pytest.mark.usually(1, 2)
+pytestmark = pytest.mark.usually(1, 3)
 
 OUT_OF_ORDER = {"names": ["a", "b"], "formats": ["f8", "f4"], "offsets": [8, 0]}
 WITH_HOLES = {
@@ -65,21 +60,25 @@ def check(g: halox.Grid, field: Any, root: int) -> None:
 
 
 @pytest.mark.ranks(1, 2, 3)
-@pytest.mark.parametrize("part_bytes", [1, 40, 1000, None])
 @pytest.mark.parametrize(
-    ("shape", "proc_shape"),
-    [((37,), (0,)), ((11, 9), (0, 1)), ((11, 9), (1, 0)), ((3, 4, 5, 10), (1, 1, 1, 0))],
-    ids=str,
+    "shape, proc_shape, part_bytes",
+    [
+        ((37,), (0,), 40),
+        ((11, 9), (0, 1), 1),
+        ((11, 9), (1, 0), None),
+        ((11, 9), (1, 0), 1),
+        ((3, 4, 5, 10), (1, 1, 1, 0), 1000),
+    ],
 )
 def test_in_parts_of_any_size(
-    part_bytes: int | None,
     shape: Any,
     proc_shape: Any,
+    part_bytes: int | None,
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if part_bytes is not None:
-        gather_in_parts(monkeypatch, part_bytes)
+        move_in_parts(monkeypatch, part_bytes)
     with grid(comm, shape, proc_shape=proc_shape) as g:
         check(g, g.zeros("i4"), 0)
         check(g, g.zeros("c8", components=2, components_after=3, staggered=0), comm.size - 1)
@@ -103,7 +102,7 @@ def test_dtypes(dtype: Any, comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3)
 def test_memory_on_the_root(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The root needs memory for the whole field and a few parts, also if ranks share the rows of the field."""
-    gather_in_parts(monkeypatch, 1 << 16)
+    move_in_parts(monkeypatch, 1 << 16)
     for proc_shape in ((comm.size, 1), (1, comm.size)):
         with grid(comm, (500 * comm.size, 200 * comm.size), proc_shape=proc_shape) as g:
             u = g.zeros("f8")
@@ -118,15 +117,14 @@ def test_memory_on_the_root(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
             assert (whole is None) == (comm.rank != 0)
 
 
-@pytest.mark.parametrize("root", [5000, -2, -1, True, "x", 0.0, None])
-def test_a_root_that_is_no_rank(root: Any, comm: MPI.Intracomm) -> None:
-    text = rf"root must be a rank, 0 to {comm.size - 1}, got {root!r}"
+def test_a_root_that_is_no_rank(comm: MPI.Intracomm) -> None:
     with grid(comm) as g:
         u = g.ones()
-        with pytest.raises(FieldError, match=text):
-            g.gather(u, root=root)
-        with pytest.raises(FieldError, match=text):
-            g.gather(u, root=root if comm.rank == comm.size - 1 else 0)
+        for root in (5000, -2, True, "x", 0.0, None):
+            with pytest.raises(FieldError, match="root"):
+                g.gather(u, root=root)
+        with pytest.raises(FieldError, match="root"):
+            g.gather(u, root=-1 if comm.rank == comm.size - 1 else 0)
         whole = g.gather(u, root=np.int32(0))
         assert whole is None or np.all(whole == 1), "the grid goes on"
 
@@ -134,17 +132,15 @@ def test_a_root_that_is_no_rank(root: Any, comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3)
 def test_what_differs_between_ranks(comm: MPI.Intracomm) -> None:
     last = comm.rank == comm.size - 1
-    here, there = comm.size - 1, np.dtype(OUT_OF_ORDER)
     with grid(comm) as g:
         u = g.ones()
-        roots = rf"one root on all ranks: rank 0 gave root=0, rank {here} root={here};"
-        with pytest.raises(MismatchError, match=roots):
+        with pytest.raises(MismatchError, match="root"):
             g.gather(u, root=comm.rank if last else 0)
-        v = np.zeros(g.padded_shape, there if last else "f8")
-        with pytest.raises(MismatchError):
+        v = np.zeros(g.padded_shape, OUT_OF_ORDER if last else "f8")
+        with pytest.raises(MismatchError, match="dtype"):
             g.gather(v)
         w = g.zeros(components=2), g.zeros(components=3)
-        with pytest.raises(MismatchError):
+        with pytest.raises(MismatchError, match="layout"):
             g.gather(w[last])
         with pytest.raises(FieldError):
             g.gather(np.zeros(3) if last else u)
@@ -159,56 +155,7 @@ def test_a_root_without_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
     with grid(comm) as g:
         u = g.ones()
         with monkeypatch.context() as patched:
-            patched.setattr(gathering, "allocate", too_large)
-            with pytest.raises(HaloxError, match="a gather failed: MemoryError: no room"):
+            patched.setattr("halox.gathering.gather.allocate", too_large)
+            with pytest.raises(HaloxError, match="no room"):
                 g.gather(u, root=comm.size - 1)
         g.gather(u)
-
-
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("missing", [0, -1])
-@pytest.mark.full
-def test_a_rank_that_does_not_come(missing: int, comm: MPI.Intracomm) -> None:
-    missing %= comm.size
-    g = grid(comm.Dup())
-    u = g.ones()
-    comm.Barrier()
-    if comm.rank != missing:
-        text = rf"rank {comm.rank} has waited in a gather for rank {missing} "
-        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
-            g.gather(u)
-    comm.Barrier()
-
-
-@pytest.mark.ranks(2, 3)
-def test_a_rank_that_stops_half_way(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root's error names the rank; parts that this rank sends later do not arrive in reused memory."""
-    gather_in_parts(monkeypatch, 1 << 16)
-    last = comm.size - 1
-    g = grid(comm.Dup(), (400 * comm.size, 100), proc_shape=(comm.size, 1))
-    u = g.full(comm.rank + 1)
-    sent: list[Any] = []
-    if comm.rank == last:
-        monkeypatch.setattr(gathering, "_send", lambda *arguments: sent.append(arguments))
-    comm.Barrier()
-    found = None
-    with short_waits():
-        try:
-            g.gather(u)
-        except ExchangeTimeoutError as error:
-            found = str(error)
-    if comm.rank == 0:
-        assert found is not None
-        assert f"rank 0 has waited in a gather for rank {last} for {SHORT_S:g} s" in found
-    comm.Barrier()
-    later = [np.zeros(1 << 13) for _ in range(50)]
-    if sent:
-        parts = [np.ones(1 << 13) for _ in range(2)]
-        world = sent[0][0]
-        sent = [world.comm.Isend(part, 0, world.ranks.call_tag(CELLS)) for part in parts]
-    comm.Barrier()
-    end = time.monotonic() + 0.3
-    while time.monotonic() < end:
-        comm.iprobe()
-    assert agree(not any(a.any() for a in later), comm)
-    UNFINISHED.extend([*sent, u])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -16,13 +16,13 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import moving, output, store
 from halox.errors import CheckpointError, ClosedError, FieldError, HaloxError, MismatchError
-from tests.limits import cut_shards
-from tests.mpi.test_checkpoints import small_disk
+from tests.limits import cut_shards, save_as_from_gpus
+from tests.mpi.conftest import come_together, on_first
+from tests.mpi.test_checkpoints import fails, in_between, names_in, small_disk
 from tests.mpi.test_scatter import whole_array
 
-pytestmark = pytest.mark.usually(1, 3)
+pytestmark = pytest.mark.usually(3)
 
 pytest.importorskip("tensorstore")
 xarray = pytest.importorskip("xarray")
@@ -73,10 +73,29 @@ def run(out: halox.Output, g: halox.Grid, mine: dict[str, Any], times: Any) -> N
             u[...] = 77  # the record has been copied
 
 
-def check(path: Path, times: Any, name: str = "h", every: int = 1, cut: Any = ...) -> None:
+def opened(path: Path, comm: MPI.Intracomm, look: Callable[[Any], object]) -> None:
+    """Open an output by xarray on rank 0, after the calls of all ranks and before their next ones."""
+
+    def open_here() -> None:
+        with xarray.open_zarr(path, chunks=None) as ds:
+            look(ds)
+
+    come_together(comm)
+    on_first(open_here, comm)
+
+
+def check(
+    path: Path,
+    comm: MPI.Intracomm,
+    times: Any,
+    name: str = "h",
+    every: int = 1,
+    cut: Any = ...,
+) -> None:
     """Assert that xarray reads these records."""
-    axis = "time" if every == 1 else f"time_{every}"
-    with xarray.open_zarr(path, chunks=None) as ds:
+
+    def look(ds: Any) -> None:
+        axis = "time" if every == 1 else f"time_{every}"
         assert ds[name].dims[0] == axis
         assert ds["time"].values.tolist() == list(times)
         assert ds[axis].values.tolist() == list(times)[::every]
@@ -84,36 +103,40 @@ def check(path: Path, times: Any, name: str = "h", every: int = 1, cut: Any = ..
         expected = [whole(name, time)[cut] for time in list(times)[::every]]
         assert np.array_equal(ds[name], np.array(expected).reshape(ds[name].shape))
 
+    opened(path, comm, look)
+
 
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("shard_bytes", [300, 1 << 20])
+@pytest.mark.usually(1, 3)
 def test_xarray_reads_the_records(
     shard_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_shards(monkeypatch, shard_bytes, 100)
-    times = [0.5 * n for n in range(7)]
+    times = [0.5 * n for n in range(5)]
     x = np.linspace(0, 1, 11)
     with grid(comm) as g:
         mine = fields(g)
         options: dict[str, Any] = {"coords": {"lon": x}, "dims": ("lon", "lat"), "attrs": {"a": 1}}
         with halox.Output(g, path, mine, every={"n": 3}, **options) as out:
             run(out, g, mine, times)
-            assert 5 <= out.records <= 7
-        assert out.records == 7
-    comm.Barrier()
+            assert 3 <= out.records <= 5
+        assert out.records == 5
     for name, every in (("h", 1), ("q", 1), ("n", 3)):
-        check(path, times, name, every)
-    with (
-        xarray.open_zarr(path, chunks=None) as ds,
-        xarray.open_zarr(path, chunks=None, consolidated=False) as alone,
-    ):
+        check(path, comm, times, name, every)
+
+    def look(ds: Any) -> None:
         assert ds.attrs["a"] == 1 and np.array_equal(ds.lon, x)
         assert ds.h.dims == ("time", "lon", "lat")
         assert ds.q.dims == ("time", "q_component_0", "lon", "lat_face")
-        assert ds.identical(alone)  # once closed, also single arrays have their length
+        with xarray.open_zarr(path, chunks=None, consolidated=False) as alone:
+            assert ds.identical(alone)  # once closed, also single arrays have their length
+
+    opened(path, comm, look)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.usually(1, 3)
 def test_continued_on_other_ranks(path: Path, comm: MPI.Intracomm) -> None:
     """The records after the restart are replaced, and their files removed."""
     with grid(comm) as g:
@@ -127,36 +150,29 @@ def test_continued_on_other_ranks(path: Path, comm: MPI.Intracomm) -> None:
             with halox.Output(g, path, mine, mode="a", time=4.5, every={"n": 3}) as out:
                 assert out.records == 5
                 for name, most in (("h", 5), ("n", 2)):
-                    assert len(os.listdir(path / name / "c")) == most
-                few.Barrier()
-                check(path, range(5))
-                few.Barrier()
+                    assert len(names_in(path / name / "c", few)) == most
+                check(path, few, range(5))
                 run(out, g, mine, [4.5, 5.5, 6.5])
                 out.wait()
-                few.Barrier()
-                check(path, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5])
-                check(path, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5], "n", 3)
-                few.Barrier()
+                check(path, few, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5])
+                check(path, few, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5], "n", 3)
     few.Free()
-    if comm.rank == 0:
-        (path / "h" / "c" / ".nfs01").touch()  # of the file system
-    comm.Barrier()
+    in_between((path / "h" / "c" / ".nfs01").touch, comm)  # of the file system
     with grid(comm) as g:
         mine = fields(g)
         out = halox.Output(g, path, mine, mode="a", every={"n": 3})
         run(out, g, mine, [7, 8])
     # Closing the grid has closed the output.
     assert out.records == 10
-    comm.Barrier()
-    check(path, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5, 7, 8], "n", 3)
+    check(path, comm, [0, 1, 2, 3, 4, 4.5, 5.5, 6.5, 7, 8], "n", 3)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.parametrize("shard_bytes", [100, 1 << 20])
+@pytest.mark.usually(1, 3)
 def test_regions_and_strides(
-    shard_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut_shards(monkeypatch, shard_bytes, 50)
+    cut_shards(monkeypatch, 100, 50)
     h, q = (slice(3, 10, 3), slice(None)), (slice(0, 2), slice(-4, None, 2))
     with grid(comm) as g:
         mine = fields(g)
@@ -169,54 +185,58 @@ def test_regions_and_strides(
         everywhere = path.with_name("coarse.zarr")
         with halox.Output(g, everywhere, mine, region=(slice(None, None, 2), slice(1, 9))) as out:
             run(out, g, mine, range(2))
-    comm.Barrier()
-    check(path, range(3), "h", cut=h)
-    check(path, range(3), "q", cut=(slice(None), *q))
-    check(path, range(3), "n")
-    with xarray.open_zarr(path, chunks=None) as ds:
+    check(path, comm, range(3), "h", cut=h)
+    check(path, comm, range(3), "q", cut=(slice(None), *q))
+    check(path, comm, range(3), "n")
+
+    def look(ds: Any) -> None:
         assert ds.h.dims == ("time", "x_h", "y") and ds.x_h.values.tolist() == [3, 6, 9]
         assert ds.q.dims == ("time", "q_component_0", "x_q", "y_face_q")
         assert ds.y_face_q.values.tolist() == [18, 22]
-    for name, cut in (("h", ()), ("q", (slice(None),)), ("n", ())):
-        check(everywhere, range(2), name, cut=(*cut, slice(None, None, 2), slice(1, 9)))
-    with xarray.open_zarr(everywhere, chunks=None) as ds:
+
+    opened(path, comm, look)
+    for name, before in (("h", ()), ("q", (slice(None),)), ("n", ())):
+        cut = (*before, slice(None, None, 2), slice(1, 9))
+        check(everywhere, comm, range(2), name, cut=cut)
+
+    def look_everywhere(ds: Any) -> None:
         assert ds.n.dims[:3] == ("time", "x", "y")
         assert ds.x.values.tolist() == [0, 2, 4, 6, 8, 10]
+
+    opened(everywhere, comm, look_everywhere)
 
 
 def test_copies_of_fields_on_gpus(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made of host arrays, part by part; some ranks have no point of the region."""
-    monkeypatch.setattr(moving, "is_device_array", lambda _: True)
-    monkeypatch.setattr(moving, "DEVICE_PART_BYTES", 24)
+    save_as_from_gpus(monkeypatch, 24)
     cut = (slice(1, None, 4), slice(2, 3))
     with grid(comm) as g:
         mine = fields(g)
         with halox.Output(g, path, mine, region={"h": cut}, compressors="zstd") as out:
             run(out, g, mine, range(3))
-    comm.Barrier()
-    check(path, range(3), "h", cut=cut)
-    check(path, range(3), "q")
+    check(path, comm, range(3), "h", cut=cut)
+    check(path, comm, range(3), "q")
 
 
 def test_fields_that_zarr_stores_as_bytes(path: Path, comm: MPI.Intracomm) -> None:
-    dtype = np.dtype([("a", "i2"), ("b", "f8")])
+    values = whole_array((6, 12), [("a", "i2"), ("b", "f8")])
     with halox.Grid((6, 12), comm=comm, device="cpu", checkerboard=True) as g:
-        u, odd = g.zeros(dtype), g.zeros("u4", parity="odd")
+        u, odd = g.zeros(values.dtype), g.zeros("u4", parity="odd")
         with halox.Output(g, path, u=u, odd=odd) as out:
             for n in range(3):
-                g.scatter(
-                    whole_array((6, 12), dtype)[::-1] if n else whole_array((6, 12), dtype), out=u
-                )
+                g.scatter(values[::-1] if n else values, out=u)
                 odd[...] = n
                 out.append(time=n)
-    comm.Barrier()
-    with xarray.open_zarr(path, chunks=None) as ds:
+
+    def look(ds: Any) -> None:
         assert ds.u.dims == ("time", "x", "y", "u_byte") and ds.odd.dims == ("time", "x", "y_odd")
-        assert ds.u[0].values.tobytes() == whole_array((6, 12), dtype).tobytes()
-        assert ds.u[2].values.tobytes() == whole_array((6, 12), dtype)[::-1].tobytes()
+        assert ds.u[0].values.tobytes() == values.tobytes()
+        assert ds.u[2].values.tobytes() == values[::-1].tobytes()
         assert [np.unique(record).tolist() for record in ds.odd.values] == [[0], [1], [2]]
+
+    opened(path, comm, look)
 
 
 def test_arrays_of_one_record(path: Path, comm: MPI.Intracomm) -> None:
@@ -229,31 +249,34 @@ def test_arrays_of_one_record(path: Path, comm: MPI.Intracomm) -> None:
             out.append(time=0)
             out.append(other, time=1)
             out.append({"h": other["h"]}, time=2, q=other["q"])
-        again = halox.Output(g, path.with_name("b"), mine, mode="w")
+        empty = path.with_name("b")
+        again = halox.Output(g, empty, mine, mode="w")
         again.close()
         again.close()
-        with pytest.raises(ClosedError):
-            again.append(time=0)
-    comm.Barrier()
-    with xarray.open_zarr(path, chunks=None) as ds:
-        assert np.array_equal(ds.h, [whole("h", n) for n in (0, 1, 1)])
-        assert np.array_equal(ds.q, [whole("q", n) for n in (0, 1, 1)])
-        assert np.array_equal(ds.n, [whole("n", n) for n in (0, 1, 0)])
-    assert xarray.open_zarr(path.with_name("b"), chunks=None).sizes["time"] == 0
+        fails(lambda: again.append(time=0), comm, ClosedError)
+
+    def look(ds: Any) -> None:
+        for name, records in (("h", (0, 1, 1)), ("q", (0, 1, 1)), ("n", (0, 1, 0))):
+            assert np.array_equal(ds[name], [whole(name, n) for n in records])
+
+    opened(path, comm, look)
+    check(empty, comm, [])
 
 
 def test_many_records_in_chunks_of_times(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halox.checkpoint.records.TIMES", 4)
+    monkeypatch.setattr("halox.checkpoint.records.TIMES", 2)
     with grid(comm) as g:
-        h = g.zeros()
-        with halox.Output(g, path, h=h) as out:
-            run(out, g, {"h": h}, range(10))
-        with halox.Output(g, path, h=h, mode="a", time=5) as out:
-            run(out, g, {"h": h}, range(7, 11))
-    comm.Barrier()
-    check(path, [0, 1, 2, 3, 4, 5, 7, 8, 9, 10])
+        mine, every = fields(g), {"n": 3}
+        with halox.Output(g, path, mine, every=every) as out:
+            for n in range(10):
+                run(out, g, mine, [n])
+                out.wait()
+        with halox.Output(g, path, mine, mode="a", every=every, time=5) as out:
+            run(out, g, mine, range(7, 11))
+    for name, stride in (("h", 1), ("n", 3)):
+        check(path, comm, [0, 1, 2, 3, 4, 5, 7, 8, 9, 10], name, stride)
 
 
 class NeverDone:
@@ -274,6 +297,8 @@ def test_readers_see_complete_records_only(
 ) -> None:
     """Rank 0 writes at once, the last rank as late as possible: its file of a record appears in a later call."""
     if comm.rank == comm.size - 1:
+        from halox.checkpoint import output
+
         start = output.start_write
         late = lambda *a, **k: NeverDone(lambda: start(*a, **k))  # noqa: E731
         monkeypatch.setattr(output, "start_write", late)
@@ -282,105 +307,78 @@ def test_readers_see_complete_records_only(
         with halox.Output(g, path, h=h, buffer=2) as out:
             for n in range(5):
                 run(out, g, {"h": h}, [n])
-                comm.Barrier()
                 count = max(0, n - 1)
                 assert out.records == count
-                with xarray.open_zarr(path, chunks=None) as ds:
-                    assert ds.sizes["time"] <= count
+
+                def look(ds: Any, most: int = count) -> None:
+                    assert ds.sizes["time"] <= most
                     for k in range(ds.sizes["time"]):
                         assert np.array_equal(ds.h[k], whole("h", k))
-                comm.Barrier()
+
+                opened(path, comm, look)
             out.wait()
             assert out.records == 5
-            comm.Barrier()
-            check(path, range(5))
+            check(path, comm, range(5))
 
 
-def test_a_write_that_fails(
-    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All ranks raise the error of one rank in the next call, and earlier records stay."""
+def test_the_group_is_replaced_by_rename(path: Path, comm: MPI.Intracomm) -> None:
+    """A reader that has opened it before reads the whole of the earlier one."""
+    with grid(comm) as g:
+        h = g.zeros()
+        with halox.Output(g, path, h=h) as out, open(path / "zarr.json") as before:
+            run(out, g, {"h": h}, [0])
+            out.wait()
+            metadata = json.load(before)["consolidated_metadata"]["metadata"]
+    assert metadata["h"]["shape"][0] == 0
 
-    def full(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
 
+@pytest.mark.parametrize("on_all", [False, True])
+def test_files_that_cannot_grow(on_all: bool, path: Path, comm: MPI.Intracomm) -> None:
+    """All ranks raise the error of one rank in the next call; a new output continues after the complete records."""
+    is_small = on_all or comm.rank == comm.size - 1
     with grid(comm) as g:
         h = g.zeros()
         out = halox.Output(g, path, h=h)
         run(out, g, {"h": h}, range(3))
         out.wait()
-        with monkeypatch.context() as patch:
-            if comm.rank == comm.size - 1:
-                patch.setattr(output, "start_write", full)
+        with small_disk() if is_small else nullcontext():
             out.append(time=3)
-        for call in (lambda: out.append(time=4), out.wait, lambda: out.append(time=4)):
-            with pytest.raises(CheckpointError):
-                call()
+            fails(out.wait, comm)
+        for call in (out.wait, lambda: out.append(time=4)):
+            fails(call, comm)
         out.close()
-        comm.Barrier()
-        check(path, range(3))
-        comm.Barrier()
-        with halox.Output(g, path, h=h, mode="a") as out:
-            run(out, g, {"h": h}, [3])
-        with halox.Output(g, path, h=h, mode="a") as out:
-            with monkeypatch.context() as patch:
-                if comm.rank == comm.size - 1:
-                    patch.setattr(output, "start_write", full)
-                out.append(time=4)
-            with pytest.raises(CheckpointError):
-                out.close()
-            comm.Barrier()
-            assert not os.path.exists(path.with_name(".run.zarr.lock"))
-    comm.Barrier()
-    check(path, range(4))
-
-
-def test_files_that_cannot_grow(path: Path, comm: MPI.Intracomm) -> None:
-    """TensorStore's own error, on all ranks, and a new output continues after the last complete record."""
-    with grid(comm) as g:
-        h = g.zeros()
-        out = halox.Output(g, path, h=h)
-        run(out, g, {"h": h}, range(3))
-        out.wait()
-        with small_disk():
-            out.append(time=3)
-            with pytest.raises(CheckpointError):
-                out.wait()
-        out.close()
+        check(path, comm, range(3))
         with halox.Output(g, path, h=h, mode="a") as out:
             assert out.records == 3
             run(out, g, {"h": h}, [3])
-    comm.Barrier()
-    check(path, range(4))
+        with halox.Output(g, path, h=h, mode="a") as out, small_disk():
+            out.append(time=4)
+            fails(out.close, comm)
+        assert names_in(path.parent, comm) == ["run.zarr"]  # and no lock
+    check(path, comm, range(4))
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_an_output_that_is_removed(is_renamed: bool, path: Path, comm: MPI.Intracomm) -> None:
     """All ranks raise an error in the next call, and no group without its earlier records remains."""
+    elsewhere, other = path.with_name("elsewhere.zarr"), path.with_name("other.zarr")
     with grid(comm) as g:
         h = g.zeros()
         out = halox.Output(g, path, h=h)
         run(out, g, {"h": h}, range(3))
         out.wait()
-        comm.Barrier()
-        if comm.rank == 0 and is_renamed:
-            path.rename(path.with_name("elsewhere.zarr"))
-        elif comm.rank == 0:
-            shutil.rmtree(path)
-        comm.Barrier()
+        in_between(lambda: path.rename(elsewhere) if is_renamed else shutil.rmtree(path), comm)
         first = (lambda: out.append(time=3)) if is_renamed else out.wait
         for call in (first, lambda: out.append(time=4), out.wait):
-            with pytest.raises(CheckpointError):
-                call()
+            fails(call, comm)
         out.close()
-        comm.Barrier()
+        come_together(comm)
         assert not (path / "zarr.json").exists()
-        with halox.Output(g, path.with_name("other.zarr"), h=h) as out:
+        with halox.Output(g, other, h=h) as out:
             run(out, g, {"h": h}, range(2))
-    comm.Barrier()
-    check(path.with_name("other.zarr"), range(2))
+    check(other, comm, range(2))
     if is_renamed:
-        check(path.with_name("elsewhere.zarr"), range(3))
+        check(elsewhere, comm, range(3))
 
 
 def test_an_error_in_the_block(path: Path, comm: MPI.Intracomm) -> None:
@@ -394,37 +392,26 @@ def test_an_error_in_the_block(path: Path, comm: MPI.Intracomm) -> None:
         comm.Barrier()
         with halox.Output(g, path, h=h, mode="a") as out:
             run(out, g, {"h": h}, [3])
-    comm.Barrier()
-    check(path, range(4))
+    check(path, comm, range(4))
 
 
 def test_modes(path: Path, comm: MPI.Intracomm) -> None:
+    part, other = ((slice(n, n + 4), slice(None)) for n in (0, 4))
     with grid(comm) as g:
         h = g.zeros()
         g.save(path, h=h)
-        comm.Barrier()
-        with pytest.raises(CheckpointError):
-            halox.Output(g, path, h=h)
-        with pytest.raises(CheckpointError):
-            halox.Output(g, path, h=h, mode="a")
+        fails(lambda: halox.Output(g, path, h=h), comm)
+        fails(lambda: halox.Output(g, path, h=h, mode="a"), comm)
         with halox.Output(g, path, h=h, mode="w") as out:
             with pytest.raises(CheckpointError, match="this program"):
                 halox.Output(g, path, h=h, mode="a")
             run(out, g, {"h": h}, [0])
-        with pytest.raises(CheckpointError):
-            g.save(path, h=h)
-        with pytest.raises(CheckpointError):
-            g.load(path)
-        comm.Barrier()
-        assert sorted(os.listdir(path.parent)) == ["run.zarr"]
-        check(path, [0])
-        comm.Barrier()
-        out = halox.Output(g, path, h=h, mode="w", region=(slice(4), slice(None)))
-        with pytest.raises(FieldError):
-            out.append(time=10**400)
-        out.close()
-        with pytest.raises(CheckpointError):
-            halox.Output(g, path, h=h, mode="a", region=(slice(4, 8), slice(None)))
+        fails(lambda: g.save(path, h=h), comm)
+        fails(lambda: g.load(path), comm)
+        assert names_in(path.parent, comm) == ["run.zarr"]
+        check(path, comm, [0])
+        halox.Output(g, path, h=h, mode="w", region=part).close()
+        fails(lambda: halox.Output(g, path, h=h, mode="a", region=other), comm)
 
 
 def test_complete_records_count_without_another_call(path: Path, comm: MPI.Intracomm) -> None:
@@ -443,7 +430,7 @@ def test_complete_records_count_without_another_call(path: Path, comm: MPI.Intra
                 break
             assert monotonic() < limit
             sleep(0.01)
-        comm.Barrier()
+        come_together(comm)
 
 
 def test_an_output_that_is_dropped_can_be_made_again(path: Path, comm: MPI.Intracomm) -> None:
@@ -470,13 +457,7 @@ def test_what_a_continued_output_is_given_is_the_same(path: Path, comm: MPI.Intr
     with grid(comm) as g:
         h = g.zeros()
         halox.Output(g, path, h=h, region=region, **made).close()
-        for same in (
-            {},
-            made,
-            {"attrs": {"a": 1}},
-            {"coords": {"x": x}},
-            {"compressors": "zstd"},
-        ):
+        for same in ({}, made, {"attrs": {"a": 1}}, {"compressors": "zstd"}):
             halox.Output(g, path, h=h, mode="a", region=region, **same).close()
         for name, other in (
             ("attrs", {"a": 2}),
@@ -484,211 +465,126 @@ def test_what_a_continued_output_is_given_is_the_same(path: Path, comm: MPI.Intr
             ("coords", {"x": x + 1}),
             ("coords", {"y": y}),
             ("compressors", "gzip"),
-            ("compressors", ["zstd", "gzip"]),
             ("compressors", {"name": "zstd", "configuration": {"level": 2}}),
         ):
             with pytest.raises(CheckpointError, match=name):
                 halox.Output(g, path, h=h, mode="a", region=region, **{name: other})
-        halox.Output(g, path, h=h, mode="w").close()
-        with pytest.raises(CheckpointError, match="compressors"):
-            halox.Output(g, path, h=h, mode="a", compressors="zstd")
 
 
-@pytest.mark.parametrize(
-    "time",
-    [
-        np.datetime64(5, "ns"),
-        np.timedelta64(5, "ns"),
-        np.datetime64(5, "Y"),
-        np.array(5, "m8[ns]"),
-        2**53 + 1,
-    ],
-)
-def test_times_that_are_no_numbers(time: Any, path: Path, comm: MPI.Intracomm) -> None:
+TIMES: list[Any] = [
+    np.datetime64(5, "ns"),
+    np.timedelta64(5, "ns"),
+    np.datetime64(5, "Y"),
+    np.array(5, "m8[ns]"),
+    2**53 + 1,
+    10**400,
+    "now",
+    np.nan,
+]
+
+
+def test_times_that_are_no_numbers(path: Path, comm: MPI.Intracomm) -> None:
     with grid(comm) as g, halox.Output(g, path, h=g.zeros()) as out:
+        for time in TIMES:
+            with pytest.raises(FieldError, match="time"):
+                out.append(time=time)
         with pytest.raises(FieldError, match="time"):
-            out.append(time=time)
-        with pytest.raises(FieldError, match="time"):
-            halox.Output(g, path, h=g.zeros(), mode="a", time=time)
+            halox.Output(g, path, h=g.zeros(), mode="a", time=TIMES[0])
         out.append(time=2**53)
         out.append(time=np.int64(2**53 + 2))
 
 
-BAD: dict[str, tuple[Any, type[HaloxError], str]] = {
-    "grid": (lambda g, p, h: halox.Output(3, p, h=h), HaloxError, "grid must be a halox.Grid"),
-    "no field": (lambda g, p, h: halox.Output(g, p), FieldError, "no field given"),
-    "netCDF": (
-        lambda g, p, h: halox.Output(g, p.with_name("b.nc"), h=h),
-        CheckpointError,
-        "halox writes a Zarr group",
-    ),
-    "npy": (
-        lambda g, p, h: halox.Output(g, p.with_name("b.npy"), h=h),
-        CheckpointError,
-        "an output is a Zarr group on a file system",
-    ),
-    "bucket": (
-        lambda g, p, h: halox.Output(g, "s3://bucket/run.zarr", h=h),
-        CheckpointError,
-        "an output is a Zarr group on a file system",
-    ),
-    "exists": (lambda g, p, h: halox.Output(g, p, h=h), CheckpointError, 'give mode="a"'),
-    "mode": (lambda g, p, h: halox.Output(g, p, h=h, mode="r"), FieldError, "mode: expected one"),
-    "time without a": (
-        lambda g, p, h: halox.Output(g, p, h=h, time=1, mode="w"),
-        FieldError,
-        'needs mode="a"',
-    ),
-    "buffer": (lambda g, p, h: halox.Output(g, p, h=h, buffer=0), FieldError, "buffer: expected"),
-    "every": (
-        lambda g, p, h: halox.Output(g, p, h=h, every=2),
-        FieldError,
-        "every: expected a map",
-    ),
-    "every of none": (
-        lambda g, p, h: halox.Output(g, p, h=h, every={"h": 0}),
-        FieldError,
-        "1 or more, got 0",
-    ),
-    "every of another": (
-        lambda g, p, h: halox.Output(g, p, h=h, every={"u": 2}),
-        FieldError,
-        "'u' is no field; the fields are h",
-    ),
-    "region": (
-        lambda g, p, h: halox.Output(g, p, h=h, region=(slice(3),)),
-        FieldError,
-        "h needs 2 slices of global indices",
-    ),
-    "region of nothing": (
-        lambda g, p, h: halox.Output(g, p, h=h, region=(slice(3, 3), slice(None))),
-        FieldError,
-        "at least one point",
-    ),
-    "field called time": (
-        lambda g, p, h: halox.Output(g, p, {"time": h}, mode="w"),
-        FieldError,
-        "time is the name of a field and of a dimension",
-    ),
-    "dimension called time": (
-        lambda g, p, h: halox.Output(g, p, h=h, mode="w", dims=("time", "y")),
-        FieldError,
-        "dims: time is the name of the axis of the records",
-    ),
-    "two dimensions of one name": (
-        lambda g, p, h: halox.Output(
-            g,
-            p,
-            {"face": h, "w": g.zeros(staggered=0)},
-            region={"face": (slice(3), slice(None))},
-            mode="w",
-        ),
-        FieldError,
-        "x_face would be the name of two dimensions",
-    ),
-    "another grid": (
-        lambda g, p, h: _on_another_grid(g, p),
-        CheckpointError,
-        r"the grid is \[11, 12\] in the output, and \[11, 13\] here",
-    ),
-    "other fields": (
-        lambda g, p, h: halox.Output(g, p, q=h, mode="a"),
-        CheckpointError,
-        "h is <f8 along time, x of 11, y of 12, of the region .* in the output, and nothing here",
-    ),
-    "another dtype": (
-        lambda g, p, h: halox.Output(g, p, h=h.astype("f4"), mode="a"),
-        CheckpointError,
-        "h is <f8 along .* in the output, and <f4 along .* here",
-    ),
-    "modes differ": (
-        lambda g, p, h: halox.Output(g, p, h=h, mode="wa"[min(g.rank, 1)]),
-        MismatchError,
-        "mode differs between ranks",
-    ),
-}
-BAD_RECORDS: dict[str, tuple[Any, type[HaloxError], str]] = {
-    "time that goes backwards": (
-        lambda g, o, h: o.append(time=1),
-        FieldError,
-        "1 does not follow 2",
-    ),
-    "time of text": (lambda g, o, h: o.append(time="now"), FieldError, "expected a finite number"),
-    "time of nan": (lambda g, o, h: o.append(time=np.nan), FieldError, "expected a finite number"),
-    "times differ": (
-        lambda g, o, h: o.append(time=3 + g.rank),
-        MismatchError,
-        "time differs between ranks",
-    ),
-    "record of another shape": (
-        lambda g, o, h: o.append(time=3, h=h[1:-1]),
-        FieldError,
-        "does not fit the grid",
-    ),
-    "record of another layout": (
-        lambda g, o, h: o.append(time=3, h=g.zeros(staggered=0)),
-        FieldError,
-        r"h: the field has whole shape \(11, 12\), and this record \(12, 12\)",
-    ),
-    "record of another dtype": (
-        lambda g, o, h: o.append(time=3, h=h.astype("f4")),
-        FieldError,
-        "h: the field has dtype float64, and this record float32",
-    ),
-    "record of another field": (
-        lambda g, o, h: o.append(time=3, q=h),
-        FieldError,
-        "q is no field of this output; it has h",
-    ),
-    "bad record on one rank": (
-        lambda g, o, h: o.append(time=3, h=h if g.rank == 0 else h[1:]),
-        FieldError,
-        r"\[rank 1\] h: array: shape",
-    ),
-}
+Call = Callable[[halox.Grid, Path, Any], Any]
 
 
-def _on_another_grid(g: halox.Grid, path: Path) -> None:
+def making(mode: str = "w", **options: Any) -> Call:
+    """Return a call that makes an output of a field "h"."""
+    return lambda g, p, h: halox.Output(g, p, h=h, mode=mode, **options)
+
+
+def made_at(path: str) -> Call:
+    return lambda g, p, h: halox.Output(g, path, h=h)
+
+
+def on_another_grid(g: halox.Grid, path: Path, h: Any) -> None:
     with halox.Grid((11, 13), comm=g.comm, device="cpu") as other:
         halox.Output(other, path, h=other.zeros(), mode="a")
 
 
+def with_two_dimensions_of_one_name(g: halox.Grid, path: Path, h: Any) -> None:
+    both = {"face": h, "w": g.zeros(staggered=0)}
+    halox.Output(g, path, both, region={"face": (slice(3), slice(None))}, mode="w")
+
+
+BAD: dict[str, tuple[Call, type[HaloxError], str]] = {
+    "grid": (lambda g, p, h: halox.Output(3, p, h=h), HaloxError, "grid"),
+    "no field": (lambda g, p, h: halox.Output(g, p), FieldError, "field"),
+    "netCDF": (made_at("b.nc"), CheckpointError, "Zarr group"),
+    "npy": (made_at("b.npy"), CheckpointError, "Zarr group"),
+    "bucket": (made_at("s3://bucket/run.zarr"), CheckpointError, "Zarr group"),
+    "exists": (making("w-"), CheckpointError, "mode"),
+    "mode": (making("r"), FieldError, "mode"),
+    "time without a": (making(time=1), FieldError, "mode"),
+    "buffer": (making(buffer=0), FieldError, "buffer"),
+    "every": (making(every=2), FieldError, "every"),
+    "every of none": (making(every={"h": 0}), FieldError, "every"),
+    "every of another": (making(every={"u": 2}), FieldError, "'u'"),
+    "region": (making(region=(slice(3),)), FieldError, "2 slices"),
+    "region of nothing": (making(region=(slice(3, 3), slice(None))), FieldError, "region"),
+    "field called time": (
+        lambda g, p, h: halox.Output(g, p, {"time": h}, mode="w"),
+        FieldError,
+        "time",
+    ),
+    "dimension called time": (making(dims=("time", "y")), FieldError, "dims"),
+    "two dimensions of one name": (with_two_dimensions_of_one_name, FieldError, "x_face"),
+    "another grid": (on_another_grid, CheckpointError, "[11, 13]"),
+    "other fields": (lambda g, p, h: halox.Output(g, p, q=h, mode="a"), CheckpointError, "h is"),
+    "another dtype": (
+        lambda g, p, h: halox.Output(g, p, h=h.astype("f4"), mode="a"),
+        CheckpointError,
+        "<f4",
+    ),
+    "modes differ": (
+        lambda g, p, h: halox.Output(g, p, h=h, mode="wa"[min(g.rank, 1)]),
+        MismatchError,
+        "mode",
+    ),
+}
+BAD_RECORDS: dict[str, tuple[Any, type[HaloxError], str]] = {
+    "backwards": (lambda g, o, h: o.append(time=1), FieldError, "time"),
+    "times differ": (lambda g, o, h: o.append(time=3 + g.rank), MismatchError, "time"),
+    "shape": (lambda g, o, h: o.append(time=3, h=h[1:-1]), FieldError, "h: "),
+    "layout": (lambda g, o, h: o.append(time=3, h=g.zeros(staggered=0)), FieldError, "h: "),
+    "dtype": (lambda g, o, h: o.append(time=3, h=h.astype("f4")), FieldError, "h: "),
+    "another field": (lambda g, o, h: o.append(time=3, q=h), FieldError, "q "),
+    "shapes differ": (
+        lambda g, o, h: o.append(time=3, h=h if g.rank == 0 else h[1:]),
+        FieldError,
+        "[rank 1] h: ",
+    ),
+}
+
+
 def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) -> None:
     """And leaves the output as it was."""
+
+    def check_bad(table: dict[str, Any], *given: Any) -> None:
+        for name, (call, kind, word) in table.items():
+            if not name.endswith("differ") or comm.size > 1:
+                with pytest.raises(HaloxError) as caught:
+                    call(*given)
+                assert set(comm.allgather(type(caught.value))) == {kind}, name
+                assert word in str(caught.value), name
+
     with grid(comm) as g:
         h = g.zeros()
         with halox.Output(g, path, h=h) as out:
             run(out, g, {"h": h}, range(3))
-        for name, (call, kind, text) in BAD.items():
-            if name.endswith("differ") and comm.size == 1:
-                continue
-            with pytest.raises(kind, match=rf"(?s){text}") as caught:
-                call(g, path, h)
-            assert len(set(comm.allgather(str(caught.value)))) == 1 or name == "grid", name
-        comm.Barrier()
-        check(path, range(3))
-        comm.Barrier()
+        check_bad(BAD, g, path, h)
+        check(path, comm, range(3))
         with halox.Output(g, path, h=h, mode="a") as out:
-            for name, (call, kind, text) in BAD_RECORDS.items():
-                if ("differ" in name or "one rank" in name) and comm.size == 1:
-                    continue
-                with pytest.raises(kind, match=rf"(?s){text}") as caught:
-                    call(g, out, h)
-                assert len(set(comm.allgather(str(caught.value)))) == 1, name
+            check_bad(BAD_RECORDS, g, out, h)
             run(out, g, {"h": h}, [3])
-    comm.Barrier()
-    assert os.listdir(path.parent) == ["run.zarr"]
-    check(path, range(4))
-
-
-def test_the_group_is_replaced_by_rename(path: Path, comm: MPI.Intracomm) -> None:
-    """A reader never finds a group that is half written."""
-    assert comm.size >= 1
-    if comm.rank == 0:
-        path.mkdir()
-        one = store.Store.of_folder(path, path, 0)
-        one.write_json({"a": "x" * 100_000})
-        with open(path / "zarr.json", encoding="ascii") as before:
-            one.write_json({"a": "y"})
-            assert before.read().count("x") == 100_000
-        assert one.read_json() == {"a": "y"} and os.listdir(path) == ["zarr.json"]
+    assert names_in(path.parent, comm) == ["run.zarr"]
+    check(path, comm, range(4))

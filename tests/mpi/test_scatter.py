@@ -10,10 +10,8 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
-from tests.limits import gather_in_parts
-from tests.mpi.conftest import agree
-from tests.mpi.limits import short_waits
+from halox.errors import FieldError, MismatchError
+from tests.limits import move_in_parts
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES, grid
 
 pytestmark = pytest.mark.usually(1, 3)
@@ -48,7 +46,7 @@ def test_layouts_in_parts_of_any_size(
     part_bytes: int | None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if part_bytes is not None:
-        gather_in_parts(monkeypatch, part_bytes)
+        move_in_parts(monkeypatch, part_bytes)
     n = 2 * comm.size
     with grid(comm, (4, 2 * n), checkerboard=True) as g:
         check(g, whole_array((4, 2 * n), "i4"), 0)
@@ -73,44 +71,31 @@ def test_a_file_mapped_into_memory(comm: MPI.Intracomm, tmp_path: Any) -> None:
         check(g, np.load(tmp_path / "u.npy", mmap_mode="r"), 0)
 
 
-Case = Callable[[halox.Grid, np.ndarray], Any]
-BAD: dict[str, tuple[Case, type[Exception], str]] = {
-    "no array": (lambda g, w: g.scatter(None), FieldError, "rank 0 is the root, and gave None"),
-    "a list": (lambda g, w: g.scatter([1.0]), FieldError, "whole must be a numpy.ndarray"),
-    "shape": (
-        lambda g, w: g.scatter(w[1:]),
-        FieldError,
-        r"whole: shape \(4, .*does not hold the grid's \(5,",
-    ),
-    "staggered": (lambda g, w: g.scatter(w, staggered=0), FieldError, r"is not the \(6,"),
-    "shape of out": (
-        lambda g, w: g.scatter(w, out=g.zeros(components=2)),
-        FieldError,
-        r"is not the \(2, 5",
-    ),
-    "dtype": (
-        lambda g, w: g.scatter(w.astype("f4"), out=g.zeros()),
-        MismatchError,
-        "out has float64 on rank 0, and whole float32",
-    ),
+Call = Callable[[halox.Grid, np.ndarray], Any]
+BAD: dict[str, tuple[Call, type[Exception], str]] = {
+    "no array": (lambda g, w: g.scatter(None), FieldError, "whole"),
+    "a list": (lambda g, w: g.scatter([1.0]), FieldError, "whole"),
+    "shape": (lambda g, w: g.scatter(w[1:]), FieldError, "whole"),
+    "staggered": (lambda g, w: g.scatter(w, staggered=0), FieldError, "whole"),
+    "shape of out": (lambda g, w: g.scatter(w, out=g.zeros(components=2)), FieldError, "whole"),
+    "dtype": (lambda g, w: g.scatter(w.astype("f4"), out=g.zeros()), MismatchError, "dtype"),
     "two layouts": (
         lambda g, w: g.scatter(w, out=g.zeros(), components=2),
         FieldError,
-        "out and components were given",
+        "components",
     ),
-    "root": (lambda g, w: g.scatter(w, root=g.size), FieldError, "root must be a rank"),
-    "option": (lambda g, w: g.scatter(w, colour=1), FieldError, "unknown argument"),
+    "root": (lambda g, w: g.scatter(w, root=g.size), FieldError, "root"),
+    "option": (lambda g, w: g.scatter(w, colour=1), FieldError, "colour"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_error_on_all_ranks(name: str, comm: MPI.Intracomm) -> None:
-    call, kind, text = BAD[name]
+def test_bad_input_is_one_error_on_all_ranks(comm: MPI.Intracomm) -> None:
     with grid(comm) as g:
         whole = np.ones(g.grid_shape)
-        with pytest.raises(kind, match=text):
-            call(g, whole)
-        assert g.sum(g.scatter(whole)) == whole.size, "the grid goes on"
+        for call, kind, word in BAD.values():
+            with pytest.raises(kind, match=word):
+                call(g, whole)
+            assert g.sum(g.scatter(whole)) == whole.size, "the grid goes on"
 
 
 @pytest.mark.ranks(2, 3)
@@ -124,15 +109,3 @@ def test_what_differs_between_ranks(comm: MPI.Intracomm) -> None:
             g.scatter(whole, root=int(last))
         with pytest.raises(MismatchError):
             g.scatter(np.ones((6, g.grid_shape[1])), staggered=1 if last else 0)
-
-
-@pytest.mark.ranks(2, 3)
-def test_a_root_that_does_not_come(comm: MPI.Intracomm) -> None:
-    g = grid(comm.Dup())
-    comm.Barrier()
-    failed = False
-    if comm.rank:
-        with short_waits(), pytest.raises(ExchangeTimeoutError):
-            g.scatter(None)
-        failed = True
-    assert agree(failed or comm.rank == 0, comm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,27 +80,32 @@ def test_a_staggered_axis_has_faces(grid: halox.Grid) -> None:
     assert np.array_equal(grid.interior(again), grid.interior(v))
 
 
-def test_coordinates_continue_in_the_halo(grid: halox.Grid) -> None:
-    u = grid.zeros()
-    block = grid.dataarray(u, halo=True, coords={"x": X, "y": Y})
-    assert block.shape == u.shape and np.shares_memory(block.values, u)
-    padded = np.concatenate([[2 * Y[0] - Y[1]], Y, [2 * Y[-1] - Y[-2]]])
-    cut = grid.layout(u).stored[1]
-    assert np.allclose(block.y, padded[cut.start + 1 : cut.stop + 1])
-    assert np.allclose(np.diff(block.x), 0.25)
-    names = np.array(list("abcdef"))
-    assert set(grid.dataarray(u, halo=True, coords={"y": names}).y.values) <= set(names)
-    for dtype in ("u1", "i1", "u8"):
-        numbers = np.arange(SHAPE[1], dtype=dtype)
-        found = grid.dataarray(u, halo=True, coords={"y": numbers}).y
-        assert np.array_equal(found, np.arange(cut.start, cut.stop))
+def test_coordinates_continue_in_the_halo(comm: MPI.Intracomm) -> None:
+    with make(comm, halo=2) as grid:
+        u = grid.zeros()
+        block = grid.dataarray(u, halo=True, coords={"x": X, "y": Y})
+        assert block.shape == u.shape and np.shares_memory(block.values, u)
+        low, high = (
+            Y[0] - np.array([2, 1]) * (Y[1] - Y[0]),
+            Y[-1] + np.array([1, 2]) * (Y[-1] - Y[-2]),
+        )
+        padded = np.concatenate([low, Y, high])
+        cut = grid.layout(u).stored[1]
+        assert np.allclose(block.y, padded[cut.start + 2 : cut.stop + 2])
+        assert np.allclose(np.diff(block.x), 0.25)
+        names = np.array(list("abcdef"))
+        assert set(grid.dataarray(u, halo=True, coords={"y": names}).y.values) <= set(names)
+        for dtype in ("u1", "i1", "u8"):
+            numbers = np.arange(SHAPE[1], dtype=dtype)
+            found = grid.dataarray(u, halo=True, coords={"y": numbers}).y
+            assert np.array_equal(found, np.arange(cut.start, cut.stop))
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f4", "c16", "i2", ">f8", "?"])
-@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")])
-def test_a_whole_array_becomes_a_field(
-    grid: halox.Grid, dtype: str, order: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    "dtype, order",
+    [(dtype, order) for dtype in ("f8", "c16", ">f8", "?") for order in ("xy", "yx")],
+)
+def test_a_whole_array_becomes_a_field(grid: halox.Grid, dtype: str, order: str) -> None:
     values = whole(*SHAPE, dtype=dtype)
     array = xr.DataArray(values, dims=("x", "y")).transpose(*order)
     u = grid.from_dataarray(array)
@@ -259,10 +263,8 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
 Case = tuple[tuple[int, ...], Any, bool]
 
 CASES: list[Case] = [
-    *(((n,), halo, is_) for n in (4, 5, 6, 7, 8) for halo in (1, 2) for is_ in (True, False)),
-    ((8, 6), 2, False),
+    *(((n,), halo, n % 2 == halo % 2) for n in (4, 5, 7) for halo in (1, 2)),
     ((8, 6), ((2, 2), (0, 0)), True),
-    ((8, 8), 2, True),
     ((5, 8), ((1, 1), (0, 2)), False),
     ((3, 9), ((1, 0), (3, 3)), False),
 ]
@@ -322,12 +324,8 @@ def test_coordinates_of_a_checkpoint_are_those_of_the_whole_grid(
         dataset = xr.Dataset({"u": block})
         alike = comm.allgather(block.shape == values.shape == u.shape)
         if kind in ("whole", "arithmetic") and all(alike):
-            with pytest.raises(FieldError) as error:
+            with pytest.raises(FieldError):
                 dataset.halox.to_zarr(path, grid)
-            # The error offers a remedy for each of the two readings, as code.
-            own, inside = re.findall(r"array(\.isel\([^;]*?\)\)) of", str(error.value))
-            array = eval(f"dataset{own if kind == 'whole' else inside}")
-            check_saved(array, grid, path, values, coords)
             dataset["v"] = grid.dataarray(u, coords=coords, halo=True)
             if kind == "arithmetic":  # the labelled field resolves the ambiguity
                 check_saved(dataset, grid, path, values, coords)
@@ -345,7 +343,7 @@ def test_an_unknown_option_on_one_rank_begins_no_call(grid: halox.Grid, tmp_path
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.ranks(1, 2, 3)
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_fields_with_another_halo_become_a_checkpoint(
     case: Case, comm: MPI.Intracomm, tmp_path: Path
 ) -> None:
@@ -378,8 +376,10 @@ def test_variables_with_and_without_halo_along_one_dimension(
             xr.Dataset({"v": (("x", "y"), np.zeros((3, 3)))}).halox.to_zarr(path, grid)
 
 
-@pytest.mark.parametrize("package", ["scipy", "netCDF4", "h5netcdf"])
-@pytest.mark.parametrize("through", ["a checkpoint", "blocks"])
+@pytest.mark.parametrize(
+    "package, through",
+    [("scipy", "a checkpoint"), ("netCDF4", "blocks"), ("h5netcdf", "blocks")],
+)
 def test_netcdf(package: str, through: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
     """Write a file of the whole field, and make fields of another division from it, part by part."""
     pytest.importorskip("zarr")

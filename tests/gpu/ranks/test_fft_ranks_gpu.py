@@ -9,9 +9,9 @@ from mpi4py import MPI
 import halox
 from tests.gpu.ranks.paths import PEER, along
 from tests.mpi.conftest import agree
-from tests.mpi.test_fft import check, random_case
-from tests.mpi.test_transpose import SEED
+from tests.mpi.test_fft import Transform, check, transforms
 from tests.mpi.ways import Way
+from tests.strategies import on_ranks
 from tests.support import require
 
 require("gpu")
@@ -22,19 +22,9 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.ranks(2, 4)  # tests/gpu/test_fft_gpu.py has random transforms on one rank
-@pytest.mark.parametrize("number", range(24))
-def test_random_transforms(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 59, comm.size, number])
-    check(random_case(rng, comm.size), comm, rng, "gpu")
-
-
-@pytest.mark.parametrize("number", range(8))
-def test_random_transforms_by_mpi(
-    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, 61, comm.size, number])
-    check(random_case(rng, comm.size), comm, rng, "gpu")
+@on_ranks(transforms, 32)
+def test_random_transforms(case: Transform, comm: MPI.Intracomm) -> None:
+    check(case, comm, "gpu")
 
 
 @pytest.mark.parametrize("halo", [0, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -9,7 +11,8 @@ from mpi4py import MPI
 import halox
 from tests.gpu.ranks.test_exchange_gpu import stall
 from tests.mpi.conftest import agree
-from tests.mpi.test_transpose import SEED, check, pencils, random_case
+from tests.mpi.test_transpose import SEED, Turn, check, pencils, turns
+from tests.strategies import on_ranks
 from tests.support import require
 
 require("gpu")
@@ -21,19 +24,9 @@ pytestmark = pytest.mark.gpu
 DTYPES = ["c16", "f8", "f4", "c8", "f2", "i1", "i8", "u2", "?"]
 
 
-@pytest.mark.parametrize("number", range(40))
-def test_random_divisions(number: int, comm: MPI.Intracomm) -> None:
-    rng = np.random.default_rng([SEED, 23, comm.size, number])
-    check(random_case(rng, comm.size, DTYPES), comm, "gpu")
-
-
-@pytest.mark.parametrize("number", range(10))
-def test_random_divisions_by_mpi(
-    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_NODE", "rank")
-    rng = np.random.default_rng([SEED, 29, comm.size, number])
-    check(random_case(rng, comm.size, DTYPES), comm, "gpu")
+@on_ranks(partial(turns, dtypes=DTYPES), 50)
+def test_random_divisions(case: Turn, comm: MPI.Intracomm) -> None:
+    check(case, comm, "gpu")
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 64), (130, 127, 66)])

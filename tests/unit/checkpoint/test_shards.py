@@ -29,7 +29,7 @@ def test_shards_and_chunks_are_of_the_wanted_size(shape: tuple[int, ...]) -> Non
     assert chunks.SHARD_BYTES / 4 <= 8 * prod(shard) <= 1.2 * chunks.SHARD_BYTES
 
 
-@pytest.mark.parametrize("shard_bytes", [100, 300, 1 << 20])
+@pytest.mark.parametrize("shard_bytes", [100, 1 << 20])
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_cell_has_one_writer_and_one_owner(
@@ -58,7 +58,7 @@ def test_each_point_of_a_region_has_one_writer_and_one_owner(
 ) -> None:
     cut_shards(monkeypatch, shard_bytes)
     whole, rng = np.arange(prod(shape)).reshape(shape), np.random.default_rng(len(shape))
-    for _ in range(20):
+    for _ in range(8):
         ends = [sorted(rng.choice(n + 1, 2, replace=False).tolist()) for n in shape]
         region = tuple(slice(*two, int(rng.integers(1, 5))) for two in ends)
         expected = whole[region]

@@ -10,6 +10,7 @@ import pytest
 from halox.runtime.gpu import cufft
 from tests.fakes import fake_cufft
 from tests.fakes.fake_cufft import PlanNd, fake
+from tests.support import trials
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def laid_out(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> An
     return fake(np.empty(shape, dtype))[(slice(None, None, -1),) * n]
 
 
-@pytest.mark.parametrize("number", range(300))
+@pytest.mark.parametrize("number", range(trials(600)))
 def test_random_layouts(number: int) -> None:
     rng = np.random.default_rng([7, number])
     ndim = int(rng.integers(1, 6))

@@ -10,9 +10,10 @@ import pytest
 from halox.decomposition import Placement
 from halox.errors import DecompositionError
 from halox.fft.stages import find_stages, moved_placement, turned_placement
+from tests.support import trials
 
 
-@pytest.mark.parametrize("number", range(200))
+@pytest.mark.parametrize("number", range(trials(480)))
 def test_random_transforms(number: int) -> None:
     rng = np.random.default_rng([3, number])
     ndim = int(rng.integers(2, 5))
