@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,9 +63,8 @@ def halo_of(grid: halox.Grid, u: np.ndarray) -> np.ndarray:
     return np.take(u, range(owned.start - 1, owned.stop + 1), axis=0, mode="wrap")
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid, order: str) -> None:
-    u, plans = start(grid, order), []
+def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid) -> None:
+    u, plans = start(grid), []
     for _ in range(20):
         grid.exchange(u)
         plans.append(grid.plans_made)
@@ -157,21 +155,15 @@ def test_orders_that_one_rank_cannot_tell_apart(comm: World) -> None:
         assert agree(ok, comm)
 
 
-@pytest.mark.ranks(2, 3)
-def test_new_arrays_and_known_arrays_pack_alike(comm: World) -> None:
+def test_new_arrays_and_known_arrays_pack_alike(grid: halox.Grid, comm: World) -> None:
     """Rank 0 passes one array again and again; other ranks pass new arrays."""
-    shape = (6, 4 * comm.size, 5)
-    options: dict[str, Any] = {"proc_shape": (1, comm.size, 1), "device": "cpu"}
-    with halox.Grid(shape, halo=1, periodic=True, comm=comm.Dup(), **options) as g:
-        whole = np.pad(np.arange(float(np.prod(shape))).reshape(shape), 1, mode="wrap")
-        cells = tuple(slice(cut.start, cut.stop + 2) for cut in g.owned)
-        again = np.zeros(g.padded_shape, order="F")
-        for step in range(4):
-            u = again if comm.rank == 0 else np.zeros(g.padded_shape, order="F")
-            u[...] = -1
-            g.interior(u)[...] = whole[cells][1:-1, 1:-1, 1:-1] + step
-            g.exchange(u)
-            assert agree(bool(np.array_equal(u, whole[cells] + step)), comm)
+    again = start(grid, "F")
+    for step in range(4):
+        u = again if comm.rank == 0 else start(grid, "F")
+        u[...] = -1
+        grid.interior(u)[...] = grid.interior(start(grid)) + step
+        grid.exchange(u)
+        assert agree(bool(np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)) + step)), comm)
 
 
 @pytest.mark.ranks(2)
@@ -185,30 +177,17 @@ def test_fields_that_are_declared_are_not_taken_for_new_arrays(grid: halox.Grid)
         assert grid.plans_made == 2
 
 
-def test_several_fields_and_accumulation(grid: halox.Grid) -> None:
-    for n in range(4):
-        u, v = start(grid), start(grid).astype("f4") + n
-        grid.exchange(u, v)
-        assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)))
-        assert np.array_equal(v[:, 1:-1], halo_of(grid, serial(0)).astype("f4") + n)
+def test_accumulations_of_new_arrays(grid: halox.Grid) -> None:
+    for _ in range(3):
         ones, more = np.ones(grid.padded_shape), np.ones(grid.padded_shape, "i8")
         grid.accumulate(ones, more)
         for w in (ones, more):
             # The first and the last row receive a neighbour's halo row. No rank owns the halo columns.
             expected = np.ones(grid.rank_shape)
-            expected[0] += 1
-            expected[-1] += 1
+            expected[[0, -1]] += 1
             assert np.array_equal(w[1:-1, 1:-1], expected)
             assert not w[[0, -1], 1:-1].any(), "and these are cleared"
-    assert grid.plans_made == 2
-
-
-def test_accumulated_fields_that_share_memory_are_refused_each_time(grid: halox.Grid) -> None:
-    for _ in range(3):
-        grid.accumulate(np.ones(grid.padded_shape), np.ones(grid.padded_shape))
-        u = np.ones(grid.padded_shape)
-        with pytest.raises(FieldError):
-            grid.accumulate(u, u)
+    assert grid.plans_made == 1
 
 
 def test_a_read_only_array_of_a_known_layout_is_refused(grid: halox.Grid) -> None:
@@ -220,21 +199,6 @@ def test_a_read_only_array_of_a_known_layout_is_refused(grid: halox.Grid) -> Non
         grid.exchange(u)
     grid.exchange(start(grid))
     assert grid.plans_made == 1
-
-
-def test_the_grids_own_fields_keep_plans_of_their_own(grid: halox.Grid, comm: World) -> None:
-    u = grid.zeros()
-    for _ in range(3):
-        u[...] = start(grid)
-        grid.exchange(u)
-        mine = start(grid)
-        grid.exchange(mine)
-        for w in (u, mine):
-            assert np.array_equal(w[:, 1:-1], halo_of(grid, serial(0)))
-    assert grid.plans_made == 2
-    if comm.size > 1:
-        rows = [row for row in grid.explain(mine).rows if row.peer != grid.rank]  # type: ignore[union-attr]
-        assert {row.protocol for row in rows} <= {"shared", "mpi"}, "no way that looks at addresses"
 
 
 @pytest.mark.ranks(2, 3)
@@ -280,20 +244,14 @@ def test_eviction_is_alike_whatever_ranks_collect(
     """All ranks evict alike, although rank 0 keeps every array and other ranks drop each at once."""
     cache_few_plans(monkeypatch, 3)
     kept, numbers = [], []
-    if comm.rank == 0:
-        gc.disable()
-    try:
-        for step in range(24):
-            dtype = ["f8", "f4", "i8", "i4", "i2"][7 * step % 5]
-            u = start(grid).astype(dtype)
-            grid.exchange(u)
-            assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)).astype(dtype))
-            numbers.append(grid.plans_made)
-            if comm.rank == 0:
-                kept.append(u)
-            del u
-    finally:
-        gc.enable()
+    for step in range(12):
+        dtype = ["f8", "f4", "i8", "i4", "i2"][7 * step % 5]
+        u = start(grid).astype(dtype)
+        grid.exchange(u)
+        assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)).astype(dtype))
+        numbers.append(grid.plans_made)
+        kept += [u] * (comm.rank == 0)
+        del u
     assert comm.allgather(numbers) == [numbers] * comm.size
     assert max(numbers) > 5
 
