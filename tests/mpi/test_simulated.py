@@ -14,7 +14,7 @@ from mpi4py import MPI
 import halox
 from halox.errors import HaloxError, MismatchError, PathError
 from tests.calls import calls_of
-from tests.simulated import SimulatedRanks, simulated
+from tests.fakes.simulated import SimulatedRanks, simulated
 
 CELLS = 8
 """Cells of a block along each axis."""
