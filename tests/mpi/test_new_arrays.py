@@ -15,7 +15,7 @@ from mpi4py import MPI
 import halox
 from halox.errors import FieldError, MismatchError, StateError
 from tests.limits import cache_few_plans
-from tests.mpi.conftest import PART_OF_FEW, agree
+from tests.mpi.conftest import PART, agree
 from tests.oracle import Case, allocated, exchange_all
 from tests.strategies import cells, on_ranks
 from tests.support import trials
@@ -81,7 +81,7 @@ ORDERS = ["C", "F", "turned", "backwards", "part"]
 @on_ranks(
     lambda ranks: st.tuples(cells(ranks), st.lists(st.sampled_from(ORDERS), min_size=3)),
     trials(120),
-    part=PART_OF_FEW,
+    part=PART,
 )
 def test_new_arrays_of_any_layout(given: tuple[Case, list[str]], comm: World) -> None:
     """Fields in some order in memory: plans of earlier arrays serve later ones, and keep none of them alive."""

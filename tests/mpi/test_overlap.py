@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import ClosedError, FieldError, MismatchError, StateError
-from tests.mpi.conftest import PART_OF_FEW, SMALL, agree
+from tests.mpi.conftest import PART, SMALL, agree
 from tests.mpi.limits import short_waits
 from tests.oracle import divide, factorisations
 from tests.strategies import on_ranks
@@ -60,7 +60,7 @@ def deep_grids(draw: st.DrawFn, ranks: int) -> tuple[Any, ...]:
     return divide(shape, procs), draw(st.booleans()), width, every
 
 
-@on_ranks(deep_grids, trials(120), part=PART_OF_FEW)
+@on_ranks(deep_grids, trials(120), part=PART)
 def test_several_steps_for_each_exchange(case: Any, comm: World) -> None:
     blocks, periodic, width, every = case
     shape = tuple(map(sum, blocks))
