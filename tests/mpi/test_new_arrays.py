@@ -187,6 +187,8 @@ def test_accumulations_of_new_arrays(grid: halox.Grid) -> None:
             expected[[0, -1]] += 1
             assert np.array_equal(w[1:-1, 1:-1], expected)
             assert not w[[0, -1], 1:-1].any(), "and these are cleared"
+        with pytest.raises(FieldError, match="share memory"):
+            grid.accumulate(ones, ones.view("i8"))  # the layouts of the known plan
     assert grid.plans_made == 1
 
 

@@ -71,7 +71,7 @@ def any_field(ranks: int) -> st.SearchStrategy[Case]:
 @settings(max_examples=trials(400), print_blob=True)
 @given(st.integers(1, 6).flatmap(any_field), st.sampled_from([None, 0, 1, 2, 3]))
 def test_random_fields(case: Case, width: int | None) -> None:
-    """Each owned cell is in one region, and those computed during the exchange are all that read no halo of it."""
+    """Each owned cell is in one region; all cells that read no halo of the exchange are computed during it."""
     f = case.fields[0]
     for layout in layouts(case, f):
         early, late = overlap_regions(layout, width)
@@ -85,8 +85,9 @@ def test_random_fields(case: Case, width: int | None) -> None:
         free = inside & ~near_filled(layout, width)
         event("with an interior" if early else "without")
         assert (counts(layout, early) <= free).all()
-        assert case.connect or (counts(layout, early) == free).all() or not early
-        assert case.connect or early or not free.any()
+        if not case.connect and f.parity is None:  # lines of folds and pairs of cells are whole
+            assert (counts(layout, early) == free).all() or not early
+            assert early or not free.any()
 
 
 def test_widths_count_from_sides_that_receive() -> None:
