@@ -50,6 +50,11 @@ class Field:
         self.dtype = np.dtype(self.dtype)
         self.staggered = self.staggered or (False,) * len(self.halo)
 
+    @property
+    def all_sides(self) -> list[Side]:
+        """Boundaries of all components and sides."""
+        return [side for sides in self.sides.values() for pair in sides for side in pair]
+
     def options(self) -> dict[str, Any]:
         options = {
             "components": self.before,
@@ -517,6 +522,69 @@ def check_exchanges(case: Case, comm: Any, device: Any = "cpu") -> None:
     if device == "cpu":
         assert len({row.peer for row in rows}) == len(rows)
         assert case.way != "MPI" or {row.protocol for row in rows} <= {"copy", "mpi"}
+
+
+def check_overlap(case: Case, width: int | None, comm: Any) -> None:
+    """Compute during an exchange: when a region comes, all cells that its steps read have their values.
+
+    A step reads ``width`` cells on each side along each axis, or the field's halo. The regions cover each owned cell
+    once. Each field of the case in turn has the loop, at last with other arrays than the plan's.
+    """
+    right = []
+    with case.grid(comm) as grid:
+        fields = case.make(grid)
+        plan, others = grid.plan(*fields, overlap=True), case.make(grid)
+        for turn, number in enumerate([*range(len(fields)), 0]):
+            arrays = others if turn == len(fields) else fields
+            wanted = case.expected(grid.coords, turn)
+            for u, w in zip(arrays, wanted, strict=True):
+                u[...] = w.before
+            comm.Barrier()
+            f, u, w = case.fields[number], arrays[number], wanted[number]
+            covered = np.zeros(u.shape, int)
+            for cells in plan.overlap(*arrays, width=width, field=number):
+                covered[cells] += 1
+                for axis, halo in enumerate(f.halo):
+                    reach = halo if width is None else (width, width)
+                    if f.parity and axis == len(f.halo) - 1:
+                        reach = (reach[0] + 1) // 2, (reach[1] + 1) // 2  # in pairs of cells
+                    read, at = [*cells], len(f.before) + axis
+                    first, stop = cells[at].start - reach[0], cells[at].stop + reach[1]
+                    read[at] = slice(max(first, 0), stop)
+                    right.append(same_cells(f, u[tuple(read)], w.after[tuple(read)]))
+            right.append(np.array_equal(covered, w.owned))
+            for f, u, w in zip(case.fields, arrays, wanted, strict=True):
+                right.append(same_cells(f, u, w.after))
+    assert all(right)
+
+
+def check_stale_halos(case: Case, comm: Any) -> None:
+    """With HALOX_DEBUG_HALO=1, halo cells are stale between start and finish, unless they have been filled.
+
+    All other cells keep their values.
+    """
+    right = []
+    with case.grid(comm) as grid:
+        fields, wanted = case.make(grid), case.expected(grid.coords)
+        plan = grid.plan(*fields)
+        for u, w in zip(fields, wanted, strict=True):
+            u[...] = w.before
+        plan.start()
+        between = [u.copy() for u in fields]
+        plan.finish()
+        for f, u, found, w in zip(case.fields, fields, between, wanted, strict=True):
+            right.append(same_cells(f, u, w.after))
+            kept = w.owned & (w.before == w.after) | ~w.owned & ~w.filled
+            right.append(same_values(found[kept], w.before[kept]))
+            is_turned = any(isinstance(side, tuple) and side[0] == "phase" for side in f.all_sides)
+            if f.dtype.kind in "iufc" and not is_turned:
+                right.append(bool((is_stale(found) | (found == w.after))[w.filled].all()))
+    assert all(right)
+
+
+def is_stale(u: np.ndarray) -> np.ndarray:
+    """Return the cells with the value by which halox marks stale cells: NaN, or the least integer."""
+    return np.isnan(u) if u.dtype.kind in "fc" else u == np.iinfo(u.dtype).min
 
 
 def same_cells(f: Field, a: np.ndarray, b: np.ndarray) -> bool:

@@ -241,10 +241,12 @@ def walls(
     *,
     linear: bool = False,
     thin: bool = True,
+    whole: bool = True,
 ) -> Case:
     """Fields with boundaries and phases; with ``linear`` no fill adds numbers of its own.
 
-    With ``thin`` blocks may be as thin as a mirror allows, which reads one cell more than its halo has.
+    With ``thin`` blocks may be as thin as a mirror allows, which reads one cell more than its halo has. Without
+    ``whole`` the exchange may leave out corners.
     """
     ndim = draw(st.integers(1, 3))
     procs = draw(st.sampled_from(factorisations(ranks, ndim)))
@@ -280,7 +282,8 @@ def walls(
         by_component[tuple(draw(st.integers(0, n - 1)) for n in before + after)] = sides()
     staggered = tuple(draw(SELDOM) for _ in procs)
     f = Field(dtype, halo, before, after, staggered, sides=by_component, mine=draw(st.booleans()))
-    return Case(divide(shape, procs), periodic, [f], way=draw(WAYS))
+    corners = whole or draw(st.booleans())
+    return Case(divide(shape, procs), periodic, [f], corners, way=draw(WAYS))
 
 
 @st.composite

@@ -40,7 +40,10 @@ TESTS: dict[str, list[tuple[int, str]]] = {
         (3, "allreduce statistics reproducible combined_values"),
     ],
     "halox/datatypes": [(0, "datatypes signature mpi_bridge")],
-    "halox/decomposition": [(0, "fields procgrid partition"), (3, "grid boundaries folds wide")],
+    "halox/decomposition": [
+        (0, "fields procgrid partition"),
+        (3, "grid boundaries folds exchange"),
+    ],
     "halox/domain": [(3, "grid cartesian allocation stopping")],
     "halox/exchange": [
         (0, "regions selection costs"),

@@ -1,9 +1,9 @@
 """``python3 -m tools.scaling`` measures the making of grids, plans and reductions among simulated ranks.
 
 It prints a table, by default for 64, 4,096 and 100,000 ranks. One process makes the objects of one rank, and
-`tests.simulated` answers for the other ranks. Calls are Python calls in halox. Bytes are sent and received by the rank,
-in messages and collectives. Memory is the largest amount that was in use during the making beyond the amount before,
-with NumPy's arrays. The time is the least of several makings, without the time that the simulation takes.
+`tests.fakes.simulated` answers for the other ranks. Calls are Python calls in halox. Bytes are sent and received by
+the rank, in messages and collectives. Memory is the largest amount that was in use during the making beyond the amount
+before, with NumPy's arrays. The time is the least of several makings, without the time that the simulation takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 import halox
 from halox.tables import text_table
-from tests.simulated import SimulatedRanks, simulated, torus_of
+from tests.fakes.simulated import SimulatedRanks, simulated, torus_of
 
 CELLS = 8
 """Cells of a block along each axis."""

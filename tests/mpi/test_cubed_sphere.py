@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import DecompositionError, FieldError
+from tests.limits import read_in_place
 from tests.mpi.conftest import agree
 from tests.oracle import is_adjoint
 
@@ -68,13 +69,12 @@ def block(grid: halox.Grid, u: Any, whole: Any) -> Any:
     return whole[(..., faces, *(slice(cut.start + low, cut.stop + low) for cut in cuts))]
 
 
-@pytest.mark.parametrize(("n", "halo"), [(4, 1), (6, 3), (5, 2), (3, 3)])
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(("n", "halo", "direct"), [(6, 2, False), (5, 2, True), (3, 3, False)])
 def test_halos_by_geometry(
     n: int, halo: int, direct: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if direct:
-        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+        read_in_place(monkeypatch)
     source = sources(n, halo)
     with halox.CubedSphere(n, halo, comm=comm, device="cpu") as sphere:
         u = sphere.full(UNTOUCHED)
@@ -139,6 +139,7 @@ def test_accumulate_is_the_adjoint(options: Any, comm: MPI.Intracomm) -> None:
         assert is_adjoint(sphere, fields[:1], fields[1:])
 
 
+@pytest.mark.usually(3)
 def test_points_and_sums(comm: MPI.Intracomm) -> None:
     with halox.CubedSphere(4, comm=comm, device="cpu") as sphere:
         index = np.arange(4)
@@ -150,21 +151,24 @@ def test_points_and_sums(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("options", "error", "argument"),
     [
-        ({"staggered": 1}, FieldError, "have their points at centers"),
-        ({"halo": 1}, DecompositionError, "give halo=(0, width, width)"),
-        ({"components": 3, "sign": "vector"}, FieldError, "a vector needs components=2"),
-        ({"parity": "even"}, FieldError, "no fields of one parity"),
+        ({"staggered": 1}, FieldError, "staggered"),
+        ({"halo": 1}, DecompositionError, "halo"),
+        ({"components": 3, "sign": "vector"}, FieldError, "components"),
+        ({"parity": "even"}, FieldError, "parity"),
     ],
 )
-def test_errors(options: Any, error: Any, text: str, comm: MPI.Intracomm) -> None:
-    with halox.CubedSphere(4, comm=comm, device="cpu") as sphere, pytest.raises(error) as raised:
+@pytest.mark.usually(2)
+def test_errors(options: Any, error: Any, argument: str, comm: MPI.Intracomm) -> None:
+    with (
+        halox.CubedSphere(4, comm=comm, device="cpu") as sphere,
+        pytest.raises(error, match=argument),
+    ):
         sphere.zeros(**options)
-    assert text in str(raised.value)
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.usually(2)
 def test_a_communicator_with_periods_is_refused(comm: MPI.Intracomm) -> None:
     dims = (comm.size, 1, 1)
     for periods in ((False, True, True), (True, False, False)):
@@ -173,7 +177,6 @@ def test_a_communicator_with_periods_is_refused(comm: MPI.Intracomm) -> None:
             halox.CubedSphere(6, comm=cart, device="cpu")
         cart.Free()
     cart = comm.Create_cart(dims)
-    if comm.size <= 6:
-        with halox.CubedSphere(6, comm=cart, device="cpu") as sphere:
-            assert sphere.periodic == (False, False, False)
+    with halox.CubedSphere(6, comm=cart, device="cpu") as sphere:
+        assert sphere.periodic == (False, False, False)
     cart.Free()

@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from mpi4py import MPI
 
 import halox
 from halox.errors import FieldError
 from tests.limits import read_in_place
 from tests.mpi.conftest import PART, agree
-from tests.oracle import NUMERIC, Case, Field, check_adjoint, check_exchanges
+from tests.oracle import (
+    NUMERIC,
+    Case,
+    Field,
+    check_adjoint,
+    check_exchanges,
+    check_overlap,
+    check_stale_halos,
+)
 from tests.strategies import cells, checkerboards, folds, on_ranks, walls
 from tests.support import trials
 
@@ -70,12 +79,12 @@ def test_wide_checkerboards_accumulated(case: Case, comm: MPI.Intracomm) -> None
     check_adjoint(case, comm)
 
 
-@random_cases(walls, trials(60))
+@random_cases(partial(walls, whole=False), trials(60))
 def test_walls(case: Case, comm: MPI.Intracomm) -> None:
     check_exchanges(case, comm)
 
 
-@random_cases(partial(walls, linear=True), trials(60))
+@random_cases(partial(walls, linear=True, whole=False), trials(60))
 def test_walls_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
@@ -90,6 +99,30 @@ def test_folds_accumulated(case: Case, comm: MPI.Intracomm) -> None:
     check_adjoint(case, comm)
 
 
+def any_fields(ranks: int) -> st.SearchStrategy[Case]:
+    return st.one_of(cells(ranks), walls(ranks, whole=False), folds(ranks), checkerboards(ranks))
+
+
+@random_cases(
+    lambda ranks: st.tuples(any_fields(ranks), st.sampled_from([None, 0, 1, 2, 3])), trials(120)
+)
+def test_overlap(case: tuple[Case, int | None], comm: MPI.Intracomm) -> None:
+    """Regions of an overlapped exchange: also beside walls, folds, and halos of other fields."""
+    check_overlap(*case, comm)
+
+
+@pytest.mark.usually(1, 2, 4)
+@random_cases(
+    lambda ranks: st.one_of(cells(ranks), walls(ranks, whole=False), checkerboards(ranks)),
+    trials(60),
+    part=2,
+)
+def test_stale_halos(case: Case, comm: MPI.Intracomm) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HALOX_DEBUG_HALO", "1")
+        check_stale_halos(case, comm)
+
+
 def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The low limit of the tests with random grids does make plans read messages in place."""
     read_in_place(monkeypatch)
@@ -100,6 +133,7 @@ def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
         )
 
 
+@pytest.mark.usually(3)
 @pytest.mark.parametrize("corners", [False, True])
 def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
     """Faces of 40 000 runs of 8 bytes: halox cuts their copies into blocks, and interleaves the blocks."""
@@ -108,6 +142,22 @@ def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
     check_exchanges(Case(blocks, (True, False, True), [f], corners), comm)
 
 
+@WIDE
+@pytest.mark.parametrize("staggered", [False, True])
+def test_every_rank_has_the_whole_grid(staggered: bool, comm: MPI.Intracomm) -> None:
+    """Each rank owns one row, and its halo holds all rows, on both sides."""
+    n = comm.size
+    f = Field(np.dtype("f8"), ((n, n), (3, 3)), staggered=(staggered, False))
+    check_exchanges(Case(((1,) * n, (3,)), (True, True), [f]), comm)
+    with halox.Grid((n, 3), halo=(n, 3), periodic=True, comm=comm, device="cpu") as grid:
+        ones = grid.full(1, "i8")
+        grid.accumulate(ones)
+        # A cell has copies in both halos of each block along both axes, and its own place.
+        assert agree(bool((grid.interior(ones) == (2 * n + 1) * 3).all()), comm)
+        assert grid.sum(ones) == ones.size * n
+
+
+@pytest.mark.usually(2)
 @pytest.mark.parametrize("call", ["exchange", "accumulate", "plan"])
 def test_fields_that_share_memory_are_refused(call: str, comm: MPI.Intracomm) -> None:
     """A phase or a sign would come into their common halo twice."""

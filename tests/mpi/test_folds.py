@@ -13,29 +13,12 @@ from mpi4py import MPI
 import halox
 from halox.errors import DecompositionError, FieldError, MismatchError
 from tests.mpi.conftest import agree
-from tests.oracle import Case, Field, divide, is_adjoint
+from tests.oracle import is_adjoint
 
 pytestmark = pytest.mark.geometry
 
 ROOT = Path(__file__).resolve().parents[2]
 UNTOUCHED = -77
-
-
-def test_arrays_of_the_user(comm: MPI.Intracomm) -> None:
-    """Declared arrays at new addresses use the plan of the first one, with their sign."""
-    f = Field(np.dtype("f8"), ((2, 3), (3, 1)), sign=-1, mine=True)
-    case = Case(divide((9, 12), (comm.size, 1)), (False, True), [f], connect=FOLD)
-    with case.grid(comm) as grid:
-        made, right, kept = [], [], []
-        for turn in range(4):
-            (u,), (wanted,) = case.make(grid), case.expected(grid.coords, turn)
-            u[...] = wanted.before
-            grid.exchange(u)
-            right += [np.array_equal(u, wanted.after)]
-            made.append(grid.plans_made)
-            kept.append(u)
-        assert agree(all(right), comm)
-        assert made[0] == made[-1]
 
 
 def test_offsets(comm: MPI.Intracomm) -> None:
@@ -77,168 +60,82 @@ def test_a_line_that_no_rank_owns_is_kept(comm: MPI.Intracomm) -> None:
 
 
 FOLD = {(0, "high"): halox.Connection(flip=1)}
-BAD_INPUT: dict[str, tuple[dict[str, Any], dict[str, Any], type[halox.HaloxError], str]] = {
-    "connect that is no dict": ({"connect": "fold"}, {}, DecompositionError, "expected a dict"),
-    "a side that does not exist": (
-        {"connect": {(0, "north"): halox.Connection(flip=1)}},
-        {},
-        DecompositionError,
-        "the keys are grid axes",
-    ),
-    "an axis that does not exist": (
-        {"connect": {2: halox.Connection(flip=1)}},
-        {},
-        DecompositionError,
-        "the keys are grid axes",
-    ),
-    "a word in place of a connection": (
-        {"connect": {(0, "high"): "fold"}},
-        {},
-        DecompositionError,
-        "expected a halox.Connection",
-    ),
-    "joined sides of two axes": (
-        {"connect": {0: halox.Connection(flip=1), (1, "low"): halox.Connection(flip=0)}},
-        {},
-        DecompositionError,
-        "expected one axis",
-    ),
-    "a side joined with itself and with the other one": (
-        {"connect": {0: halox.Connection(flip=1), (0, "low"): halox.Connection(flip=1)}},
-        {},
-        DecompositionError,
-        "expected one axis",
-    ),
-    "a connection of a periodic axis": (
-        {"connect": FOLD, "periodic": True},
-        {},
-        DecompositionError,
-        "this axis is periodic",
-    ),
-    "neither flip nor shift": (
-        {"connect": {(0, "high"): halox.Connection()}},
-        {},
-        DecompositionError,
-        "give either flip",
-    ),
-    "an axis flipped along itself": (
-        {"connect": {(0, "high"): halox.Connection(flip=0)}},
-        {},
-        DecompositionError,
-        "name another grid axis",
-    ),
-    "an unknown pivot": (
-        {"connect": {(0, "high"): halox.Connection(flip=1, pivot="Q")}},  # type: ignore[arg-type]
-        {},
-        DecompositionError,
-        "pivot must be",
-    ),
-    "a pivot of sides joined with each other": (
-        {"connect": {0: halox.Connection(flip=1, pivot="T")}},
-        {},
-        DecompositionError,
-        "have no pivot",
-    ),
-    "a shift along an axis that is not periodic": (
-        {"connect": {0: halox.Connection(shift=(1, 2))}},
-        {},
-        DecompositionError,
-        "only a periodic axis",
-    ),
-    "half a shift of an odd extent": (
-        {
-            "shape": (8, 7),
-            "periodic": (False, True),
-            "connect": {(0, "high"): halox.Connection(shift=(1, 3))},
-        },
-        {},
-        DecompositionError,
-        "is shifted by half",
-    ),
-    "a pivot at a center of an axis that is not periodic": (
-        {"connect": {(0, "high"): halox.Connection(flip=1, pivot="T")}},
-        {},
-        DecompositionError,
-        "flipped about its middle",
-    ),
-    "a halo as wide as a folded axis": (
-        {"connect": FOLD, "halo": ((0, 8), (1, 1))},
-        {},
-        DecompositionError,
-        "expected at most 7",
-    ),
-    "a boundary on a joined side": (
-        {"connect": FOLD, "boundary": ("edge", None)},
-        {},
-        FieldError,
-        "has a side joined by connect",
-    ),
-    "a sign on a grid without connections": ({}, {"sign": -1}, FieldError, "only connections use"),
-    "a sign that is none": ({"connect": FOLD}, {"sign": 2}, FieldError, "sign must be 1 or -1"),
-    "a complex sign": ({"connect": FOLD}, {"sign": 1j}, FieldError, "sign must be 1 or -1"),
-    "a sign of a component that the field lacks": (
-        {"connect": FOLD},
-        {"sign": {3: -1}, "components": 2},
-        FieldError,
-        "sign: the field has no component",
-    ),
-    "a sign of unsigned integers": (
-        {"connect": FOLD},
-        {"sign": -1, "dtype": "u4"},
-        FieldError,
-        "sign: -1 needs a field of signed numbers",
-    ),
-    "a vector on a grid that is no cubed sphere": (
-        {"connect": FOLD},
-        {"sign": "vector", "components": 2},
-        FieldError,
-        "only a halox.CubedSphere",
-    ),
-    "points that do not exist": (
-        {"connect": FOLD},
-        {"position": "corner"},
-        FieldError,
-        "position must be 'low'",
-    ),
-    "points of a staggered field at centers": (
-        {"connect": FOLD},
-        {"position": "center", "staggered": 1},
-        FieldError,
-        "has its points at the low faces",
-    ),
-    "points at faces of an axis that is flipped and not periodic": (
-        {"connect": FOLD},
-        {"position": ("center", "high")},
-        FieldError,
-        "is flipped and not periodic",
-    ),
-    "a field of one parity, and connections": (
-        {"connect": FOLD, "checkerboard": True},
-        {"parity": "even"},
-        FieldError,
-        "no fields of one parity",
-    ),
+SHIFT = halox.Connection(shift=(1, 3))
+BAD_GRIDS: dict[str, dict[str, Any]] = {
+    "connect that is no dict": {"connect": "fold"},
+    "a side that does not exist": {"connect": {(0, "north"): halox.Connection(flip=1)}},
+    "an axis that does not exist": {"connect": {2: halox.Connection(flip=1)}},
+    "a word in place of a connection": {"connect": {(0, "high"): "fold"}},
+    "joined sides of two axes": {"connect": FOLD | {(1, "low"): halox.Connection(flip=0)}},
+    "a side joined twice": {"connect": FOLD | {0: halox.Connection(flip=1)}},
+    "a connection of a periodic axis": {"connect": FOLD, "periodic": True},
+    "neither flip nor shift": {"connect": {(0, "high"): halox.Connection()}},
+    "an axis flipped along itself": {"connect": {(0, "high"): halox.Connection(flip=0)}},
+    "an unknown pivot": {"connect": {(0, "high"): halox.Connection(flip=1, pivot="Q")}},  # type: ignore[arg-type]
+    "a pivot of sides joined with each other": {"connect": {0: halox.Connection(1, pivot="T")}},
+    "a shift along an axis that is not periodic": {"connect": {0: SHIFT}},
+    "half a shift of an odd extent": {
+        "connect": {(0, "high"): SHIFT},
+        "shape": (8, 7),
+        "periodic": (False, True),
+    },
+    "a pivot at a center of an axis that ends": {
+        "connect": {(0, "high"): halox.Connection(flip=1, pivot="T")}
+    },
+    "a halo as wide as a folded axis": {"connect": FOLD, "halo": ((0, 8), (1, 1))},
+}
+BAD_FIELDS: dict[str, dict[str, Any]] = {
+    "a boundary on a joined side": {"boundary": ("edge", None)},
+    "a sign that is none": {"sign": 2},
+    "a complex sign": {"sign": 1j},
+    "a sign of a component that the field lacks": {"sign": {3: -1}, "components": 2},
+    "a sign of unsigned integers": {"sign": -1, "dtype": "u4"},
+    "a vector on a grid that is no cubed sphere": {"sign": "vector", "components": 2},
+    "points that do not exist": {"position": "corner"},
+    "points of a staggered field at centers": {"position": "center", "staggered": 1},
+    "points at faces of an axis that is flipped and ends": {"position": ("center", "high")},
+    "a field of one parity": {"parity": "even"},
 }
 
 
-@pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input(name: str, comm: MPI.Intracomm) -> None:
-    """The same error on all ranks, at the latest by the first exchange."""
-    options, field, error, text = BAD_INPUT[name]
-    options, field = {"shape": (8, 6), **options}, {"dtype": "f8", **field}
-    shape = options.pop("shape")
-    with (
-        pytest.raises(error, match=text) as caught,
-        halox.Grid(shape, comm=comm, device="cpu", **options) as grid,
-    ):
-        u = grid.zeros(field.pop("dtype"), **field)
-        grid.exchange(u)
+@pytest.mark.usually(2)
+@pytest.mark.parametrize("name", BAD_GRIDS)
+def test_bad_grids(name: str, comm: MPI.Intracomm) -> None:
+    options = {"grid_shape": BAD_GRIDS[name].get("shape", (8, 6)), **BAD_GRIDS[name]}
+    options.pop("shape", None)
+    with pytest.raises(DecompositionError, match=r"connect|halo") as caught:
+        halox.Grid(comm=comm, device="cpu", **options)
     assert set(comm.allgather(str(caught.value))) == {str(caught.value)}
 
 
+@pytest.mark.usually(2)
+@pytest.mark.parametrize("name", BAD_FIELDS)
+def test_bad_fields(name: str, comm: MPI.Intracomm) -> None:
+    """The same error on all ranks, at the latest by the first exchange."""
+    options = {"dtype": "f8", **BAD_FIELDS[name]}
+    with (
+        halox.Grid((8, 6), connect=FOLD, comm=comm, device="cpu") as grid,
+        pytest.raises(FieldError, match=r"boundary|sign|position|parity") as caught,
+    ):
+        grid.exchange(grid.zeros(**options))
+    assert set(comm.allgather(str(caught.value))) == {str(caught.value)}
+
+
+@pytest.mark.usually(2)
+def test_deep_halos_and_signs_without_folds(comm: MPI.Intracomm) -> None:
+    with halox.Grid((8, 6), connect=FOLD, comm=comm, device="cpu") as grid:
+        with pytest.raises(FieldError, match="every=2"):
+            grid.plan(grid.zeros(halo=2), every=2)
+        assert "connect {(0, 'high'): Connection(flip=1" in repr(grid)
+    with (
+        halox.Grid((8, 6), comm=comm, device="cpu") as grid,
+        pytest.raises(FieldError, match="sign"),
+    ):
+        grid.zeros(sign=-1)
+
+
+@pytest.mark.usually(2)
 def test_unlike_connections_of_ranks_are_one_error(comm: MPI.Intracomm) -> None:
-    if comm.size == 1:
-        return
     pivot: Any = "T" if comm.rank else "F"
     connect = {(0, "high"): halox.Connection(flip=1, pivot=pivot)}
     with pytest.raises(MismatchError):
@@ -273,35 +170,7 @@ def test_walls_beside_a_fold(comm: MPI.Intracomm) -> None:
         assert not grid.at_wall(0, "high")
 
 
-@pytest.mark.parametrize("pivot", ["F", "T"])
-def test_overlap(pivot: Any, comm: MPI.Intracomm) -> None:
-    """Overlapped loops compute what follows whole exchanges, also next to a line that the exchange fills."""
-    connect = {(0, "high"): halox.Connection(flip=1, pivot=pivot)}
-    with halox.Grid(
-        (9, 12), periodic=(False, True), connect=connect, comm=comm, device="cpu"
-    ) as grid:
-        results = []
-        for overlaps in (True, False):
-            u, v = grid.zeros(), grid.zeros()
-            grid.interior(u)[...] = np.random.default_rng(4).random((9, 12))[grid.owned]
-            plan = grid.plan(u, overlap=overlaps)
-            for _ in range(4):
-                for cells in plan.overlap(u, width=1):
-                    v[cells] = (
-                        u[cells.shifted(1, 0)]
-                        + 2 * u[cells.shifted(0, 1)]
-                        - u[cells.shifted(-1, 0)]
-                    )
-                u, v = v, u
-            results.append(grid.interior(u).copy())
-        assert agree(np.array_equal(*results), comm)
-        with pytest.raises(FieldError, match="every=2"):
-            grid.plan(grid.zeros(halo=2), every=2)
-        assert "Connection(flip=1" in str(
-            grid.explain()
-        ) and "connect {(0, 'high'): Connection(flip=1" in repr(grid)
-
-
+@pytest.mark.usually(3)
 def test_a_tracer_over_the_fold_has_the_same_bits(comm: MPI.Intracomm) -> None:
     """The example computes the same on any number of ranks, and loses nothing of the tracer."""
     example = runpy.run_path(str(ROOT / "examples" / "tripolar.py"))
@@ -317,6 +186,7 @@ def test_a_tracer_over_the_fold_has_the_same_bits(comm: MPI.Intracomm) -> None:
         assert np.array_equal(*wholes)
 
 
+@pytest.mark.usually(3)
 @pytest.mark.parametrize("whole", [True, False])
 def test_coarse_grids(whole: bool, comm: MPI.Intracomm) -> None:
     """Coarse cells have the fold of the fine cells, and shifts of coarse cells; not all connections allow it."""

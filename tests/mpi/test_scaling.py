@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulated import torus_of
+from tests.fakes.simulated import torus_of
 from tests.support import full
 from tools import scaling
 

@@ -73,115 +73,36 @@ def test_ranks() -> None:
     assert normalise_ranks(np.int64(3)) == 3
 
 
-INTEGER = "as an integer, got {} of type {}; write a plain int"
-
-
 @pytest.mark.parametrize(
-    ("call", "text"),
+    ("call", "argument"),
     [
-        (
-            lambda: normalise_halo(-1, 2),
-            "halo: expected a width of 0 or more cells, got -1 in halo=-1; use 0 for a side "
-            "without halo",
-        ),
-        (
-            lambda: normalise_halo((1, (0, -2)), 2),
-            "halo[1][1]: expected a width of 0 or more cells, got -2 in halo=(1, (0, -2)); use 0 "
-            "for a side without halo",
-        ),
-        (
-            lambda: normalise_halo(True, 2),
-            "halo: expected a halo width in cells " + INTEGER.format("True", "bool"),
-        ),
-        (
-            lambda: normalise_halo((1, 1, 1), 2),
-            "halo: expected one entry per grid axis (2), got 3 in (1, 1, 1); write one for all "
-            "axes, or 2, one per axis",
-        ),
-        (
-            lambda: normalise_halo((1, 2), 1),
-            "halo: expected one entry per grid axis (1), got 2 in (1, 2); write ((1, 2),)",
-        ),
-        (
-            lambda: normalise_halo(((1, 2, 3), 1), 2),
-            "halo[0]: expected a width or a pair (low, high), got (1, 2, 3); write for example "
-            "halo[0] = (1, 1)",
-        ),
-        (
-            lambda: normalise_periodic(2, 2),
-            "periodic: expected True or False, got 2 of type int; write one boolean, or one per "
-            "grid axis",
-        ),
-        (
-            lambda: normalise_periodic((True, "no"), 2),
-            "periodic[1]: expected True or False, got 'no' of type str; write one boolean, or one "
-            "per grid axis",
-        ),
-        (
-            lambda: normalise_periodic((True,), 2),
-            "periodic: expected one entry per grid axis (2), got 1 in (True,); write one for all "
-            "axes, or 2, one per axis",
-        ),
-        (
-            lambda: normalise_grid_shape((1,) * 5),
-            "grid_shape: expected 1 to 4 axes, got 5 in (1, 1, 1, 1, 1); give further axes to the "
-            "fields as component axes",
-        ),
-        (
-            lambda: normalise_grid_shape(()),
-            "grid_shape: expected 1 to 4 axes, got 0 in (); give further axes to the fields as "
-            "component axes",
-        ),
-        (
-            lambda: normalise_grid_shape((4, 0)),
-            "grid_shape[1]: expected at least 1 cell, got 0 in (4, 0); leave out an axis that has "
-            "no cells",
-        ),
-        (
-            lambda: normalise_grid_shape((4, 2.5)),
-            "grid_shape[1]: expected a number of cells " + INTEGER.format("2.5", "float"),
-        ),
-        (
-            lambda: normalise_proc_shape((2, 2), 3),
-            "proc_shape: expected one entry per grid axis (3), got 2 in (2, 2); write 0 or None "
-            "for an axis that halox may choose",
-        ),
-        (
-            lambda: normalise_proc_shape((2, -1), 2),
-            "proc_shape[1]: expected a number of ranks, got -1 in (2, -1); write 0 or None for an "
-            "axis that halox may choose",
-        ),
-        (
-            lambda: normalise_blocks((4, 6), (10,)),
-            "blocks: expected one entry per grid axis (1), got (4, 6); write per axis None or the "
-            "cells of each part, for example [None, (4, 6)]",
-        ),
-        (
-            lambda: normalise_blocks((4, 6), (4, 6)),
-            "blocks[0]: expected None or cells, got 4; write per axis None or the cells of each "
-            "part, for example [None, (4, 6)]",
-        ),
-        (
-            lambda: normalise_blocks((None, (4, 5)), (4, 10)),
-            "blocks[1]: expected parts of at least 1 cell that add up to 10, as grid_shape=(4, 10) "
-            "has it, got (4, 5) with the sum 9",
-        ),
-        (
-            lambda: normalise_blocks(((10, 0),), (10,)),
-            "blocks[0]: expected parts of at least 1 cell that add up to 10, as grid_shape=(10,) "
-            "has it, got (10, 0) with the sum 10",
-        ),
-        (
-            lambda: normalise_blocks(((5.0, 5),), (10,)),
-            "blocks[0][0]: expected a number of cells " + INTEGER.format("5.0", "float"),
-        ),
-        (lambda: normalise_ranks(0), "ranks: expected at least 1, got 0"),
+        (lambda: normalise_halo(-1, 2), "halo: "),
+        (lambda: normalise_halo((1, (0, -2)), 2), "halo[1][1]: "),
+        (lambda: normalise_halo(True, 2), "halo: "),
+        (lambda: normalise_halo((1, 1, 1), 2), "halo: "),
+        (lambda: normalise_halo((1, 2), 1), "halo: "),
+        (lambda: normalise_halo(((1, 2, 3), 1), 2), "halo[0]: "),
+        (lambda: normalise_periodic(2, 2), "periodic: "),
+        (lambda: normalise_periodic((True, "no"), 2), "periodic[1]: "),
+        (lambda: normalise_periodic((True,), 2), "periodic: "),
+        (lambda: normalise_grid_shape((1,) * 5), "grid_shape: "),
+        (lambda: normalise_grid_shape(()), "grid_shape: "),
+        (lambda: normalise_grid_shape((4, 0)), "grid_shape[1]: "),
+        (lambda: normalise_grid_shape((4, 2.5)), "grid_shape[1]: "),
+        (lambda: normalise_proc_shape((2, 2), 3), "proc_shape: "),
+        (lambda: normalise_proc_shape((2, -1), 2), "proc_shape[1]: "),
+        (lambda: normalise_blocks((4, 6), (10,)), "blocks: "),
+        (lambda: normalise_blocks((4, 6), (4, 6)), "blocks[0]: "),
+        (lambda: normalise_blocks((None, (4, 5)), (4, 10)), "blocks[1]: "),
+        (lambda: normalise_blocks(((10, 0),), (10,)), "blocks[0]: "),
+        (lambda: normalise_blocks(((5.0, 5),), (10,)), "blocks[0][0]: "),
+        (lambda: normalise_ranks(0), "ranks: "),
     ],
 )
-def test_errors_name_argument_given_expected_and_remedy(call, text: str) -> None:
+def test_errors_name_the_argument(call, argument: str) -> None:
     with pytest.raises(DecompositionError) as error:
         call()
-    assert str(error.value) == text
+    assert str(error.value).startswith(argument)
 
 
 @pytest.mark.parametrize("kind", ["constant", "gradient", "antisymmetric", "antireflect"])

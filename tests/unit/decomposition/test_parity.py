@@ -7,6 +7,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from halox.decomposition import AxisPartition, FieldLayout, FieldSpec, decompose
 from halox.decomposition.parity import parity_boxes
@@ -27,21 +29,24 @@ def cells_of(box, parity: str) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("number", range(trials(200)))
-def test_boxes_hold_each_cell_once(number: int) -> None:
-    rng = np.random.default_rng([20261122, number])
-    ndim = int(rng.integers(1, 5))
-    starts = tuple(int(n) for n in rng.integers(-6, 7, size=ndim))
-    sizes = tuple(int(n) for n in rng.integers(0 if number % 7 == 0 else 1, 6, size=ndim))
-    parity = ("even", "odd")[int(rng.integers(2))]
+@st.composite
+def boxes_of_cells(draw):
+    """First cells, extents, and an even shift of a box, with up to four axes."""
+    axes = draw(st.lists(st.tuples(st.integers(-6, 6), st.integers(0, 5)), min_size=1, max_size=4))
+    return *zip(*axes, strict=True), tuple(2 * draw(st.integers(-5, 5)) for _ in axes)
+
+
+@settings(max_examples=trials(200), print_blob=True)
+@given(boxes_of_cells(), st.sampled_from(["even", "odd"]))
+def test_boxes_hold_each_cell_once(box, parity: str) -> None:
+    starts, sizes, away = box
     boxes = list(parity_boxes(parity, starts, sizes))
     held = [cell for box in boxes for cell in cells_of(box, parity)]
     axes = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     wanted = [cell for cell in product(*axes) if sum(cell) % 2 == (parity == "odd")]
     assert sorted(held) == sorted(wanted)
-    assert len(boxes) <= 1 + 2 * 2 ** max(ndim - 2, 0)
+    assert len(boxes) <= 1 + 2 * 2 ** max(len(starts) - 2, 0)
     # The peer's box is shifted by even numbers of cells: it has the same boxes in the same order.
-    away = tuple(int(n) for n in 2 * rng.integers(-5, 6, size=ndim))
     other = list(parity_boxes(parity, [a + b for a, b in zip(starts, away, strict=True)], sizes))
     shift = (*away[:-1], away[-1] // 2)
     assert [replace(b, starts=tuple(np.subtract(b.starts, shift))) for b in other] == boxes
@@ -75,26 +80,3 @@ def test_the_face_of_the_documentation() -> None:
         (slice(0, 4, 1), slice(1, 2, 1)),
         (slice(1, 4, 2), slice(0, 1, 1)),
     ]
-
-
-def test_specs_tell_parity_and_offsets() -> None:
-    plain = FieldSpec(((3, 3),))
-    assert "parity" not in str(plain)
-    assert "offsets" not in str(plain)
-    specs = [plain, FieldSpec(plain.halo, parity="even"), FieldSpec(plain.halo, parity="odd")]
-    specs.append(FieldSpec(plain.halo, parity="odd", offsets=(1, 3)))
-    assert len({spec.digest for spec in specs}) == len(specs)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"parity": "other"}, "parity: expected one of even, odd, or None, got 'other'"),
-        ({"parity": "odd", "staggered": (True, False)}, "not cells of a checkerboard"),
-        ({"offsets": (0,)}, "offsets: expected distances of 1 cell or more"),
-        ({"offsets": (1, 3)}, "reaches 3 cells, and the halo along axis 0"),
-    ],
-)
-def test_specs_that_no_field_has(options: dict[str, object], text: str) -> None:
-    with pytest.raises(DecompositionError, match=text):
-        FieldSpec(((2, 2), (0, 0)), **options)  # type: ignore[arg-type]

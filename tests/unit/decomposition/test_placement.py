@@ -113,30 +113,25 @@ def test_filled_nodes_get_the_best_of_all_assignments(case) -> None:
     assert placement.bytes_between_nodes == best
 
 
-def test_tiles_cut_what_rank_order_sends_between_nodes() -> None:
-    nodes = [rank // 4 for rank in range(16)]
-    placement = place((4, 4), (False, False), (100, 100), nodes)
-    assert placement.bytes_between_nodes_by_rank_order == 12 * 100
-    assert placement.bytes_between_nodes == 8 * 100
-    where = node_at(placement, nodes)
-    assert [[where[i, j] for j in range(4)] for i in range(4)] == [
-        [0, 0, 1, 1],
-        [0, 0, 1, 1],
-        [2, 2, 3, 3],
-        [2, 2, 3, 3],
-    ]
-    assert placement.summary() == (
-        "16 ranks on 4 nodes, placed in tiles of 2x2 blocks: 800 bytes between nodes, 1200 in "
-        "rank order (33 % less)."
-    )
-
-
-def test_a_snake_serves_nodes_that_no_box_fits() -> None:
-    nodes = [0, 0, 1, 1, 2, 2]
-    placement = place((2, 3), (False, False), (1, 2), nodes)
-    assert placement.bytes_between_nodes == 6
-    assert placement.bytes_between_nodes_by_rank_order == 7
-    assert placement.summary().startswith("6 ranks on 3 nodes, placed node by node along a snake")
+@pytest.mark.parametrize(
+    ("shape", "axis_bytes", "nodes", "nbytes", "in_rank_order", "words"),
+    [
+        ((4, 4), (100, 100), [rank // 4 for rank in range(16)], 800, 1200, "in tiles of 2x2"),
+        ((2, 3), (1, 2), [0, 0, 1, 1, 2, 2], 6, 7, "node by node along a snake"),
+        ((2, 3), (1, 1), [7] * 6, 0, 0, "in rank order"),
+        ((2, 3), (1, 1), [0, 0, 0, 1, 1, 1], 3, 3, "in rank order"),
+        ((1, 1), (5, 5), [3], 0, 0, "in rank order"),
+    ],
+    ids=["tiles", "a snake", "one node", "whole rows", "one rank"],
+)
+def test_placements_by_hand(shape, axis_bytes, nodes, nbytes, in_rank_order, words) -> None:
+    case = shape, (False, False), axis_bytes, nodes
+    placement = place(*case)
+    assert_consistent(placement, *case)
+    assert placement.bytes_between_nodes == nbytes
+    assert placement.bytes_between_nodes_by_rank_order == in_rank_order
+    assert words in placement.summary()
+    assert nbytes < in_rank_order or placement.coords == Placement.by_rank(shape).coords
 
 
 def test_tiles_are_walked_in_every_order_where_the_last_node_is_smaller() -> None:
@@ -147,30 +142,14 @@ def test_tiles_are_walked_in_every_order_where_the_last_node_is_smaller() -> Non
     assert place(*case).bytes_between_nodes <= best
 
 
-@pytest.mark.parametrize("nodes", [[7] * 6, [0, 0, 0, 1, 1, 1]])
-def test_rank_order_is_kept_where_nothing_beats_it(nodes) -> None:
-    placement = place((2, 3), (False, False), (1, 1), nodes)
-    assert placement.coords == Placement.by_rank((2, 3)).coords
-    assert "rank order" in placement.summary() or placement.nodes == 2
-    assert "less" not in placement.summary()
-
-
-def test_one_rank_is_placed() -> None:
-    placement = place((1, 1), (True, True), (5, 5), [3])
-    assert placement == Placement.by_rank((1, 1))
-    assert placement.summary() == (
-        "1 rank on 1 node, placed in rank order: nothing crosses between nodes."
-    )
-
-
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "name"),
     [
-        (((2, 2), (True, True), (1, 1), [0, 0]), r"nodes: expected 4 entries for proc_shape=\(2"),
-        (((2, 2), (True,), (1, 1), [0] * 4), "periodic: expected 2 entries"),
-        (((2, 2), (True, True), (1,), [0] * 4), "axis_bytes: expected 2 entries"),
+        (((2, 2), (True, True), (1, 1), [0, 0]), "nodes"),
+        (((2, 2), (True,), (1, 1), [0] * 4), "periodic"),
+        (((2, 2), (True, True), (1,), [0] * 4), "axis_bytes"),
     ],
 )
-def test_arguments_of_the_wrong_length_are_refused(arguments, text) -> None:
-    with pytest.raises(DecompositionError, match=text):
+def test_arguments_of_the_wrong_length_are_refused(arguments, name: str) -> None:
+    with pytest.raises(DecompositionError, match=name):
         place(*arguments)

@@ -37,7 +37,7 @@ OPEN = wide(((1, 2, 1), (2,)), (False, False), ((9, 3), (2, 3)))
 RANDOM = st.integers(1, 8).flatmap(partial(cells, dtypes=["i8"], wide=True))
 
 
-@settings(max_examples=trials(400), print_blob=True)
+@settings(max_examples=trials(200), print_blob=True)
 @example(ONE_CELL_BLOCKS)
 @example(STAGGERED)
 @example(OPEN)
@@ -51,7 +51,7 @@ def test_random_exchanges_fill_every_halo_point_that_the_grid_has(case: Case) ->
         check(replace(case, corners=corners))
 
 
-@settings(max_examples=trials(200), print_blob=True)
+@settings(max_examples=trials(100), print_blob=True)
 @given(st.integers(1, 8).flatmap(partial(checkerboards, dtypes=["i8"], wide=True)))
 def test_fields_of_one_parity_fill_wide_halos(case: Case) -> None:
     event("wide" if layouts(case, case.fields[0])[0].is_wide else "ordinary")
@@ -105,15 +105,9 @@ def test_only_the_halos_that_an_exchange_fills_make_a_layout_wide() -> None:
 
 
 def test_a_halo_wider_than_a_periodic_axis_is_an_error() -> None:
-    text = (
-        "halo: expected widths of 6 or less along axis 1, the extent of this periodic axis, got "
-        "(1, 7) (low, high); use a narrower halo"
-    )
     for layout in layouts_of(((2, 2), (5, 1)), (False, True), ((5, 5), (1, 7))):
-        with pytest.raises(DecompositionError) as error:
+        with pytest.raises(DecompositionError, match=r"halo: .* 6 or less along axis 1"):
             layout.check_widths()
-        assert str(error.value) == text
-    with pytest.raises(DecompositionError) as error:
+    with pytest.raises(DecompositionError, match=r"halo: .* 6 or less along axis 1"):
         decompose((4, 6), 2, halo=(5, (1, 7)), periodic=(False, True))
-    assert str(error.value) == text
     assert decompose((4, 6), 2, halo=(5, (1, 6)), periodic=(False, True)).ranks == 2

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
-from halox.errors import FieldError
 from halox.exchange.cache import PlanCache
 from halox.runtime.arrays import describe, owner
 
@@ -51,20 +49,6 @@ def test_found_by_object_and_by_field():
     assert len(cache) == 2
 
 
-@pytest.mark.parametrize("bad", [(), None, [0.0], "u", object()])
-def test_what_is_no_array_or_no_kind_is_not_found(bad: Any):
-    def refuse(arrays: tuple[Any, ...]) -> Any:
-        for array in arrays:
-            describe(array)  # raises FieldError
-        return key_of(arrays)
-
-    cache = PlanCache(refuse)
-    with pytest.raises(FieldError):
-        refuse((bad,))
-    assert found(cache, "exchange", (bad,)) is None
-    assert found(cache, [], (np.zeros(2),)) is None
-
-
 def test_an_entry_ends_with_its_arrays_and_holds_none():
     cache, u, v = PlanCache(key_of), np.zeros(3), np.zeros(4)
     plans = [Plan() for _ in range(3)]
@@ -80,14 +64,6 @@ def test_an_entry_ends_with_its_arrays_and_holds_none():
     assert [plan.is_closed for plan in plans] == [True, True, False]
 
 
-def test_views_leave_nothing_behind():
-    cache, state = PlanCache(key_of), np.zeros((3, 4))
-    cache.add("exchange", (state[0],), Plan())
-    for _ in range(50):
-        assert found(cache, "exchange", (state[0],)) is not None
-    assert not len(cache.known)
-
-
 def test_a_cache_that_is_dropped_goes_without_a_collection():
     gc.disable()
     try:
@@ -99,11 +75,3 @@ def test_a_cache_that_is_dropped_goes_without_a_collection():
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_forgetting_keeps_the_plans():
-    cache, u = PlanCache(key_of), np.zeros(3)
-    plan = Plan()
-    cache.add("exchange", (u,), plan)
-    cache.known.forget()
-    assert found(cache, "exchange", (u,)) is plan
