@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -228,14 +226,6 @@ def test_read_only_memory() -> None:
         packer.pack(out)
 
 
-@pytest.mark.parametrize(
-    "array", [[1.0, 2.0], np.ma.masked_array([1.0, 2.0]), np.array([None, 1])], ids=str
-)
-def test_unfit_arrays(array: Any) -> None:
-    with pytest.raises(FieldError):
-        pack(array, "f8")
-
-
 def test_pack_into_a_given_buffer_returns_its_part() -> None:
     buffer = np.full(40, 0xA5, np.uint8)
     packed = pack(filled(9), vector(3, 1, 3, "f8"), out=buffer)
@@ -377,15 +367,6 @@ def test_calls_with_a_known_datatype_check_their_arguments(made: Datatype) -> No
         with pytest.raises(HaloxError):
             wrong()
     assert pack(np.zeros(500), made, np.int64(1)).size == made.size  # type: ignore[arg-type]
-
-
-def test_copies_of_a_datatype_pack_alike() -> None:
-    made, array = vector(3, 1, 2, "i2"), np.arange(1000, dtype="i2")
-    for count in range(40):
-        assert pack(array, made, count).size == 6 * count
-    for other in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert other == made
-        assert pack(array, other).tobytes() == pack(array, made).tobytes()
 
 
 def test_methods_are_for_the_memory_they_fit() -> None:
