@@ -28,6 +28,7 @@ from halox.packing import host_copiers
 from halox.packing.host import HostPacker
 from halox.packing.pack import pack, unpack
 from tests.datatype_strategies import Recipe, build, recipes
+from tests.packers import displacements
 from tests.support import require, trials
 
 GUARD = 16
@@ -116,20 +117,13 @@ def test_packer_keeps_the_array_alive() -> None:
 
 
 def added(memory: np.ndarray, made: Datatype, count: int, values: np.ndarray) -> np.ndarray:
-    """Add element by element, in the order of the block list."""
+    """Add element by element, in the order of the definitions."""
     result = memory.copy()
-    blocks = made.blocks(count)
-    n = values.itemsize
-    places = [
-        at
-        for start, length in zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True)
-        for at in range(start, start + length, n)
-    ]
-    for at, value in zip(places, values, strict=True):
-        element = result[at : at + n].copy().view(values.dtype)
+    places = displacements(made, count).reshape(values.size, values.itemsize)
+    for place, value in zip(places, values, strict=True):
         with np.errstate(over="ignore"):
-            element += value
-        result[at : at + n] = element.view(np.uint8)
+            element = result[place].view(values.dtype) + value
+        result[place] = element.astype(values.dtype).view(np.uint8)
     return result
 
 
