@@ -202,6 +202,7 @@ class TestCopy:
 
     @pytest.mark.parametrize("dtype", ["f8", "u1"])
     @pytest.mark.parametrize("steps", [(1, -1), (-1, 1), (-1, -1)])
+    @pytest.mark.part(2)
     def test_large_boxes_backwards_and_with_swapped_axes(self, steps, dtype):
         """Boxes that the kernel moves in tiles, as between the faces of a large cube."""
         array = coded(field((20, 130, 140), dtype))

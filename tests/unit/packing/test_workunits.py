@@ -223,12 +223,13 @@ class TestLists:
 class TestPipeline:
     """First uses of long lists: a part is packed while the next part is converted (Wu et al. 2016)."""
 
-    @pytest.fixture(params=[500, 90])
+    @pytest.fixture
     def part_blocks(self, request, monkeypatch):
         monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 8)
         monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", request.param)
         return request.param
 
+    @pytest.mark.parametrize("part_blocks", [500], indirect=True)
     @pytest.mark.parametrize("unpacking", [False, True])
     @pytest.mark.parametrize("count", [1, 2])
     def test_each_part_is_launched_once_it_is_ordered(self, backend, part_blocks, count, unpacking):
