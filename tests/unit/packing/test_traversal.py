@@ -18,9 +18,9 @@ from halox.packing.traversal_tree import (
     nesting,
     simplified,
 )
+from tests.fakes.cpu_packers import cpu_backend
 from tests.packers import HALF, TYPES, check
 from tests.support import trials
-from tests.unit.packing.cpu_backend import cpu_backend
 
 LIST = dt.indexed([1, 2], [0, 3], "f8")
 

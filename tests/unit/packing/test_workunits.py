@@ -19,9 +19,9 @@ from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
 from halox.packing.workunits_lists import ListCache, UnitList
 from tests.datatype_strategies import scattered
 from tests.fakes.cpu_kernels import aligned, run_workunits, workunits_library
+from tests.fakes.cpu_packers import cpu_backend
 from tests.fakes.fake_driver import STREAM
 from tests.packers import GUARD, HALF, MIXES, TYPES, check, coded, displacements
-from tests.unit.packing.cpu_backend import cpu_backend
 
 FORMS = ("short of 8", "odd lengths", "granules", "alike, 1001")
 

@@ -17,8 +17,8 @@ from halox.runtime.gpu.nccl import Nccl, NcclOp
 from tests.fakes.cpu_kernels import shared_library
 from tests.fakes.fake_cupy import pinned
 from tests.fakes.host_launches import leave
+from tests.fakes.lone_rank import nccl_of_one
 from tests.support import require
-from tests.unit.runtime.lone_rank import nccl_of_one
 
 require("cxx")
 
