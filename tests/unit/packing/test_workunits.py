@@ -1,6 +1,6 @@
 """The work-unit packer's algorithm: forms of segments, launches, lists and their cache, and pipelined first use.
 
-The suite compares the bytes of a call. Here, `move` and `segments_of` reach limits that a packer's call does not.
+The suite compares the bytes of a call. Here, `segments_of` reaches limits that a packer's call does not.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from halox.packing import workunits_plan as wp
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
 from halox.packing.workunits_lists import ListCache, UnitList
 from tests.datatype_strategies import scattered
-from tests.fakes.cpu_kernels import aligned, run_workunits, workunits_library
+from tests.fakes.cpu_kernels import aligned, workunits_library
 from tests.fakes.cpu_packers import cpu_backend
 from tests.fakes.fake_driver import STREAM
-from tests.packers import GUARD, HALF, MIXES, TYPES, check, coded, displacements
-
-FORMS = ("short of 8", "odd lengths", "granules", "alike, 1001")
+from tests.packers import HALF, MIXES, TYPES, check, coded, displacements
 
 
 @pytest.fixture
@@ -116,33 +114,7 @@ class TestSegments:
         assert sum(part.words.size for part in parts) <= wp.most_words(blocks, 4096)
 
 
-def move(datatype, array, packed, *, inline, apart=False):
-    """Launch the packing kernel with the list, and the segments, in its parameter or in memory."""
-    segments, words = segments_of(datatype, unit_bytes=4096)
-    address, listed = 0, aligned(words.nbytes)
-    listed.view(np.uint32)[:] = words
-    if not inline:
-        segments["list"] = segments["list"] * 4 + np.uint64(listed.ctypes.data)
-    launch = wp.launch_of(segments, sms=4)
-    held = aligned(launch.segments.nbytes)
-    held[:] = launch.segments.view(np.uint8)
-    if apart:
-        address = held.ctypes.data
-    table = wp.table(launch, words if inline else None, address)
-    name = "pack_inline" if inline else "pack"
-    run_workunits(name, table, launch.blocks, launch.threads, array, packed)
-
-
 class TestKernel:
-    @pytest.mark.parametrize(("inline", "apart"), [(True, False), (False, False), (False, True)])
-    @pytest.mark.parametrize("mix", FORMS)
-    def test_tables_in_the_parameter_and_in_memory(self, backend, mix, inline, apart):
-        lengths = TYPES[mix].blocks().lengths[:20]
-        datatype, span = scattered(np.random.default_rng(4), lengths)
-        array, out = coded(span), backend.memory(np.full(datatype.size, GUARD, "u1"))
-        move(datatype, array.ctypes.data, out.pointer, inline=inline, apart=apart)
-        np.testing.assert_array_equal(out.get(), packed_by_numpy(array, datatype))
-
     @pytest.mark.parametrize("unit_bytes", wp.UNIT_BYTES)
     def test_any_length_of_units(self, backend, unit_bytes):
         lengths = [1, 511, 512, 513, 4095, 4096, 4097, 9000, 3, 1024, 2048, 7, 5]
