@@ -1,4 +1,4 @@
-"""Whether MPI supports device pointers: a child process, which may crash, hang or lie, answers; a file caches it."""
+"""Whether MPI supports device pointers: a child process, which may crash or hang, answers; a file caches it."""
 
 from __future__ import annotations
 
