@@ -254,14 +254,3 @@ class TestPlaces:
         thread.join()
         assert not failures
         np.testing.assert_array_equal(packed.get(), host[4096 + displacements(datatype)])
-
-
-@pytest.mark.parametrize("method", ["workunits", "traversal"])
-def test_absolute_addresses(method, stream):
-    arrays = [cp.random.random(5000) for _ in range(3)]
-    types = [dt.vector(1000 + i, 1, 2 + i, "f8") for i in range(3)]
-    datatype = dt.struct([1, 1, 1], [int(array.data.ptr) for array in arrays], types)
-    packed = filled(datatype.size)
-    packers()[method](datatype, 1, DEVICE).pack(0, packed.pointer, stream.ptr)
-    expected = [a[: (1000 + i) * (2 + i) : 2 + i] for i, a in enumerate(arrays)]
-    assert packed.get().tobytes() == cp.concatenate(expected).get().tobytes()

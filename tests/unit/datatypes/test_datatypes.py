@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -31,50 +31,11 @@ from halox.datatypes import (
 )
 from halox.errors import DatatypeError
 from tests.datatype_strategies import Recipe, build, recipes
+from tests.packers import displacements
 from tests.support import trials
 
 
-def typemap(recipe: Recipe) -> list[tuple[int, int]]:
-    """Return the displacement and the bytes of every primitive, by the definition of each constructor."""
-    name, arguments, olds = recipe
-    if name == "primitive":
-        return [(0, np.dtype(arguments[0]).itemsize)]
-    extents = [build(old).extent for old in olds]
-    inner = [typemap(old) for old in olds]
-
-    def items(which: int, first: int, n: int) -> list[tuple[int, int]]:
-        return [
-            (first + item * extents[which] + at, size)
-            for item in range(n)
-            for at, size in inner[which]
-        ]
-
-    blocks: list[tuple[int, int, int]] = []  # index of the old type, displacement, items
-    if name in ("dup", "resized"):
-        return inner[0]
-    if name == "contiguous":
-        blocks = [(0, 0, arguments[0])]
-    elif name in ("vector", "hvector"):
-        count, length, stride = arguments
-        step = stride * (extents[0] if name == "vector" else 1)
-        blocks = [(0, i * step, length) for i in range(count)]
-    elif name in ("indexed", "hindexed"):
-        unit = extents[0] if name == "indexed" else 1
-        blocks = [(0, at * unit, n) for n, at in zip(*arguments, strict=True)]
-    elif name in ("indexed_block", "hindexed_block"):
-        unit = extents[0] if name == "indexed_block" else 1
-        blocks = [(0, at * unit, arguments[0]) for at in arguments[1]]
-    elif name == "struct":
-        blocks = [(i, at, n) for i, (n, at) in enumerate(zip(*arguments, strict=True))]
-    elif name == "subarray":
-        sizes, subsizes, starts, order = arguments
-        numbers = np.arange(np.prod(sizes)).reshape(sizes, order=order)
-        box = tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))
-        blocks = [(0, int(at) * extents[0], 1) for at in numbers[box].ravel(order=order)]
-    return [entry for which, at, n in blocks for entry in items(which, at, n)]
-
-
-def joined(entries: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def joined(entries: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge consecutive entries that are adjacent in memory."""
     runs: list[tuple[int, int]] = []
     for at, size in entries:
@@ -89,21 +50,18 @@ def pairs(blocks: BlockList) -> list[tuple[int, int]]:
     return list(zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True))
 
 
-@settings(max_examples=trials(1000))
+@settings(max_examples=trials(400))
 @given(recipe=recipes(), count=st.integers(0, 3))
-def test_blocks_follow_the_typemap(recipe: Recipe, count: int) -> None:
-    made, entries = build(recipe), typemap(recipe)
-    assert made.size == sum(size for _, size in entries)
-    assert made.elements == len(entries)
-    assert made.true_lb == min((at for at, _ in entries), default=0)
-    assert made.true_ub == max((at + size for at, size in entries), default=0)
-    repeated = [(item * made.extent + at, size) for item in range(count) for at, size in entries]
-    assert pairs(made.blocks(count)) == joined(repeated)
-    touched = [byte for at, size in repeated for byte in range(at, at + size)]
+def test_blocks_follow_the_definitions(recipe: Recipe, count: int) -> None:
+    made = build(recipe)
+    item, touched = displacements(made), displacements(made, count).tolist()
+    assert made.size == item.size
+    assert (made.true_lb, made.true_ub) == ((item.min(), item.max() + 1) if item.size else (0, 0))
+    assert pairs(made.blocks(count)) == joined((byte, 1) for byte in touched)
     assert made.overlaps(count) == (len(set(touched)) < len(touched))
 
 
-@settings(max_examples=trials(1000))
+@settings(max_examples=trials(400))
 @given(recipe=recipes())
 def test_strided_form_is_a_function_of_the_bytes_alone(recipe: Recipe) -> None:
     made = build(recipe)

@@ -13,7 +13,6 @@ from halox import pack, unpack
 from halox.datatypes import Datatype
 from halox.errors import DatatypeError, FieldError
 from halox.packing.host import HostPacker
-from tests import support
 
 HUGE = 2**62
 FAR = "reaches over [0-9]+ bytes, more than the 2\\*\\*63 - 1|must fit signed 64-bit"
@@ -141,49 +140,3 @@ def test_explicit_bounds_of_types_without_bytes(name: str) -> None:
     assert (made.lb, made.ub) == bounds
     assert (made.true_lb, made.true_ub) == (0, made.size)
     assert pack(np.zeros(20), made, 2).size == 2 * made.size
-
-
-def test_bounds_of_random_types_without_bytes_are_mpis() -> None:
-    """Covers the constructors for which Open MPI conforms to the standard; MPICH loses these bounds."""
-    support.require("mpi")
-    from mpi4py import MPI
-
-    if "Open MPI" not in MPI.Get_library_version():
-        return
-    rng = random.Random(7)
-
-    def draw(depth: int) -> tuple[Datatype, MPI.Datatype]:
-        if not depth:
-            lb, extent = rng.randint(-20, 20), rng.randint(0, 40)
-            return dt.resized(EMPTY, lb, extent), (
-                MPI.DOUBLE.Create_contiguous(0).Create_resized(lb, extent)
-            )
-        name = rng.choice(("vector", "indexed_block", "subarray", "struct", "resized"))
-        ours, theirs = draw(depth - 1)
-        arguments: tuple = {
-            "vector": (rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 6)),
-            "indexed_block": (rng.randint(0, 3), [rng.randint(-4, 6) for _ in range(3)]),
-            "subarray": ((4, 5), (2, 3), (1, 1)),
-            "struct": ([rng.randint(0, 2), 1], [rng.randint(-50, 50), 8]),
-            "resized": (rng.randint(-20, 20), rng.randint(0, 40)),
-        }[name]
-        if name == "struct":
-            others = [theirs, MPI.DOUBLE]
-            return dt.struct(*arguments, [ours, "f8"]), MPI.Datatype.Create_struct(
-                *arguments, others
-            )
-        made = (
-            dt.resized(ours, *arguments)
-            if name == "resized"
-            else (getattr(dt, name)(*arguments, ours))
-        )
-        return made, getattr(theirs, f"Create_{name}")(*arguments)
-
-    compared = 0
-    for _ in range(200):
-        ours, theirs = draw(rng.randint(1, 2))
-        if not ours.size:
-            assert (ours.lb, ours.extent) == theirs.Get_extent(), ours
-            compared += bool(ours.extent)
-        theirs.Free()
-    assert compared > 50

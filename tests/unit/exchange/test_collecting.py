@@ -16,8 +16,8 @@ from halox.exchange.plan import Plan
 from halox.paths.base import Channel
 from halox.runtime.call_guard import CallGuard, close_collected
 from halox.runtime.deferred import Deferred
+from tests.fakes.lone_rank import nccl_of_one
 from tests.support import ROOT
-from tests.unit.runtime.lone_rank import nccl_of_one
 
 
 class Seen(Channel):

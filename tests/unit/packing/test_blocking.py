@@ -88,25 +88,17 @@ def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> Non
 @pytest.mark.parametrize(
     ("shape", "itemsize", "target", "source"),
     [
-        ((N, N), 8, (8 * N, 8), (8 * N, 8)),
         ((N, N), 8, (8 * N, 8), (16 * N, 8)),
-        ((N, N), 8, (8, 8 * N), (8, 8 * N)),
-        ((N, N, 1), 8, (8 * N, 8, 8), (16 * N, 16, 8)),
         ((64, 64), 8, (512, 8), (8, 512)),
-        ((N, N), 32, (32 * N, 32), (32, 32 * N)),
-        ((N, N), 8, (8 * N, 8), (64, 64 * N)),
         ((N, N), 8, (8, 8), (8, 8 * N)),
         ((N, N), 8, (4 * N, 8), (8, 8 * N)),
         ((N, N), 8, (8 * N, 8), (0, 8)),
-        ((513, 513), 8, (513 * 8, 8), (8, 513 * 8)),
         ((N,), 8, (8,), (64,)),
-        ((1, 1), 8, (8, 8), (8, 8)),
         ((), 8, (), ()),
         ((0, N), 8, (8 * N, 8), (8, 0)),
     ],
     ids=[
-        "contiguous", "rows", "columns", "halo face", "small", "large elements", "a line an element",
-        "overlapping target", "overlapping rows", "repeated source", "fits the cache", "one axis", "one element",
+        "rows", "small", "overlapping target", "overlapping rows", "repeated source", "one axis",
         "scalar", "empty",
     ],
 )  # fmt: skip
@@ -124,14 +116,6 @@ def test_views_of_common_memory_stay_whole() -> None:
     (move,) = blocked([(a, b.T)])
     copy_all([move])
     np.testing.assert_array_equal(a, wanted)
-
-
-def test_rows_of_the_buffer_fall_into_different_sets() -> None:
-    target, source = np.zeros((N, N), "f4"), np.zeros((N, N), "f4").T
-    tile = tile_of(target.shape, 4, target.strides, source.strides)
-    assert tile is not None
-    turned, _ = next(in_tiles(target, source, tile))
-    assert max(turned.strides) // 64 % 2 == 1 and min(turned.strides) == 4
 
 
 @pytest.mark.parametrize(("dtype", "misaligned"), [("u1", 0), ("f4", 0), ("f4", 3), ("c16", 0)])

@@ -171,7 +171,6 @@ def test_random_pairs(recipe: Any, other: Any, count: int, most: int) -> None:
 
 FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 0), "f8")
 OTHER_FACE = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f8")
-NUMBERS = dt.contiguous(20, "f8")
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -179,12 +178,9 @@ NUMBERS = dt.contiguous(20, "f8")
     ("source", "target", "parts", "copies"),
     [
         (FACE, OTHER_FACE, 1, (1, 0)),
-        (FACE, NUMBERS, 1, (1, 0)),
-        (dt.subarray((6, 7, 8), (4, 1, 6), (1, 0, 1), "f8"), dt.vector(4, 6, 100, "f8"), 1, (1, 0)),
         # Rows of six against rows of four: 4, 2, 2, 4, 4, 2, 2, 4.
         (dt.vector(4, 6, 9, "f8"), dt.vector(6, 4, 9, "f8"), 1, (3, 2)),
         (dt.indexed([1, 3, 1], [0, 4, 9], "f8"), dt.contiguous(5, "f8"), 1, (0, 3)),
-        (dt.struct([1, 3], [0, 4000], [ROWS, "i2"]), dt.contiguous(78, "u1"), 1, (2, 0)),
         # No copy reaches from one allocation to another.
         (dt.vector(10, 1, 2, "f8"), dt.contiguous(10, "f8"), 2, (2, 0)),
     ],

@@ -27,7 +27,7 @@ from tests.mpi_types import (
 )
 from tests.support import trials
 
-EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(1600)))
+EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(800)))
 
 
 @settings(

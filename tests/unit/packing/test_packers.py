@@ -11,9 +11,9 @@ from halox import datatypes as dt
 from halox.errors import DeviceError
 from halox.packing.choosing import packers
 from tests.fakes.cpu_kernels import before_a_forbidden_page
+from tests.fakes.cpu_packers import HostBackend, cpu_backend
 from tests.fakes.fake_driver import STREAM
 from tests.packers import GUARD, TYPES, PackerTests, check, coded
-from tests.unit.packing.cpu_backend import HostBackend, cpu_backend
 
 METHODS = ("strided", "workunits", "traversal", "copy_engine")
 MAP_NORESERVE = 0x4000  # the value on Linux; mmap has the name since Python 3.13

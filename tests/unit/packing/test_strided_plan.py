@@ -51,16 +51,12 @@ class TestPieces:
             pieces(Copy(contiguous_side(0, 8), contiguous_side(64, 16)))
 
 
-class TestPaired:
-    def test_repeated_structs_need_no_more_parts_than_one(self):
-        item = dt.struct([1, 1, 2], [0, 13, 40], ["f8", "i1", dt.vector(3, 1, 2, "f4")])
-        assert len(paired(0, item, 1, 0)) == len(paired(0, item, 100000, 0)) == 3
-
-    def test_none_for_too_many(self):
-        rng = np.random.default_rng(2)
-        places = np.cumsum(rng.integers(2, 9, 65))
-        assert paired(0, dt.indexed_block(1, places[:64], "f8"), 1, 0) is not None
-        assert paired(0, dt.indexed_block(1, places, "f8"), 1, 0) is None
+def test_few_parts_for_structs_and_none_for_long_lists():
+    item = dt.struct([1, 1, 2], [0, 13, 40], ["f8", "i1", dt.vector(3, 1, 2, "f4")])
+    assert len(paired(0, item, 1, 0)) == len(paired(0, item, 100000, 0)) == 3
+    places = np.cumsum(np.random.default_rng(2).integers(2, 9, 65))
+    assert paired(0, dt.indexed_block(1, places[:64], "f8"), 1, 0) is not None
+    assert paired(0, dt.indexed_block(1, places, "f8"), 1, 0) is None
 
 
 class TestWords:

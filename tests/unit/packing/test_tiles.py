@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halox import datatypes as dt
 from halox.datatypes import slab
 from halox.packing import tiles
-from halox.packing.refine import Copy, Level, Side, contiguous_side
+from halox.packing.refine import Copy, Level, Side
 from halox.packing.strided_plan import plan
 from halox.packing.tiles import MEMORY_BYTES, tiled
 from tests.fakes.cpu_kernels import aligned, run
@@ -140,25 +139,6 @@ class TestKernel:
             assert planned.tiled or order[-1] == natural[-1]
             _, source = memory_of(shape, dtype, order, 0)
             copied(source, memory_of(shape, dtype, natural, 3))
-
-    @pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16"])
-    def test_packs_and_unpacks_a_transposed_matrix(self, dtype):
-        n, m = 45, 77
-        _, matrix = memory_of((n, m), dtype, (0, 1), 0)
-        itemsize = matrix.dtype.itemsize
-        column = dt.resized(dt.vector(n, 1, m, dtype), 0, itemsize)
-        packed = aligned(matrix.nbytes)
-        array = Side(matrix.__array_interface__["data"][0], column.items(m).strided)
-        there = contiguous_side(packed.ctypes.data, matrix.nbytes)
-        planned = plan([Copy(array, there)], sms=SMS, tiles=True)
-        run("strided_copy", planned)
-        assert planned.tiled and packed.tobytes() == matrix.T.tobytes()
-        back = aligned(matrix.nbytes)
-        unpacking = plan(
-            [Copy(there, Side(back.ctypes.data, column.items(m).strided))], sms=SMS, tiles=True
-        )
-        run("strided_copy", unpacking, backwards=True)
-        assert unpacking.tiled and back.tobytes() == matrix.tobytes()
 
     def test_negative_strides_and_bytes_that_are_not_aligned(self):
         _, source = memory_of((40, 50), "f4", (0, 1), 0, offset=1)

@@ -13,14 +13,12 @@ from halox.packing.strided_plan import divisor
 from halox.packing.traversal import TraversalPacker
 from halox.packing.traversal_plan import plan
 from halox.packing.traversal_tree import (
-    Search,
-    common_word,
     nesting,
     simplified,
 )
+from tests.fakes.cpu_packers import cpu_backend
 from tests.packers import HALF, TYPES, check
 from tests.support import trials
-from tests.unit.packing.cpu_backend import cpu_backend
 
 LIST = dt.indexed([1, 2], [0, 3], "f8")
 
@@ -64,43 +62,32 @@ def test_64_bit_numbers(name):
         check(made, TYPES[name])
 
 
-class TestTree:
-    def test_repetition_does_not_expand_lists(self):
-        irregular = dt.indexed([1, 2, 1], [0, 5, 3], "f8")
-        datatype = dt.struct([10**9, 10**8], [0, 10**12], [irregular, dt.vector(3, 1, 2, "f4")])
-        _, tree = simplified(dt.contiguous(10**3, datatype), 7)
-        assert tree.size == 7000 * datatype.size
-        run = dt.indexed_block(1, [0, 1, 2], "f8")  # contiguous in disguise
-        offset, tree = simplified(dt.struct([10**9] * 2, [0, 10**11], [run, "i4"]), few_units=0)
-        assert isinstance(tree, Search)
-        assert (offset, tree.ends.tolist()) == (0, [24 * 10**9, 28 * 10**9])
-
-    def test_shared_subtrees_are_simplified_once(self):
-        datatype = LIST
-        for level in range(30):
-            datatype = dt.struct([1, 2], [0, 100 * 3**level], [datatype, datatype])
-        _, tree = simplified(datatype)
-        assert tree.size == 24 * 3**30
-
-    def test_a_limit_on_nested_irregular_constructors(self):
-        assert nesting(dt.contiguous(9, dt.vector(2, 1, 2, "f8"))) == 0
-        datatype = LIST
-        for _ in range(70):
-            datatype = dt.resized(dt.struct([1, 1], [0, 200], [datatype, "i4"]), 0, 400)
-        assert "nested" in str(TraversalPacker.why_not(datatype, 1))
-        with pytest.raises(DatatypeError):
-            TraversalPacker(datatype, 1, 0)
+def test_repetition_and_shared_parts_are_not_expanded():
+    datatype = dt.struct([10**9, 10**8], [0, 10**12], [LIST, dt.vector(3, 1, 2, "f4")])
+    _, tree = simplified(dt.contiguous(10**3, datatype), 7)
+    assert tree.size == 7000 * datatype.size
+    datatype = LIST
+    for level in range(30):
+        datatype = dt.struct([1, 2], [0, 100 * 3**level], [datatype, datatype])
+    _, tree = simplified(datatype)
+    assert tree.size == 24 * 3**30
 
 
-class TestRecords:
-    def planned(self, datatype, count=1, word=None, **options):
-        _, tree = simplified(datatype, count, flat_blocks=0)
-        return plan(tree, word or common_word(tree), sms=132, **options)
+def test_a_limit_on_nested_irregular_constructors():
+    assert nesting(dt.contiguous(9, dt.vector(2, 1, 2, "f8"))) == 0
+    datatype = LIST
+    for _ in range(70):
+        datatype = dt.resized(dt.struct([1, 1], [0, 200], [datatype, "i4"]), 0, 400)
+    assert "nested" in str(TraversalPacker.why_not(datatype, 1))
+    with pytest.raises(DatatypeError):
+        TraversalPacker(datatype, 1, 0)
 
-    def test_64_bits_only_where_needed(self):
-        assert self.planned(dt.contiguous(2**31, "f8")).index_bits == 32
-        huge = self.planned(dt.contiguous(2**31, "f8"), word=1)
-        assert (huge.index_bits, huge.words) == (64, 2**34)
+
+@pytest.mark.parametrize(("word", "index_bits"), [(16, 32), (1, 64)])
+def test_64_bits_only_where_needed(word, index_bits):
+    _, tree = simplified(dt.contiguous(2**31, "f8"))
+    made = plan(tree, word, sms=132)
+    assert (made.index_bits, made.words) == (index_bits, 2**34 // word)
 
 
 @given(st.sampled_from([32, 64]), st.data())

@@ -1,19 +1,16 @@
-"""Whether MPI supports device pointers: a child process, which may crash, hang or lie, answers; a file caches it."""
+"""Whether MPI supports device pointers: a child process, which may crash or hang, answers; a file caches it."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from halox.runtime import device_pointers
-from halox.runtime.device_pointers import Verdict, ask_child, asked_before, environment
-from halox.runtime.device_pointers_probe import SIZES, YES, why_wrong
-from tests.support import becomes, require
+from halox.runtime.device_pointers import Verdict, ask_child, asked_before
+from halox.runtime.device_pointers_probe import YES
+from tests.support import require
 
 require("mpi")
 from mpi4py import MPI  # noqa: E402
@@ -38,18 +35,9 @@ def test_children(name: str) -> None:
     assert (found.takes, reason in found.reason, found.lasting) == (takes, True, True), found
 
 
-def test_a_child_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    text = (
-        "import subprocess, time\n"
-        "p = subprocess.Popen(['sleep', '900'])\n"
-        f"open({str(pid)!r}, 'w').write(str(p.pid))\n"
-        "time.sleep(900)"
-    )
-    found = ask_child(0, child(text), limit_s=5)
-    assert not found.takes and "did not end within 5 s" in found.reason and not found.lasting
-    state = Path(f"/proc/{pid.read_text()}/stat")
-    assert becomes(lambda: not state.exists() or state.read_text().split()[2] == "Z")
+def test_a_child_that_hangs_is_ended() -> None:
+    found = ask_child(0, child("import time; time.sleep(900)"), limit_s=2)
+    assert not found.takes and "did not end within 2 s" in found.reason and not found.lasting
 
 
 def test_the_probe_itself_says_no_where_there_is_no_gpu() -> None:
@@ -58,71 +46,6 @@ def test_the_probe_itself_says_no_where_there_is_no_gpu() -> None:
 
     found = ask_child(0 if why_no_gpu() else 99)
     assert not found.takes and "failed with status" in found.reason, found
-
-
-class HostMemory:
-    """Takes the place of device memory; any MPI supports host memory."""
-
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
-
-    def allocate(self, nbytes: int) -> Any:
-        array = np.zeros(nbytes, np.uint8)
-        self.kept.append(array)
-        return type("Memory", (), {"ptr": array.ctypes.data})()
-
-    def write(self, pointer: int, content: np.ndarray) -> None:
-        np.frombuffer(MPI.memory.fromaddress(pointer, content.size), np.uint8)[...] = content
-
-    def read(self, pointer: int, nbytes: int) -> np.ndarray:
-        return np.frombuffer(MPI.memory.fromaddress(pointer, nbytes), np.uint8).copy()
-
-
-class LyingComm:
-    """Sends with MPI, then changes a byte in the target or behind it."""
-
-    def __init__(self, size: int, at: int) -> None:
-        self.size, self.at = size, at
-
-    def Sendrecv(self, source: Any, dest: int, tag: int, target: Any, *rest: int) -> None:
-        MPI.COMM_SELF.Sendrecv(source, dest, tag, target, *rest)
-        if len(target) == self.size:
-            address = np.frombuffer(target, np.uint8).ctypes.data
-            spoilt = np.frombuffer(MPI.memory.fromaddress(address, self.size + 8), np.uint8)
-            spoilt[self.at] ^= 1
-
-
-class IdleComm:
-    """Accepts every call and sends nothing."""
-
-    def Sendrecv(self, *_: Any) -> None:
-        pass
-
-
-def test_bytes_are_looked_at() -> None:
-    span = MPI.memory.fromaddress
-    assert why_wrong(MPI.COMM_SELF, span, HostMemory()) is None
-    assert "of 8 bytes arrived" in str(why_wrong(IdleComm(), span, HostMemory()))
-    for size in SIZES:
-        for at in (0, size - 1):
-            wrong = str(why_wrong(LyingComm(size, at), span, HostMemory()))
-            assert wrong == f"a message of {size} bytes arrived with other bytes"
-        wrong = str(why_wrong(LyingComm(size, size), span, HostMemory()))
-        assert wrong == f"a message of {size} bytes wrote more than that"
-
-
-def test_the_child_is_no_rank_of_the_job() -> None:
-    of_the_job = (
-        "OMPI_COMM_WORLD_RANK",
-        "PMIX_RANK",
-        "PMI_RANK",
-        "SLURM_JOB_ID",
-        "HYDI_CONTROL_FD",
-    )
-    kept = {"OMPI_MCA_pml": "ucx", "UCX_TLS": "cuda", "CUDA_VISIBLE_DEVICES": "1", "PATH": "/bin"}
-    found = environment({**dict.fromkeys(of_the_job, "1"), **kept, "PYTHONPATH": "/mine"})
-    root = str(Path(device_pointers.__file__).resolve().parents[2])
-    assert found == kept | {"PYTHONPATH": os.pathsep.join([root, "/mine"])}
 
 
 def test_an_answer_is_kept_for_its_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

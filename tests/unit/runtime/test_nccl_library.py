@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.errors import DeviceError, ExchangeTimeoutError, MismatchError
+from halox.errors import DeviceError, ExchangeTimeoutError
 from halox.runtime import nccl_ranks
 from halox.runtime.gpu import nccl, pools
 from halox.runtime.gpu.nccl import Nccl, NcclOp
 from tests.fakes.cpu_kernels import shared_library
 from tests.fakes.fake_cupy import pinned
 from tests.fakes.host_launches import leave
+from tests.fakes.lone_rank import nccl_of_one
 from tests.support import require
-from tests.unit.runtime.lone_rank import nccl_of_one
 
 require("cxx")
 
@@ -183,26 +183,3 @@ class TestWatch:
     )
     def test_exchanges_that_end(self, steps: list[Any]) -> None:
         self.follow(steps)
-
-    def test_a_message_of_another_plan(self) -> None:
-        """A look reports the error; the close warns, since no call has raised the error."""
-        self.follow(["begin", "end"])
-        self.made.check()
-        other = np.array([9], "u4")
-        self.names[1] = other.ctypes.data
-        self.follow(["begin", "end"])
-        text, kind = self.made.poll() or ("", None)
-        assert "received from rank 1 a message of plan 9" in text and kind is MismatchError
-        with pytest.warns(UserWarning, match="in place of one of plan 7"):
-            assert self.made.close()
-
-    def test_a_message_of_another_plan_without_a_limit(self) -> None:
-        self.made = nccl_ranks.Watch(
-            self.made._ranks, "an exchange", [3], 8, self.names.ctypes.data, [3], 0.0
-        )
-        assert self.made.begin is None
-        self.follow(["end"])
-        self.ranks.error = lambda: MismatchError(self.ranks.failed)
-        with pytest.raises(MismatchError):
-            self.made.check()
-        assert self.made.close()

@@ -50,17 +50,16 @@ def test_all_ranks_end_after_a_hook_that_fails(
 
 
 @pytest.mark.parametrize("case", ["finalized", "forked", "interactive"])
-def test_other_processes_continue(
-    hook_after: Any, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_continue(hook_after: Any, case: str) -> None:
     calls: Calls = []
     hook = hook_after(calls, finalized=case == "finalized")
-    if case == "interactive":
-        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    if case == "forked":
-        FORKED.append(True)
     try:
+        if case == "interactive":
+            sys.ps1 = ">>> "
+        elif case == "forked":
+            FORKED.append(True)
         hook(ValueError, ValueError(), None)
     finally:
         FORKED.clear()
+        vars(sys).pop("ps1", None)
     assert len(calls) == 1
