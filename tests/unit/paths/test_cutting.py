@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halox.datatypes import Datatype, StridedBlocks, hindexed, indexed_block, subarray, vector
-from halox.errors import DatatypeError, PathError
+from halox.datatypes import Datatype, hindexed, indexed_block, subarray, vector
+from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Side, contiguous_side, cut, cut_parts, paired
 from halox.paths.fragments import FRAGMENT_BYTES, MOST_FRAGMENTS, cutter, ends_of
+from halox.paths.messages import Message, Part
 from tests.datatype_strategies import Recipe, build, recipes
 from tests.support import require, trials
 
@@ -51,7 +52,7 @@ def cuts(nbytes: int, positions: list[int]) -> list[int]:
     return [*sorted(p % (nbytes + 1) for p in positions), nbytes]
 
 
-@settings(max_examples=trials(400))
+@settings(max_examples=trials(200))
 @given(recipes(), st.lists(st.integers(0, 1 << 14), max_size=6), st.booleans())
 def test_random_types(recipe: Recipe, positions: list[int], unpack: bool) -> None:
     datatype = build(recipe)
@@ -135,14 +136,7 @@ def test_cutting_refuses_what_does_not_fit() -> None:
         cut(Copy(contiguous_side(0, 12), contiguous_side(100, 8)), [12])
 
 
-def test_single_bytes_apart() -> None:
-    """Blocks of one byte, at a stride: no contiguous innermost level."""
-    side = Side(7, StridedBlocks(1, (3, 5), (100, 2), 1))
-    parts = cut(Copy(side, contiguous_side(0, 15)), [6, 15])
-    found = [addresses(c.source) for copies in parts for c in copies]
-    assert np.array_equal(np.concatenate(found), addresses(side))
-
-
+@settings(max_examples=trials(100))
 @given(st.integers(0, 1 << 30), st.sampled_from([0, 4096, 100_000, FRAGMENT_BYTES]))
 def test_rule_of_fragments(nbytes: int, fragment_bytes: int) -> None:
     ends = ends_of(nbytes, fragment_bytes)
@@ -153,18 +147,11 @@ def test_rule_of_fragments(nbytes: int, fragment_bytes: int) -> None:
     )
     if not fragment_bytes or nbytes < 2 * fragment_bytes:
         assert ends == (nbytes,)
-    elif nbytes >= 2 * fragment_bytes:
+    else:
         assert len(ends) > 1 and max(sizes) >= fragment_bytes
 
 
-def test_rule_refuses_a_negative_size() -> None:
-    with pytest.raises(PathError, match="fragment_bytes"):
-        ends_of(10, -1)
-
-
 def test_both_ends_cut_alike() -> None:
-    from halox.paths.messages import Message, Part
-
     strided, dense = vector(1 << 18, 1, 2, "f8"), vector(1, 1 << 18, 1 << 18, "f8")
     send, receive = (
         Message(1, "send", (Part(0, strided),)),
