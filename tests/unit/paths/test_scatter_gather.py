@@ -35,7 +35,7 @@ from tests.unit.paths.mlx5_pair import Link, Pair, blocks_of, memory_of, message
 support.require("mpi")
 from tests import mpi_types as oracle  # noqa: E402
 
-EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(400)))
+EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(240)))
 
 
 @pytest.fixture
