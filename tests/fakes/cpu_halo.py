@@ -7,12 +7,10 @@ Only the GPU is simulated: ``paths.peer.stores`` makes the (host) memory, the ta
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
@@ -20,28 +18,17 @@ import halox
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec
 from halox.paths.peer import stores
 from halox.runtime.arrays import Described, describe
-from halox.runtime.gpu import pools
-from halox.runtime.gpu.pools import Pool
-from tests.fakes.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
-from tests.fakes.cpu_peer import HEADER, LIMIT_S, HostArena
+from tests.fakes.cpu_kernels import FLAGS, compiled_once, own_copy
+from tests.fakes.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
+from tests.fakes.host_cuda import host_cuda
 
 THREADS = 24
 
 _MEMORY = """
 struct __attribute__((aligned(16))) State { u64 count, failed; };
 struct Word16 { u64 low, high; };
-static Word16 load_wide(u64) { return {}; }
-static State load_state(u64 at)
-{
-    return {__atomic_load_n(checked<u64>(at), __ATOMIC_RELAXED),
-            __atomic_load_n(checked<u64>(at + 8), __ATOMIC_RELAXED)};
-}
 static int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
 static void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-extern "C" void delay(u64 seed, u32 permille)
-{
-    delays = {seed * 2654435761u + 88172645463325252ull, permille};
-}
 """
 
 # Cells in the order of the array; each is a hash of the cell and of the cells around it at distances up to `reach`.
@@ -110,46 +97,11 @@ unsigned long size = sizeof(halox::Halo<AXES>);
 def library(rank: int, axes: int, *, debug: bool = False) -> ctypes.CDLL:
     """Load one copy of the library per rank, so that each has its own blockIdx and fibers."""
     text = (
-        f'#define AXES {axes}\n#include "{HEADER}"\n{_MEMORY}'
+        f'#define AXES {axes}\n#include "{HEADER}"\n{_MEMORY}{MEMORY}'
         f"{halox.device_header(debug=debug)}{_STEP}"
     )
-    flags = [
-        *FLAGS,
-        "-Og",
-        "-Wno-unused-function",
-        "-Wno-unused-variable",
-        "-Wl,--no-as-needed",
-        "-latomic",
-    ]
-    return own_copy(compiled_once(text, *flags))
-
-
-@contextmanager
-def without_gpu() -> Iterator[None]:
-    """Let `halox.paths.peer.stores` use host memory."""
-    runtime = SimpleNamespace(
-        memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
-        memcpy=lambda target, source, nbytes, _: ctypes.memmove(target, source, nbytes),
-        memcpyHostToDevice=1,
-        deviceSynchronize=lambda: None,
-    )
-    cuda = SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime)
-
-    def word(device: int) -> Any:
-        array = aligned(16)
-        return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
-
-    with (
-        patch.object(stores, "is_capturing", lambda: False),
-        patch.object(stores, "cupy", lambda: SimpleNamespace(cuda=cuda)),
-        patch.object(pools, "HOST_WORDS", Pool(word)),
-    ):
-        yield
-
-
-class Arena(HostArena):
-    def synchronize(self) -> None:
-        pass
+    quiet = "-Wno-unused-function", "-Wno-unused-variable"
+    return own_copy(compiled_once(text, *FLAGS, "-Og", *quiet, "-Wl,--no-as-needed", "-latomic"))
 
 
 class Rank:
@@ -159,7 +111,7 @@ class Rank:
         self, domain: Decomposition, number: int, spec: FieldSpec, fields: int, **options: Any
     ) -> None:
         self.number, self.domain = number, domain
-        self.layout, self.arena = FieldLayout(domain, number, spec), Arena()
+        self.layout, self.arena = FieldLayout(domain, number, spec), HostArena()
         self.arrays: list[np.ndarray] = []
         self.read: list[tuple[Described, FieldLayout]] = []
         for _ in range(fields):
@@ -237,13 +189,10 @@ def connect(
 ) -> list[Rank]:
     """Create the ranks of a grid with some fields, and their channels; ``options`` are those of `library`."""
     ranks = [Rank(domain, number, spec, fields, **options) for number in range(domain.ranks)]
-    offers = []
-    for rank in ranks:
-        with without_gpu():
+    with host_cuda():
+        for rank in ranks:
             rank.channel = stores.StoreChannel(rank.context(limit_s), rank.read, corners, (), ())
-            offers.append(rank.channel.offer(None))
-    for rank in ranks:
-        theirs = {peer: offers[peer][rank.number] for peer in rank.channel.peers}
-        with without_gpu():
-            rank.channel.accept(theirs)
+        offers = [rank.channel.offer(None) for rank in ranks]
+        for rank in ranks:
+            rank.channel.accept({peer: offers[peer][rank.number] for peer in rank.channel.peers})
     return ranks

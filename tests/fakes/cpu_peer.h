@@ -92,28 +92,17 @@ static u64 nanoseconds()
     return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
 
-static struct {
-    char* stacks;
-    u32 threads;
-} prepared;
-
 // Runs some of a launch's blocks, in the given order.
 template <class Kernel, class... Args>
 static void launch_blocks(u32 grid, u32 threads, bool backwards, const u32* blocks, u32 count, Kernel kernel,
                           const Args&... args)
 {
-    const std::size_t stack_bytes = 64 << 10;
-    if (prepared.threads < threads) {
-        std::free(prepared.stacks);
-        prepared.stacks = (char*)std::malloc(threads * stack_bytes);
-        prepared.threads = threads;
-    }
     the_block.kernel = [&] { kernel(args...); };
     gridDim.x = grid;
     blockDim.x = threads;
     for (u32 i = 0; i < count; ++i) {
         blockIdx.x = blocks[i];
-        run_block(threads, backwards, prepared.stacks, stack_bytes);
+        run_block(threads, backwards);
     }
     the_block.kernel = nullptr;
 }

@@ -135,6 +135,9 @@ class HostArena:
         memory = self._arenas[name]._memory[number]
         return int(memory.ctypes.data) + 512 + place.offset
 
+    def synchronize(self) -> None:
+        pass
+
     def check_guards(self) -> None:
         for memory in self._memory:
             assert (memory[:512] == GUARD).all() and (memory[-512:] == GUARD).all()
@@ -218,7 +221,6 @@ class Rank:
     flows: Sequence[Flow]
     multiprocessors: int
     operation: Operation = "copy"
-    """With "add", the kernel delivers messages to buffers; `unpack` then copies them, where halox would add."""
     concurrent: bool = False
     """Whether to use the launch that leaves multiprocessors free for other work (``start`` and ``finish``)."""
     arena: HostArena = field(default_factory=HostArena)
@@ -269,7 +271,7 @@ class Rank:
         self.draft = draft
         with patch.object(negotiation, "plan", self._plan):
             made = draft.prepared()
-        self.packs, self.unpacks = bool(made.before), bool(made.after)
+        self.before, self.after = made.before, made.after
         self.launch: Launch = made.concurrent if self.concurrent else made.alone
         self.exchange = np.frombuffer(self.launch.args[1], negotiation.EXCHANGE)[0]
         self.own = self.arena.bytes_of(draft._own[0]).copy()
@@ -314,28 +316,6 @@ class Rank:
         for array, values in zip(self.arrays, contents(self, epoch), strict=True):
             array.data[:] = values
 
-    def pack(self) -> None:
-        """Pack the messages of types that the kernel does not support; on a GPU, a separate launch packs them."""
-        for array, layout, packed in self._buffered("send"):
-            packed[:] = array.data[layout.bytes]
-
-    def unpack(self) -> None:
-        """Unpack the messages of types that the kernel does not support; on a GPU, a separate launch does so."""
-        for array, layout, packed in self._buffered("receive"):
-            array.data[layout.bytes] = packed
-
-    def _buffered(self, direction: str) -> Iterator[tuple[Array, Layout, np.ndarray]]:
-        sides = self.draft._sends if direction == "send" else self.draft._receives
-        for side in sides:
-            if not side.buffered:
-                continue
-            memory = self.arena.bytes_of(self.draft._block)[
-                side.buffer - self.draft._block.pointer :
-            ]
-            for part, offset in zip(side.message.parts, side.message.offsets, strict=True):
-                layout = self.layouts[part.array]
-                yield self.arrays[part.array], layout, memory[offset:][: layout.bytes.size]
-
     @property
     def failure(self) -> tuple[int, int]:
         """Index of a missing message + 1 and the epoch; zeros if no message is missing."""
@@ -350,10 +330,17 @@ class Rank:
         return state >> EPOCH_SHIFT
 
     def run(self, order: np.ndarray | None = None, *, delays: int = 0, seed: int = 0) -> None:
-        """Launch and wait for the end; the blocks run in the given order, or in ascending order."""
+        """Launch and wait for the end; the blocks run in the given order, or in ascending order.
+
+        Launches before and after the kernel move types that it does not support, and add.
+        """
         blocks = np.arange(self.launch.blocks) if order is None else order
         mps = self.multiprocessors
+        for launches in self.before:
+            launches.launch(0)
         self.launch.run(self.number, blocks, multiprocessors=mps, delays=delays, seed=seed)
+        for launches in self.after:
+            launches.launch(0)
 
     def check(self) -> None:
         """Check that the kernel wrote only to arrays, staging memory and the words of the protocol."""
@@ -476,7 +463,7 @@ ORDERS = ("forward", "backward", "random")
 
 def exchange(
     ranks: Sequence[Rank],
-    epochs: int = 5,
+    epochs: int = 4,
     *,
     first: int = 1,
     order: str | Sequence[str] = "random",
@@ -505,9 +492,7 @@ def exchange(
             blocks = np.arange(rank.launch.blocks)[:: -1 if mine == "backward" else 1]
             if mine == "random":
                 blocks = rng.permutation(blocks)
-            rank.pack()
             rank.run(blocks, delays=delays, seed=seed * 1000 + int(rng.integers(1000)))
-            rank.unpack()
             assert rank.failure == (0, 0), f"rank {rank.number}, epoch {epoch}"
             check_received(rank, by_number, epoch)
         assert rank.epochs == first + epochs - 1
@@ -532,7 +517,11 @@ def check_received(rank: Rank, ranks: Mapping[int, Rank], epoch: int) -> None:
             number = sender.places[at, part, "send"]
             nbytes = sender.arrays[number].data.size
             values = content(sender.number, number, epoch, nbytes)[sent.bytes]
-            expected[rank.places[at, part, "receive"]][received.bytes] = values
+            target = expected[rank.places[at, part, "receive"]]
+            if rank.operation == "add":
+                dtype = received.datatype.uniform
+                values = (target[received.bytes].view(dtype) + values.view(dtype)).view("u1")
+            target[received.bytes] = values
     compare(rank, epoch, [array.data for array in rank.arrays], expected)
 
 

@@ -79,16 +79,20 @@ static void launch_on_cpu(unsigned grid, unsigned block, bool backwards, Kernel 
     }
 }
 
+// A fiber is made once, and then runs its thread of one block after another. It is entered and left by _longjmp, since
+// swapcontext makes a system call each time.
 struct Fiber {
     ucontext_t context;
-    unsigned barriers;
-    bool finished;
+    jmp_buf place;
+    unsigned barriers;  // in this block
+    bool started, finished;
 };
 
 static struct {
     std::function<void()> kernel;
     std::vector<Fiber> fibers;
-    ucontext_t between;
+    std::vector<char> stacks;
+    jmp_buf between;
     unsigned running;
     bool in_block;
     bool votes[2];  // votes at the next barrier and at the previous one
@@ -101,13 +105,19 @@ static struct {
     std::abort();
 }
 
+static inline void leave(Fiber& fiber)
+{
+    if (!_setjmp(fiber.place))
+        _longjmp(the_block.between, 1);
+}
+
 static inline void wait_for_the_block()
 {
     if (!the_block.in_block)
         fail_on_cpu("a kernel with barriers needs launch_with_barriers");
     Fiber& fiber = the_block.fibers[the_block.running];
     ++fiber.barriers;
-    swapcontext(&fiber.context, &the_block.between);
+    leave(fiber);
 }
 
 [[maybe_unused]] static void __syncthreads()
@@ -127,26 +137,49 @@ static inline void wait_for_the_block()
 
 static inline void run_fiber()
 {
-    the_block.kernel();
-    Fiber& fiber = the_block.fibers[the_block.running];
-    fiber.finished = true;
-    swapcontext(&fiber.context, &the_block.between);
+    for (;;) {
+        the_block.kernel();
+        Fiber& fiber = the_block.fibers[the_block.running];
+        fiber.finished = true;
+        leave(fiber);
+    }
 }
 
-// Runs the threads of the current block from barrier to barrier.
-static inline void run_block(unsigned threads, bool backwards, char* stacks, std::size_t stack_bytes)
+static inline void make_fibers(unsigned threads)
 {
+    const std::size_t stack_bytes = 64 << 10;
     the_block.fibers.resize(threads);
-    the_block.in_block = true;
+    the_block.stacks.resize(threads * stack_bytes);
     for (unsigned j = 0; j < threads; ++j) {
         Fiber& fiber = the_block.fibers[j];
-        fiber.barriers = 0;
-        fiber.finished = false;
         getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = stacks + j * stack_bytes;
+        fiber.context.uc_stack.ss_sp = the_block.stacks.data() + j * stack_bytes;
         fiber.context.uc_stack.ss_size = stack_bytes;
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, run_fiber, 0);
+        fiber.started = false;
+    }
+}
+
+static inline void enter(Fiber& fiber)
+{
+    if (_setjmp(the_block.between))
+        return;
+    if (fiber.started)
+        _longjmp(fiber.place, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
+}
+
+// Runs the threads of the current block from barrier to barrier.
+static inline void run_block(unsigned threads, bool backwards)
+{
+    if (the_block.fibers.size() < threads)
+        make_fibers(threads);
+    the_block.in_block = true;
+    for (unsigned j = 0; j < threads; ++j) {
+        the_block.fibers[j].barriers = 0;
+        the_block.fibers[j].finished = false;
     }
     for (unsigned finished = 0, barriers = 0; finished < threads; ++barriers) {
         finished = 0;
@@ -154,7 +187,7 @@ static inline void run_block(unsigned threads, bool backwards, char* stacks, std
         for (unsigned j = 0; j < threads; ++j) {
             the_block.running = backwards ? threads - 1 - j : j;
             threadIdx.x = the_block.running;
-            swapcontext(&the_block.between, &the_block.fibers[the_block.running].context);
+            enter(the_block.fibers[the_block.running]);
             finished += the_block.fibers[the_block.running].finished;
         }
         if (finished && finished < threads)
@@ -170,15 +203,13 @@ template <class Kernel, class... Args>
 static void launch_with_barriers(unsigned grid, unsigned block, bool backwards, void* shared,
                                  std::size_t shared_bytes, Kernel kernel, const Args&... args)
 {
-    const std::size_t stack_bytes = 64 << 10;
-    std::vector<char> stacks(block * stack_bytes);
     the_block.kernel = [&] { kernel(args...); };
     gridDim.x = grid;
     blockDim.x = block;
     for (unsigned i = 0; i < grid; ++i) {
         blockIdx.x = backwards ? grid - 1 - i : i;
         std::memset(shared, 0xA5, shared_bytes);
-        run_block(block, backwards, stacks.data(), stack_bytes);
+        run_block(block, backwards);
     }
     the_block.kernel = nullptr;
 }

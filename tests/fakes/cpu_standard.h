@@ -12,5 +12,6 @@
 #include <vector>
 
 #include <sched.h>
+#include <setjmp.h>
 #include <ucontext.h>
 #include <unistd.h>

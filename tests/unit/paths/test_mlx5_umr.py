@@ -6,7 +6,6 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,17 @@ import pytest
 
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
-from halox.paths.messages import Message, Part
-from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Rounds
+from halox.paths.messages import Message
 from halox.paths.scatter_gather.mlx5_channel import Inbox, _MessageEnd
-from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
-from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
+from halox.paths.scatter_gather.mlx5_umr import ENTRIES
+from halox.paths.scatter_gather.windows import Window
 from halox.runtime import mlx5
 from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.waiting import Waiter
 from tests import support
 from tests.fakes import fake_verbs
 from tests.fakes.fake_driver import fake_driver
+from tests.unit.paths.mlx5_pair import Link, Pair, blocks_of, memory_of
 
 support.require("mpi")
 from tests import mpi_types as oracle  # noqa: E402
@@ -36,70 +35,25 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> fake_verbs.Wire:
     return fake_verbs.install(monkeypatch, (1, 2))
 
 
-def engines() -> tuple[Mlx5Umr, Mlx5Umr]:
-    """Return the connected engines of two ranks, each with its own adapter."""
-    found = tuple(
-        Mlx5Umr(rank, mlx5.open_adapter(rank), lambda: Waiter(60.0, crowded=True))
-        for rank in (0, 1)
-    )
-    invited = [engine.invite([1 - rank]) for rank, engine in enumerate(found)]
-    for rank, engine in enumerate(found):
-        engine.connect({1 - rank: invited[1 - rank][rank]})
-    return found  # type: ignore[return-value]
-
-
-class Ends:
-    """A message from rank 0 to rank 1, with keys mapped and exchanged."""
-
-    def __init__(self, pair: Any, types: Any, arrays: Any, keys: Any = None) -> None:
-        self.engines: tuple[Mlx5Umr, Mlx5Umr] = pair
-        self.keys = keys or [Keys(engine) for engine in pair]
-        blocks = [MessageBlocks.of(Message(1, "send", (Part(0, t),))) for t in types]
-        proposals = [propose(b, e.limits) for b, e in zip(blocks, pair, strict=True)]
-        chunk = agreed_chunk(*proposals, blocks[0].nbytes)
-        assert chunk is not None
-        self.lists: list[KeyList] = []
-        for own, one, array in zip(self.keys, blocks, arrays, strict=True):
-            raw = array.bytes
-            start = raw.ctypes.data
-            memory = Memory(start + array.origin, start, raw.nbytes, raw)
-            self.lists.append(own.acquire(one, chunk, [memory]))
-        exports = [
-            k.export(own, 1 - n)
-            for n, (k, own) in enumerate(zip(self.keys, self.lists, strict=True))
-        ]
-        self.rounds = [
-            Rounds(k, self.lists[n], 1 - n, exports[1 - n], k.accept(1 - n, exports[1 - n]))
-            for n, k in enumerate(self.keys)
-        ]
-
-    def move(self) -> None:
-        sender, receiver = self.engines
-        for number in range(self.rounds[0].count):
-            for rounds in self.rounds:
-                rounds.enter(number)
-            *first, last = self.rounds[0].transfers("put", number)
-            for transfer in first:
-                transfer()
-            last(7 + number)
-            sender.complete()
-            assert receiver.arrivals() == [(0, 7 + number)]
+def link(types: Any, arrays: Any, pair: Pair | None = None) -> Link:
+    """Link the memory of a sender and of a receiver."""
+    memory = [[memory_of(array.bytes, array.origin)] for array in arrays]
+    return Link(pair or Pair(), [blocks_of(t) for t in types], memory)
 
 
 VECTOR = dt.vector(96, 512, 1024, "u1")
 FACE = dt.subarray((24, 64, 64), (24, 64, 32), (0, 0, 16), "u1")
+FEW_KEYS = {"keys": 2, "pool": 2}
+BACKWARDS = dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
 LAYOUTS = {
-    "strided to strided": (VECTOR, dt.vector(48, 1024, 1536, "u1")),
     "strided to a box": (VECTOR, FACE),
-    "a box to strided": (FACE, VECTOR),
     "far apart": (dt.vector(6, 8192, 70000, "u1"), VECTOR),
-    "backwards": (dt.hvector(96, 1, -1024, dt.contiguous(512, "u1")), VECTOR),
+    "backwards": (BACKWARDS, VECTOR),
     "irregular": (
         dt.hindexed([100, 412] * 96, np.cumsum([0, 900] * 96)[:192].tolist(), "u1"),
         VECTOR,
     ),
     "long blocks": (dt.vector(2, 24576, 66000, "u1"), VECTOR),
-    "one block": (dt.contiguous(96 * 512, "u1"), VECTOR),
 }
 
 
@@ -130,7 +84,7 @@ def filled(types: Any) -> tuple[oracle.Memory, oracle.Memory, np.ndarray]:
 def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(name: str, wire: Any) -> None:
     types = LAYOUTS[name]
     sent, received, wanted = filled(types)
-    ends = Ends(engines(), types, (sent, received))
+    ends = link(types, (sent, received))
     ends.move()
     np.testing.assert_array_equal(received.bytes, wanted)
     sent.bytes[:] = np.arange(sent.bytes.size) * 11 % 253
@@ -142,47 +96,22 @@ def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(name: str, wire: Any) 
 def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
     """A strided pattern needs one key for any number of blocks; with strides beyond 16 bits, keys list blocks."""
     sent, received, _ = filled((VECTOR, VECTOR))
-    assert len(Ends(engines(), (VECTOR, VECTOR), (sent, received)).lists[0].keys) == 1
+    assert len(link((VECTOR, VECTOR), (sent, received)).lists[0].keys) == 1
     far = dt.vector(2 * ENTRIES, 64, 1 << 16, "u1")
     sent, received, wanted = filled((far, far))
-    ends = Ends(engines(), (far, far), (sent, received))
+    ends = link((far, far), (sent, received))
     assert len(ends.lists[0].keys) == 2
     ends.move()
     np.testing.assert_array_equal(received.bytes, wanted)
 
 
-def test_windows_slide_where_the_adapter_has_few_keys(
-    wire: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each round maps as many windows as both ranks have keys, and invalidates a key before it maps it again."""
-    types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
-    pair = engines()
-    monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
-    sent, received, wanted = filled(types)
-    ends = Ends(pair, types, (sent, received))
-    assert ends.rounds[0].count == 2 and ends.lists[0].slides
-    for _ in range(2):
-        received.bytes[:] = 0xFF
-        ends.move()
-        np.testing.assert_array_equal(received.bytes, wanted)
-
-
-def test_keys_are_made_once_and_kept(wire: Any) -> None:
-    sent, received, _ = filled((VECTOR, FACE))
-    ends = Ends(engines(), (VECTOR, FACE), (sent, received))
-    made = fake_verbs.Mlx5Mkey.made
-    again = Ends(ends.engines, (VECTOR, FACE), (sent, received), ends.keys)
-    assert fake_verbs.Mlx5Mkey.made == made
-    assert [a is b for a, b in zip(again.lists, ends.lists, strict=True)] == [True, True]
-
-
 def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
     sent, received, _ = filled((VECTOR, VECTOR))
-    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    ends = link((VECTOR, VECTOR), (sent, received))
     own = ends.lists[0]
     wire.is_held = True
     ends.rounds[0].transfers("put", 0)[0]()
-    engine, key = ends.engines[0], own.keys[0]
+    engine, key = ends.pair.engines[0], own.keys[0]
     assert not engine.is_idle(own.keys)
     with pytest.raises(PathError):
         engine.map(key, own.windows[0])
@@ -192,16 +121,11 @@ def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
     engine.map(key, own.windows[0])
 
 
-def test_the_next_round_waits_for_the_keys_of_the_last(
-    wire: fake_verbs.Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_round_waits_for_the_keys_of_the_last(wire: fake_verbs.Wire) -> None:
     """The receiver may be ready for the next round before the sender has the completions of its own writes."""
-    types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
-    pair = engines()
-    monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
-    sent, received, _ = filled(types)
-    ends = Ends(pair, types, (sent, received))
-    inbox = Inbox(pair[0])
+    sent, received, _ = filled((VECTOR, BACKWARDS))
+    ends = link((VECTOR, BACKWARDS), (sent, received), Pair(FEW_KEYS))
+    inbox = Inbox(ends.pair.engines[0])
     end = _MessageEnd(Message(1, "send", ()), ends.rounds[0], inbox, inbox.new_number(), 99)
     end.start()
     wire.is_held = True
@@ -218,9 +142,9 @@ def test_the_next_round_waits_for_the_keys_of_the_last(
 
 def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:
     sent, received, wanted = filled((VECTOR, VECTOR))
-    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    ends = link((VECTOR, VECTOR), (sent, received))
     region = ends.lists[1].regions[0]
-    receiver = ends.engines[1]
+    receiver = ends.pair.engines[1]
     receiver.deregister(region)
     ends.move()
     np.testing.assert_array_equal(received.bytes, wanted)
@@ -233,7 +157,7 @@ def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:
 def test_a_failed_write_names_the_peer(wire: Any) -> None:
     """The receiver's memory is no longer registered; later transfers fail, too."""
     sent, received, _ = filled((VECTOR, VECTOR))
-    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    ends = link((VECTOR, VECTOR), (sent, received))
     ends.lists[1].regions[0].handle.close()
     for _ in range(2):
         with pytest.raises(PathError):
@@ -242,9 +166,9 @@ def test_a_failed_write_names_the_peer(wire: Any) -> None:
 
 def test_a_peer_that_takes_nothing_is_named(wire: fake_verbs.Wire) -> None:
     sent, received, _ = filled((VECTOR, VECTOR))
-    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    ends = link((VECTOR, VECTOR), (sent, received))
     wire.is_held = True
-    for engine in ends.engines:
+    for engine in ends.pair.engines:
         engine._waiter = lambda: Waiter(0.2, crowded=True)
     with pytest.raises(ExchangeTimeoutError):
         ends.move()
@@ -252,7 +176,7 @@ def test_a_peer_that_takes_nothing_is_named(wire: fake_verbs.Wire) -> None:
 
 def test_numbers_wait_for_receives(wire: Any) -> None:
     """More numbers than a receive queue holds arrive once and in order; the sender waits while its queue is full."""
-    sender, receiver = engines()
+    sender, receiver = Pair().engines
     found = []
     for number in range(mlx5.RECEIVE_DEPTH + 100):
         sender.notify(1, number)
@@ -273,9 +197,10 @@ def gpu(tmp_path: Path) -> Iterator[Any]:
     with fake_driver() as found:
         found.files.append((memory.ctypes.data, memory.nbytes, str(path)))
         yield found, memory
+    fake_verbs.REFUSED.clear()
 
 
-@pytest.mark.parametrize("offset", [0, 1, 512, 4095, 4096, 9000])
+@pytest.mark.parametrize("offset", [0, 1, 4095, 9000])
 @pytest.mark.parametrize("way", ["from", "to"])
 def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> None:
     """Arrays may start anywhere in a page; the export starts at the page, and keys count addresses from there."""
@@ -285,8 +210,8 @@ def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> Non
     ends = [(there, 0), (here, None)] if way == "from" else [(here, None), (there, 0)]
     before = ends[1][0].copy()
     around = gpu[1].copy()
-    pair = engines()
-    blocks = MessageBlocks.of(Message(1, "send", (Part(0, kind),)))
+    pair = Pair().engines
+    blocks = blocks_of(kind)
     keys, regions = [], []
     for engine, (array, device) in zip(pair, ends, strict=True):
         at = array.ctypes.data
@@ -305,9 +230,7 @@ def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> Non
 
 
 @pytest.mark.parametrize("refusing", ["driver", "pages", "adapter"])
-def test_gpu_memory_that_cannot_be_registered(
-    refusing: str, wire: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_memory_that_cannot_be_registered(refusing: str, wire: Any, gpu: Any) -> None:
     """The error names the driver or the adapter as the cause, and no descriptor stays open."""
     driver, memory = gpu
     at, said = memory.ctypes.data, "cannot be exported as a dmabuf: .*NOT_SUPPORTED"
@@ -316,9 +239,9 @@ def test_gpu_memory_that_cannot_be_registered(
     elif refusing == "pages":
         at, said = at + memory.nbytes - 100, "exported as a dmabuf: .*INVALID_VALUE.*by the grid"
     else:
-        monkeypatch.setattr(fake_verbs, "REFUSED", ["all"])
+        fake_verbs.REFUSED.append("all")
         said = "refuses to register 1000 bytes of GPU 0 by dmabuf"
-    engine, _ = engines()
+    engine, _ = Pair().engines
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(PathError, match=said):
         engine.register(at, 1000, 1, 0)
@@ -335,7 +258,7 @@ def test_writes_of_adapters_are_flushed(is_ordered: bool, gpu: Any) -> None:
 
 
 def test_too_many_blocks_for_a_key_are_refused(wire: Any) -> None:
-    engine, _ = engines()
+    engine, _ = Pair().engines
     values = np.zeros(1 << 16, "u1")
     region = engine.register(values.ctypes.data, values.nbytes, 1)
     at = values.ctypes.data + np.cumsum(np.arange(ENTRIES + 1)) * 8
@@ -346,9 +269,8 @@ def test_too_many_blocks_for_a_key_are_refused(wire: Any) -> None:
 
 def test_an_adapter_without_keys_left_says_so(wire: fake_verbs.Wire) -> None:
     wire.most_keys = 3
-    engine, _ = engines()
     with pytest.raises(PathError):
-        Keys(engine)
+        Pair()
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

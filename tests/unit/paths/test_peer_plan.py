@@ -107,7 +107,7 @@ class TestTable:
         assert dict(zip(texts, found, strict=True)) == dict(zip(texts, expected, strict=True))
 
     @pytest.mark.parametrize("levels", [1, 5])
-    @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 12, 13, 15, 16, 20, 40])
+    @pytest.mark.parametrize("n", [1, 4, 5, 12, 13, 40])
     def test_it_travels_with_the_launch_where_it_fits(self, n, levels):
         row = StridedRow(0, 0, 8, tuple(Level(2, 1000 * k, 8 * k) for k in range(levels, 0, -1)))
         planned = plan([Segment(Kind.SEND_LL, row, 0)] * n, sms=132)
@@ -146,24 +146,20 @@ class TestChunks:
         planned = plan(segments_of((Kind.SEND_LL, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
         assert np.flatnonzero(planned.order[:, 0] == 0).tolist() == [0, 5]
 
-    def test_copies_wait_until_all_is_sent(self):
-        planned = plan(
-            segments_of((Kind.COPY, 80, 10), (Kind.SEND_LL, 20, 10), (Kind.TAKE_LL, 20, 10)), sms=4
-        )
-        assert planned.segments["kind"].tolist() == [Kind.SEND_LL, Kind.COPY, Kind.TAKE_LL]
-        assert planned.order[:, 0].tolist() == [0] * 2 + [1] * 8 + [2] * 2
-
-    def test_copies_go_on_beside_what_goes_direct(self):
-        planned = plan(
-            segments_of((Kind.COPY, 80, 10), (Kind.SEND_DIRECT, 20, 10), (Kind.TAKE_DIRECT, 1, 1)),
-            sms=4,
-        )
-        assert planned.segments["kind"].tolist() == [Kind.SEND_DIRECT, Kind.COPY, Kind.TAKE_DIRECT]
-        assert planned.order[:, 0].tolist() == [0] + [1] * 4 + [0] + [1] * 4 + [2]
-
     @pytest.mark.parametrize(
-        ("tiles", "blocks"), [(300, 150), (792, 396), (1000, 264), (2640, 264), (2642, 528)]
+        ("sent", "taken", "order"),
+        [
+            ((Kind.SEND_LL, 20, 10), (Kind.TAKE_LL, 20, 10), [0] * 2 + [1] * 8 + [2] * 2),
+            ((Kind.SEND_DIRECT, 20, 10), (Kind.TAKE_DIRECT, 1, 1), [0, 1, 1, 1, 1] * 2 + [2]),
+        ],
     )
+    def test_copies(self, sent, taken, order):
+        """They wait until all is sent, but go on beside chunks that are sent direct."""
+        planned = plan(segments_of((Kind.COPY, 80, 10), sent, taken), sms=4)
+        assert planned.segments["kind"].tolist() == [sent[0], Kind.COPY, taken[0]]
+        assert planned.order[:, 0].tolist() == order
+
+    @pytest.mark.parametrize(("tiles", "blocks"), [(300, 150), (1000, 264), (2642, 528)])
     def test_blocks_of_wide_packets_follow_what_there_is_to_do(self, tiles, blocks):
         words = tiles * TILE_DATA_BYTES // 8
         planned = plan(segments_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=132)
@@ -172,7 +168,7 @@ class TestChunks:
         beside = min(blocks, 264)
         assert planned.concurrent == (beside, 2 * beside)
 
-    @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
+    @pytest.mark.parametrize("sms", [1, 132, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):
         many = segments_of((Kind.SEND_STAGED, 1 << 20, 16), (Kind.TAKE_STAGED, 1 << 20, 16))
         planned = plan(many, sms=sms)
@@ -208,11 +204,6 @@ class TestChunks:
 
 
 class TestRuns:
-    def test_a_face_is_one(self):
-        (run,) = runs_of_type(face(8, 2))
-        assert (run.packed, run.row.nbytes, run.row.word_bytes) == (0, 512, 8)
-        assert run.tile_bytes == TILE_BYTES
-
     def test_both_ends_of_a_halo_have_the_same_signature(self):
         for axis in range(3):
             for dtype in ("f4", "f8", "c16"):
@@ -230,11 +221,6 @@ class TestRuns:
         (short, long) = runs_of_type(dt.hindexed([8, 800], [0, 1000], "u1"))
         assert (short.packed, long.packed) == (0, 8)
 
-    def test_runs_lie_nowhere_in_one_piece(self):
-        (run,) = runs_of_type(dt.hvector(5, 1, 101, dt.contiguous(77, "u1")))
-        assert run.packed == -1 and run.row.word_bytes == 0
-        assert least_word([run]) == 1
-
     def test_packed_bytes_with_gaps_are_no_run_of_the_message(self):
         """A side with six levels becomes several runs, since a row has fewer levels; some have gaps when packed."""
         shape = (3, 2, 5, 3, 2, 3)
@@ -250,6 +236,8 @@ class TestRuns:
         assert any(run.packed == -1 for run in found)
 
     def test_least_word(self):
+        (odd,) = runs_of_type(dt.hvector(5, 1, 101, dt.contiguous(77, "u1")))
+        assert (odd.packed, odd.row.word_bytes, least_word([odd])) == (-1, 0, 1)
         assert least_word([]) == 16
         assert least_word(runs_of_type(face(8, 0)) + runs_of_type(face(8, 0, "f4"), count=1)) == 4
 
@@ -265,7 +253,7 @@ class TestRuns:
     @pytest.mark.parametrize("sms", [3, 132])
     @pytest.mark.parametrize(
         "nbytes",
-        [(16,), (4096, 64), (1 << 21, 1 << 21), (9 << 20, 1 << 17), (1 << 31,), (1 << 35,)],
+        [(16,), (4096, 64), (9 << 20, 1 << 17), (1 << 35,)],
     )
     def test_blocks_have_equally_many_direct_chunks(self, nbytes, sms):
         total = sum(nbytes)
@@ -281,10 +269,10 @@ class TestRuns:
             assert rounds <= 1 or rounds > np.ceil(rounds) * (1 - 512 / size) - 1e-9
             assert run.chunks == -(-n // size)
 
-    @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
-    def test_lanes_of_a_run_share_a_chunk(self, lanes):
-        row = StridedRow(0, 0, 0, (Level(1000, 333, 333), Level(lanes, 0, 0)), 8 * lanes)
-        assert MessageRun(row, -1).chunk_words % lanes == 0
+    def test_lanes_of_a_run_share_a_chunk(self):
+        for lanes in (1, 4, 32):
+            row = StridedRow(0, 0, 0, (Level(1000, 333, 333), Level(lanes, 0, 0)), 8 * lanes)
+            assert MessageRun(row, -1).chunk_words % lanes == 0
 
 
 def packed_bytes(row, side):
