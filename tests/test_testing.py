@@ -233,6 +233,7 @@ PHASES = """
     ],
     ids=["message", "other tests", "broken", "exit", "phases"],
 )
+@pytest.mark.part(2)
 def test_runs_that_cannot_go_on(
     code: str, timeout_s: str, texts: list[str], tmp_path: Path
 ) -> None:

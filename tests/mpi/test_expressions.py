@@ -29,6 +29,7 @@ def whole(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return (found[0] + 1j * found[1] if np.dtype(dtype).kind == "c" else found[0]).astype(dtype)
 
 
+@pytest.mark.part(2)
 def test_results_are_numpys(device: str, comm: MPI.Intracomm) -> None:
     """Whole numbers, whose sums are exact in any order; each call three times, the last ones with a prepared launch."""
     shape = (3 * comm.size + 1, 4, 5)
@@ -92,6 +93,7 @@ def test_methods_take_expressions(device: str, comm: MPI.Intracomm) -> None:
             assert plain(target)[0] == a.max()
 
 
+@pytest.mark.part(2)
 def test_reproducible_sums_of_expressions(device: str, comm: MPI.Intracomm) -> None:
     """The same bits as the reproducible sum of a field of the values."""
     shape = (4 * comm.size, 6)

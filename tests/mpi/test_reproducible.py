@@ -63,7 +63,7 @@ def numbers(kind: str, dtype: str, shape: Any, seed: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("number", range(trials(8)))
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 def test_random_fields_and_divisions(number: int, device: str, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([38, number])
     ndim = int(rng.integers(1, 4))
@@ -113,6 +113,7 @@ def test_means_and_sums_over_axes(device: str, comm: MPI.Intracomm) -> None:
                 call(u, axis=1)
 
 
+@pytest.mark.part(2)
 def test_integers_and_mixed_dtypes(device: str, comm: MPI.Intracomm) -> None:
     shape = (3 * comm.size, 5)
     a = numbers("normal", "f8", shape, 1)
@@ -132,6 +133,7 @@ def test_integers_and_mixed_dtypes(device: str, comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "elements"), [("f4", 3), ("c16", 600)])
+@pytest.mark.part(2)
 def test_arrays(dtype: str, elements: int, device: str, comm: MPI.Intracomm) -> None:
     """Any order of the same values gives the bits of the exact sum; also in arrays that are scattered."""
     values = numbers("cancelling", dtype, (comm.size, elements), 1)

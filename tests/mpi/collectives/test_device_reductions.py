@@ -98,6 +98,7 @@ def reduced(algorithm: str | None, comm: MPI.Intracomm, shape: Any, dtype: Any, 
 
 
 @pytest.mark.parametrize("algorithm", DEVICE_ALGORITHMS)
+@pytest.mark.part(3)
 def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
     """Results have NumPy's bits in the documented order; an unavailable algorithm raises on all ranks with a reason."""
     if algorithm not in possible(way, comm.size):
@@ -414,7 +415,7 @@ def field_of(grid: halox.Grid, dtype: Any, seed: int = 0) -> tuple[Array, np.nda
 
 class TestNumbersOfFields:
     @pytest.mark.parametrize("dtype", ["f8", "f2", "c8", "u1"])
-    @pytest.mark.part(2)
+    @pytest.mark.part(4)
     def test_numbers(self, grid: halox.Grid, dtype: str, way: str, comm: MPI.Intracomm) -> None:
         field, whole = field_of(grid, dtype)
         wide = {"f": "f8", "c": "c16", "u": "u8"}[whole.dtype.kind]

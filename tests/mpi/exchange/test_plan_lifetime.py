@@ -150,6 +150,7 @@ def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> No
         check_next(grid)
 
 
+@pytest.mark.part(2)
 def test_left_after_a_timeout(node: str, comm: MPI.Intracomm) -> None:
     """Rank 1 starts its exchange after the timeout of rank 0."""
     components = 300

@@ -112,6 +112,7 @@ def test_two_plans_are_finished_in_any_order(name: str, rig: Make, comm: MPI.Int
 
 
 @pytest.mark.parametrize("name", [name for name in CHANNELS if name != NCCL])
+@pytest.mark.part(4)
 def test_a_rank_that_does_not_come(name: str, rig: Make, comm: MPI.Intracomm) -> None:
     """Its neighbours raise an error that names it, can close the channel, and keep the memory that it may write to."""
     made = rig(name, ring("put" if name == "copy engine" else "staging", comm.size))

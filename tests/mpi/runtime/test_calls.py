@@ -83,7 +83,7 @@ def test_first_calls(mine: str, theirs: str, node: str, comm: Comm) -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs"), [("exchange", "sum"), ("exchange", "accumulate"), ("plan", "sum")]
 )
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_calls_that_have_been_made_before(
     mine: str, theirs: str, node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +222,7 @@ def test_all_objects_use_one_duplicate(frees_first: bool, node: str, comm: Comm)
 
 
 @several
+@pytest.mark.part(2)
 def test_two_grids_in_another_order(node: str, comm: Comm) -> None:
     own = comm.Dup()
     grids = [halox.Grid((4 * comm.size,), comm=own, device="cpu") for _ in range(2)]
@@ -250,6 +251,7 @@ def test_a_grid_that_one_rank_makes_alone(node: str, comm: Comm) -> None:
 
 
 @several
+@pytest.mark.part(2)
 def test_a_failed_call_ends_all_grids_on_the_communicator(node: str, comm: Comm) -> None:
     own = comm.Dup()
     first, second = (halox.Grid((4 * comm.size,), comm=own, device="cpu") for _ in range(2))

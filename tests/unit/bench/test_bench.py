@@ -257,6 +257,7 @@ LISTS = ("SPECFEM3D_cm/c1", "random_indexed/dense-64KiB", "lower_triangle/1024")
 
 
 @pytest.mark.parametrize("name", [*SOME, *LISTS])
+@pytest.mark.part(2)
 def test_kernels_by_hand(name: str) -> None:
     require("cxx")
     (case,) = select([name])

@@ -151,6 +151,7 @@ class TestCopy:
 
     @pytest.mark.parametrize("n_regions", [1, 6, 7, 31, 32, 200])
     @pytest.mark.parametrize("max_blocks", [3, None])
+    @pytest.mark.part(2)
     def test_tables_of_every_size(self, n_regions, max_blocks):
         """Small tables are launch parameters, larger ones are in memory."""
         source, target = coded(field((n_regions, 40), "f8")), field((n_regions, 40), "f8")
@@ -258,6 +259,7 @@ def bytes_of(blocks: StridedBlocks) -> np.ndarray:
 class TestAdd:
     @pytest.mark.parametrize("dtype", list(_ELEMENTS))
     @pytest.mark.parametrize("start", [0, 1])
+    @pytest.mark.part(2)
     def test_adds_as_numpy_does(self, dtype, start):
         rng = np.random.default_rng(5)
         source, target = field((6, 7, 8), dtype), field((6, 7, 8), dtype)

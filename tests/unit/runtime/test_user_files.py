@@ -82,7 +82,7 @@ def loaded(path: Path) -> Costs | None:
 
 
 def test_any_tuning_file_is_used_or_ignored(cache: Path) -> None:
-    @settings(max_examples=trials(150))
+    @settings(max_examples=trials(60))
     @given(documents())
     def check(text: bytes) -> None:
         cache.mkdir(exist_ok=True)
