@@ -527,8 +527,9 @@ def check_exchanges(case: Case, comm: Any, device: Any = "cpu") -> None:
 def check_overlap(case: Case, width: int | None, comm: Any) -> None:
     """Compute during an exchange: when a region comes, all cells that its steps read have their values.
 
-    A step reads ``width`` cells on each side along each axis, or the field's halo. The regions cover each owned cell
-    once. Each field of the case in turn has the loop, at last with other arrays than the plan's.
+    A step reads ``width`` cells on each side along each axis, or the field's halo, of which it reads the cells up to
+    the largest of the field's offsets. The regions cover each owned cell once. Each field of the case in turn has the
+    loop, at last with other arrays than the plan's.
     """
     right = []
     with case.grid(comm) as grid:
@@ -545,7 +546,8 @@ def check_overlap(case: Case, width: int | None, comm: Any) -> None:
             for cells in plan.overlap(*arrays, width=width, field=number):
                 covered[cells] += 1
                 for axis, halo in enumerate(f.halo):
-                    reach = halo if width is None else (width, width)
+                    most = max(f.offsets, default=max(halo))
+                    reach = (width, width) if width is not None else [min(n, most) for n in halo]
                     if f.parity and axis == len(f.halo) - 1:
                         reach = (reach[0] + 1) // 2, (reach[1] + 1) // 2  # in pairs of cells
                     read, at = [*cells], len(f.before) + axis
