@@ -70,7 +70,7 @@ def test_room_is_free_again_after_an_error_of_another_rank(grid: halox.Grid) -> 
         with pytest.raises(FieldError):
             grid.zeros_like(u, object if grid.rank == 0 else None)
     v = grid.zeros_like(u)
-    assert agree(v.shape == u.shape and mapped_bytes() == before, grid.comm)
+    assert agree(v.shape == u.shape and mapped_bytes() <= before, grid.comm)
 
 
 def test_without_shared_memory_for_one_rank(
@@ -83,4 +83,4 @@ def test_without_shared_memory_for_one_rank(
     u = grid.full(grid.rank + 1.0)
     grid.exchange(u)
     assert (u[:, 1:-1] == grid.rank + 1).all() and (u[:, 0] == (grid.rank or grid.size)).all()
-    assert mapped_bytes() == before
+    assert mapped_bytes() <= before

@@ -121,7 +121,7 @@ def test_a_failed_exchange_leaves_no_memory(comm: MPI.Intracomm) -> None:
     for _ in range(3):
         with pytest.raises(MismatchError):
             Exchange([Send(u, sent, peer)], [Recv(u.copy(), other, low)], comm=comm)
-    assert mapped_bytes() == before
+    assert mapped_bytes() <= before
 
 
 @pytest.mark.ranks(1)
@@ -214,7 +214,7 @@ def test_plans_release_their_memory(comm: MPI.Intracomm) -> None:
                 plan.close()
             if number == 10:
                 before = mapped_bytes()
-        assert mapped_bytes() == before
+        assert mapped_bytes() <= before
 
 
 def types_of_mpi() -> dict[str, MPI.Datatype]:
