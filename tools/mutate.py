@@ -171,12 +171,10 @@ def run_one(mutant: dict[str, Any]) -> str:
     path = ROOT / mutant["file"]
     before = path.read_text() if path.exists() else ""
     lines = before.splitlines()
-    if lines.count(mutant["text"]) != 1 and (
-        mutant["line"] > len(lines) or lines[mutant["line"] - 1] != mutant["text"]
-    ):
-        return "gone"
     at = mutant["line"] - 1
     if at >= len(lines) or lines[at] != mutant["text"]:
+        if lines.count(mutant["text"]) != 1:
+            return "gone"
         at = lines.index(mutant["text"])
     lines[at] = mutant["changed"]
     try:

@@ -83,6 +83,15 @@ def fill(grid: halox.Grid, u: Array, seed: int) -> np.ndarray:
     return wanted
 
 
+def check_next_grid(comm: MPI.Intracomm) -> None:
+    """Exchange a field of a new grid, as after a failure."""
+    with box(comm) as grid:
+        u = array(grid.padded_shape)
+        wanted = fill(grid, u, 5)
+        grid.exchange(u)
+        assert agree(np.array_equal(u.values, wanted), comm)
+
+
 DTYPES: list[Any] = ["f8", "f4", "c16", "i1", [("a", "f8"), ("b", "i2")]]
 
 
@@ -247,11 +256,7 @@ def test_plans_in_another_order(
         with pytest.raises(StateError):
             first()
     assert len(warned) == 1  # of the second plan, which was not called again
-    with box(comm) as grid:
-        u = array(grid.padded_shape)
-        wanted = fill(grid, u, 5)
-        grid.exchange(u)
-        assert agree(np.array_equal(u.values, wanted), comm)
+    check_next_grid(comm)
 
 
 @one_node
@@ -339,11 +344,7 @@ def test_a_stalled_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> N
     assert "HALOX_TIMEOUT" in str(raised.value)
     comm.Barrier()
     nccl.is_stuck = False
-    with box(comm) as grid:
-        u = array(grid.padded_shape)
-        wanted = fill(grid, u, 5)
-        grid.exchange(u)
-        assert agree(np.array_equal(u.values, wanted), comm)
+    check_next_grid(comm)
 
 
 @apart
