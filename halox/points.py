@@ -15,8 +15,8 @@ from halox.gathering.gather import root_of
 from halox.grid import Grid
 from halox.runtime.arrays import Described, as_ndarray
 from halox.runtime.call_guard import Unique, short_errors, single_threaded
-from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.devices import to_host
+from halox.runtime.gpu.streams import stream_pointer
 from halox.sampling.locating import as_points
 from halox.sampling.weights import Corners, Weights, adding, check_points, owners, reading
 from halox.values import check_unmasked, shown

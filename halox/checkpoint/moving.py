@@ -23,7 +23,7 @@ from halox.checkpoint import chunks
 from halox.checkpoint.chunks import Cut, Shard, ShardGrid, extents, relative
 from halox.checkpoint.fields import StoredField, is_number
 from halox.checkpoint.store import Store, StoreError, as_native, damaged, load_tensorstore
-from halox.collectives.host.cell_sums import blocks
+from halox.decomposition.blocks import blocks
 from halox.gathering.message_queue import MessageQueue, as_void
 from halox.gathering.staging import Index, Staging, staging
 from halox.runtime.arrays import Array

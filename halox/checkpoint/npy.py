@@ -21,8 +21,8 @@ from halox.checkpoint.chunks import ShardGrid, extents
 from halox.checkpoint.folder import Replacement, identity_of, opened, replaced
 from halox.checkpoint.loading import LOADING, Loaded, new_field, opened_on_all
 from halox.checkpoint.saving import SAVING, Meter, guarded, replacing
-from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
+from halox.decomposition.blocks import blocks
 from halox.domain import Domain
 from halox.domain.options import dtype_text
 from halox.errors import CheckpointError, FieldError

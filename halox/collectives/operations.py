@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from halox.collectives.host.exact_sums import fold_exactly
 from halox.errors import FieldError
 from halox.runtime.arrays import Array, Described, DType, check_elements_apart
 from halox.values import check_bool, shown
@@ -86,8 +87,6 @@ class ReproducibleSum(Operation):
 
     def fold(self, total: Array, values: Sequence[Array]) -> None:
         """Add all ranks' values."""
-        from halox.collectives.host.exact_sums import fold_exactly
-
         fold_exactly(total, values)
 
 

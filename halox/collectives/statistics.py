@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.cells import cells_of
-from halox.collectives.host.cell_sums import blocks, merged
+from halox.collectives.host.cell_sums import merged
 from halox.collectives.operations import result_dtype
 from halox.decomposition import FieldLayout
+from halox.decomposition.blocks import blocks
 from halox.domain import Domain
 from halox.errors import FieldError
 from halox.runtime.arrays import Array

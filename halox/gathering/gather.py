@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
+from halox.decomposition.blocks import blocks
 from halox.domain import Domain
 from halox.errors import FieldError, MismatchError
 from halox.gathering.message_queue import MessageQueue, as_void

@@ -19,8 +19,9 @@ from halox.packing.refine import Copy, Side, cut_parts, paired
 from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
-from halox.runtime.gpu.cuda import cupy, stream_pointer
+from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
+from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

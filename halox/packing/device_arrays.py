@@ -14,7 +14,7 @@ from halox.errors import DeviceError, FieldError
 from halox.runtime import dlpack
 from halox.runtime.arrays import Described, as_ndarray, describe
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
-from halox.runtime.gpu.memory import memory_kind
+from halox.runtime.gpu.driver import memory_kind
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

@@ -16,9 +16,10 @@ from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import StridedPlan, plan
-from halox.runtime.gpu.cuda import multiprocessors, stream_pointer
+from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.memory import uploaded
+from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

@@ -25,9 +25,10 @@ from halox.packing.workunits_plan import (
     table,
     unit_bytes_of,
 )
-from halox.runtime.gpu.cuda import cupy, multiprocessors, stream_pointer
+from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import DeviceBytes, uploaded
+from halox.runtime.gpu.streams import stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

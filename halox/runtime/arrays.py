@@ -145,7 +145,7 @@ def _on_gpu(array: object, name: str) -> Described:
         writable = not read_only
     kind, device = dlpack.device_of(array, name) or (dlpack.MANAGED, 0)
     if kind == dlpack.MANAGED and pointer:  # the driver knows the device of any pointer
-        from halox.runtime.gpu.memory import memory_kind
+        from halox.runtime.gpu.driver import memory_kind
 
         device = memory_kind(pointer).device or 0
     return Described(int(pointer), shape, strides, dtype, device, writable)

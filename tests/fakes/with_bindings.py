@@ -19,8 +19,8 @@ from cuda.bindings import driver as cu  # noqa: E402
 from halox.errors import DeviceError  # noqa: E402
 from halox.runtime.gpu import driver, launch  # noqa: E402
 from halox.runtime.gpu.copies import PreparedBatch, PreparedMemcpy  # noqa: E402
+from halox.runtime.gpu.driver import MemoryKind, memory_kind  # noqa: E402
 from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
-from halox.runtime.gpu.memory import MemoryKind, memory_kind  # noqa: E402
 from halox.runtime.gpu.stream_words import PreparedWords, WordStep  # noqa: E402
 
 STREAM, CAPTURED = 0x5000, 7

@@ -20,7 +20,8 @@ from halox.runtime.gpu.copies import (  # noqa: E402
     PreparedBatch,
     PreparedMemcpy,
 )
-from halox.runtime.gpu.memory import memory_kind, pinned  # noqa: E402
+from halox.runtime.gpu.driver import memory_kind  # noqa: E402
+from halox.runtime.gpu.memory import pinned  # noqa: E402
 from tests.gpu.guarded import DEVICE, GUARD, STREAMS, Settled, coded  # noqa: E402
 
 

@@ -125,9 +125,8 @@ class DeviceReductions(HostArrays):
         """Return the smallest and the largest number of this rank; blocks."""
         least, largest = (self._local(name, [describe(numbers)]) for name in ("min", "max"))
         if least is None or largest is None:
-            flat = cupy().ascontiguousarray(
-                numbers
-            )  # CuPy takes 100 times as long for strided ones
+            # CuPy takes 100 times as long for strided numbers.
+            flat = cupy().ascontiguousarray(numbers)
             return flat.min().get()[()], flat.max().get()[()]
         return least.view(numbers.dtype)[0], largest.view(numbers.dtype)[0]
 
@@ -142,9 +141,8 @@ class DeviceReductions(HostArrays):
             return int(found[1]), found.view(numbers.dtype)[0]
         flat = cupy().ascontiguousarray(numbers).reshape(-1)
         value = getattr(flat, name[3:])()
-        index = int(
-            (flat == value if value == value else flat != flat).argmax()
-        )  # NaN differs from itself
+        is_nan = value != value
+        index = int((flat != flat if is_nan else flat == value).argmax())
         return index, value.get()[()]
 
     def _local(self, name: str, cells: Sequence[Described]) -> Any:

@@ -14,7 +14,7 @@ from math import frexp, inf, ldexp, nan
 
 import numpy as np
 
-from halox.collectives.host.cell_sums import blocks
+from halox.decomposition.blocks import blocks
 from halox.runtime.arrays import Array
 
 MOST = 1 << 15  # numbers of a block, whose arrays stay in a core's cache

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.expressions import Program, Request, Typed
-from halox.collectives.host.cell_sums import blocks
 from halox.collectives.host.exact_sums import MOST, RECORD_BYTES, ExactSum, exact_sums
 from halox.collectives.host.host_fields import (
     OF_CELLS,
@@ -22,6 +21,7 @@ from halox.collectives.host.host_fields import (
 )
 from halox.collectives.operations import REPRODUCIBLE
 from halox.collectives.prepared import Launch
+from halox.decomposition.blocks import blocks
 from halox.errors import FieldError
 from halox.runtime.arrays import Array, DType, as_ndarray
 from halox.runtime.context import Context

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from halox.paths.base import Build, Candidate, ChannelMessages, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.launches import is_movable_copy
-from halox.paths.messages import Message, Part
+from halox.paths.messages import Message
+from halox.paths.nccl.channel import Agreed, NcclChannel, run_of
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
-from halox.runtime.nccl_ranks import NcclRanks, nccl_of, why_no_nccl
+from halox.runtime.nccl_ranks import nccl_of, why_no_nccl
 
 PART_BYTES = 1 << 20
 """Smallest mean size, in bytes, of the parts of a message sent separately: one send is faster than several short sends.
@@ -26,14 +27,6 @@ NOT_LOOKED_FOR = "halox looks for NCCL only if some ranks cannot map one another
 
 _Runs: TypeAlias = tuple[bool, ...]
 """For each part of a message, whether it is one run of bytes at this end."""
-
-
-class Agreed(NamedTuple):
-    """Result of `NcclPath.negotiate`."""
-
-    ranks: NcclRanks
-    name: int  # of the plan, the same on all ranks
-    copies: Job  # this rank's messages to itself, which the packing launch copies
 
 
 class NcclPath(Path):
@@ -96,13 +89,5 @@ class NcclPath(Path):
         """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
         assert arena is not None
-        from halox.paths.nccl.channel import NcclChannel
-
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
         return [ChannelMessages(self.name, channel, (*job.messages, *agreed.copies.messages))]
-
-
-def run_of(part: Part) -> int | None:
-    """Return the offset of a part in its array if the part is one run of bytes, else None."""
-    strided = part.strided
-    return strided.offset if strided is not None and not strided.counts else None

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,14 +39,13 @@ from halox.paths.launches import (
     repeated,
     unpacking,
 )
-from halox.paths.messages import Message
-from halox.paths.nccl import Agreed, run_of
+from halox.paths.messages import Message, Part
 from halox.paths.stream_channel import StreamChannel
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, refuse_loop
-from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, Watch, write
+from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, NcclRanks, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
 
@@ -54,6 +54,14 @@ _MOST_STREAMS = 16
 
 _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these arrays."""
+
+
+class Agreed(NamedTuple):
+    """Result of `NcclPath.negotiate`."""
+
+    ranks: NcclRanks
+    name: int  # of the plan, the same on all ranks
+    copies: Job  # this rank's messages to itself, which the packing launch copies
 
 
 class NcclChannel(StreamChannel, MovableChannel):
@@ -212,3 +220,9 @@ def _buffer_bytes(message: Message) -> int:
 def _marked(mark: Mark | None, packed: Sequence[object], device: int) -> list[Call]:
     """Return the launch that sets a mark, if there is a mark and no kernel sets it."""
     return [] if mark is None or packed else [(MarkLaunch(mark, device).launch, 0, 0)]
+
+
+def run_of(part: Part) -> int | None:
+    """Return the offset of a part in its array if the part is one run of bytes, else None."""
+    strided = part.strided
+    return strided.offset if strided is not None and not strided.counts else None

@@ -14,7 +14,6 @@ from halox.runtime import dlpack
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray
-    from halox.runtime.gpu.streams import Stream
 
 _cupy_types: set[type] = set()  # types of CuPy arrays that `is_cupy_array` has seen
 INSTALL_BINDINGS = (
@@ -125,13 +124,6 @@ def is_device_array(x: object, name: str = "array") -> bool:
     if device is not None and device[0] in dlpack.ON_GPU:
         return True
     return hasattr(x, "__cuda_array_interface__")
-
-
-def stream_pointer(stream: Stream | int | None = None) -> int:
-    """Return the address of a stream, given as a CuPy stream, an address, or None for CuPy's current stream."""
-    if stream is None:
-        return int(cupy().cuda.get_current_stream().ptr)
-    return stream if isinstance(stream, int) else int(stream.ptr)
 
 
 @cache

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from halox.runtime.gpu.compiler import kernel
-from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.streams import stream_pointer
 
 _MOST_THREADS = 256
 

@@ -1,12 +1,10 @@
-"""Memory that GPUs can access: kind of memory at an address, tables for kernels, mapped page-locked host memory."""
+"""Memory that GPUs can access: tables for kernels, mapped page-locked host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,50 +12,11 @@ import numpy.typing as npt
 from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import DType, span
 from halox.runtime.dlpack import Array
-from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.driver import memory_kind
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all contexts
 _MAPPED = 2  # cudaHostRegisterMapped
-
-
-class MemoryKind(NamedTuple):
-    """Kind of the memory at an address: device memory, managed memory, page-locked host memory, or other memory.
-
-    ``device`` is the GPU; for page-locked memory it is the GPU for which the memory was locked. ``device_pointer`` is
-    the address on the GPU, which may differ from the host address of page-locked memory.
-    """
-
-    kind: Literal["device", "managed", "pinned", "unregistered"]
-    device: int | None
-    device_pointer: int | None
-
-
-def memory_kind(address: int) -> MemoryKind:
-    """Return the kind of the memory at an address; does not block. Raises `DeviceError` without a GPU."""
-    cu = driver.bindings()
-    ((where, managed, device),) = driver.call(
-        cu.cuPointerGetAttributes, 3, _attributes(cu), address
-    )
-    if managed:
-        return MemoryKind("managed", device, address)
-    if where == cu.CUmemorytype.CU_MEMORYTYPE_DEVICE:
-        return MemoryKind("device", device, address)
-    if where == cu.CUmemorytype.CU_MEMORYTYPE_HOST:
-        attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
-        code, mapped = cu.cuPointerGetAttribute(attribute, address)
-        return MemoryKind("pinned", device, None if code else int(mapped))
-    return MemoryKind("unregistered", None, None)
-
-
-@cache
-def _attributes(cu: ModuleType) -> list[object]:
-    names = cu.CUpointer_attribute
-    return [
-        names.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-        names.CU_POINTER_ATTRIBUTE_IS_MANAGED,
-        names.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    ]
 
 
 class DeviceBytes:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from halox.errors import ExchangeTimeoutError, StateError
-from halox.runtime.gpu.cuda import cupy, stream_pointer
+from halox.runtime.gpu.cuda import cupy
 from halox.runtime.waiting import Waiter
 
 if TYPE_CHECKING:
@@ -17,6 +17,13 @@ LEGACY_STREAMS = (0, 1)
 
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 loops: list[object] = []  # not empty while the body of a loop is captured
+
+
+def stream_pointer(stream: Stream | int | None = None) -> int:
+    """Return the address of a stream, given as a CuPy stream, an address, or None for CuPy's current stream."""
+    if stream is None:
+        return int(cupy().cuda.get_current_stream().ptr)
+    return stream if isinstance(stream, int) else int(stream.ptr)
 
 
 def is_capturing(stream: Stream | int | None = None) -> bool:

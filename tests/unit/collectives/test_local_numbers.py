@@ -7,8 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from halox.collectives.host.cell_sums import BLOCK, dot, moments, sum_of_squares
+from halox.collectives.host.cell_sums import dot, moments, sum_of_squares
 from halox.collectives.operations import wide_dtype
+from halox.decomposition.blocks import BLOCK
 
 SHAPES = [
     (),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.collectives.host.cell_sums import blocks
+from halox.decomposition.blocks import blocks
 from halox.gathering.staging import HostStaging, part_shape
 from halox.runtime.gpu import cuda, pools, staging
 

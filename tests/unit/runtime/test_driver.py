@@ -14,7 +14,7 @@ import pytest
 from halox.errors import DeviceError
 from halox.runtime.gpu import copies, driver, stream_words
 from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
-from halox.runtime.gpu.memory import MemoryKind, memory_kind
+from halox.runtime.gpu.driver import MemoryKind, memory_kind
 from halox.runtime.gpu.stream_words import PreparedWords, WordStep
 from tests.fakes.fake_driver import CAPTURED, STREAM, compiled, fake_driver
 from tests.support import ROOT, require

@@ -19,7 +19,6 @@ from halox.packing import device_arrays
 from halox.packing.device_arrays import device_array, packed_bytes
 from halox.runtime import dlpack
 from halox.runtime.arrays import as_ndarray, borrow, describe
-from halox.runtime.gpu import memory
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 from tests.support import require
 
@@ -299,7 +298,7 @@ def gpu(request, monkeypatch):
     made = Gpu(request.param)
     made.stream = request.param
     monkeypatch.setattr(device_arrays, "cupy", lambda: made.module)
-    monkeypatch.setattr(memory, "memory_kind", lambda _: SimpleNamespace(device=2))
+    monkeypatch.setattr("halox.runtime.gpu.driver.memory_kind", lambda _: SimpleNamespace(device=2))
     return made
 
 
