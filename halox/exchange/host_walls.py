@@ -15,7 +15,7 @@ import numpy as np
 
 from halox.datatypes import StridedBlocks
 from halox.decomposition import WallFill
-from halox.exchange.walls import changes, twice_mirror
+from halox.exchange.wall_slabs import changes, twice_mirror
 from halox.packing.host_views import View, block_view, element_view
 from halox.runtime.arrays import Array
 from halox.runtime.casting import cast

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halox.decomposition import AxisFill, Boundary, WallRegion, Walls
-from halox.exchange.walls import twice_mirror
+from halox.exchange.wall_slabs import twice_mirror
 from halox.packing.refine import Level
 from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, StridedPlan, StridedRow, plan_rows
 from halox.runtime.arrays import Array, Described, DType

@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.decomposition import AxisFill, Boundary, FieldLayout, WallFill, Walls
+from halox.decomposition import Boundary, FieldLayout, WallFill, Walls
 from halox.errors import FieldError
+from halox.exchange.host_walls import HostFills
+from halox.exchange.wall_slabs import Call, InPlace, Step, adjoint_steps, slab_steps
 from halox.paths.base import Channel, Operation
 from halox.runtime.arrays import Array, Described, DType, HostArray
 from halox.runtime.casting import cast
 from halox.runtime.gpu.cuda import cupy
 
 if TYPE_CHECKING:
-    from halox.exchange.host_walls import HostFills
     from halox.exchange.wall_launch import FillLaunches
     from halox.runtime.call_guard import CallGuard
     from halox.runtime.gpu.launch import PreparedLaunch
-
-_Step = Callable[[], object]
 
 _SIGNED, _NUMERIC = "ifc", "iufc"
 
@@ -98,14 +97,6 @@ def _check(boundary: Boundary, dtype: DType, operation: Operation) -> None:
             raise FieldError(f"boundary: {boundary} does not fit the dtype {dtype}")
 
 
-class _Call(partial):  # type: ignore[type-arg]
-    """A call of a user's function."""
-
-
-class _InPlace(partial):  # type: ignore[type-arg]
-    """A call that multiplies a halo that neighbours have sent, and so must run once in an exchange."""
-
-
 class WallChannel(Channel):
     """Fills or adjoint fills of all fields of a plan, with operations on array slices; sends nothing.
 
@@ -145,7 +136,7 @@ class WallChannel(Channel):
         self._fills = {one.number: one.walls.fills() for one in walls}
         if self._adds:
             self._fills = {number: fills[::-1] for number, fills in self._fills.items()}
-        self._steps: list[_Step] = []
+        self._steps: list[Step] = []
         self.bind(
             self.views(
                 [one.memory if isinstance(one, HostArray) else one.pointer for one in arrays]
@@ -153,16 +144,16 @@ class WallChannel(Channel):
         )
         # The user's functions may raise: the first time on all ranks together.
         for step in self._steps:
-            if isinstance(step, _Call):
+            if isinstance(step, Call):
                 step()
 
-    def views(self, memories: Sequence[Any]) -> list[_Step]:
+    def views(self, memories: Sequence[Any]) -> list[Step]:
         """Return the steps on other arrays."""
-        steps: list[_Step] = []
+        steps: list[Step] = []
         if self._launches is not None:
             current_stream = cupy().cuda.get_current_stream
             for launch, fills_halos in self._launches.on(memories):
-                call = partial if fills_halos else _InPlace
+                call = partial if fills_halos else InPlace
                 steps.append(call(_launch, launch, current_stream))
             return steps
         for walls in self._walls:
@@ -184,38 +175,36 @@ class WallChannel(Channel):
                 array = device_view(
                     memory, described.shape, described.dtype, described.strides, described.device
                 )
-            signs: list[_Step] = []
+            signs: list[Step] = []
             for box in walls.walls.negated:
                 view = array[box]
-                signs.append(_InPlace(xp.subtract, -array.dtype.type(0), view, view))
+                signs.append(InPlace(xp.subtract, -array.dtype.type(0), view, view))
             steps += () if self._adds else signs
             for number, fill in enumerate(fills):
                 if not array[fill.target].size:
                     continue
                 if self._adds:
-                    steps += _adjoint_steps(xp, array, fill)
+                    steps += adjoint_steps(xp, array, fill)
                 elif layers is not None and layers.calls[number]:
                     steps += layers.steps(number, memory, start)
                 else:
-                    steps += _steps(xp, array, fill, partial(self._call, walls, fill, xp))
+                    steps += slab_steps(xp, array, fill, partial(self._call, walls, fill, xp))
             steps += signs if self._adds else ()
         return steps
 
-    def _call(self, walls: FieldWalls, fill: WallFill, xp: ModuleType, target: Any) -> _Step:
+    def _call(self, walls: FieldWalls, fill: WallFill, xp: ModuleType, target: Any) -> Step:
         """Return the call of a user's function that fills a slab."""
         along = fill.along
         function, indices = along.boundary.function, _indices(xp, fill, walls)
         assert function is not None
-        return _Call(self._guard.call, function, target, along.axis, along.side, indices)
+        return Call(self._guard.call, function, target, along.axis, along.side, indices)
 
     def _layers_of(self, number: int, array: Array) -> HostFills:
-        from halox.exchange.host_walls import HostFills
-
         if number not in self._layers:
             self._layers[number] = HostFills(array, self._fills[number])
         return self._layers[number]
 
-    def bind(self, views: list[_Step]) -> None:
+    def bind(self, views: list[Step]) -> None:
         """Use the arrays of these steps."""
         self._steps = views
 
@@ -234,7 +223,7 @@ class WallChannel(Channel):
     def fill(self) -> None:
         """Fill the halo at the walls without changing what neighbours have sent."""
         for step in self._steps:
-            if not isinstance(step, _InPlace):
+            if not isinstance(step, InPlace):
                 step()
 
     def close(self) -> None:
@@ -246,25 +235,6 @@ def _launch(launch: PreparedLaunch, current_stream: Callable[[], Any]) -> None:
     launch.launch(current_stream().ptr)
 
 
-def twice_mirror(boundary: Boundary, dtype: DType) -> Array:
-    """Return the number from which a mirror image of the opposite sign is subtracted, as an array of shape ()."""
-    # -0 - x is -x for zeros, too. NumPy 2.4 computes negative(x) wrongly for some strides.
-    number = boundary.number
-    return np.asarray(-dtype.type(0) if number is None else 2 * cast(number, dtype)).astype(dtype)
-
-
-def changes(along: AxisFill, dtype: DType) -> Array:
-    """Return the number that a gradient adds to each target layer; integers wrap around."""
-    return np.array(along.depths).astype(dtype) * cast(along.boundary.number, dtype)
-
-
-def _by_layer(xp: ModuleType, array: Any, along: AxisFill, numbers: Array) -> Any:
-    """Return one number per target layer, in a shape that broadcasts along the other axes."""
-    shape = [1] * array.ndim
-    shape[along.array_axis] = -1
-    return xp.asarray(numbers.astype(array.dtype).reshape(shape))
-
-
 def _indices(xp: ModuleType, fill: WallFill, walls: FieldWalls) -> tuple[Any, ...]:
     """Return the global indices of the cells that a fill writes, one array per grid axis; periodic axes wrap."""
     first = fill.along.array_axis - fill.along.axis
@@ -274,64 +244,3 @@ def _indices(xp: ModuleType, fill: WallFill, walls: FieldWalls) -> tuple[Any, ..
         indices = xp.arange(cut.start, cut.stop) + walls.origin[axis]
         per_axis.append(indices % along.points if walls.walls.periodic[axis] else indices)
     return tuple(xp.ix_(*per_axis))
-
-
-def _steps(xp: ModuleType, array: Any, fill: WallFill, call: Callable[[Any], _Step]) -> list[_Step]:
-    """Return the operations of one fill with whole slabs; ``call`` returns that of a user's function."""
-    along, boundary = fill.along, fill.along.boundary
-    target, source = array[fill.target], array[fill.source]
-    kind = boundary.kind
-    if kind == "function":
-        return [call(target)]
-    if kind == "constant":
-        return [partial(xp.copyto, target, cast(boundary.number, array.dtype)[()])]
-    if kind == "phase":
-        return [_InPlace(xp.multiply, target, _phase(along, array.dtype), target)]
-    if kind == "gradient":
-        change = _by_layer(xp, array, along, changes(along, array.dtype))
-        return [partial(xp.add, source, change, target)]
-    if kind == "extrapolate":
-        steps: list[_Step] = [partial(xp.subtract, source, array[fill.inner], target)]
-        if len(along.depths) > 1:
-            distances = _by_layer(xp, array, along, abs(np.array(along.depths)))
-            steps.append(partial(xp.multiply, target, distances, target))
-        return [*steps, partial(xp.add, target, source, target)]
-    if kind in ("antireflect", "antisymmetric"):
-        return [partial(xp.subtract, twice_mirror(boundary, array.dtype)[()], source, target)]
-    return [partial(target.__setitem__, ..., source)]
-
-
-def _phase(along: AxisFill, dtype: DType) -> Any:
-    """Return the factor of a halo: the phase beyond the high side, its inverse beyond the low side."""
-    number = along.boundary.number
-    assert number is not None
-    return cast(number if along.side == "high" else 1 / number, dtype)[()]
-
-
-def _adjoint_steps(xp: ModuleType, array: Any, fill: WallFill) -> list[_Step]:
-    """Return the operations of the adjoint of one fill: add the halo to its sources, and clear it."""
-    along, target, source = fill.along, array[fill.target], array[fill.source]
-    kind = along.boundary.kind
-    if kind == "phase":
-        return [partial(xp.multiply, target, np.conj(_phase(along, array.dtype)), target)]
-    clear = partial(target.fill, 0)
-    if kind == "constant":
-        return [clear]
-    native = array.dtype.newbyteorder("=")  # NumPy adds in no other
-    layers: dict[str, Any] = {"axis": along.array_axis, "keepdims": True, "dtype": native}
-
-    def add_layers() -> None:
-        source[...] += target.sum(**layers)
-
-    def add_extrapolated() -> None:
-        distances = _by_layer(xp, array, along, abs(np.array(along.depths)))
-        weighted = (target * distances).sum(**layers)
-        source[...] += target.sum(**layers) + weighted
-        array[fill.inner] -= weighted
-
-    if kind in ("edge", "gradient"):
-        return [add_layers, clear]
-    if kind == "extrapolate":
-        return [add_extrapolated, clear]
-    combine = xp.subtract if kind in ("antireflect", "antisymmetric") else xp.add
-    return [partial(combine, source, target, source), clear]

@@ -152,11 +152,8 @@ IN_CIRCLES = {
     "halox.coarsening",
     "halox.collectives.host.host_expressions",
     "halox.collectives.host.host_fields",
-    "halox.exchange.host_walls",
     "halox.exchange.loops",
     "halox.exchange.plan",
-    "halox.exchange.wall_launch",
-    "halox.exchange.walls",
     "halox.grid",
     "halox.xarray",
 }
