@@ -195,7 +195,7 @@ class Plan(Unique):
         check: Callable[[], None] | None,
         make_stores: Callable[..., StoreChannel] | None = None,
     ) -> None:
-        """Allow loops, calls with other arrays, and `device`; ``check`` is the first step of each exchange."""
+        """Allow loops, calls with other arrays, and `device_handle`; ``check`` is the first step of each exchange."""
         self._loops, self._make_stores = loops, make_stores
         if check is not None:
             self._starts, self._steps = (check, *self._starts), (check, *self._steps)
@@ -434,7 +434,7 @@ class Plan(Unique):
         raise StateError(misuse)
 
     @property
-    def device(self) -> Any:
+    def device_handle(self) -> Any:
         """Argument ``halox::Halo<N>`` of a `cupy.RawKernel` that stores cells into the neighbours' halos.
 
         `halox.device_header` has the type, and the guide "Inside your kernels" the rules. A cell is an index of the
@@ -451,8 +451,12 @@ class Plan(Unique):
         self._check_open()
         if self._stores is None:
             if self._make_stores is None:
-                raise FieldError("plan.device: this plan fills no halos; use a plan of grid.plan")
-            self._check_state(_READY, "plan.device was used after start(); call finish() first")
+                raise FieldError(
+                    "plan.device_handle: this plan fills no halos; use a plan of grid.plan"
+                )
+            self._check_state(
+                _READY, "plan.device_handle was used after start(); call finish() first"
+            )
             with self._guard:
                 rows = [(row.peer, row.path, row.reason) for row in self._report.rows]
                 self._stores = self._make_stores(self.arrays, rows)

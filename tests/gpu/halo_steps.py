@@ -103,7 +103,7 @@ class Steps:
         self.kernels = {name: module.get_function(name) for name in names}
         self.fields, self.others = ([grid.zeros(dtype) for _ in range(2)] for _ in range(2))
         self.plan, self.exchange = grid.plan(*self.fields), grid.plan(self.others[0])
-        self.halo = self.plan.device
+        self.halo = self.plan.device_handle
         shape = self.fields[0].shape
         self._shape = np.array([(shape,)], [("n", "i4", (len(grid.grid_shape),))])
         self.blocks = -(-grid.interior(self.fields[0]).size // THREADS)

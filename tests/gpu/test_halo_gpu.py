@@ -74,7 +74,7 @@ def test_a_store_outside_the_array() -> None:
         cupy.cuda.runtime.deviceSynchronize()
         text = "cell 18 along axis 0, and the array has 18 cells there"
         with pytest.raises(FieldError, match=text):
-            _ = steps.plan.device
+            _ = steps.plan.device_handle
         with pytest.raises(FieldError, match=text):
             steps.plan()
         assert steps.same(), "the store was left out"

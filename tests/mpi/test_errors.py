@@ -254,7 +254,7 @@ def grid() -> Iterator[halox.Grid]:
         (lambda g: g.plan(g.zeros()).finish(), StateError, "start"),
         (started_twice, StateError, "finish"),
         (closed_plan, ClosedError, "closed"),
-        (lambda g: g.plan(g.zeros()).device, FieldError, "plan.device"),
+        (lambda g: g.plan(g.zeros()).device_handle, FieldError, "plan.device_handle"),
         (sum_of_several_layouts, FieldError, "grid.declare"),
         (lambda g: g.sum(3), FieldError, "field"),
         (lambda g: g.sum(g.zeros([("a", "f8")])), FieldError, "no meaning"),
@@ -589,7 +589,7 @@ def test_between_start_and_finish(comm: World) -> None:
         plan = grid.plan(grid.zeros())
         plan.start()
         raised_by_all(comm, StateError, "finish", plan.measure)
-        raised_by_all(comm, StateError, "finish", lambda: plan.device)
+        raised_by_all(comm, StateError, "finish", lambda: plan.device_handle)
         plan.finish()
 
 

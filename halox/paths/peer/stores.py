@@ -1,4 +1,4 @@
-"""Stores from a user's kernel: the argument ``plan.device``, and the text of `device_header`.
+"""Stores from a user's kernel: the argument ``plan.device_handle``, and the text of `device_header`.
 
 ``kernels/halo.cu`` states the protocol between the kernels of the ranks, and why it suffices.
 """
@@ -58,12 +58,12 @@ def device_header(*, debug: bool = False) -> str:
     ----------
     debug : bool
         Whether to check all calls. A store outside the array, to an unknown field or component, or of a value of
-        another size is left out, and the next use of `Plan.device` or call of the plan raises `FieldError`.
+        another size is left out, and the next use of `Plan.device_handle` or call of the plan raises `FieldError`.
 
     Returns
     -------
     str
-        Text, in the namespace ``halox``, for the source of a `cupy.RawKernel`. `Plan.device` lists the methods.
+        Text, in the namespace ``halox``, for the source of a `cupy.RawKernel`. `Plan.device_handle` lists the methods.
     """
     return ("#define HALOX_CHECKED 1\n" if debug else "") + source("halo")
 
@@ -83,7 +83,7 @@ def make_stores(context: Context, *given: Any) -> StoreChannel:
     context.world.begin("plan", "device")
     begin = partial(StoreChannel, context, *given)
     rounds = (StoreChannel.offer, StoreChannel.accept)
-    step = "the making of plan.device"
+    step = "the making of plan.device_handle"
     made: StoreChannel = handshake(context.world, begin, rounds, step, peers=lambda m: m.peers)
     return made
 
@@ -104,15 +104,17 @@ class StoreChannel(Channel):
         self._fields, layout = [described for described, _ in read], read[0][1]
         strides, device = self._fields[0].strides, self._fields[0].device
         if device is None or context.device_arena is None:
-            raise FieldError(f"plan.device: the fields are NumPy arrays; {_REMEDY}")
+            raise FieldError(f"plan.device_handle: the fields are NumPy arrays; {_REMEDY}")
         if is_capturing():
-            raise StateError("plan.device: a stream is being captured; use plan.device before")
+            raise StateError(
+                "plan.device_handle: a stream is being captured; use plan.device_handle before"
+            )
         for peer, path, reason in routes:
             if path != "peer" and peer != self._world.rank:
                 raise PathError(
-                    f"plan.device: the message to rank {peer} takes the path {path!r} ({reason}), and a kernel stores "
-                    f"only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU for each rank, on "
-                    "one node"
+                    f"plan.device_handle: the message to rank {peer} takes the path {path!r} ({reason}), and a kernel "
+                    f"stores only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU for each rank, "
+                    "on one node"
                 )
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
@@ -144,8 +146,8 @@ class StoreChannel(Channel):
         place = self._arena.locate(field.pointer - before, field.pointer + behind)
         if place is None:
             raise FieldError(
-                f"plan.device: field {field} is not in memory that other GPUs can map; allocate it with grid.zeros, or "
-                f"{_REMEDY}"
+                f"plan.device_handle: field {field} is not in memory that other GPUs can map; allocate it "
+                f"with grid.zeros, or {_REMEDY}"
             )
         return place.at(before)
 
@@ -229,15 +231,15 @@ class StoreChannel(Channel):
                 18: f"stored a value of {found} bytes, and a cell has {most}; convert it to {self._fields[0].dtype}",
             }
             cell = f"stored to cell {index} along axis {kind - _CHECKED}, and the array has {most} cells there"
-            wrong = f"plan.device: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}"
+            wrong = f"plan.device_handle: a kernel on rank {self._world.rank} {what.get(kind - _CHECKED, cell)}"
             return FieldError(f"{wrong}. Correct the kernel, and begin again on a new grid")
         at = next(direction for direction in self._regions if _number(direction) == kind)
         names = [f"the {('low', 'high')[s > 0]} side of axis {k}" for k, s in enumerate(at) if s]
         return ExchangeTimeoutError(
             f"rank {self._world.rank} has waited for rank {self._regions[at].peer}, beyond {' and '.join(names)}, in "
-            f"step {step} of plan.device for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields are no "
-            "longer valid. Launch the same steps on all ranks, call halo.wait once for each cell, and begin again on a "
-            "new grid"
+            f"step {step} of plan.device_handle for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields "
+            "are no longer valid. Launch the same steps on all ranks, call halo.wait once for each cell, and begin again on "
+            "a new grid"
         )
 
     def close(self) -> None:
@@ -300,4 +302,4 @@ def _check(read: Sequence[Field]) -> None:
         "connected sides of the grid": layout.decomposition.joined is not None,
     }
     for why in [reason for reason, holds in reasons.items() if holds]:
-        raise FieldError(f"plan.device: kernels cannot store to {why}; {_REMEDY}")
+        raise FieldError(f"plan.device_handle: kernels cannot store to {why}; {_REMEDY}")

@@ -115,7 +115,7 @@ def test_a_rank_that_does_not_step(comm: MPI.Intracomm, monkeypatch: pytest.Monk
         assert time.perf_counter() - begin < 15
         late = None
         try:
-            _ = steps.plan.device
+            _ = steps.plan.device_handle
         except ExchangeTimeoutError as error:
             late = str(error)
         found = comm.allgather(late)
@@ -127,7 +127,7 @@ def test_a_path_that_kernels_cannot_take(comm: MPI.Intracomm) -> None:
     with grid(comm, (16, 16), path="staged") as g:
         plan = g.plan(g.zeros())
         with pytest.raises(PathError):
-            _ = plan.device
+            _ = plan.device_handle
         plan()  # still works
 
 

@@ -193,7 +193,7 @@ class TestFailures:
         ranks = self.ranks()
         at_once(lambda rank: rank.step(1, 0), ranks)
         ranks[0].step(0, 1)
-        text = "rank 0 has waited for rank 1, beyond the high side of axis 0, in step 2 of plan.device for 0.05 s"
+        text = "waited for rank 1, beyond the high side of axis 0, in step 2 of plan.device_handle for 0.05 s"
         with pytest.raises(ExchangeTimeoutError, match=text):
             ranks[0].channel.check()
         # Later waits end at once, and no flag tells the peer to go on.
