@@ -91,7 +91,7 @@ def on_gpu(
 
     found = {"exchange": with_exchange}
     try:
-        halo = both.device
+        halo = both.device_handle
     except halox.HaloxError as reason:  # the same on all ranks, for example if ranks share a GPU
         if grid.rank == 0:
             print(f"cannot be fused: {reason}")

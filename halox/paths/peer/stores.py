@@ -113,8 +113,8 @@ class StoreChannel(Channel):
             if path != "peer" and peer != self._world.rank:
                 raise PathError(
                     f"plan.device_handle: the message to rank {peer} takes the path {path!r} ({reason}), and a kernel "
-                    f"stores only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU for each rank, "
-                    "on one node"
+                    f"stores only into memory that GPUs map from one another; {_REMEDY}, or run with a GPU for each "
+                    "rank, on one node"
                 )
         _check(read)
         self._arena, self._layout, self._device = context.device_arena, layout, device
@@ -238,8 +238,8 @@ class StoreChannel(Channel):
         return ExchangeTimeoutError(
             f"rank {self._world.rank} has waited for rank {self._regions[at].peer}, beyond {' and '.join(names)}, in "
             f"step {step} of plan.device_handle for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields "
-            "are no longer valid. Launch the same steps on all ranks, call halo.wait once for each cell, and begin again on "
-            "a new grid"
+            "are no longer valid. Launch the same steps on all ranks, call halo.wait once for each cell, and begin again "
+            "on a new grid"
         )
 
     def close(self) -> None:
