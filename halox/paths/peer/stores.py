@@ -238,8 +238,8 @@ class StoreChannel(Channel):
         return ExchangeTimeoutError(
             f"rank {self._world.rank} has waited for rank {self._regions[at].peer}, beyond {' and '.join(names)}, in "
             f"step {step} of plan.device_handle for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; the fields "
-            "are no longer valid. Launch the same steps on all ranks, call halo.wait once for each cell, and begin again "
-            "on a new grid"
+            "are no longer valid. Launch the same steps on all ranks, call halo.wait once for each cell, and begin "
+            "again on a new grid"
         )
 
     def close(self) -> None:
