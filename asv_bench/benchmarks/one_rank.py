@@ -29,7 +29,9 @@ class HostPacking(Rows):
 class Transposes(Rows):
     """halox.Transpose between two orders of the axes, forward, beside NumPy."""
 
-    command = "transpose --device cpu --directions forward --sizes {cells} --axes {axes} --dtype c16"
+    command = (
+        "transpose --device cpu --directions forward --sizes {cells} --axes {axes} --dtype c16"
+    )
     case = "{cells} c16 axes {axes} forward"
     params = (["64x96x128"], ["021", "102", "120", "201", "210"])
     few = (["4x5x6"], ["021", "210"])

@@ -162,14 +162,10 @@ def _peer_speed(stage: Stage) -> float | None:
             target = cp.empty(nbytes, "u1")
             cp.cuda.Device(other).synchronize()
         ends = int(source.data.ptr), int(target.data.ptr)
-        to_peer = partial(_copy_once, *ends, nbytes)
-        us, _ = EventClock(stage).measure(to_peer, graph=False)
+        copied = partial(copy, *ends, nbytes, stage.stream.ptr)
+        us, _ = EventClock(stage).measure(copied, graph=False)
         return nbytes / us
     return None
-
-
-def _copy_once(source: int, target: int, nbytes: int, stream: int, turn: int) -> None:
-    copy(source, target, nbytes, stream)
 
 
 @contextmanager

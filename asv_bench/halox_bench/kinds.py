@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from halox.errors import HaloxError
 from halox_bench.rows import Column, Row
 
@@ -29,6 +31,18 @@ def words_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
         return found
 
     return parse
+
+
+def dtypes(text: str) -> tuple[str, ...]:
+    """Split at commas into dtypes of numbers."""
+    for word in words(text):
+        try:
+            is_number = np.dtype(word).kind in "iufc"
+        except TypeError:
+            is_number = False
+        if not is_number:
+            raise Wrong(f"dtype {word!r} is not one of numbers, such as f4, f8, c16, i4")
+    return words(text)
 
 
 def positive(text: str) -> int:
@@ -127,7 +141,6 @@ class Kind:
         parser.add_argument("--quick", **flag, help="fewer cases, fewer samples")
         parser.add_argument("--repeats", type=positive, metavar="N", help="samples of each figure")
         parser.add_argument("--no-graph", **flag, help="leave out replayed CUDA graphs")
-        parser.add_argument("--no-baselines", **flag, help="leave out code by hand")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
 
     def parsed(self, text: str) -> argparse.Namespace:

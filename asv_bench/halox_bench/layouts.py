@@ -72,37 +72,20 @@ class Boxes:
             view = box.view(arrays[box.array])
             np.copyto(out[at : at + box.nbytes].view(view.dtype).reshape(view.shape), view)
 
-    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
-        """Copy packed runs into their places, by slicing."""
-        for at, box in self.placed():
-            view = box.view(arrays[box.array])
-            np.copyto(view, packed[at : at + box.nbytes].view(view.dtype).reshape(view.shape))
-
 
 @dataclass(frozen=True)
 class Triangle:
-    """The lower or upper triangle, diagonal included, of an n x n float64 matrix by columns."""
+    """The lower triangle, diagonal included, of an n x n float64 matrix by columns."""
 
     n: int
-    lower: bool
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
         """Copy one column after another."""
         columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
         packed, at = out.view("f8"), 0
         for j in range(self.n):
-            part = columns[j, j:] if self.lower else columns[j, : j + 1]
-            packed[at : at + part.size] = part
-            at += part.size
-
-    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
-        """Copy one column after another."""
-        columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
-        values, at = packed.view("f8"), 0
-        for j in range(self.n):
-            part = columns[j, j:] if self.lower else columns[j, : j + 1]
-            part[:] = values[at : at + part.size]
-            at += part.size
+            packed[at : at + self.n - j] = columns[j, j:]
+            at += self.n - j
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,26 +124,14 @@ class Gathers:
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
         """Copy the elements by NumPy's fancy indexing."""
-        for memory, index, target in self._items(arrays, out):
-            target[...] = memory[index]
-
-    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
-        """Copy packed elements to their places by NumPy's fancy indexing."""
-        for memory, index, source in self._items(arrays, packed):
-            memory[index] = source
-
-    def _items(
-        self, arrays: Sequence[Bytes], packed: Bytes
-    ) -> Iterator[tuple[npt.NDArray[np.generic], Int64Array, npt.NDArray[np.generic]]]:
-        """Yield for each repetition of a list the elements of memory, the list, and the packed elements."""
         for at, part in self.placed():
             memory, dtype = arrays[part.array], _word_type(part.element_bytes)
             each = part.index.size * part.element_bytes
             for item in range(part.count):
                 elements = memory[item * part.extent :]
                 elements = elements[: elements.size // part.element_bytes * part.element_bytes]
-                there = packed[at + item * each : at + (item + 1) * each]
-                yield elements.view(dtype), part.index, there.view(dtype)
+                there = out[at + item * each : at + (item + 1) * each]
+                there.view(dtype)[...] = elements.view(dtype)[part.index]
 
 
 ByHand = Boxes | Triangle | Gathers
