@@ -44,7 +44,6 @@ class AllreduceCase:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of each rank's array."""
         return self.elements * np.dtype(self.dtype).itemsize
 
     @property
@@ -57,7 +56,6 @@ class AllreduceCase:
 
 
 def cases(args: argparse.Namespace) -> list[AllreduceCase]:
-    """Return all combinations of a command line's sizes, dtypes and operations; at least one element each."""
     nbytes = args.sizes or (QUICK_SIZES if args.quick else SIZES)
     found = [
         AllreduceCase(max(1, size // np.dtype(dtype).itemsize), dtype, op)
@@ -114,7 +112,6 @@ class AllreduceOracle:
 
 
 def by_mpi(comm: Any, case: AllreduceCase, source: Any, target: Any) -> Method:
-    """Return ``MPI_Allreduce`` of NumPy arrays."""
     op = getattr(load_mpi(), case.op.upper())
     return Method(lambda: comm.Allreduce(source, target, op), arrays=(source, target))
 
@@ -181,7 +178,6 @@ def own(bench: Bench, case: AllreduceCase, arrays: Any, algorithm: str | None) -
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: AllreduceCase) -> list[Row]:
-    """Measure one case."""
     comm, stage = bench.comm, bench.stage
     known = DEVICE_ALGORITHMS if bench.on_gpu else HOST_ALGORITHMS
     names = known if args.algorithms is None else args.algorithms

@@ -128,7 +128,6 @@ class Bench:
         return all(self.comm.allgather(nbytes <= most))
 
     def free(self) -> None:
-        """Free unused device memory of CuPy's pool."""
         if self.on_gpu:
             self.stage.xp.get_default_memory_pool().free_all_blocks()
 
@@ -145,7 +144,6 @@ class Bench:
             raise WrongResult(f"wrong result: {total} {what}")
 
     def left_out(self, case: Any, why: str) -> list[Row]:
-        """Return the row of a case that is not measured."""
         return [Row(case.name, SELECTED, SELECTED, error=f"left out: {why}", details=case.details)]
 
 
@@ -266,7 +264,6 @@ def _in_graphs(
 
 
 def paths_taken(rows: Sequence[Any], without: int | None = None) -> str:
-    """Return the paths and protocols in rows of ``explain()``, except to one rank."""
     return ", ".join(sorted({f"{row.path}/{row.protocol}" for row in rows if row.peer != without}))
 
 

@@ -42,7 +42,6 @@ class Stage:
             self.stream = self.xp.cuda.Stream(non_blocking=True, priority=-5 if urgent else 0)
 
     def current(self) -> Any:
-        """Return a context in which the stream is CuPy's current one."""
         return nullcontext() if self.stream is None else self.stream
 
     def synchronize(self) -> None:
@@ -50,7 +49,6 @@ class Stage:
             self.stream.synchronize()
 
     def settle(self) -> None:
-        """Wait for everything on the device."""
         if self.device is not None:
             self.xp.cuda.Device(self.device).synchronize()
 

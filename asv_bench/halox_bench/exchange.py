@@ -101,16 +101,13 @@ class ExchangeCase:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Shape of a rank's array, with its halo."""
         return tuple(n + 2 * self.halo for n in self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all fields on one rank."""
         return self.fields * prod(self.padded_shape) * np.dtype(self.dtype).itemsize
 
     def proc_shape(self, ranks: int) -> tuple[int, ...]:
-        """Return the ranks along each axis."""
         parts = load_mpi().Compute_dims(ranks, len(self.along))
         along = dict(zip(self.along[::-1], parts, strict=True))
         return tuple(along.get(axis, 1) for axis in range(self.ndim))
@@ -135,7 +132,6 @@ class ExchangeCase:
         return tuple(starts), tuple(extents)
 
     def box(self, starts: Sequence[int], extents: Sequence[int], field: int) -> Box:
-        """Return the bytes of a region of one field."""
         item = np.dtype(self.dtype).itemsize
         strides = [item * prod(self.padded_shape[axis + 1 :]) for axis in range(self.ndim)]
         offset = sum(start * stride for start, stride in zip(starts, strides, strict=True))
@@ -370,7 +366,6 @@ class PackedFaces:
 
 
 def cases(args: argparse.Namespace) -> list[ExchangeCase]:
-    """Return all combinations of a command line's sizes, faces, halos, dtypes and numbers of fields."""
     sizes = args.sizes or tuple((n,) for n in (QUICK_SIZES if args.quick else SIZES))
     return [
         ExchangeCase(size if len(size) > 1 else size * 3, faces, halo, dtype, fields)
@@ -381,7 +376,6 @@ def cases(args: argparse.Namespace) -> list[ExchangeCase]:
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: ExchangeCase) -> list[Row]:
-    """Measure one case."""
     comm, stage = bench.comm, bench.stage
     if not bench.fits(case.nbytes):
         return bench.left_out(case, f"{case.nbytes:,} bytes a rank are too many")

@@ -21,8 +21,6 @@ _TOLERANCE = 1e-9
 
 
 class FftCase(NamedTuple):
-    """A field of ``n``^3 complex128 values of all ranks together."""
-
     n: int
 
     @property
@@ -35,7 +33,6 @@ class FftCase(NamedTuple):
 
 
 def cases(args: argparse.Namespace) -> list[FftCase]:
-    """Return the fields of a command line."""
     return [FftCase(n) for n in args.cells or ((32,) if args.quick else (128, 256, 512))]
 
 

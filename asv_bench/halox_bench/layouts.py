@@ -33,7 +33,6 @@ class Box:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all runs."""
         return prod(self.counts) * self.block_bytes
 
     def word(self, *offsets: int) -> int:
@@ -41,7 +40,6 @@ class Box:
         return gcd(16, self.block_bytes, self.offset, *self.strides, *offsets)
 
     def view(self, memory: Bytes) -> npt.NDArray[np.generic]:
-        """View the runs as an array of words, shape ``counts + (words,)``."""
         word = self.word()
         shape = (*self.counts, self.block_bytes // word)
         dtype = _word_type(word)
@@ -60,14 +58,12 @@ class Boxes:
         return gcd(16, *(box.word(at) for at, box in self.placed()))
 
     def placed(self) -> Iterator[tuple[int, Box]]:
-        """Each box with its offset in the packed bytes."""
         at = 0
         for box in self.boxes:
             yield at, box
             at += box.nbytes
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
-        """Copy the runs into a packed buffer, by slicing."""
         for at, box in self.placed():
             view = box.view(arrays[box.array])
             np.copyto(out[at : at + box.nbytes].view(view.dtype).reshape(view.shape), view)
@@ -80,7 +76,6 @@ class Triangle:
     n: int
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
-        """Copy one column after another."""
         columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
         packed, at = out.view("f8"), 0
         for j in range(self.n):
@@ -100,7 +95,6 @@ class Gather:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return self.count * self.index.size * self.element_bytes
 
     @property
@@ -116,14 +110,12 @@ class Gathers:
     parts: tuple[Gather, ...]
 
     def placed(self) -> Iterator[tuple[int, Gather]]:
-        """Each gather with its offset in the packed bytes."""
         at = 0
         for part in self.parts:
             yield at, part
             at += part.nbytes
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
-        """Copy the elements by NumPy's fancy indexing."""
         for at, part in self.placed():
             memory, dtype = arrays[part.array], _word_type(part.element_bytes)
             each = part.index.size * part.element_bytes

@@ -79,7 +79,6 @@ class TripCase:
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of the slab, a multiple of the word."""
         return -(-(self.offsets[-1] + self.arrays[-1]) // self.word) * self.word
 
 
@@ -106,7 +105,6 @@ def at(datatype: dt.Datatype, start: int) -> dt.Datatype:
 
 
 def _side(case: Case, nbytes: int = 0) -> Side:
-    """Return the send side, so many bytes further on."""
     datatype = at(case.datatype(), case.start + nbytes)
     if not nbytes:
         return Side(datatype, case.by_hand)
@@ -116,7 +114,6 @@ def _side(case: Case, nbytes: int = 0) -> Side:
 
 
 def _received(case: Case) -> Side:
-    """Return the receive side of a pattern."""
     if case.pattern.startswith("NAS_LU"):
         return _side(case, -40 * int(case.size))
     if case.pattern.startswith("NAS_MG"):
@@ -164,7 +161,6 @@ def of_ddtbench(case: Case) -> TripCase:
 
 
 def ddtbench(args: argparse.Namespace) -> list[TripCase]:
-    """Return the patterns of DDTBench that a command line names."""
     found = select(args.patterns, quick=args.quick, among=DDTBENCH_PATTERNS)
     return [of_ddtbench(case) for case in found]
 
@@ -221,7 +217,6 @@ STRIDED: Patterns = {
 
 
 def strided_messages(args: argparse.Namespace) -> list[TripCase]:
-    """Return the strided messages that a command line names."""
     return select(args.patterns, quick=args.quick, among=STRIDED)
 
 
@@ -257,7 +252,6 @@ class TripOracle:
         return (found * kind(2) + kind(rank)) * kind(2654435761) + kind(step + 1)
 
     def fill(self, slab: Any, step: int) -> None:
-        """Fill a slab with the words of a step."""
         slab.view(self._kind)[:] = self._filled(self._rank, step)
 
     def wrong(self, slab: Any, step: int, directions: Sequence[int]) -> int:

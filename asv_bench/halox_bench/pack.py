@@ -67,7 +67,6 @@ def cases(args: argparse.Namespace) -> list[PackCase]:
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: PackCase) -> list[Row]:
-    """Measure one case."""
     if not bench.on_gpu:
         return _on_host(bench, args, case)
     cp = bench.stage.xp
@@ -156,7 +155,6 @@ class _OnDevice:
 
     @cached_property
     def _blocks(self) -> Any:
-        """Blocks relative to the slab."""
         return self._datatype.blocks(self._case.count).shifted(self._case.start)
 
     def _copies(self, free: int, step: int) -> int:
@@ -171,7 +169,6 @@ class _OnDevice:
         return needed if touched <= l2 and small else 1
 
     def rows(self, args: argparse.Namespace) -> list[Row]:
-        """Check and measure all methods."""
         blank, found = Row(self._given.name, "", "", details=self._given.details), list[Row]()
         with made(self._bench, blank, [*self._plans(args)], self._wrong) as (methods, rows):
             methods[COPY] = self._moving(self._copy)
@@ -235,7 +232,6 @@ class _OnDevice:
         return Method(call, captures=captures)
 
     def _ends(self, slab: int, packed: int) -> tuple[int, int]:
-        """Return source and target."""
         return (packed, slab) if self._given.unpack else (slab, packed)
 
     def _copy(self, slab: int, packed: int, stream: int) -> None:

@@ -220,7 +220,6 @@ def _wrf_box(n: int, dims: Sequence[int], sub: Sequence[int], at: Sequence[int],
 def _wrf_type(
     dims: Sequence[int], sub: Sequence[int], boxes: Sequence[Box], offsets: Sequence[int]
 ) -> dt.Datatype:
-    """Return the struct of the nine fields."""
     (d1, d2, d3), (s1, s2, s3) = dims, sub
     places = [start + box.offset for start, box in zip(offsets, boxes, strict=True)]
     three = dt.hvector(s3, 1, 4 * d1 * d2, dt.vector(s2, s1, d1, "f4"))

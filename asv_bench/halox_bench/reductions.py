@@ -37,7 +37,6 @@ class ReductionCase(NamedTuple):
 
 
 def cases(args: argparse.Namespace) -> list[ReductionCase]:
-    """Return the fields of a command line, and the arrays."""
     cells = args.cells or ((64,) if args.quick else (512,))
     found = [ReductionCase(FIELDS, n) for n in cells if FIELDS in args.of]
     return found + [ReductionCase(ARRAYS, 0)] * (ARRAYS in args.of)

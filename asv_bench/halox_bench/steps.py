@@ -43,7 +43,6 @@ class StepCase(NamedTuple):
 
 
 def cases(args: argparse.Namespace) -> list[StepCase]:
-    """Return the steps of a command line."""
     usual = (
         {SEVEN: (64,), FUSED: (256,)}
         if args.quick
@@ -53,7 +52,6 @@ def cases(args: argparse.Namespace) -> list[StepCase]:
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: StepCase) -> list[Row]:
-    """Measure one step."""
     from mpi4py import MPI
 
     if not bench.on_gpu:

@@ -80,7 +80,6 @@ class TransposeCase:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Cells of the first and of the second grid."""
         return self.shape, tuple(self.shape[axis] for axis in self.axes)
 
     def proc_shapes(self, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -102,7 +101,6 @@ class TransposeCase:
 
 
 def axes_of(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read orders of axes with commas between."""
     if not all(word.isdecimal() for word in words(text)):
         raise Wrong(f"{text}: expected orders of axes, as in 10,021,3210")
     return tuple(tuple(map(int, word)) for word in words(text))
@@ -229,7 +227,6 @@ def copied(bench: Bench, source: Any) -> Call:
 
 
 def strided_copy(bench: Bench, case: TransposeCase, arrays: Sequence[Any]) -> Method:
-    """Return ``target[...] = source.transpose(axes)``."""
     target, view = arrays[1], turned(arrays[0], case)
 
     def call() -> None:
@@ -335,7 +332,6 @@ def by_nccl(
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: TransposeCase) -> list[Row]:
-    """Measure one case."""
     comm, size = bench.comm, bench.comm.size
     if (case.division == WHOLE) is not (size == 1):
         return []  # whole arrays are for one rank, slabs and pencils for several
