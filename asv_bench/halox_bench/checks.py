@@ -47,8 +47,8 @@ def outer_sum(along: Sequence[Any], at: slice) -> Any:
     return total
 
 
-def filled(nbytes: int) -> Bytes:
+def filled(nbytes: int, xp: Any = np) -> Any:
     """Return so many bytes of memory whose every eight-byte word is a mixture of its place."""
-    words = np.arange(-(-nbytes // 8), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words = xp.arange(-(-nbytes // 8), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     words ^= words >> np.uint64(29)
     return words.view(np.uint8)[:nbytes]

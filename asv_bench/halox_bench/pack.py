@@ -142,8 +142,7 @@ class _OnDevice:
             raise MemoryError(f"{case.name} needs {needed:,} bytes, {free:,} are free")
         self._datatype = case.datatype()
         self._turn, self._turns = 0, self._copies(free, step) if given.cold else 1
-        contents = filled(step)
-        self._expected, self._contents = packed_bytes(case, contents), cp.asarray(contents)
+        self._expected, self._contents = packed_bytes(case, filled(step)), filled(step, cp)
         self._memory = cp.empty((self._turns, step), np.uint8)
         self._memory[...] = self._contents
         self._slabs = [int(slab.data.ptr) for slab in self._memory]
