@@ -1,11 +1,13 @@
-"""The staggered fermions mini-app on one rank: random fields, and the checksums of MILC's files."""
+"""The staggered fermions mini-app on one rank: random fields; records and checksums of MILC's files."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
 import halox
-from apps.milc import random_fields, scidac
+from apps.milc import lime, random_fields, scidac
 from tests import support
 
 SHAPE = (6, 4, 8, 10)
@@ -64,6 +66,21 @@ class TestRandomFields:
 
 
 class TestLime:
+    def test_records(self, tmp_path: Path) -> None:
+        path = tmp_path / "some"
+        payloads = {"one": b"abc", "two": b"", "three": b"x" * 16}
+        parts = [
+            lime.header(name, len(p)) + p.ljust(lime.padded(len(p)), b"\0")
+            for name, p in payloads.items()
+        ]
+        path.write_bytes(b"".join(parts))
+        found = lime.records(path)
+        data = path.read_bytes()
+        assert {r.kind: data[r.offset : r.offset + r.size] for r in found} == payloads
+        # The last payload may lack its padding.
+        path.write_bytes(lime.header("one", 3) + b"abc")
+        assert lime.records(path) == [("one", 144, 3)]
+
     def test_checksums_and_sites_of_milc(self) -> None:
         support.require("mpi")
         data = support.milc_data()
