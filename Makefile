@@ -49,7 +49,8 @@ figures:
 	$(PYTHON) -m tools.gpu.figures
 
 bench:
-	cd asv_bench && $(PYTHON) -m asv machine --yes >/dev/null && \
-	ASV_PYTHONPATH=$(CURDIR) $(PYTHON) -m asv run --quick --show-stderr --environment existing:$(shell command -v $(PYTHON)) \
+	cd asv_bench && python=$$(cd .. && $(PYTHON) -c 'import sys; print(sys.executable)') && \
+	$$python -m asv machine --yes >/dev/null && \
+	ASV_PYTHONPATH=$(CURDIR) $$python -m asv run --quick --show-stderr --environment existing:$$python \
 	    --set-commit-hash $(shell git rev-parse HEAD) && \
-	$(PYTHON) -m asv publish
+	$$python -m asv publish

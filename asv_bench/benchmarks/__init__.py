@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 SELECTED = "selected"
 Measured = dict[str, dict[str, dict[str, Any]]]
-"""Rows by the name of the case, with the number of ranks behind it, and by the name of the method."""
+"""Rows by the name of the case and the name of the method."""
 
 
 class Rows:
@@ -42,7 +42,6 @@ class Rows:
     param_names: ClassVar[tuple[str, ...]]
     ranks = 1
     timeout = 900
-    number = 1
     batches = 11
 
     @classmethod
@@ -53,20 +52,18 @@ class Rows:
         return tiny
 
     def measured(self) -> Measured:
-        """Run the command once for each number of ranks."""
-        given = dict(zip(self.param_names, self.params, strict=True))
-        values = {name: ",".join(map(str, found)) for name, found in given.items()}
+        """Run the command once, for all values of the parameters."""
+        given = zip(self.param_names, self.params, strict=True)
+        values = {name: ",".join(map(str, found)) for name, found in given}
+        words = f"{self.command.format(**values)} --repeats {self.batches}".split()
         found: Measured = {}
-        for ranks in given.get("ranks", [self.ranks]):
-            words = f"{self.command.format(**values)} --repeats {self.batches}".split()
-            for row in rows_of(words, ranks, self.timeout):
-                found.setdefault(f"{row['case']} on {ranks}", {})[row["name"]] = row
+        for row in rows_of(words, self.ranks, self.timeout):
+            found.setdefault(row["case"], {})[row["name"]] = row
         return found
 
     def row(self, measured: Measured, chosen: tuple[Any, ...], name: str) -> dict[str, Any]:
-        """Return the row of a method in a stream."""
-        given = dict(zip(self.param_names, chosen, strict=True))
-        return measured[f"{self.case.format(**given)} on {given.get('ranks', self.ranks)}"][name]
+        """Return the row of a method for some values of the parameters."""
+        return measured[self.case.format(**dict(zip(self.param_names, chosen, strict=True)))][name]
 
 
 def rows_of(words: list[str], ranks: int, limit_s: float) -> list[dict[str, Any]]:

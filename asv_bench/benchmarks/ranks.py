@@ -12,9 +12,10 @@ class Faces(Rows):
 
     command = "exchange --device cpu --sizes {N} --faces {faces} --paths="
     case = "{N}^3 f8 {faces}"
-    params = ([64, 128], [2, 4], ["x", "z", "all"])
-    few = ([8], [2], ["x", "all"])
-    param_names = ("N", "ranks", "faces")
+    params = ([64, 128], ["x", "z", "all"])
+    few = ([8], ["x", "all"])
+    param_names = ("N", "faces")
+    ranks = 2
 
     def setup_cache(self) -> Measured:
         return self.measured()
@@ -29,9 +30,10 @@ class Sums(Rows):
 
     command = "allreduce --device cpu --dtype f8 --sizes {size} --algorithms="
     case = "{size} f8 sum"
-    params = (["8B", "8KiB", "1MiB", "16MiB"], [2, 4])
-    few = (["8B", "1KiB"], [2])
-    param_names = ("size", "ranks")
+    params = (["8B", "8KiB", "1MiB", "16MiB"],)
+    few = (["8B", "1KiB"],)
+    param_names = ("size",)
+    ranks = 2
 
     def setup_cache(self) -> Measured:
         return self.measured()
@@ -49,9 +51,10 @@ class Transposes(Rows):
         "--directions forward --paths="
     )
     case = "{cells} c16 axes {axes} {division} forward"
-    params = (["128x128x128"], ["012", "021", "210"], ["slabs", "pencils"], [2, 4])
-    few = (["4x6x8"], ["012", "210"], ["slabs"], [2])
-    param_names = ("cells", "axes", "division", "ranks")
+    params = (["128x128x128"], ["012", "021", "210"], ["slabs", "pencils"])
+    few = (["4x6x8"], ["012", "210"], ["slabs"])
+    param_names = ("cells", "axes", "division")
+    ranks = 4
 
     def setup_cache(self) -> Measured:
         return self.measured()
@@ -107,9 +110,10 @@ class Checkpoints(Rows):
 
     command = "checkpoint --device cpu --cells {cells}"
     case = "{cells}"
-    params = (["256x256x256"], [1, 4])
-    few = (["8x8x8"], [2])
-    param_names = ("cells", "ranks")
+    params = (["128x256x256"],)
+    few = (["8x8x8"],)
+    param_names = ("cells",)
+    ranks = 2
     batches = 5
 
     def setup_cache(self) -> Measured:

@@ -17,10 +17,9 @@ from halox.collectives.algorithms import DEVICE_ALGORITHMS, HOST_ALGORITHMS
 from halox.errors import FieldError, HaloxError, PathError
 from halox.runtime.world import load_mpi
 from halox_bench.bench import CHECKS, KIB, MIB, NAMED, Bench, Method, Plan, timed
-from halox_bench.checks import need_numbers
 from halox_bench.clock import Call
 from halox_bench.kernels import copy, cupy, pinned
-from halox_bench.kinds import Kind, Option, size_label, sizes, words
+from halox_bench.kinds import Kind, Option, dtypes, size_label, sizes, words_of
 from halox_bench.rows import BASELINE, SELECTED, Column, Row
 
 BY_MPI, HOST_STAGED, NCCL = "MPI_Allreduce", "D2H + MPI_Allreduce + H2D", "NCCL"
@@ -43,14 +42,8 @@ class AllreduceCase:
     dtype: str = "f8"
     op: str = "sum"
 
-    def __post_init__(self) -> None:
-        if self.op not in _UFUNCS:
-            raise HaloxError(f"--op {self.op}: expected one of {', '.join(_UFUNCS)}")
-        need_numbers(self.dtype)
-
     @property
     def nbytes(self) -> int:
-        """Bytes of each rank's array."""
         return self.elements * np.dtype(self.dtype).itemsize
 
     @property
@@ -63,7 +56,6 @@ class AllreduceCase:
 
 
 def cases(args: argparse.Namespace) -> list[AllreduceCase]:
-    """Return all combinations of a command line's sizes, dtypes and operations; at least one element each."""
     nbytes = args.sizes or (QUICK_SIZES if args.quick else SIZES)
     found = [
         AllreduceCase(max(1, size // np.dtype(dtype).itemsize), dtype, op)
@@ -86,27 +78,16 @@ class AllreduceOracle:
 
     def fill(self, source: Any, target: Any, step: int) -> None:
         """Give a rank its numbers of a step, and the result only wrong ones."""
-        self._spread(source, self._numbers(self._rank, step))
         wanted = self._wanted(step)
-        self._spread(target, wanted + wanted.dtype.type(1))
+        source[...] = self._spread(self._numbers(self._rank, step))
+        target[...] = self._spread(wanted + wanted.dtype.type(1))
 
     def wrong(self, target: Any, step: int) -> int:
         """Count the wrong elements of a step's result."""
-        wanted = self._xp.asarray(self._wanted(step))
-        parts = zip(self._parts(target), (wanted, wanted[: target.size % wanted.size]), strict=True)
-        return sum(int(self._xp.count_nonzero(part != right)) for part, right in parts)
+        return int(self._xp.count_nonzero(target != self._spread(self._wanted(step))))
 
-    def _spread(self, array: Any, numbers: npt.NDArray[Any]) -> None:
-        given = self._xp.asarray(numbers)
-        whole, rest = self._parts(array)
-        whole[...] = given
-        rest[...] = given[: rest.size]
-
-    def _parts(self, array: Any) -> tuple[Any, Any]:
-        """Return views of an array's whole periods and of its last part, which may be empty."""
-        period = min(self._case.elements, self.PERIOD)
-        end = array.size // period * period
-        return array[:end].reshape(-1, period), array[end:]
+    def _spread(self, numbers: npt.NDArray[Any]) -> Any:
+        return self._xp.resize(self._xp.asarray(numbers), self._case.elements)
 
     def _wanted(self, step: int) -> npt.NDArray[Any]:
         combine = getattr(np, _UFUNCS[self._case.op])
@@ -131,7 +112,6 @@ class AllreduceOracle:
 
 
 def by_mpi(comm: Any, case: AllreduceCase, source: Any, target: Any) -> Method:
-    """Return ``MPI_Allreduce`` of NumPy arrays."""
     op = getattr(load_mpi(), case.op.upper())
     return Method(lambda: comm.Allreduce(source, target, op), arrays=(source, target))
 
@@ -198,7 +178,6 @@ def own(bench: Bench, case: AllreduceCase, arrays: Any, algorithm: str | None) -
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: AllreduceCase) -> list[Row]:
-    """Measure one case."""
     comm, stage = bench.comm, bench.stage
     known = DEVICE_ALGORITHMS if bench.on_gpu else HOST_ALGORITHMS
     names = known if args.algorithms is None else args.algorithms
@@ -222,12 +201,12 @@ def measure(bench: Bench, args: argparse.Namespace, case: AllreduceCase) -> list
 
     plans = [Plan(SELECTED, SELECTED, partial(own, bench, case, arrays, None))]
     plans += [Plan(NAMED, name, partial(own, bench, case, arrays, name)) for name in names]
-    if not args.no_baselines and bench.on_gpu:
+    if bench.on_gpu:
         plans += [
             Plan(BASELINE, NCCL, partial(by_nccl, bench, case, *arrays)),
             Plan(BASELINE, HOST_STAGED, partial(host_staged, comm, case, *arrays)),
         ]
-    elif not args.no_baselines:
+    else:
         plans.append(Plan(BASELINE, BY_MPI, partial(by_mpi, comm, case, *arrays)))
     rows = timed(bench, case, plans, check, graph=not args.no_graph)
     bench.free()
@@ -241,8 +220,8 @@ ALLREDUCE = Kind(
     measure,
     (
         Option("--sizes", "bytes of each rank's array, as in 8,64KiB,128MiB", sizes),
-        Option("--dtype", "dtypes; default: f4", words, ("f4",)),
-        Option("--op", f"out of {', '.join(_UFUNCS)}; default: sum", words, ("sum",)),
+        Option("--dtype", "dtypes; default: f4", dtypes, ("f4",)),
+        Option("--op", f"out of {', '.join(_UFUNCS)}; default: sum", words_of(*_UFUNCS), ("sum",)),
     ),
     (Column("bytes", "nbytes"), Column("set-up us", "setup_us")),
     named="algorithms",

@@ -128,7 +128,6 @@ class Bench:
         return all(self.comm.allgather(nbytes <= most))
 
     def free(self) -> None:
-        """Free unused device memory of CuPy's pool."""
         if self.on_gpu:
             self.stage.xp.get_default_memory_pool().free_all_blocks()
 
@@ -145,7 +144,6 @@ class Bench:
             raise WrongResult(f"wrong result: {total} {what}")
 
     def left_out(self, case: Any, why: str) -> list[Row]:
-        """Return the row of a case that is not measured."""
         return [Row(case.name, SELECTED, SELECTED, error=f"left out: {why}", details=case.details)]
 
 
@@ -162,14 +160,10 @@ def _peer_speed(stage: Stage) -> float | None:
             target = cp.empty(nbytes, "u1")
             cp.cuda.Device(other).synchronize()
         ends = int(source.data.ptr), int(target.data.ptr)
-        to_peer = partial(_copy_once, *ends, nbytes)
-        us, _ = EventClock(stage).measure(to_peer, graph=False)
+        copied = partial(copy, *ends, nbytes, stage.stream.ptr)
+        us, _ = EventClock(stage).measure(copied, graph=False)
         return nbytes / us
     return None
-
-
-def _copy_once(source: int, target: int, nbytes: int, stream: int, turn: int) -> None:
-    copy(source, target, nbytes, stream)
 
 
 @contextmanager
@@ -270,7 +264,6 @@ def _in_graphs(
 
 
 def paths_taken(rows: Sequence[Any], without: int | None = None) -> str:
-    """Return the paths and protocols in rows of ``explain()``, except to one rank."""
     return ", ".join(sorted({f"{row.path}/{row.protocol}" for row in rows if row.peer != without}))
 
 

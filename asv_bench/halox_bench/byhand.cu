@@ -4,7 +4,7 @@
 //            that the layout's offsets count from.
 // boxes      WORD_BYTES a word, up to three levels of equal strides; several boxes one after another, each with blocks
 //            of its own. Aligned: offsets, strides, runs and `packed` are multiples of the word.
-// triangle   One block a column of the lower or upper triangle of an n x n matrix of doubles, one thread an element.
+// triangle   One block a column of the lower triangle of an n x n matrix of doubles, one thread an element.
 // gathers    Elements of `words` words by a list of their numbers, the list repeated `count` times.
 // faces      Boxes of several arrays at once, each with `each` blocks; addresses of arrays and packed bytes are absolute.
 // Launch:    one-dimensional, THREADS threads; boxes and gathers exactly as many blocks as their tables say, faces `each`
@@ -119,15 +119,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) faces(const Box* table, un
     }
 }
 
-extern "C" __global__ void triangle(double* array, double* packed, unsigned n, int lower)
+extern "C" __global__ void triangle(double* array, double* packed, unsigned n)
 {
     for (unsigned j = blockIdx.x; j < n; j += gridDim.x) {
         const long long column = j;
-        const unsigned length = lower ? n - j : j + 1;
-        double* const from = array + column * n + (lower ? column : 0);
-        double* const to = packed + (lower ? column * n - column * (column - 1) / 2 : column * (column + 1) / 2);
+        double* const from = array + column * n + column;
+        double* const to = packed + column * n - column * (column - 1) / 2;
 #pragma unroll 4
-        for (unsigned i = threadIdx.x; i < length; i += blockDim.x)
+        for (unsigned i = threadIdx.x; i < n - j; i += blockDim.x)
             if (UNPACK)
                 from[i] = to[i];
             else

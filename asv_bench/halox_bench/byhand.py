@@ -55,18 +55,6 @@ class GatherRow(ctypes.Structure):
     )
 
 
-class BoxTable(ctypes.Structure):
-    """``Boxes`` of byhand.cu."""
-
-    _fields_ = (("rows", BoxRow * PARTS),)
-
-
-class GatherTable(ctypes.Structure):
-    """``Gathers`` of byhand.cu."""
-
-    _fields_ = (("rows", GatherRow * PARTS),)
-
-
 def _blocks(rows: Sequence[Any]) -> int:
     """Divide the words of each row of a table into thread blocks, and return the number of all."""
     for row in rows:
@@ -74,24 +62,24 @@ def _blocks(rows: Sequence[Any]) -> int:
     return sum(row.blocks for row in rows)
 
 
-def box_table(layout: Boxes, offsets: Sequence[int], word: int) -> tuple[BoxTable, int]:
-    """Return the kernel's table and its number of thread blocks."""
-    table = BoxTable()
-    for row, (at, box) in zip(table.rows, layout.placed(), strict=False):
+def box_table(layout: Boxes, offsets: Sequence[int], word: int) -> tuple[Any, int]:
+    """Return ``Boxes`` of byhand.cu and its number of thread blocks."""
+    table = (BoxRow * PARTS)()
+    for row, (at, box) in zip(table, layout.placed(), strict=False):
         row.fill(box, offsets[box.array], at, word)
-    return table, _blocks(table.rows[: len(layout.boxes)])
+    return table, _blocks(table[: len(layout.boxes)])
 
 
 def gather_table(
     layout: Gathers, offsets: Sequence[int], indices: Sequence[int], word: int
-) -> tuple[GatherTable, int]:
-    """Return the kernel's table and its number of thread blocks, given the lists' addresses."""
-    table = GatherTable()
-    for row, (at, part), index in zip(table.rows, layout.placed(), indices, strict=False):
+) -> tuple[Any, int]:
+    """Return ``Gathers`` of byhand.cu and its number of thread blocks, given the lists' addresses."""
+    table = (GatherRow * PARTS)()
+    for row, (at, part), index in zip(table, layout.placed(), indices, strict=False):
         row.index, row.array, row.packed = index, offsets[part.array], at
         row.extent, row.entries = part.extent, part.index.size
         row.words, row.total = part.element_bytes // word, part.nbytes // word
-    return table, _blocks(table.rows[: len(layout.parts)])
+    return table, _blocks(table[: len(layout.parts)])
 
 
 def prepare(layout: ByHand, offsets: Sequence[int], direction: str, device: int) -> Move:
@@ -128,5 +116,5 @@ def prepare(layout: ByHand, offsets: Sequence[int], direction: str, device: int)
         cupy().cuda.Device(device).synchronize()
         return launch("gathers", blocks, (gathers,), word, keep=lists)
     assert isinstance(layout, Triangle)
-    args = (ctypes.c_uint(layout.n), ctypes.c_int(layout.lower))
-    return launch("triangle", min(layout.n, 16 * multiprocessors(device)), args)
+    grid = min(layout.n, 16 * multiprocessors(device))
+    return launch("triangle", grid, (ctypes.c_uint(layout.n),))

@@ -37,8 +37,6 @@ _COPY_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class CheckpointCase:
-    """A field of float64 cells."""
-
     shape: tuple[int, ...]
 
     @property
@@ -51,7 +49,6 @@ class CheckpointCase:
 
 
 def cases(args: argparse.Namespace) -> list[CheckpointCase]:
-    """Return the fields of a command line."""
     cells = args.cells or (((64, 64, 64),) if args.quick else ((512, 512, 512),))
     return [CheckpointCase(shape) for shape in cells]
 

@@ -6,7 +6,6 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -43,7 +42,6 @@ class Stage:
             self.stream = self.xp.cuda.Stream(non_blocking=True, priority=-5 if urgent else 0)
 
     def current(self) -> Any:
-        """Return a context in which the stream is CuPy's current one."""
         return nullcontext() if self.stream is None else self.stream
 
     def synchronize(self) -> None:
@@ -51,7 +49,6 @@ class Stage:
             self.stream.synchronize()
 
     def settle(self) -> None:
-        """Wait for everything on the device."""
         if self.device is not None:
             self.xp.cuda.Device(self.device).synchronize()
 
@@ -123,9 +120,6 @@ class Clock:
         return (time.perf_counter() - begin) / calls
 
 
-TurnCall = Callable[[int, int], None]
-"""Enqueues work on a stream, given by its address; the second argument is the number of the turn."""
-
 MOST_GRAPH_CALLS = 1024
 _SAMPLE_US = 200.0
 _MOST_QUEUED = 100
@@ -141,42 +135,37 @@ class EventClock:
     """
 
     def __init__(self, stage: Stage, repeats: int = 9) -> None:
-        self._cp, self._stream, self.repeats = stage.xp, stage.stream, repeats
+        self._stage, self._repeats = stage, repeats
         self._delay_ns = ctypes.c_uint64(0)
         self._delay = prepared("bench", "wait", 1, 1, (self._delay_ns,), stage.device or 0)
 
     def measure(
-        self, call: TurnCall, *, turns: int = 1, graph: bool = True
+        self, call: Call, *, least: int = 1, graph: bool = True
     ) -> tuple[float, float | None]:
         """Return the microseconds of a call in a stream, and in a replayed graph or None if it cannot be captured.
 
-        The second argument of ``call`` is in turn ``0 .. turns - 1``.
+        Calls enqueue work on CuPy's current stream. The graph has at least so many of them.
         """
-        turn = 0
+        with self._stage.current():
+            for _ in range(2):
+                call()
+            self._stage.synchronize()
+            once = self._between(call, 1, 50)
+            host = self._host_us(call, 10 if once < _SLOW_US else 1)
+            inner = max(1, min(_MOST_QUEUED, int(_SAMPLE_US / max(once, 1.0)) + 1))
+            us = self._median(call, inner, 1.3 * inner * host + 20, inner * once) / inner
+            inner = min(max(inner, least), MOST_GRAPH_CALLS)
+            try:
+                replay = self._stage.captured(call, inner) if graph else None
+            except Exception:  # methods that cannot be captured raise many kinds of errors
+                replay = None
+            if replay is None:
+                return us, None
+            replay()
+            self._stage.synchronize()
+            return us, self._median(replay, 1, 150, inner * us) / inner
 
-        def next_turn(stream: int) -> None:
-            nonlocal turn
-            call(stream, turn)
-            turn = (turn + 1) % turns
-
-        for _ in range(2):
-            next_turn(self._stream.ptr)
-        self._stream.synchronize()
-        once = self._sample(next_turn, 1, 50)
-        host = self.host_us(lambda: next_turn(self._stream.ptr), 10 if once < _SLOW_US else 1)
-        inner = max(1, min(_MOST_QUEUED, int(_SAMPLE_US / max(once, 1.0)) + 1))
-        us = self._median(lambda: self._sample(next_turn, inner, host) / inner, inner * once)
-        turn = 0
-        inner = min(max(inner, turns), MOST_GRAPH_CALLS)
-        replayed = self._captured(next_turn, inner) if graph else None
-        if replayed is None:
-            return us, None
-        replayed.launch(self._stream)
-        self._stream.synchronize()
-        launch = partial(replayed.launch, self._stream)
-        return us, self._median(lambda: self._between(launch, 150) / inner, inner * us)
-
-    def host_us(self, call: Call, calls: int = 20) -> float:
+    def _host_us(self, call: Call, calls: int) -> float:
         """Return the median host time of a call that returns before the GPU is done."""
         times = []
         for _ in range(5):
@@ -184,43 +173,26 @@ class EventClock:
             for _ in range(calls):
                 call()
             times.append((time.perf_counter() - begin) / calls)
-            self._stream.synchronize()
+            self._stage.synchronize()
             if times[-1] * calls > _BUDGET_S / 4:
                 break
         return median(times) * 1e6
 
-    def _sample(self, call: Callable[[int], None], inner: int, host_us: float) -> float:
-        def calls() -> None:
-            for _ in range(inner):
-                call(self._stream.ptr)
-
-        return self._between(calls, 1.3 * inner * host_us + 20)
-
-    def _between(self, enqueue: Call, delay_us: float) -> float:
-        """Return the microseconds of work on the stream, which is kept busy until all work is enqueued."""
+    def _between(self, call: Call, calls: int, delay_us: float) -> float:
+        """Return the microseconds of calls on the stream, which is kept busy until all are enqueued."""
+        stream, events = self._stage.stream, self._stage.xp.cuda
         self._delay_ns.value = int(min(delay_us, 20_000) * 1e3)
-        self._delay.launch(self._stream.ptr)
-        begin, end = self._cp.cuda.Event(), self._cp.cuda.Event()
-        begin.record(self._stream)
-        enqueue()
-        end.record(self._stream)
+        self._delay.launch(stream.ptr)
+        begin, end = events.Event(), events.Event()
+        begin.record(stream)
+        for _ in range(calls):
+            call()
+        end.record(stream)
         end.synchronize()
-        return float(self._cp.cuda.get_elapsed_time(begin, end)) * 1e3
+        return float(events.get_elapsed_time(begin, end)) * 1e3
 
-    def _median(self, sample: Callable[[], float], expected_us: float) -> float:
-        sample()
+    def _median(self, call: Call, calls: int, delay_us: float, expected_us: float) -> float:
+        self._between(call, calls, delay_us)
         affordable = int(_BUDGET_S * 1e6 / max(expected_us, 1.0))
-        return median(sample() for _ in range(max(3, min(self.repeats, affordable))))
-
-    def _captured(self, call: Callable[[int], None], inner: int) -> Any:
-        stream = self._cp.cuda.Stream(non_blocking=True)
-        try:
-            stream.begin_capture()
-            for _ in range(inner):
-                call(stream.ptr)
-            return stream.end_capture()
-        except Exception:
-            # Methods that cannot be captured raise many kinds of errors.
-            with suppress(Exception):
-                stream.end_capture()
-            return None
+        samples = range(max(3, min(self._repeats, affordable)))
+        return median(self._between(call, calls, delay_us) for _ in samples)

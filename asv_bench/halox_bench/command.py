@@ -45,7 +45,6 @@ AIMED = {"gpu": Timing(batches=7, batch_s=3e-3), "cpu": Timing(batches=31, batch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the kinds of benchmarks, each with its options."""
     kinds = parser.add_subparsers(dest="bench", metavar="KIND", required=True)
     for name, kind in KINDS.items():
         kind.add_arguments(
@@ -142,6 +141,5 @@ def _written(args: argparse.Namespace, comm: Any, result: dict[str, Any]) -> Ite
 
 
 def say(comm: Any, text: str) -> None:
-    """Print on the first rank."""
     if comm.rank == 0:
         print(text, flush=True)

@@ -19,12 +19,18 @@ import numpy as np
 import halox
 from halox.errors import HaloxError
 from halox.runtime.gpu.compiler import OPTIONS
+from halox.runtime.world import load_mpi
 from halox_bench.bench import CHECKS, NAMED, Bench, Method, Plan, paths_taken, timed
 from halox_bench.byhand import EACH, THREADS, BoxRow
-from halox_bench.checks import as_values, modulus_of, need_numbers, prime_factors
+from halox_bench.checks import (
+    as_values,
+    chunks,
+    modulus_of,
+    outer_sum,
+)
 from halox_bench.clock import Call
 from halox_bench.kernels import cupy, multiprocessors, packed_buffer, settings_of, source
-from halox_bench.kinds import Kind, Option, numbers, shapes, words
+from halox_bench.kinds import Kind, Option, dtypes, numbers, shapes
 from halox_bench.layouts import Box
 from halox_bench.rows import BASELINE, SELECTED, Column, Row
 
@@ -65,7 +71,6 @@ class ExchangeCase:
             )
         if min(self.shape[axis] for axis in self.along) < self.halo:
             raise HaloxError(f"a halo of {self.halo} is wider than a block of {self.shape} cells")
-        need_numbers(self.dtype)
 
     @property
     def ndim(self) -> int:
@@ -96,20 +101,16 @@ class ExchangeCase:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Shape of a rank's array, with its halo."""
         return tuple(n + 2 * self.halo for n in self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all fields on one rank."""
         return self.fields * prod(self.padded_shape) * np.dtype(self.dtype).itemsize
 
     def proc_shape(self, ranks: int) -> tuple[int, ...]:
-        """Return the ranks along each axis."""
-        shape = [1] * self.ndim
-        for factor in prime_factors(ranks):
-            shape[min(self.along[::-1], key=lambda axis: shape[axis])] *= factor
-        return tuple(shape)
+        parts = load_mpi().Compute_dims(ranks, len(self.along))
+        along = dict(zip(self.along[::-1], parts, strict=True))
+        return tuple(along.get(axis, 1) for axis in range(self.ndim))
 
     @property
     def directions(self) -> tuple[tuple[int, ...], ...]:
@@ -131,7 +132,6 @@ class ExchangeCase:
         return tuple(starts), tuple(extents)
 
     def box(self, starts: Sequence[int], extents: Sequence[int], field: int) -> Box:
-        """Return the bytes of a region of one field."""
         item = np.dtype(self.dtype).itemsize
         strides = [item * prod(self.padded_shape[axis + 1 :]) for axis in range(self.ndim)]
         offset = sum(start * stride for start, stride in zip(starts, strides, strict=True))
@@ -192,15 +192,12 @@ class Oracle:
     """
 
     STEPS = (10007, 40009, 70001, 130003)
-    CHUNK_CELLS = 1 << 22
 
     def __init__(self, near: Neighbourhood, xp: Any = np) -> None:
         self._case, self._xp = near.case, xp
         self._modulus = modulus_of(near.case.dtype)
-        self._axes = [
-            self._axis(axis, near.coords[axis], near.proc_shape[axis])
-            for axis in range(near.case.ndim)
-        ]
+        axes = zip(range(near.case.ndim), near.coords, near.proc_shape, strict=True)
+        self._shares, self._outside = zip(*(self._axis(*one) for one in axes), strict=True)
 
     def _axis(self, axis: int, coord: int, parts: int) -> tuple[Any, Any]:
         """Return each index's share of the cell's number, and whether it is outside of the block."""
@@ -215,39 +212,22 @@ class Oracle:
 
     def fill(self, fields: Sequence[Any], step: int) -> None:
         """Fill the owned cells with their numbers, and poison the halo."""
-        for number, field in enumerate(fields):
-            for at, cells, outside in self._chunks(number, step):
-                values = self._xp.where(outside == 0, cells, self._modulus)
-                field[at] = as_values(values, self._case.dtype)
+        for part, values in self._values(fields, step, 0):
+            part[...] = values
 
     def wrong(self, fields: Sequence[Any], step: int) -> int:
         """Count the wrong values after an exchange, owned cells included."""
-        reach = self._case.ndim if self._case.corners else 1
-        found = 0
+        found = self._values(fields, step, self._case.ndim if self._case.corners else 1)
+        return sum(int(self._xp.count_nonzero(part != values)) for part, values in found)
+
+    def _values(self, fields: Sequence[Any], step: int, reach: int) -> Iterator[tuple[Any, Any]]:
+        """Yield parts of fields with their values, the poison's where more than ``reach`` axes leave the block."""
         for number, field in enumerate(fields):
-            for at, cells, outside in self._chunks(number, step):
-                values = self._xp.where(outside <= reach, cells, self._modulus)
-                wrong = field[at] != as_values(values, self._case.dtype)
-                found += int(self._xp.count_nonzero(wrong))
-        return found
-
-    def _chunks(self, field: int, step: int) -> Iterator[tuple[slice, Any, Any]]:
-        """Yield slices of the first axis with their cells' numbers, and how many axes leave the block."""
-        case = self._case
-        inner = prod(n + 2 * case.halo for n in case.shape[1:])
-        planes, total = max(1, self.CHUNK_CELLS // inner), case.shape[0] + 2 * case.halo
-        for start in range(0, total, planes):
-            at = slice(start, min(start + planes, total))
-            cells = self._summed(0, at) + field * 7919 + step * 31
-            yield at, cells % self._modulus, self._summed(1, at)
-
-    def _summed(self, part: int, at: slice) -> Any:
-        ndim, total = self._case.ndim, 0
-        for axis in range(ndim):
-            values = self._axes[axis][part]
-            values = values[at] if axis == 0 else values
-            total = total + values.reshape((1,) * axis + (-1,) + (1,) * (ndim - 1 - axis))
-        return total
+            for at in chunks(self._case.padded_shape):
+                cells = outer_sum(self._shares, at) + number * 7919 + step * 31
+                inside = outer_sum(self._outside, at) <= reach
+                values = self._xp.where(inside, cells % self._modulus, self._modulus)
+                yield field[at], as_values(values, self._case.dtype)
 
 
 def mpi_types(comm: Any, near: Neighbourhood, fields: Sequence[Any]) -> Method:
@@ -386,7 +366,6 @@ class PackedFaces:
 
 
 def cases(args: argparse.Namespace) -> list[ExchangeCase]:
-    """Return all combinations of a command line's sizes, faces, halos, dtypes and numbers of fields."""
     sizes = args.sizes or tuple((n,) for n in (QUICK_SIZES if args.quick else SIZES))
     return [
         ExchangeCase(size if len(size) > 1 else size * 3, faces, halo, dtype, fields)
@@ -397,7 +376,6 @@ def cases(args: argparse.Namespace) -> list[ExchangeCase]:
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: ExchangeCase) -> list[Row]:
-    """Measure one case."""
     comm, stage = bench.comm, bench.stage
     if not bench.fits(case.nbytes):
         return bench.left_out(case, f"{case.nbytes:,} bytes a rank are too many")
@@ -435,8 +413,7 @@ def measure(bench: Bench, args: argparse.Namespace, case: ExchangeCase) -> list[
 
         plans = [Plan(SELECTED, SELECTED, partial(by_path, None))]
         plans += [Plan(NAMED, path, partial(by_path, path)) for path in bench.paths(args.paths)]
-        if not args.no_baselines:
-            plans += _by_hand(bench, near, bench.users(fields))
+        plans += _by_hand(bench, near, bench.users(fields))
         graph = not args.no_graph
         rows = timed(bench, case, plans, check, graph=graph, bytes_each_way=near.bytes_each_way)
     bench.free()
@@ -473,7 +450,7 @@ EXCHANGE = Kind(
         Option("--sizes", "cells a rank: N for N^3, or a shape, the innermost axis last", shapes),
         Option("--faces", f"faces to exchange, out of {', '.join(FACES)}; x is the innermost axis"),
         Option("--halo", "halo widths; default: 1", numbers, (1,)),
-        Option("--dtype", "dtypes; default: f8", words, ("f8",)),
+        Option("--dtype", "dtypes; default: f8", dtypes, ("f8",)),
         Option("--fields", "fields of one exchange; default: 1", numbers, (1,)),
     ),
     (Column("bytes", "bytes_each_way"),),

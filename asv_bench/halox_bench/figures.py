@@ -46,7 +46,6 @@ def figure(
 
 
 def missing(name: str, why: str) -> Figure:
-    """Return the entry of a figure that could not be measured."""
     return figure(name, 0.0, "", None, None, "") | {"value": None, "failed": why}
 
 
@@ -163,14 +162,12 @@ def measured(
 
 
 def _rows(kind: Kind, bench: Bench, args: argparse.Namespace, words: str) -> list[Row]:
-    """Measure the cases that words select."""
     given = kind.parsed(words)
     given.repeats, given.quick = args.repeats or given.repeats, args.quick
     return [row for case in kind.cases(given) for row in right(kind.measure(bench, given, case))]
 
 
 def shown(found: Iterable[Figure]) -> str:
-    """Return a table of figures."""
     rows = [
         {
             "figure": one["name"],

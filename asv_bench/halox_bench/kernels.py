@@ -24,13 +24,11 @@ def source(name: str, settings: Settings = ()) -> str:
 
 
 def settings_of(**values: int) -> Settings:
-    """Return the names and values of ``#define`` lines."""
     return tuple((key, str(value)) for key, value in sorted(values.items()))
 
 
 @cache
 def function(file: str, name: str, device: int, settings: Settings = ()) -> Any:
-    """Compile a function of a kernel file for a device."""
     with cupy().cuda.Device(device):
         module = cupy().RawModule(code=source(file, settings), options=OPTIONS)
         return module.module.get_function(name)
@@ -45,7 +43,6 @@ def prepared(
     device: int,
     settings: Settings = (),
 ) -> PreparedLaunch:
-    """Return a prepared launch of a function of a kernel file."""
     return PreparedLaunch(function(file, name, device, settings), grid, block, args, device=device)
 
 
@@ -53,7 +50,6 @@ DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the addresses
 
 
 def copy(source: int, target: int, nbytes: int, stream: int) -> None:
-    """Copy bytes between any two kinds of memory by cudaMemcpyAsync."""
     cupy().cuda.runtime.memcpyAsync(target, source, nbytes, DEFAULT, stream)
 
 

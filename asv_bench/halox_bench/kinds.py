@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from halox.errors import HaloxError
 from halox_bench.rows import Column, Row
 
@@ -15,13 +17,10 @@ Wrong = argparse.ArgumentTypeError
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Split at commas."""
     return tuple(word for word in text.split(",") if word)
 
 
 def words_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
-    """Return a function that splits at commas into some of these words."""
-
     def parse(text: str) -> tuple[str, ...]:
         found = words(text)
         if not found or not {*found} <= {*allowed}:
@@ -31,20 +30,28 @@ def words_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def dtypes(text: str) -> tuple[str, ...]:
+    for word in words(text):
+        try:
+            is_number = np.dtype(word).kind in "iufc"
+        except TypeError:
+            is_number = False
+        if not is_number:
+            raise Wrong(f"dtype {word!r} is not one of numbers, such as f4, f8, c16, i4")
+    return words(text)
+
+
 def positive(text: str) -> int:
-    """Read a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise Wrong(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Split at commas into whole numbers of at least 1."""
     return tuple(positive(word) for word in words(text))
 
 
 def shapes(text: str) -> tuple[tuple[int, ...], ...]:
-    """Split at commas into shapes."""
     found = tuple(tuple(positive(n) for n in word.split("x")) for word in words(text))
     if any(len(shape) > 4 for shape in found):
         raise Wrong(f"expected shapes of 1 to 4 axes, got {text!r}")
@@ -55,13 +62,11 @@ _UNITS = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, "": 1}
 
 
 def size_label(nbytes: int) -> str:
-    """Return a number of bytes as one word."""
     unit = next(unit for unit, size in _UNITS.items() if nbytes >= size and nbytes % size == 0)
     return f"{nbytes // _UNITS[unit]}{unit}"
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Split at commas into numbers of bytes."""
     found = []
     for word in words(text):
         digits = word.rstrip("BKMi")
@@ -82,7 +87,6 @@ class Option(NamedTuple):
     metavar: str = "A,B"
 
     def add(self, parser: argparse.ArgumentParser) -> None:
-        """Add the option to a parser."""
         if self.read is None:
             parser.add_argument(self.name, action="store_true", help=self.help)
             return
@@ -110,7 +114,6 @@ class Kind:
     budget_s: float = 60.0  # seconds after which no further group of figures is begun
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options of all kinds, and of this one."""
         flag: Any = {"action": "store_true"}
         text = "ranks to start on this machine (default: those of a surrounding mpiexec)"
         parser.add_argument("-n", "--ranks", type=positive, metavar="RANKS", help=text)
@@ -127,7 +130,6 @@ class Kind:
         parser.add_argument("--quick", **flag, help="fewer cases, fewer samples")
         parser.add_argument("--repeats", type=positive, metavar="N", help="samples of each figure")
         parser.add_argument("--no-graph", **flag, help="leave out replayed CUDA graphs")
-        parser.add_argument("--no-baselines", **flag, help="leave out code by hand")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
 
     def parsed(self, text: str) -> argparse.Namespace:

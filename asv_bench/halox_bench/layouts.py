@@ -33,7 +33,6 @@ class Box:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all runs."""
         return prod(self.counts) * self.block_bytes
 
     def word(self, *offsets: int) -> int:
@@ -41,7 +40,6 @@ class Box:
         return gcd(16, self.block_bytes, self.offset, *self.strides, *offsets)
 
     def view(self, memory: Bytes) -> npt.NDArray[np.generic]:
-        """View the runs as an array of words, shape ``counts + (words,)``."""
         word = self.word()
         shape = (*self.counts, self.block_bytes // word)
         dtype = _word_type(word)
@@ -60,49 +58,29 @@ class Boxes:
         return gcd(16, *(box.word(at) for at, box in self.placed()))
 
     def placed(self) -> Iterator[tuple[int, Box]]:
-        """Each box with its offset in the packed bytes."""
         at = 0
         for box in self.boxes:
             yield at, box
             at += box.nbytes
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
-        """Copy the runs into a packed buffer, by slicing."""
         for at, box in self.placed():
             view = box.view(arrays[box.array])
             np.copyto(out[at : at + box.nbytes].view(view.dtype).reshape(view.shape), view)
 
-    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
-        """Copy packed runs into their places, by slicing."""
-        for at, box in self.placed():
-            view = box.view(arrays[box.array])
-            np.copyto(view, packed[at : at + box.nbytes].view(view.dtype).reshape(view.shape))
-
 
 @dataclass(frozen=True)
 class Triangle:
-    """The lower or upper triangle, diagonal included, of an n x n float64 matrix by columns."""
+    """The lower triangle, diagonal included, of an n x n float64 matrix by columns."""
 
     n: int
-    lower: bool
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
-        """Copy one column after another."""
         columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
         packed, at = out.view("f8"), 0
         for j in range(self.n):
-            part = columns[j, j:] if self.lower else columns[j, : j + 1]
-            packed[at : at + part.size] = part
-            at += part.size
-
-    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
-        """Copy one column after another."""
-        columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
-        values, at = packed.view("f8"), 0
-        for j in range(self.n):
-            part = columns[j, j:] if self.lower else columns[j, : j + 1]
-            part[:] = values[at : at + part.size]
-            at += part.size
+            packed[at : at + self.n - j] = columns[j, j:]
+            at += self.n - j
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +95,6 @@ class Gather:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return self.count * self.index.size * self.element_bytes
 
     @property
@@ -133,34 +110,20 @@ class Gathers:
     parts: tuple[Gather, ...]
 
     def placed(self) -> Iterator[tuple[int, Gather]]:
-        """Each gather with its offset in the packed bytes."""
         at = 0
         for part in self.parts:
             yield at, part
             at += part.nbytes
 
     def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
-        """Copy the elements by NumPy's fancy indexing."""
-        for memory, index, target in self._items(arrays, out):
-            target[...] = memory[index]
-
-    def unpack(self, arrays: Sequence[Bytes], packed: Bytes) -> None:
-        """Copy packed elements to their places by NumPy's fancy indexing."""
-        for memory, index, source in self._items(arrays, packed):
-            memory[index] = source
-
-    def _items(
-        self, arrays: Sequence[Bytes], packed: Bytes
-    ) -> Iterator[tuple[npt.NDArray[np.generic], Int64Array, npt.NDArray[np.generic]]]:
-        """Yield for each repetition of a list the elements of memory, the list, and the packed elements."""
         for at, part in self.placed():
             memory, dtype = arrays[part.array], _word_type(part.element_bytes)
             each = part.index.size * part.element_bytes
             for item in range(part.count):
                 elements = memory[item * part.extent :]
                 elements = elements[: elements.size // part.element_bytes * part.element_bytes]
-                there = packed[at + item * each : at + (item + 1) * each]
-                yield elements.view(dtype), part.index, there.view(dtype)
+                there = out[at + item * each : at + (item + 1) * each]
+                there.view(dtype)[...] = elements.view(dtype)[part.index]
 
 
 ByHand = Boxes | Triangle | Gathers

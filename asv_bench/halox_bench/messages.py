@@ -79,7 +79,6 @@ class TripCase:
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of the slab, a multiple of the word."""
         return -(-(self.offsets[-1] + self.arrays[-1]) // self.word) * self.word
 
 
@@ -106,10 +105,8 @@ def at(datatype: dt.Datatype, start: int) -> dt.Datatype:
 
 
 def _side(case: Case, nbytes: int = 0) -> Side:
-    """Return the send side, so many bytes further on."""
     datatype = at(case.datatype(), case.start + nbytes)
     if not nbytes:
-        assert case.by_hand is not None
         return Side(datatype, case.by_hand)
     assert isinstance(case.by_hand, Boxes)
     boxes = (replace(box, offset=box.offset + nbytes) for box in case.by_hand.boxes)
@@ -117,7 +114,6 @@ def _side(case: Case, nbytes: int = 0) -> Side:
 
 
 def _received(case: Case) -> Side:
-    """Return the receive side of a pattern."""
     if case.pattern.startswith("NAS_LU"):
         return _side(case, -40 * int(case.size))
     if case.pattern.startswith("NAS_MG"):
@@ -165,7 +161,6 @@ def of_ddtbench(case: Case) -> TripCase:
 
 
 def ddtbench(args: argparse.Namespace) -> list[TripCase]:
-    """Return the patterns of DDTBench that a command line names."""
     found = select(args.patterns, quick=args.quick, among=DDTBENCH_PATTERNS)
     return [of_ddtbench(case) for case in found]
 
@@ -222,7 +217,6 @@ STRIDED: Patterns = {
 
 
 def strided_messages(args: argparse.Namespace) -> list[TripCase]:
-    """Return the strided messages that a command line names."""
     return select(args.patterns, quick=args.quick, among=STRIDED)
 
 
@@ -232,28 +226,24 @@ class TripOracle:
     def __init__(self, case: TripCase, rank: int, xp: Any = np) -> None:
         self._case, self._rank, self._xp = case, rank, xp
         self._kind = f"u{case.word}"
-        self._known: dict[int, Any] = {}
-        self._both = both = [case.directions(one) for one in range(RANKS)]  # keeps the layouts
-        self._directions = [self._messages([one[way] for one in both]) for way in range(2)]
+        both = [case.directions(one) for one in range(RANKS)]
+        self._moves = [self._messages([one[way] for one in both]) for way in range(2)]
 
-    def _messages(self, both: Sequence[Direction]) -> list[tuple[int, int, Any, Any]]:
-        """Return source, target and the numbers of their words for each message of a direction."""
-        found = []
-        for source, target in product(range(RANKS), repeat=2):
-            here, there = both[target], both[source]
-            if target in there.sends and source in here.receives:
-                sent = self._parts(there.packed, there.sends, target)
-                received = self._parts(here.unpacked, here.receives, source)
-                found.append((source, target, sent, received))
-        return found
+    def _messages(self, ranks: Sequence[Direction]) -> list[tuple[int, int, Any, Any]]:
+        """Return source, target and the numbers of their words, for each message of a direction."""
+        sent = [self._parts(one.packed, one.sends) for one in ranks]
+        received = [self._parts(one.unpacked, one.receives) for one in ranks]
+        pairs = product(range(RANKS), repeat=2)
+        return [
+            (one, two, sent[one][two], received[two][one]) for one, two in pairs if two in sent[one]
+        ]
 
-    def _parts(self, layout: ByHand | None, messages: dict[int, Any], peer: int) -> Any:
-        """Return the words of the message with a peer; all messages of a direction have one length."""
-        if id(layout) not in self._known:
-            self._known[id(layout)] = self._xp.asarray(places(self._case, layout))
-        each = self._known[id(layout)].size // len(messages)
-        first = [*messages].index(peer) * each
-        return self._known[id(layout)][first : first + each]
+    def _parts(self, layout: ByHand | None, messages: dict[int, Any]) -> dict[int, Any]:
+        """Return the words of the message with each peer; all messages of a direction have one length."""
+        if layout is None:
+            return {}
+        words = self._xp.asarray(places(self._case, layout)).reshape(len(messages), -1)
+        return dict(zip(messages, words, strict=True))
 
     def _filled(self, rank: int, step: int) -> Any:
         """Return the words of a rank's slab, which differ from each other, between ranks and between steps."""
@@ -262,25 +252,20 @@ class TripOracle:
         return (found * kind(2) + kind(rank)) * kind(2654435761) + kind(step + 1)
 
     def fill(self, slab: Any, step: int) -> None:
-        """Fill a slab with the words of a step."""
         slab.view(self._kind)[:] = self._filled(self._rank, step)
 
     def wrong(self, slab: Any, step: int, directions: Sequence[int]) -> int:
         """Count the words of this rank's slab that differ from the result of some directions."""
         slabs = [self._filled(rank, step) for rank in range(RANKS)]
         for direction in directions:
-            moved = [
-                (target, here, slabs[source][there])
-                for source, target, there, here in self._directions[direction]
-            ]
-            for target, here, values in moved:
-                slabs[target][here] = values
+            before = [one.copy() for one in slabs]
+            for source, target, there, here in self._moves[direction]:
+                slabs[target][here] = before[source][there]
         return int(self._xp.count_nonzero(slab.view(self._kind) != slabs[self._rank]))
 
 
-def places(case: TripCase, layout: ByHand | None) -> Any:
+def places(case: TripCase, layout: ByHand) -> Any:
     """Return the numbers of a slab's words in the packing order of hand-written code."""
-    assert layout is not None
     kind = f"u{case.word}"
     memory: Bytes = np.arange(case.slab_bytes // case.word, dtype=kind).view(np.uint8)
     of_slab = [memory[a : a + n] for a, n in zip(case.offsets, case.arrays, strict=True)]
@@ -424,10 +409,10 @@ def measure(bench: Bench, args: argparse.Namespace, case: TripCase) -> list[Row]
         plans = [Plan(SELECTED, SELECTED, partial(typed, comm, slab, case, None))]
         for path in bench.paths(args.paths):
             plans.append(Plan(NAMED, path, partial(typed, comm, slab, case, path)))
-        if not args.no_baselines and bench.on_gpu:
+        if bench.on_gpu:
             plans.append(Plan(BASELINE, NCCL, partial(kernels, bench, slab, case, host=False)))
             plans.append(Plan(BASELINE, ZERO_COPY, partial(kernels, bench, slab, case, host=True)))
-        elif not args.no_baselines:
+        else:
             plans.append(Plan(BASELINE, MPI_TYPES, partial(mpi_types, comm, slab, case)))
         rows = timed(bench, case, plans, check, graph=not args.no_graph, graph_calls=10)
     bench.free()

@@ -13,8 +13,6 @@ from halox_bench.kernels import cupy
 
 
 class Nccl:
-    """A communicator of NCCL; made by `nccl_between`."""
-
     def __init__(self, comm: Any) -> None:
         self.nccl: Any = import_module("cupy.cuda.nccl")
         unique = comm.bcast(self.nccl.get_unique_id() if comm.rank == 0 else None)

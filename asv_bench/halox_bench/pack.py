@@ -8,26 +8,25 @@ filled with a mixture of its place, so that the layout alone determines the pack
 from __future__ import annotations
 
 import argparse
-import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from halox import datatypes as dt
-from halox.errors import DatatypeError
+from halox.errors import DatatypeError, PathError
 from halox.packing.choosing import choose, device_packer
 from halox.packing.host import HostPacker
 from halox_bench import byhand
-from halox_bench.bench import MIB, NAMED, Bench, Method, Plan, WrongResult, timed
-from halox_bench.checks import Bytes, expected, filled
-from halox_bench.clock import MOST_GRAPH_CALLS, Call, EventClock, TurnCall
-from halox_bench.kernels import DEFAULT, copy, cupy, multiprocessors, packed_buffer, prepared
+from halox_bench.bench import MIB, NAMED, Bench, Method, Plan, made, timed
+from halox_bench.checks import Bytes, filled
+from halox_bench.clock import MOST_GRAPH_CALLS, Call, EventClock
+from halox_bench.kernels import DEFAULT, copy, cupy, packed_buffer
 from halox_bench.kinds import Kind, Option, words_of
 from halox_bench.layouts import Boxes
 from halox_bench.patterns import Case, select
-from halox_bench.rows import BASELINE, GRAPH, SELECTED, Column, Row
+from halox_bench.rows import BASELINE, GRAPH, SELECTED, STREAM, Column, Row
 
 COPY, MEMCPY_2D, BLOCK_COPIES = "copy of the same bytes", "cudaMemcpy2D", "one copy a block"
 BY_HAND, MPI_PACK = "kernel by hand", "MPI_Pack"
@@ -68,7 +67,6 @@ def cases(args: argparse.Namespace) -> list[PackCase]:
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: PackCase) -> list[Row]:
-    """Measure one case."""
     if not bench.on_gpu:
         return _on_host(bench, args, case)
     cp = bench.stage.xp
@@ -86,7 +84,7 @@ def _on_host(bench: Bench, args: argparse.Namespace, given: PackCase) -> list[Ro
     if case.slab_bytes > _MOST_HOST_BYTES or (given.to == "host" and len(args.to) > 1):
         return []  # too large, or the same as to the device
     slab, packed = filled(case.slab_bytes), np.empty(case.payload, np.uint8)
-    wanted = packed_bytes(case)
+    wanted = packed_bytes(case, slab)
 
     def check(method: Method, call: Call) -> int:
         if not given.unpack:
@@ -116,18 +114,13 @@ def _on_host(bench: Bench, args: argparse.Namespace, given: PackCase) -> list[Ro
         return Method(lambda: items.Pack(memory, packed, 0, MPI.COMM_SELF), items.Free)
 
     source, target = packed if given.unpack else slab[: packed.size], np.empty_like(packed)
-    plans, further = [Plan(SELECTED, SELECTED, host)], dict[str, Call]()
-    if not args.no_baselines:
-        plans.append(Plan(BASELINE, MPI_PACK, mpi))
-        further[COPY] = lambda: np.copyto(target, source)
-    return timed(bench, given, plans, check, further=further)
+    plans = [Plan(SELECTED, SELECTED, host), Plan(BASELINE, MPI_PACK, mpi)]
+    return timed(bench, given, plans, check, further={COPY: lambda: np.copyto(target, source)})
 
 
-def packed_bytes(case: Case) -> Bytes:
-    """Return the bytes that packing filled memory gives, by the layout by hand, or else by the list of blocks."""
-    if case.by_hand is None:
-        return expected(case.datatype().blocks(case.count).shifted(case.start))
-    slab, packed = filled(case.slab_bytes), np.empty(case.payload, np.uint8)
+def packed_bytes(case: Case, slab: Bytes) -> Bytes:
+    """Return the bytes that packing a slab gives, by the layout by hand."""
+    packed = np.empty(case.payload, np.uint8)
     arrays = [slab[at : at + n] for at, n in zip(case.offsets, case.arrays, strict=True)]
     case.by_hand.pack(arrays, packed)
     return packed
@@ -137,38 +130,33 @@ class _OnDevice:
     """A case in the memory of a GPU: slabs of its arrays, packed bytes, and their checks."""
 
     def __init__(self, bench: Bench, given: PackCase) -> None:
-        self._given, self._case = given, given.case
-        self._stage, self._device = bench.stage, bench.stage.device or 0
+        self._bench, self._given, self._case = bench, given, given.case
+        self._device = bench.stage.device or 0
         self._clock = EventClock(bench.stage, bench.clock.timing.batches)
-        case, cp = self._case, cupy()
-        cp.get_default_memory_pool().free_all_blocks()
+        case, cp = given.case, cupy()
+        bench.free()
         free = cp.cuda.runtime.memGetInfo()[0]
-        self._step = step = -(-case.slab_bytes // 512) * 512
-        if step + case.payload > 0.9 * free:
-            raise MemoryError(f"{case.name} needs {step + case.payload:,} bytes, {free:,} are free")
+        step = -(-case.slab_bytes // 512) * 512
+        needed = 3 * step + case.payload  # the slab, its contents, and a temporary of the check
+        if needed > 0.9 * free:
+            raise MemoryError(f"{case.name} needs {needed:,} bytes, {free:,} are free")
         self._datatype = case.datatype()
-        turns = self._turns(free, step) if given.cold else 1
-        self._memory = cp.empty(turns * step, np.uint8)
-        base = int(self._memory.data.ptr)
-        self._slabs = [base + turn * step for turn in range(turns)]
-        for turn in range(turns):
-            self._fill(self._slab(turn))
+        self._turn, self._turns = 0, self._copies(free, step) if given.cold else 1
+        self._expected, self._contents = packed_bytes(case, filled(step)), filled(step, cp)
+        self._memory = cp.empty((self._turns, step), np.uint8)
+        self._memory[...] = self._contents
+        self._slabs = [int(slab.data.ptr) for slab in self._memory]
         # Several packed buffers on the device only: the host's memory is not cached there.
-        self._room = -(-case.payload // 512) * 512
-        several = turns if given.to == "device" else 1
-        self._packed, self._at, self._owner = packed_buffer(
-            self._room * several, host=given.to == "host"
-        )
-        self._several = several
-        cp.cuda.Device(self._device).synchronize()
-        self._expected = packed_bytes(case)
+        room, several = -(-case.payload // 512) * 512, self._turns if given.to == "device" else 1
+        self._packed, first, self._owner = packed_buffer(room * several, host=given.to == "host")
+        self._places = [first + room * (turn % several) for turn in range(self._turns)]
+        bench.stage.settle()
 
     @cached_property
     def _blocks(self) -> Any:
-        """Blocks relative to the slab."""
         return self._datatype.blocks(self._case.count).shifted(self._case.start)
 
-    def _turns(self, free: int, step: int) -> int:
+    def _copies(self, free: int, step: int) -> int:
         """Return how many copies of the memory exceed the L2 cache four times; 1 if that is impossible."""
         l2 = int(cupy().cuda.runtime.getDeviceProperties(self._device)["l2CacheSize"])
         sectors = int((-(-self._blocks.lengths // _SECTOR)).sum())
@@ -179,96 +167,70 @@ class _OnDevice:
         )
         return needed if touched <= l2 and small else 1
 
-    def _slab(self, turn: int) -> Any:
-        return self._memory[turn * self._step : (turn + 1) * self._step]
-
-    def _fill(self, memory: Any, *, flip: int = 0, combine: bool = False) -> None:
-        """Fill memory of whole words, or combine it with the fill by exclusive or."""
-        values = int(memory.data.ptr), memory.nbytes // 8, flip
-        arguments = (*map(ctypes.c_uint64, values), ctypes.c_int(combine))
-        blocks = 8 * multiprocessors(self._device)
-        prepared("bench", "fill", blocks, 256, arguments, self._device).launch(
-            self._stage.stream.ptr
-        )
-        self._stage.synchronize()
-
-    def _packed_at(self, turn: int) -> int:
-        return self._at + self._room * (turn % self._several)
-
     def rows(self, args: argparse.Namespace) -> list[Row]:
-        """Check and measure all methods."""
-        given, found = self._given, list[Row]()
-        for kind, name, make in self._methods(args):
-            row = Row(given.name, kind, name, details=given.details)
-            try:
-                call, path = make()
-                if name != COPY:
-                    self._check(call)
+        blank, found = Row(self._given.name, "", "", details=self._given.details), list[Row]()
+        with made(self._bench, blank, [*self._plans(args)], self._wrong) as (methods, rows):
+            methods[COPY] = self._moving(self._copy)
+            rows[COPY] = blank.with_(kind=BASELINE, name=COPY)
+            for name, row in rows.items():
+                if name not in methods:
+                    found.append(row)
+                    continue
+                method = methods[name]
                 us, graph_us = self._clock.measure(
-                    call, turns=len(self._slabs), graph=not args.no_graph and name != BLOCK_COPIES
+                    method.call, least=self._turns, graph=method.captures and not args.no_graph
                 )
-            except DatatypeError as error:
-                found.append(row.with_(error=f"not for this type: {error}"))
-                continue
-            except Exception as error:
-                found.append(row.with_(error=f"{type(error).__name__}: {error}", failed=True))
-                cupy().cuda.Device(self._device).synchronize()  # raises if the GPU is broken
-                continue
-            row = row.with_(path=path, us=us, gb_per_s=self._case.payload / us / 1e3)
-            found.append(row)
-            if graph_us is not None:
-                speed = self._case.payload / graph_us / 1e3
-                found.append(row.with_(mode=GRAPH, us=graph_us, gb_per_s=speed))
-        self._memory = self._packed = self._owner = None
+                for mode, time_us in ((STREAM, us), (GRAPH, graph_us)):
+                    if time_us is not None:
+                        speed = self._case.payload / time_us / 1e3
+                        found.append(row.with_(mode=mode, us=time_us, gb_per_s=speed))
         return found
 
-    def _methods(
-        self, args: argparse.Namespace
-    ) -> Iterator[tuple[str, str, Callable[[], tuple[TurnCall, str]]]]:
-        """Yield kind, name, and a function that returns the call and its packer."""
-        yield SELECTED, SELECTED, partial(self._packing, "auto")
+    def _plans(self, args: argparse.Namespace) -> Iterator[Plan]:
+        yield Plan(SELECTED, SELECTED, partial(self._packing, "auto"))
         for method in args.methods or ():
-            yield NAMED, method, partial(self._packing, method)
-        yield BASELINE, COPY, partial(self._moving, self._copy)
-        if args.no_baselines:
-            return
+            yield Plan(NAMED, method, partial(self._packing, method))
         layout = self._case.by_hand
         boxes = layout.boxes if isinstance(layout, Boxes) else ()
-        if layout is not None:
-            device, direction = self._device, self._given.direction
-            yield (
-                BASELINE,
-                BY_HAND,
-                lambda: self._moving(byhand.prepare(layout, self._case.offsets, direction, device)),
-            )
+        what = layout, self._case.offsets, self._given.direction, self._device
+        yield Plan(BASELINE, BY_HAND, lambda: self._moving(byhand.prepare(*what)))
         if len(boxes) == 1 and len(boxes[0].counts) == 1:
-            yield BASELINE, MEMCPY_2D, partial(self._moving, self._memcpy_2d)
+            yield Plan(BASELINE, MEMCPY_2D, partial(self._moving, self._memcpy_2d))
         if len(boxes) > 1 and self._blocks.n_blocks <= MOST_COPIES:
-            yield BASELINE, BLOCK_COPIES, partial(self._moving, self._block_copies)
+            copies = partial(self._moving, self._block_copies, captures=False)
+            yield Plan(BASELINE, BLOCK_COPIES, copies)
 
-    def _packing(self, method: str) -> tuple[TurnCall, str]:
-        case, start = self._case, self._case.start
+    def _packing(self, method: str) -> Method:
+        case, to_host = self._case, self._given.to == "host"
         if method == "auto":
-            to_host = self._given.to == "host"
             method = choose(self._datatype, case.count, to_host=to_host).method
-        packer: Any = device_packer(method, self._datatype, case.count, self._device)
+        try:
+            packer: Any = device_packer(method, self._datatype, case.count, self._device)
+        except DatatypeError as error:
+            raise PathError(f"not for this type: {error}") from error
 
-        def call(stream: int, turn: int) -> None:
+        def move(slab: int, packed: int, stream: int) -> None:
             if self._given.unpack:
-                packer.unpack(self._packed_at(turn), self._slabs[turn] + start, stream)
+                packer.unpack(packed, slab + case.start, stream)
             else:
-                packer.pack(self._slabs[turn] + start, self._packed_at(turn), stream)
+                packer.pack(slab + case.start, packed, stream)
 
-        return call, packer.method
+        moving = self._moving(move)
+        moving.found["path"] = packer.method
+        return moving
 
-    def _moving(self, move: byhand.Move) -> tuple[TurnCall, str]:
-        def call(stream: int, turn: int) -> None:
-            move(self._slabs[turn], self._packed_at(turn), stream)
+    def _moving(self, move: byhand.Move, *, captures: bool = True) -> Method:
+        """Return the method that moves the bytes of one slab after another on CuPy's current stream."""
+        current = cupy().cuda.get_current_stream
 
-        return call, ""
+        def call() -> None:
+            turn = self._turn
+            self._turn = (turn + 1) % self._turns
+            move(self._slabs[turn], self._places[turn], current().ptr)
+
+        return Method(call, captures=captures)
 
     def _ends(self, slab: int, packed: int) -> tuple[int, int]:
-        """Return source and target."""
         return (packed, slab) if self._given.unpack else (slab, packed)
 
     def _copy(self, slab: int, packed: int, stream: int) -> None:
@@ -291,41 +253,32 @@ class _OnDevice:
             *target, *source, box.block_bytes, box.counts[0], DEFAULT, stream
         )
 
-    def _check(self, call: TurnCall) -> None:
-        """Make a call and compare every byte; raise `WrongResult`."""
-        wrong = self._wrong_slab(call) if self._given.unpack else self._wrong_packed(call)
-        if wrong:
-            raise WrongResult(f"wrong result: {wrong} bytes")
-
-    def _first_packed(self) -> Any:
-        return self._packed[: self._case.payload]
-
-    def _wrong_packed(self, call: TurnCall) -> int:
-        self._first_packed()[:] = 0xA5
-        cupy().cuda.Device(self._device).synchronize()
-        call(self._stage.stream.ptr, 0)
-        self._stage.synchronize()
-        found = self._first_packed()
-        found = found if isinstance(found, np.ndarray) else found.get()
-        return int(np.count_nonzero(found != self._expected))
-
-    def _wrong_slab(self, call: TurnCall) -> int:
-        cp, slab = cupy(), self._slab(0)
-        packed = self._first_packed()
-        packed[:] = self._expected if isinstance(packed, np.ndarray) else cp.asarray(self._expected)
-        self._fill(slab, flip=2**64 - 1)
-        cp.cuda.Device(self._device).synchronize()
-        call(self._stage.stream.ptr, 0)
+    def _wrong(self, method: Method, call: Call) -> int:
+        """Move the bytes of the first slab, and return the number of wrong ones."""
+        cp, stage, slab = cupy(), self._bench.stage, self._memory[0]
+        packed = self._packed[: self._case.payload]
+        self._turn = 0
+        if not self._given.unpack:
+            packed[...] = 0xA5
+            stage.settle()
+            call()
+            stage.synchronize()
+            found = packed if isinstance(packed, np.ndarray) else packed.get()
+            return int(np.count_nonzero(found != self._expected))
+        packed[...] = (
+            cp.asarray(self._expected) if isinstance(packed, cp.ndarray) else self._expected
+        )
+        cp.invert(self._contents, out=slab)
+        stage.settle()
+        call()
+        slab ^= self._contents
         # Right bytes are now 0, bytes that were not written 255.
-        self._fill(slab, combine=True)
-        counts = {0: self._case.payload, 255: slab.size - self._case.payload}
-        for begin in range(0, slab.size, 256 * MIB):
-            for value in counts:
-                part = slab[begin : begin + 256 * MIB]
-                counts[value] -= int(cp.count_nonzero(part == value))
-        cp.cuda.Device(self._device).synchronize()
-        self._fill(slab)
-        return sum(map(abs, counts.values()))
+        right = int(slab.size) - int(cp.count_nonzero(slab))
+        untouched = int(cp.count_nonzero(slab == 255))
+        slab[...] = self._contents
+        stage.settle()
+        moved = self._case.payload
+        return abs(right - moved) + abs(int(slab.size) - moved - untouched)
 
 
 PACK = Kind(

@@ -42,9 +42,9 @@ class Case:
     arrays: tuple[int, ...]  # bytes of each, from its first element
     build: Callable[[Sequence[int]], dt.Datatype]
     payload: int  # bytes that are packed, by the pattern's own formula
+    by_hand: ByHand  # the layout for hand-written code
     count: int = 1  # items of the datatype
     start: int = 0  # bytes from the first array's beginning to the datatype's buffer address
-    by_hand: ByHand | None = None  # the layout for hand-written code
 
     @property
     def name(self) -> str:
@@ -83,8 +83,8 @@ def of_box(
     count: int = 1,
 ) -> Case:
     """Return a case of equal runs in one array of so many bytes."""
-    what = pattern, str(size), (nbytes,), lambda _: build(), box.nbytes, count, start
-    return Case(*what, by_hand=Boxes((box,)))
+    what = pattern, str(size), (nbytes,), lambda _: build(), box.nbytes, Boxes((box,))
+    return Case(*what, count, start)
 
 
 def runs(block: int, payload: int) -> Case:
@@ -117,8 +117,7 @@ def lower_triangle() -> Iterator[Case]:
             column = np.arange(n)
             return dt.indexed(n - column, column * n + column, "f8")
 
-        by_hand = Triangle(n, lower=True)
-        yield Case("lower_triangle", str(n), (8 * n * n,), build, 4 * n * (n + 1), by_hand=by_hand)
+        yield Case("lower_triangle", str(n), (8 * n * n,), build, 4 * n * (n + 1), Triangle(n))
 
 
 def matrix() -> Iterator[Case]:
@@ -143,16 +142,18 @@ def random_indexed() -> Iterator[Case]:
             def build(_: Sequence[int], index: Int64Array = index, span: int = span) -> dt.Datatype:
                 return dt.resized(dt.indexed_block(1, index, "f8"), 0, 8 * span)
 
-            what = f"{density}-{size_label(payload)}", (8 * span * count,), build, payload, count
-            by_hand = Gathers((Gather(index, 8, count, 8 * span),))
-            yield Case("random_indexed", *what, by_hand=by_hand)
+            what = f"{density}-{size_label(payload)}", (8 * span * count,), build, payload
+            yield Case(
+                "random_indexed", *what, Gathers((Gather(index, 8, count, 8 * span),)), count
+            )
 
 
 def struct_24() -> Iterator[Case]:
     """Yield a double, two ints and a char, padded to 24 bytes; 17 of them are packed."""
     for count in (4 * KIB, 64 * KIB, 4 * MIB):
-        build = lambda _: dt.struct([1, 2, 1], [0, 8, 16], ["f8", "i4", "i1"])  # noqa: E731
-        yield Case("struct_24", str(count), (24 * count,), build, 17 * count, count)
+        build = partial(dt.struct, [1, 2, 1], [0, 8, 16], ["f8", "i4", "i1"])
+        box = Box(17, (count,), (24,))
+        yield of_box("struct_24", count, 24 * count, build, box, count=count)
 
 
 def face(axis: str) -> Iterator[Case]:
@@ -203,7 +204,7 @@ def wrf(axis: str) -> Iterator[Case]:
             tuple(4 * {2: d1 * d3, 3: d1 * d2 * d3, 4: 2 * d1 * d2 * d3}[n] for n in WRF_ARRAYS),
             partial(_wrf_type, dims, sub, boxes),
             4 * (4 * s1 * s3 + 5 * s1 * s2 * s3),
-            by_hand=Boxes(boxes),
+            Boxes(boxes),
         )
 
 
@@ -219,7 +220,6 @@ def _wrf_box(n: int, dims: Sequence[int], sub: Sequence[int], at: Sequence[int],
 def _wrf_type(
     dims: Sequence[int], sub: Sequence[int], boxes: Sequence[Box], offsets: Sequence[int]
 ) -> dt.Datatype:
-    """Return the struct of the nine fields."""
     (d1, d2, d3), (s1, s2, s3) = dims, sub
     places = [start + box.offset for start, box in zip(offsets, boxes, strict=True)]
     three = dt.hvector(s3, 1, 4 * d1 * d2, dt.vector(s2, s1, d1, "f4"))
@@ -298,8 +298,7 @@ def lammps() -> Iterator[Case]:
 
         arrays = tuple(8 * width * (atoms + n) for width in widths)
         by_hand = Gathers(tuple(Gather(index, 8 * w, array=a) for a, w in enumerate(widths)))
-        what = "LAMMPS_full", f"{atoms}-{n}", arrays, build, 8 * sum(widths) * n
-        yield Case(*what, by_hand=by_hand)
+        yield Case("LAMMPS_full", f"{atoms}-{n}", arrays, build, 8 * sum(widths) * n, by_hand)
 
 
 def specfem_oc() -> Iterator[Case]:
@@ -308,7 +307,7 @@ def specfem_oc() -> Iterator[Case]:
         index = _list(c, points, n)
         build = lambda _, index=index: dt.indexed_block(1, index, "f4")  # noqa: E731
         by_hand = Gathers((Gather(index, 4),))
-        yield Case("SPECFEM3D_oc", f"c{c}", (4 * points,), build, 4 * n, by_hand=by_hand)
+        yield Case("SPECFEM3D_oc", f"c{c}", (4 * points,), build, 4 * n, by_hand)
 
 
 def specfem_cm() -> Iterator[Case]:
@@ -322,8 +321,8 @@ def specfem_cm() -> Iterator[Case]:
             return dt.struct([1, 1], list(offsets), types)
 
         by_hand = Gathers(tuple(Gather(index, 12, array=a) for a, index in enumerate(lists)))
-        what = "SPECFEM3D_cm", size, (12 * points_cm, 12 * points_ic), build, 12 * (n_cm + n_ic)
-        yield Case(*what, by_hand=by_hand)
+        arrays = 12 * points_cm, 12 * points_ic
+        yield Case("SPECFEM3D_cm", size, arrays, build, 12 * (n_cm + n_ic), by_hand)
 
 
 FFT_RANKS = 4
@@ -350,7 +349,7 @@ def whole_arrays(pattern: str, size: str, parts: Sequence[tuple[str, int]]) -> C
         return dt.struct([n for _, n in parts], list(offsets), [dtype for dtype, _ in parts])
 
     boxes = tuple(Box(nbytes, array=a) for a, nbytes in enumerate(sizes))
-    return Case(pattern, size, sizes, build, sum(sizes), by_hand=Boxes(boxes))
+    return Case(pattern, size, sizes, build, sum(sizes), Boxes(boxes))
 
 
 def hacc_vblock() -> Iterator[Case]:

@@ -13,7 +13,7 @@ from halox_bench.kinds import Kind, Option, numbers, words_of
 from halox_bench.rows import Row
 
 NORM, DIFFERENCE, TWO = "norm", "sum of (a - b)**2", "two reductions"
-COPY, ONE, WHOLE_ARRAY = "copy of the field", "one reduction", "sum of the whole array"
+COPY, ONE = "copy of the field", "one reduction"
 READ = "reading at the speed of the copy"
 GRID, PERSISTENT = "grid.allreduce", "halox.Allreduce"
 GRID_NEW, PERSISTENT_NEW = "grid.allreduce without out", "halox.Allreduce without out"
@@ -37,7 +37,6 @@ class ReductionCase(NamedTuple):
 
 
 def cases(args: argparse.Namespace) -> list[ReductionCase]:
-    """Return the fields of a command line, and the arrays."""
     cells = args.cells or ((64,) if args.quick else (512,))
     found = [ReductionCase(FIELDS, n) for n in cells if FIELDS in args.of]
     return found + [ReductionCase(ARRAYS, 0)] * (ARRAYS in args.of)
@@ -82,7 +81,6 @@ def _of_fields(bench: Bench, n: int) -> dict[str, float]:
                 TWO: lambda: grid.reduce(texts, ops, both, r=field),
                 ONE: lambda: grid.sum("r * r", value, r=field),
                 COPY: copy,
-                WHOLE_ARRAY: source.sum,
             }
         )
         stage.settle()

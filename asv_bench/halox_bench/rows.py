@@ -40,7 +40,6 @@ class Row:
         return replace(self, **{name: found[name] for name in own}, details=self.details | others)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         found: dict[str, Any] = asdict(self)
         details: dict[str, Any] = found.pop("details")
         return found | details
@@ -98,7 +97,6 @@ class Column(NamedTuple):
     factor: float = 1.0
 
     def text(self, row: Row) -> str:
-        """Return the cell of a row."""
         value = row.details.get(self.detail)
         if value is None or isinstance(value, str):
             return value or ""
@@ -109,7 +107,6 @@ HEADS, WIDTHS = ("case", "method", "path", "mode"), (34, 32, 22, 6)
 
 
 def header(columns: Sequence[Column]) -> str:
-    """Return the names of the columns."""
     heads = (text.ljust(width) for text, width in zip(HEADS, WIDTHS, strict=True))
     own = (column.head.rjust(11) for column in columns)
     return " ".join([*heads, *own, "us".rjust(10)]) + "  halox over it"

@@ -43,7 +43,6 @@ class StepCase(NamedTuple):
 
 
 def cases(args: argparse.Namespace) -> list[StepCase]:
-    """Return the steps of a command line."""
     usual = (
         {SEVEN: (64,), FUSED: (256,)}
         if args.quick
@@ -53,7 +52,6 @@ def cases(args: argparse.Namespace) -> list[StepCase]:
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: StepCase) -> list[Row]:
-    """Measure one step."""
     from mpi4py import MPI
 
     if not bench.on_gpu:
@@ -137,33 +135,6 @@ def _computing(stage: Stage, u: Any, v: Any) -> Callable[[Box], None]:
     return compute
 
 
-FUSED_SOURCE = r"""
-__device__ float updated(const float* u, int x, int y, int row)
-{
-    const float* at = u + (long long)x * row + y;
-    return at[0] + 0.2f * (at[-row] + at[row] + at[-1] + at[1] - 4 * at[0]);
-}
-
-extern "C" __global__ void alone(const float* u, float* next, int nx, int ny)
-{
-    const int y = 1 + blockIdx.x * blockDim.x + threadIdx.x;
-    const int x = 1 + blockIdx.y * blockDim.y + threadIdx.y;
-    if (x <= nx && y <= ny)
-        next[(long long)x * (ny + 2) + y] = updated(u, x, y, ny + 2);
-}
-
-extern "C" __global__ void fused(const halox::Halo<2> halo, int field, const float* u, int nx, int ny)
-{
-    const int y = 1 + blockIdx.x * blockDim.x + threadIdx.x;
-    const int x = 1 + blockIdx.y * blockDim.y + threadIdx.y;
-    if (x <= nx && y <= ny) {
-        halo.wait({x, y});
-        halo.store(field, {x, y}, updated(u, x, y, ny + 2));
-    }
-}
-"""
-
-
 def fused_us(bench: Bench, cells: int, threads: tuple[int, int] = (64, 4)) -> dict[str, float]:
     """Return the microseconds of a 5-point step in a graph, by each of three methods, which must agree."""
     cp, stage, comm = bench.stage.xp, bench.stage, bench.comm
@@ -174,7 +145,7 @@ def fused_us(bench: Bench, cells: int, threads: tuple[int, int] = (64, 4)) -> di
         ) as grid,
     ):
         u, v = grid.zeros("f4"), grid.zeros("f4")
-        module = cp.RawModule(code=halox.device_header() + FUSED_SOURCE)
+        module = cp.RawModule(code=halox.device_header() + source("fused_step"))
         alone, fused = map(module.get_function, ("alone", "fused"))
         nx, ny = map(cp.int32, grid.rank_shape)
         blocks = (-(-int(ny) // threads[0]), -(-int(nx) // threads[1]))

@@ -316,7 +316,6 @@ TARGETS = (
 
 
 def on(where: str, ranks: int, kind: str = "") -> list[Target]:
-    """Return the figures of a place on a number of ranks, of a kind or of all."""
     return [
         one
         for one in TARGETS
@@ -325,7 +324,6 @@ def on(where: str, ranks: int, kind: str = "") -> list[Target]:
 
 
 def place(ranks: int, *, on_gpu: bool, shared_gpu: bool) -> str:
-    """Return the place of ranks."""
     if not on_gpu:
         return HOST
     return ONE if ranks == 1 else SHARED if shared_gpu else APART

@@ -6,7 +6,7 @@ Only the blocks of the ranks are taken from the grids: the transposes by hand an
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,10 @@ import numpy as np
 import halox
 from halox.errors import HaloxError
 from halox_bench.bench import CHECKS, NAMED, Bench, Method, Plan, paths_taken, timed
-from halox_bench.checks import as_values, modulus_of, need_numbers
+from halox_bench.checks import as_values, chunks, modulus_of, outer_sum
 from halox_bench.clock import Call
 from halox_bench.kernels import copy
-from halox_bench.kinds import Kind, Option, Wrong, shapes, words, words_of
+from halox_bench.kinds import Kind, Option, Wrong, dtypes, shapes, words, words_of
 from halox_bench.nccl import Nccl
 from halox_bench.rows import BASELINE, SELECTED, Column, Row
 
@@ -56,7 +56,6 @@ class TransposeCase:
             raise HaloxError(f"axes {self.axes}: expected an order of 2 to 4 axes of {self.shape}")
         if self.division == PENCILS and self.ndim < 3:
             raise HaloxError(f"pencils of {self.shape}: expected 3 or 4 axes; two axes have slabs")
-        need_numbers(self.dtype)
 
     @property
     def ndim(self) -> int:
@@ -81,7 +80,6 @@ class TransposeCase:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Cells of the first and of the second grid."""
         return self.shape, tuple(self.shape[axis] for axis in self.axes)
 
     def proc_shapes(self, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -103,7 +101,6 @@ class TransposeCase:
 
 
 def axes_of(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read orders of axes with commas between."""
     if not all(word.isdecimal() for word in words(text)):
         raise Wrong(f"{text}: expected orders of axes, as in 10,021,3210")
     return tuple(tuple(map(int, word)) for word in words(text))
@@ -178,47 +175,39 @@ def _common(own: Slices, others: Sequence[Slices]) -> list[Piece]:
 
 
 class TransposeOracle:
-    """Fills a rank's source by global indices, and compares the target with NumPy's transpose of the same cells."""
+    """Fills a rank's source with numbers of its global indices, and compares the target with those of its own."""
 
     STEPS = (130003, 70001, 40009, 10007)
-    CHUNK_CELLS = 1 << 22
 
     def __init__(self, case: TransposeCase, source: Slices, target: Slices, xp: Any = np) -> None:
         self._case, self._xp = case, xp
-        self._source, self._target = source, target
         self._modulus = modulus_of(case.dtype)
+        self._source = self._shares(source, range(case.ndim))
+        self._target = self._shares(target, case.source_axes)
+
+    def _shares(self, block: Slices, axes: Iterable[int]) -> list[Any]:
+        """Return each index's share of the cell's number along the axes of a block, numbered as in the source."""
+        return [
+            self._xp.arange(part.start, part.stop) * self.STEPS[axis] % self._modulus
+            for part, axis in zip(block, axes, strict=True)
+        ]
 
     def fill(self, source: Any, target: Any, step: int) -> None:
         """Fill the source with the numbers of a step, and the target with a number that no cell has."""
-        for at, cells in self._chunks(self._source):
-            source[at] = self._values(cells, step)
+        for part, values in self._values(source, self._source, step):
+            part[...] = values
         target[...] = self._modulus
 
     def wrong(self, target: Any, step: int) -> int:
         """Count the wrong values of the target after a step."""
-        axes, ndim = self._case.source_axes, self._case.ndim
-        back = [axes.index(axis) for axis in range(ndim)]
-        found = 0
-        for at, cells in self._chunks(self._target):
-            values = self._values(tuple(cells[k] for k in back), step)
-            found += int(self._xp.count_nonzero(target[at] != turned(values, self._case)))
-        return found
+        found = self._values(target, self._target, step)
+        return sum(int(self._xp.count_nonzero(part != values)) for part, values in found)
 
-    def _values(self, cells: Slices, step: int) -> Any:
-        xp, case = self._xp, self._case
-        total: Any = step * 31
-        for axis, (part, increment) in enumerate(zip(cells, self.STEPS, strict=False)):
-            along = xp.arange(part.start, part.stop) * increment % self._modulus
-            total = total + along.reshape((-1,) + (1,) * (case.ndim - 1 - axis)).astype(np.int32)
-        return as_values(total % self._modulus, case.dtype)
-
-    def _chunks(self, block: Slices) -> Iterator[tuple[slice, Slices]]:
-        """Yield slices of a block's first axis, with the global indices of their cells."""
-        first, *others = block
-        planes = max(1, self.CHUNK_CELLS // prod(part.stop - part.start for part in others))
-        for start in range(first.start, first.stop, planes):
-            stop = min(start + planes, first.stop)
-            yield slice(start - first.start, stop - first.start), (slice(start, stop), *others)
+    def _values(self, array: Any, shares: list[Any], step: int) -> Iterator[tuple[Any, Any]]:
+        """Yield parts of an array with their values in a step."""
+        for at in chunks(array.shape):
+            cells = (outer_sum(shares, at) + step * 31) % self._modulus
+            yield array[at], as_values(cells, self._case.dtype)
 
 
 def turned(array: Any, case: TransposeCase) -> Any:
@@ -238,7 +227,6 @@ def copied(bench: Bench, source: Any) -> Call:
 
 
 def strided_copy(bench: Bench, case: TransposeCase, arrays: Sequence[Any]) -> Method:
-    """Return ``target[...] = source.transpose(axes)``."""
     target, view = arrays[1], turned(arrays[0], case)
 
     def call() -> None:
@@ -344,7 +332,6 @@ def by_nccl(
 
 
 def measure(bench: Bench, args: argparse.Namespace, case: TransposeCase) -> list[Row]:
-    """Measure one case."""
     comm, size = bench.comm, bench.comm.size
     if (case.division == WHOLE) is not (size == 1):
         return []  # whole arrays are for one rank, slabs and pencils for several
@@ -371,11 +358,8 @@ def measure(bench: Bench, args: argparse.Namespace, case: TransposeCase) -> list
         plans = [Plan(SELECTED, SELECTED, partial(own, None))]
         if size > 1:
             plans += [Plan(NAMED, path, partial(own, path)) for path in bench.paths(args.paths)]
-        further: dict[str, Call] = {}
-        if not args.no_baselines:
-            users = bench.users(arrays)
-            plans.append(_by_hand(bench, case, pieces, users))
-            further[COPY] = copied(bench, users[0])
+        users = bench.users(arrays)
+        plans.append(_by_hand(bench, case, pieces, users))
         sent = max(comm.allgather(pieces.cells_sent)) * np.dtype(case.dtype).itemsize
         rows = timed(
             bench,
@@ -384,7 +368,7 @@ def measure(bench: Bench, args: argparse.Namespace, case: TransposeCase) -> list
             check,
             graph=not args.no_graph,
             graph_calls=10,
-            further=further,
+            further={COPY: copied(bench, users[0])},
             bytes_sent=sent,
         )
     bench.free()
@@ -437,7 +421,7 @@ TRANSPOSE_KIND = Kind(
     (
         Option("--sizes", "cells of all ranks together, 2 to 4 axes", shapes, metavar="AxB,AxBxC"),
         Option("--axes", "orders of the axes, as of numpy.transpose; default: all", axes_of),
-        Option("--dtype", "dtypes; default: f8", words, ("f8",)),
+        Option("--dtype", "dtypes; default: f8", dtypes, ("f8",)),
         Option("--divisions", f"out of {', '.join(DIVISIONS)}", words_of(*DIVISIONS), DIVISIONS),
         Option("--directions", "forward, backward", words_of(*DIRECTIONS), DIRECTIONS),
     ),

@@ -493,18 +493,6 @@ def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) ->
         assert g.sum(g.load(path / "a")["u"]) == 72
 
 
-def test_names_of_other_formats(path: Path, comm: MPI.Intracomm) -> None:
-    """No save makes a folder of such a name; one that is a checkpoint is loaded."""
-    with grid(comm) as g:
-        u = g.ones()
-        for suffix in (".nc", ".nc4", ".cdf", ".h5", ".hdf5", ".NC"):
-            fails(lambda suffix=suffix: g.save(path / f"a{suffix}", u=u), comm)
-        assert names_in(path, comm) == []
-        g.save(path / "a", u=u)
-        in_between(lambda: os.rename(path / "a", path / "a.nc"), comm)
-        assert g.sum(g.load(path / "a.nc")["u"]) == 72
-
-
 def test_attributes_that_json_lacks(path: Path, comm: MPI.Intracomm) -> None:
     """NaN and dates, of the group and of arrays, which xarray reads too."""
     xarray = pytest.importorskip("xarray")

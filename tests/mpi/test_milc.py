@@ -203,17 +203,9 @@ class TestOperator:
     def test_mixed_up_parities(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
         operator = operator_of(lattice, whole_links(), naive)
         even, odd = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
-        stop = Stop(1e-10, 9)
-        for wrong, name in (
-            (lambda: operator.dslash(even, EVEN), "source"),
-            (lambda: operator.dslash(odd, ODD), "source"),
-            (lambda: operator.normal(odd, EVEN, 0.1, even), "source"),
-            (lambda: operator.normal(odd, ODD, 0.1, even), "out"),
-            (lambda: solve(operator, odd, EVEN, 0.1, stop), "b "),
-            (lambda: lattice.grid.dot(even, odd), "odd cells"),
-            (lambda: operator.dslash(odd.copy(), EVEN), "declare"),
-        ):
-            assert name in failure(wrong, comm)
+        assert "source" in failure(lambda: operator.dslash(even, EVEN), comm)
+        assert "out" in failure(lambda: operator.normal(odd, ODD, 0.1, even), comm)
+        assert "b " in failure(lambda: solve(operator, odd, EVEN, 0.1, Stop(1e-10, 9)), comm)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -256,30 +248,6 @@ class TestConjugateGradient:
                 < (1.1 * residual**0.5 + TOLERANCE[precision]) * np.linalg.norm(b)
             )
         assert agree(ok, comm)
-
-    @pytest.mark.parametrize("naive", [False], indirect=True)
-    def test_a_restart_when_the_true_residual_is_larger(
-        self, lattice: Lattice, naive: bool
-    ) -> None:
-        operator = operator_of(lattice, whole_links(), naive)
-        b, _ = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
-        make, calls = operator.kernels.update, []
-
-        def with_an_error(r: Any, x: Any, *others: Any) -> Callable[[], None]:
-            update = make(r, x, *others)
-
-            def run() -> None:
-                update()
-                calls.append(x)
-                if len(calls) == 5:
-                    x[...] *= 1.01
-
-            return run
-
-        operator.kernels.update = with_an_error
-        found = solve(operator, b, EVEN, 0.6, Stop(1e-18, 500))
-        assert found.applications == found.iterations + 3
-        assert found.residual <= 1e-18
 
     @pytest.mark.parametrize("naive", [True], indirect=True)
     def test_what_ends_it(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:

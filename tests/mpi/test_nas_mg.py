@@ -65,10 +65,6 @@ def test_same_result_however_divided(gather: int, levels: list[int], comm: MPI.I
         norms_alone, residual_alone, _ = solved(MPI.COMM_SELF, gather)
         same &= norms == norms_alone and np.array_equal(residual, residual_alone)
     assert agree(same, comm)
-    # A second run gives the same bits.
-    again, residual_again, _ = solved(comm, gather)
-    assert again == norms
-    assert agree(residual is None or np.array_equal(residual, residual_again), comm)
 
 
 @pytest.mark.parametrize("name", ["S", *full("W", "A")])

@@ -321,17 +321,6 @@ def test_readers_see_complete_records_only(
             check(path, comm, range(5))
 
 
-def test_the_group_is_replaced_by_rename(path: Path, comm: MPI.Intracomm) -> None:
-    """A reader that has opened it before reads the whole of the earlier one."""
-    with grid(comm) as g:
-        h = g.zeros()
-        with halox.Output(g, path, h=h) as out, open(path / "zarr.json") as before:
-            run(out, g, {"h": h}, [0])
-            out.wait()
-            metadata = json.load(before)["consolidated_metadata"]["metadata"]
-    assert metadata["h"]["shape"][0] == 0
-
-
 @pytest.mark.parametrize("on_all", [False, True])
 def test_files_that_cannot_grow(on_all: bool, path: Path, comm: MPI.Intracomm) -> None:
     """All ranks raise the error of one rank in the next call; a new output continues after the complete records."""

@@ -58,12 +58,6 @@ def test_blocks_combine(grid: halox.Grid) -> None:
     assert np.array_equal(found.i, X) and np.array_equal(found.j, Y)
 
 
-def test_by_default_coordinates_are_indices(grid: halox.Grid) -> None:
-    found = together(grid, grid.dataarray(grid.zeros()))
-    assert found.dims == ("x", "y") and not found.attrs
-    assert np.array_equal(found.x, np.arange(SHAPE[0]))
-
-
 def test_a_staggered_axis_has_faces(grid: halox.Grid) -> None:
     values = whole(SHAPE[0], SHAPE[1] + 1)
     v = grid.zeros(staggered=1)
@@ -374,49 +368,6 @@ def test_variables_with_and_without_halo_along_one_dimension(
             dataset.halox.to_zarr(path, grid)
         with pytest.raises(FieldError):
             xr.Dataset({"v": (("x", "y"), np.zeros((3, 3)))}).halox.to_zarr(path, grid)
-
-
-@pytest.mark.parametrize(
-    "package, through",
-    [("scipy", "a checkpoint"), ("netCDF4", "blocks"), ("h5netcdf", "blocks")],
-)
-def test_netcdf(package: str, through: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
-    """Write a file of the whole field, and make fields of another division from it, part by part."""
-    pytest.importorskip("zarr")
-    pytest.importorskip(package)
-    path, engine = comm.bcast(tmp_path), package.lower()
-    values = {"u": whole(*SHAPE), "w": whole(SHAPE[0], SHAPE[1] + 1, dtype="f4")}
-    with make(comm) as grid:
-        fields = {"u": grid.zeros(), "w": grid.zeros("f4", staggered=1)}
-        for name, field in fields.items():
-            grid.interior(field)[...] = values[name][grid.layout(field).owned]
-        if through == "a checkpoint":
-            grid.save(path / "run.zarr", fields, coords={"x": X}, attrs={"step": 3})
-            if comm.rank == 0:
-                with xr.open_zarr(path / "run.zarr", chunks=None) as saved:
-                    saved.to_netcdf(path / "run.nc", engine=engine)
-        else:
-            found = {}
-            for name, field in fields.items():
-                blocks = comm.gather(grid.dataarray(field, name=name, coords={"x": X}))
-                if blocks is not None:
-                    found[name] = xr.combine_by_coords([block.to_dataset() for block in blocks])
-            if found:
-                xr.merge(found.values()).assign_attrs(step=3).to_netcdf(
-                    path / "run.nc", engine=engine
-                )
-    comm.Barrier()
-    with (
-        make(comm, proc_shape=(comm.size, 1) if comm.size <= SHAPE[0] else None) as grid,
-        xr.open_dataset(path / "run.nc", engine=engine) as found,
-    ):
-        assert np.array_equal(found.x, X) and found.attrs["step"] == 3
-        for name in values:
-            assert np.array_equal(found[name], values[name])
-            field = grid.from_dataarray(found[name])
-            assert field.dtype == values[name].dtype
-            expected = values[name][grid.layout(field).owned]
-            assert np.array_equal(grid.interior(field), expected)
 
 
 def given(array: Any, **options: Any) -> Any:

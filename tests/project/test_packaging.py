@@ -114,7 +114,7 @@ def test_a_wheel_brings_the_benchmarks(installed: Path) -> None:
     ).stdout
     assert found.count(str(installed.parent)) == 2, "both from the wheel"
     assert "LAMMPS_full/3534-3062" in installed_halox(installed, "bench", "pack", "--list")
-    words = ("--quick", "--device", "cpu", "--patterns", "NAS_LU_y/12", "--no-baselines")
+    words = ("--quick", "--device", "cpu", "--patterns", "NAS_LU_y/12")
     assert " selected " in installed_halox(installed, "bench", "pack", *words)
     for kind in KINDS:
         assert "usage: halox bench" in installed_halox(installed, "bench", kind, "--help")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -564,26 +562,6 @@ class TestNumbersOfFields:
                     assert float(call(fields[one])) == value * cells
 
 
-def python_calls(call: Callable[[], Any]) -> int:
-    """Count the calls of halox functions in a repeated call."""
-    package, count = str(Path(halox.__file__).parent), 0
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(package)
-
-    for _ in range(3):
-        call()
-    gc.disable()  # finalizers of earlier tests' objects would count, too
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count
-
-
 class TestRepeatedCalls:
     """Calls with the same arrays, which go straight to the launch, and with others in their place."""
 
@@ -625,18 +603,6 @@ class TestRepeatedCalls:
         grid.declare(field)
         assert np.isclose(float(grid.norm(field, out=out)), np.linalg.norm(whole))
         assert agree(all(np.isclose(float(found), right) for found, right in results), comm)
-
-    @OWN_GPUS
-    def test_python_calls(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        given, out = Array(np.ones(5)), Array(np.ones(5))
-        field, number = grid.ones("f8"), Array(np.zeros(()))
-        with reduced(None, comm, 5, "f8", "max") as reduce:
-            for place in (given, out, None):
-                assert python_calls(lambda place=place: reduce(given, out=place)) <= 3  # type: ignore[misc]
-                assert python_calls(lambda place=place: grid.allreduce(given, out=place)) <= 5  # type: ignore[misc]
-        assert python_calls(lambda: grid.sum(field)) <= 5
-        assert python_calls(lambda: grid.norm(field, out=number)) <= 4
-        assert python_calls(lambda: grid.dot(field, field)) <= 5
 
     @OWN_GPUS
     def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:

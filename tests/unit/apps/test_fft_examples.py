@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import runpy
-from collections import defaultdict
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,67 +23,9 @@ PRINTED = re.compile(
     r"energy (\S+), enstrophy (\S+); largest error (\S+)\n"
 )
 
-Vector = tuple[int, int, int]
-Series = dict[Vector, list[Fraction]]
-
 
 def box() -> dict[str, Any]:
     return runpy.run_path(str(BOX))
-
-
-def product(first: Series, second: Series, into: Series) -> None:
-    """Add -(first . grad) second to a series; velocities are i times its coefficients, which are real."""
-    for (p, a), (q, b) in itertools.product(first.items(), second.items()):
-        along = sum(x * k for x, k in zip(a, q, strict=True))
-        if along:
-            sums = into[p[0] + q[0], p[1] + q[1], p[2] + q[2]]
-            for axis in range(3):
-                sums[axis] += along * b[axis]
-
-
-def exact_enstrophy(nu: Fraction, order: int) -> list[Fraction]:
-    """Return the Taylor coefficients of the enstrophy in time, by exact arithmetic."""
-
-    def zero() -> list[Fraction]:
-        return [Fraction(0)] * 3
-
-    # sin x cos y cos z and -cos x sin y cos z, as a sum of exp(i k x) with k = (+-1, +-1, +-1)
-    start: Series = {
-        k: [Fraction(-k[0], 8), Fraction(k[1], 8), Fraction(0)]
-        for k in itertools.product((1, -1), repeat=3)
-    }
-    powers = [start]
-    for n in range(order):
-        rate: Series = defaultdict(zero)
-        for i in range(n + 1):
-            product(powers[i], powers[n - i], rate)
-        for k, v in rate.items():
-            square = sum(a * a for a in k)
-            if square:
-                gradient = sum(a * b for a, b in zip(k, v, strict=True)) / square
-                rate[k] = [b - a * gradient for a, b in zip(k, v, strict=True)]
-        for k, v in powers[n].items():
-            square = sum(a * a for a in k)
-            rate[k] = [a - nu * square * b for a, b in zip(rate[k], v, strict=True)]
-        powers.append({k: [a / (n + 1) for a in v] for k, v in rate.items() if any(v)})
-    return [
-        sum(
-            Fraction(sum(a * a for a in k), 2) * a * b
-            for i in range(n + 1)
-            for k, v in powers[i].items()
-            for a, b in zip(v, powers[n - i].get(k, zero()), strict=True)
-        )
-        for n in range(order + 1)
-    ]
-
-
-def test_the_published_series_solves_the_equations() -> None:
-    series, nu = box()["SERIES"], Fraction(1, 7)
-    exact = exact_enstrophy(nu, len(series) - 1)
-    assert exact[0] == Fraction(3, 8)
-    for row, coefficient in zip(series, exact, strict=True):
-        published = sum(Fraction(c).limit_denominator(10_000) * nu**p for p, c in enumerate(row))
-        assert Fraction(3, 8) * published == coefficient
 
 
 def printed(said: str) -> tuple[str, int, float, float]:

@@ -1,41 +1,17 @@
-"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options."""
+"""The staggered fermions mini-app on one rank: random fields; records and checksums of MILC's files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import halox
-from apps.milc import checks, lime, random_fields, scidac
-from apps.milc.lattice import PARITIES, Lattice
+from apps.milc import lime, random_fields, scidac
 from tests import support
 
 SHAPE = (6, 4, 8, 10)
 WHOLE = tuple(slice(0, n) for n in SHAPE)
-
-
-@pytest.fixture(params=[1, 3])
-def lattice(request: pytest.FixtureRequest) -> Iterator[Lattice]:
-    support.require("mpi")
-    from mpi4py import MPI
-
-    with Lattice(SHAPE, request.param, MPI.COMM_SELF) as found:
-        yield found
-
-
-class TestLattice:
-    def test_parities(self, lattice: Lattice) -> None:
-        sites = np.stack(np.indices(SHAPE), -1)
-        for parity, found in zip(PARITIES, lattice.split(sites), strict=True):
-            assert found.shape == (6, 4, 8, 5, 4)
-            assert (found.sum(axis=-1) % 2 == parity).all()
-            assert len({tuple(site) for site in found.reshape(-1, 4).tolist()}) == 960
-        assert np.array_equal(lattice.join(*lattice.split(sites)), sites)
-        plain = sites[..., 0] * 1.5
-        assert np.array_equal(lattice.join(*lattice.split(plain)), plain)
 
 
 class TestRandomFields:
@@ -119,11 +95,3 @@ class TestLime:
                 raw = (data / name).read_bytes()[found.offset :][: block.nbytes]
                 assert block.tobytes() == raw
         assert sums["fat.l8"] == (0x8A62F398, 0x5766B5AB)
-
-
-def test_eigenvalues() -> None:
-    # The lattice has 4 x 6 x 8 x 10 sites along x, y, z and t; the wave numbers are 1, 2, 3 and 2.
-    shape, waves = (10, 8, 6, 4), (1, 2, 3, 2)
-    assert checks.eigenvalue(shape, waves, [1]) == pytest.approx(-13, rel=1e-14)
-    improved = checks.eigenvalue(shape, waves, [1, 3])
-    assert improved == pytest.approx(-17.032986111111114, rel=1e-14)

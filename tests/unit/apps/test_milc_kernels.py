@@ -87,22 +87,6 @@ def failure(operator: Staggered, b: Any, mass: float, iterations: int) -> str:
     return str(caught.value)
 
 
-class TestOperator:
-    def test_halos_stay_as_they_are(
-        self, lattices: tuple[Lattice, Lattice], device: FakeCupy
-    ) -> None:
-        _, gpu = operators(lattices, device, "c16")
-        for field in gpu.fields:
-            field.fill(7)
-        psi = vectors(gpu, 3)[ODD]
-        gpu.dslash(psi, EVEN)
-        outside = np.ones(gpu.fields[EVEN].shape, bool)
-        gpu.lattice.grid.interior(gpu.fields[EVEN])  # a view of the same sites
-        outside[gpu.lattice.grid.layout(gpu.fields[EVEN]).interior] = False
-        assert (gpu.fields[EVEN][outside] == 7).all()
-        assert (gpu.interiors[EVEN] != 7).all()
-
-
 class TestConjugateGradient:
     def solved(
         self, operator: Staggered, parity: int, stop: Stop, inner: Staggered | None = None
