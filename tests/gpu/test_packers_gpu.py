@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,17 +19,13 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.packing import traversal  # noqa: E402
 from halox.packing.choosing import packers  # noqa: E402
-from halox.packing.traversal_plan import plan  # noqa: E402
-from halox.packing.traversal_tree import simplified  # noqa: E402
 from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import DEVICE, MARGIN, STREAMS, Settled, coded  # noqa: E402
 
 METHODS = ("strided", "workunits", "traversal", "copy_engine")
 BACKENDS = (
     *((method, stream) for method in METHODS[:3] for stream in ("legacy", "non-blocking")),
-    ("traversal of the tree", "legacy"),
     *(
         ("copy_engine", stream) for stream in STREAMS
     ),  # batched copies are refused on the legacy stream
@@ -61,10 +56,7 @@ class GpuBackend:
 @pytest.fixture(scope="class", params=BACKENDS, ids=", ".join)
 def backend(request):
     name, stream = request.param
-    method, _, tree = name.partition(" of ")
-    walk = partial(simplified, flat_blocks=0, few_units=0) if tree else simplified
-    with patch.object(traversal, "simplified", walk):
-        yield GpuBackend(method, STREAMS[stream]())
+    return GpuBackend(name, STREAMS[stream]())
 
 
 class TestPackers(PackerTests):
@@ -126,14 +118,6 @@ def test_any_number_of_rows(method, n, stream):
 def test_the_longest_list_of_the_copy_engine(stream):
     places = np.cumsum(np.arange(65536) % 7 + 9)
     there_and_back("copy_engine", dt.hindexed_block(8, places, "u1"), 1, stream)
-
-
-@pytest.mark.parametrize("name", ["rows", "indexed", "400 different branches"])
-def test_64_bit_numbers(name, stream):
-    datatype = TYPES[name]
-    assert datatype.true_lb >= 0
-    with patch.object(traversal, "plan", partial(plan, index_bits=64)):
-        there_and_back("traversal", datatype, 1, stream)
 
 
 def needs(nbytes):
