@@ -64,7 +64,7 @@ class Layout(ABC):
         return self.block_list().same_as(other.block_list())
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class StridedBlocks(Layout):
     """Equal blocks at nested equal strides.
 

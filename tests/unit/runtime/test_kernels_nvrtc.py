@@ -127,7 +127,7 @@ def test_variants_of_the_traversal_kernel(word, threads):
 
 def test_work_units_read_their_table_in_place():
     found = compiled("workunits", (), "sm_90")
-    for entry in (f"workunits_{way}{where}" for way in WAYS for where in ("", "_inline")):
+    for entry in (f"workunits_{way}" for way in WAYS):
         assert entry.encode() + b"\0" in found.code
     assert "cvta.param" not in found.ptx, "the parameter's address was taken"
     assert re.search(r"ld\.param\.[ub]32\s+%r\d+, \[%rd\d+", found.ptx)
