@@ -156,7 +156,6 @@ class _Writer:
         return self._listed[tree]
 
     def _child(self, tree: Tree) -> int:
-        """Return the record number of a branch's child."""
         if tree not in self._children:
             self._children[tree] = len(self.nodes)
             self.write(tree)

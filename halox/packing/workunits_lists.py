@@ -38,7 +38,6 @@ class UnitList(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held."""
         return _ENTRY_BYTES + self.rows.nbytes + (self.memory.nbytes if self.memory else 0)
 
 
@@ -69,7 +68,6 @@ class ListCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all lists."""
         with self._lock:
             return self._nbytes()
 

@@ -190,7 +190,6 @@ def _pieces(
 
 
 def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterator[Units]:
-    """Convert blocks of one length."""
     units = _listed(offsets, length, packed)
     if units is None:
         yield _described(offsets, np.full(offsets.size, length, dtype=np.int64), packed, unit_bytes)
@@ -234,7 +233,8 @@ def _listed(offsets: Int64, length: int, packed: int) -> list[Units] | None:
             row["word"] = _low_bit(word, block_bytes)
             row["form"] = REGULAR if index is None else LISTED
             words = np.zeros(0, np.uint32) if index is None else index[first : first + units]
-            parts.append(Units(row, _filled(words)))
+            padding = -words.size % 4  # 16 bytes are the alignment of descriptors
+            parts.append(Units(row, np.pad(words, (0, padding))))
     return parts
 
 
@@ -280,11 +280,6 @@ def _cut(offsets: Int64, lengths: Int64, most: int) -> tuple[Int64, Int64]:
     starts = (np.arange(total) - np.repeat(first, counts)) * most
     left = np.repeat(lengths, counts) - starts
     return np.repeat(offsets, counts) + starts, np.minimum(left, most)
-
-
-def _filled(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Pad a list to 16 bytes, the alignment of descriptors."""
-    return np.pad(words, (0, -words.size % 4))
 
 
 def _low_bit(start: int, *numbers: int | Int64) -> int:
