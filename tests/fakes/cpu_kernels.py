@@ -90,7 +90,7 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = 
     """Compile a kernel file to a library with a function ``run``, which launches the kernel."""
     launch = "launch_on_cpu(grid, block, backwards != 0"
     if dict(defines).get("TILED"):
-        launch = "char none[1]; launch_with_barriers(grid, block, backwards != 0, none, 1"
+        launch = "launch_with_barriers(grid, block, backwards != 0"
     marked = dict(defines).get("MARKED")
     more, given = (", const Mark* mark", ", *mark") if marked else ("", "")
     text = f"""{preamble(defines)}

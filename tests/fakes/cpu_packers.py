@@ -29,9 +29,8 @@ MARGIN = 256
 _TRAVERSAL = """
 extern "C" void run(unsigned grid, unsigned block, int backwards, int unpack, u64 array, u64 packed, const void* table)
 {
-    char none[1];
-    launch_with_barriers(grid, block, backwards != 0, none, 1, unpack ? traversal_unpack : traversal_pack,
-                         array, packed, *(const Table*)table);
+    launch_with_barriers(grid, block, backwards != 0, unpack ? traversal_unpack : traversal_pack, array, packed,
+                         *(const Table*)table);
 }
 extern "C" { unsigned long layout[] = {
     NODES, sizeof(Node), sizeof(Table), __builtin_offsetof(Table, node), __builtin_offsetof(Node, children)}; }
