@@ -19,7 +19,7 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.packing.choosing import packers  # noqa: E402
+from halox.packing.choosing import choose, device_packer, packers  # noqa: E402
 from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import DEVICE, MARGIN, STREAMS, Settled, coded  # noqa: E402
 
@@ -158,6 +158,24 @@ def test_more_than_32_bits_of_words(stream):
     assert bool((packed[1 : n + 1] == source).all())
     assert not packed[0] and not packed[n + 1 :].any()
     del source, packed
+    cp.get_default_memory_pool().free_all_blocks()
+
+
+def test_more_blocks_than_are_listed(stream):
+    """By default the tree of such a datatype is walked."""
+    needs(1 << 30)
+    chosen = np.random.default_rng(11).permutation(1000)[:500]
+    rows = (1 << 24) // chosen.size + 1
+    datatype = dt.contiguous(rows, dt.resized(dt.indexed_block(1, chosen, "f8"), 0, 8000))
+    assert choose(datatype, 1).method == "traversal"
+    source, packed = cp.arange(rows * 1000, dtype="f8"), cp.zeros(datatype.size, "u1")
+    cp.cuda.runtime.deviceSynchronize()
+    packer = device_packer("auto", datatype, 1, DEVICE)
+    packer.pack(int(source.data.ptr), int(packed.data.ptr), stream.ptr)
+    stream.synchronize()
+    wanted = source.reshape(-1, 1000)[:, cp.asarray(chosen)]
+    assert bool((packed.view("f8").reshape(-1, 500) == wanted).all())
+    del source, packed, wanted
     cp.get_default_memory_pool().free_all_blocks()
 
 
