@@ -6,7 +6,6 @@ call checks its arrays, and launches a kernel.
 
 from __future__ import annotations
 
-from functools import cache
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,9 @@ class _Call:
         self.max_blocks = max_blocks
         self.nbytes = datatype.size * count
         self.first, self.end = datatype.reach(count)
+        self.cuda: ModuleType = (
+            cupy().cuda
+        )  # kept, since importing CuPy anew would cost a microsecond
         self.ndarray: type[CupyArray] = cupy().ndarray
         self._overlaps: bool | None = None
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
@@ -89,6 +91,10 @@ class _Call:
                 return int(data.ptr)
         return packed_bytes(array, name, self.nbytes, device, writable=writable)
 
+    def stream(self) -> int:
+        """Return the address of CuPy's current stream."""
+        return int(self.cuda.get_current_stream().ptr)
+
     def check_receivable(self) -> None:
         """Raise if the items touch a byte twice."""
         if self._overlaps is None:
@@ -132,13 +138,13 @@ def pack_device(
     """Pack an array on a GPU; see :func:`halox.pack`."""
     call = _call(datatype, count, method, max_blocks)
     pointer, device = call.array(source, "source")
-    if _cuda().runtime.getDevice() != device:
-        with _cuda().Device(device):
+    if call.cuda.runtime.getDevice() != device:
+        with call.cuda.Device(device):
             return pack_device(source, datatype, count, out, method, max_blocks)
     if out is None:
         out = cupy().empty(call.nbytes, np.uint8)
     packed = call.packed(out, "out", device, writable=True)
-    call.packer(device, type(out) is np.ndarray).pack(pointer, packed, _current_stream())
+    call.packer(device, type(out) is np.ndarray).pack(pointer, packed, call.stream())
     return out if out.size == call.nbytes else out[: call.nbytes]
 
 
@@ -154,19 +160,9 @@ def unpack_device(
     call = _call(datatype, count, method, max_blocks)
     call.check_receivable()
     pointer, device = call.array(target, "target", writable=True)
-    if _cuda().runtime.getDevice() != device:
-        with _cuda().Device(device):
+    if call.cuda.runtime.getDevice() != device:
+        with call.cuda.Device(device):
             return unpack_device(packed, datatype, target, count, method, max_blocks)
     source = call.packed(packed, "packed", device)
     packer = call.packer(device, type(packed) is np.ndarray)
-    packer.unpack(source, pointer, _current_stream())
-
-
-@cache
-def _cuda() -> ModuleType:
-    cuda: ModuleType = cupy().cuda
-    return cuda
-
-
-def _current_stream() -> int:
-    return int(_cuda().get_current_stream().ptr)
+    packer.unpack(source, pointer, call.stream())
