@@ -291,11 +291,9 @@ class Datatype:
         )
 
     def __hash__(self) -> int:
-        """Hash of the bounds and the signature."""
         return hash((self.lb, self.ub, self.signature.digest))
 
     def __repr__(self) -> str:
-        """Text with the constructor call, the size and the extent."""
         return f"<Datatype {self.describe()}: {self.size} bytes, extent {self.extent}>"
 
     def describe(self) -> str:

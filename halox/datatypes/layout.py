@@ -64,7 +64,7 @@ class Layout(ABC):
         return self.block_list().same_as(other.block_list())
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class StridedBlocks(Layout):
     """Equal blocks at nested equal strides.
 
@@ -137,12 +137,10 @@ class StridedBlocks(Layout):
 
     @property
     def strided(self) -> StridedBlocks:
-        """The layout itself."""
         return self
 
     @property
     def most_blocks(self) -> int:
-        """Number of blocks."""
         return self.n_blocks
 
     @property
@@ -153,7 +151,6 @@ class StridedBlocks(Layout):
         return low, self.offset + sum(r for r in reach if r > 0) + self.block_bytes
 
     def parts(self, limit: int) -> tuple[PackedPart, ...] | None:
-        """Return this layout as a single part, or no part if it has no bytes."""
         if not self.nbytes:
             return ()
         return (PackedPart(self, StridedBlocks(0, (), (), self.nbytes)),) if limit else None
@@ -188,13 +185,11 @@ class StridedBlocks(Layout):
         )
 
     def shifted(self, offset: int) -> StridedBlocks:
-        """Shift the blocks by ``offset`` bytes."""
         if not self.block_bytes:
             return self
         return StridedBlocks(self.offset + offset, self.counts, self.strides, self.block_bytes)
 
     def indexed(self, displacements: Int64Array, lengths: Int64Array, stride: int) -> Layout:
-        """``lengths[i]`` copies ``stride`` bytes apart at ``displacements[i]``, for each i."""
         if not self.counts and stride == self.block_bytes:
             return Listed(BlockList(displacements + self.offset, lengths * stride))
         return Indexed(self, displacements, lengths, stride)
@@ -208,7 +203,6 @@ class StridedBlocks(Layout):
         return starts
 
     def block_list(self) -> BlockList:
-        """List the blocks, adjacent ones merged."""
         starts = self.offsets()
         return BlockList(starts, np.full(starts.size, self.block_bytes, dtype=np.int64)).merged()
 
@@ -224,11 +218,9 @@ class PackedPart(NamedTuple):
     packed: StridedBlocks
 
     def repeated(self, count: int, stride: int, nbytes: int) -> PackedPart:
-        """``count`` copies, ``stride`` bytes apart in memory and ``nbytes`` apart in the packed data."""
         return PackedPart(self.memory.repeated(count, stride), self.packed.repeated(count, nbytes))
 
     def shifted(self, offset: int, packed: int) -> PackedPart:
-        """Shift the memory side by ``offset`` bytes and the packed side by ``packed`` bytes."""
         return PackedPart(self.memory.shifted(offset), self.packed.shifted(packed))
 
 
@@ -250,7 +242,6 @@ class BlockList:
     lengths: Int64Array
 
     def __post_init__(self) -> None:
-        """Mark the arrays read-only."""
         frozen(self.offsets)
         frozen(self.lengths)
 
@@ -325,7 +316,6 @@ class _Irregular(Layout):
 
     @cached_property
     def strided(self) -> StridedBlocks | None:
-        """The canonical strided form, or None if the layout has none."""
         return self._blocks.strided()
 
     @property
@@ -334,7 +324,6 @@ class _Irregular(Layout):
         return self._count_blocks() if self.strided is None else self.strided.n_blocks
 
     def parts(self, limit: int) -> tuple[PackedPart, ...] | None:
-        """Strided parts that together hold every byte once; None if there are more than ``limit``."""
         if self.strided is not None:
             return self.strided.parts(limit)
         parts = self._irregular_parts(limit)
@@ -345,7 +334,6 @@ class _Irregular(Layout):
         return self._blocks
 
     def repeated(self, count: int, stride: int) -> Layout:
-        """``count`` copies, ``stride`` bytes apart."""
         return self if count == 1 else Indexed(self, _singleton(0), _singleton(count), stride)
 
     @property
@@ -434,7 +422,6 @@ class Indexed(_Irregular):
 
     @cached_property
     def strided(self) -> StridedBlocks | None:
-        """The canonical strided form, or None if the layout has none."""
         if not self.lengths.size:
             return EMPTY
         part = self.part.strided
@@ -482,7 +469,6 @@ MOST_LISTED = 1 << 32
 
 
 def _check_listable(n_blocks: int) -> None:
-    """Raise `DatatypeError` for a list of blocks that is too large for memory."""
     if n_blocks > MOST_LISTED:
         raise DatatypeError(
             f"the datatype has {n_blocks} blocks, too many to list one by one; use smaller counts, or "

@@ -95,7 +95,6 @@ def _from_mpi(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
 
 
 def _rebuilt(name: str, given: dict[str, Any], olds: list[Datatype]) -> Datatype:
-    """Call a constructor by name, with the arguments that mpi4py decoded."""
     if name == "STRUCT":
         return make.struct(given["blocklengths"], given["displacements"], olds)
     if name == "RESIZED":

@@ -95,7 +95,6 @@ class Signature:
         return Signature, fields
 
     def __add__(self, other: Signature) -> Signature:
-        """Signature of this sequence followed by another."""
         if not self.elements:
             return other
         if not other.elements:
@@ -111,7 +110,6 @@ class Signature:
         )
 
     def __mul__(self, count: int) -> Signature:
-        """Signature of this sequence repeated ``count`` times."""
         if count == 1:
             return self
         if (

@@ -39,7 +39,6 @@ class Choice(NamedTuple):
     """Reason for the choice."""
 
     def __str__(self) -> str:
-        """Return ``method: reason``."""
         return f"{self.method}: {self.reason}"
 
     def _repr_html_(self) -> str:

@@ -83,7 +83,6 @@ def table_launch(
     table: bytes,
     *numbers: int,
     defines: tuple[tuple[str, str], ...] = (),
-    shared_bytes: int = 0,
     more: Sequence[Parameter] = (),
 ) -> PreparedLaunch:
     """Prepare a launch of a packing kernel.
@@ -100,4 +99,4 @@ def table_launch(
         *more,
     )
     loaded = kernel(name, function, device, defines)
-    return PreparedLaunch(loaded, *shape, parameters, device=device, shared_bytes=shared_bytes)
+    return PreparedLaunch(loaded, *shape, parameters, device=device)

@@ -89,7 +89,6 @@ class HostPacker:
         self._layout.move(self._memory, source, True, self._datatype, self._count)
 
     def overlaps(self) -> bool:
-        """Whether the items touch a byte twice."""
         return self._layout.overlaps(self._datatype, self._count)
 
     def packing(self, out: Bytes) -> Call:

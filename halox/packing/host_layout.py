@@ -126,7 +126,6 @@ class HostLayout:
         return self._copier(memory, packed, unpack)
 
     def overlaps(self, datatype: Datatype, count: int) -> bool:
-        """Whether the items touch a byte twice."""
         if self._overlaps is None:
             self._overlaps = datatype.overlaps(count)
         return self._overlaps

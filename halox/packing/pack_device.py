@@ -1,17 +1,14 @@
-"""``halox.pack`` and ``halox.unpack`` for arrays on a GPU: checks, the choice of a packer, and caches of both.
+"""``halox.pack`` and ``halox.unpack`` for arrays on a GPU: checks, the choice of a packer, and a cache of packers.
 
-A time loop packs a few datatypes, usually in the same arrays. Packers and checks are cached by datatype and count. The
-addresses of arrays that have passed the checks are cached by the identity of the arrays. A call with known arrays only
-launches a kernel.
+A time loop packs a few datatypes. Packers, and the bytes that the items reach, are cached by datatype and count. Each
+call checks its arrays, and launches a kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,27 +20,14 @@ from halox.packing.host import overlapping
 from halox.packing.own_elements import check_own_elements
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import check_max_blocks
-from halox.runtime.known_arrays import KnownArrays
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
     from halox.packing.device_arrays import DeviceArray
     from halox.runtime.array_types import CupyArray
 
-Move = Callable[[int, int, int], None]
-"""`DevicePacker.pack` or `DevicePacker.unpack`."""
-
 CACHED_CALLS = 256
 """Largest number of calls (datatype, count, method, max_blocks) with cached packers; the oldest is dropped first."""
-
-
-class _Checked(NamedTuple):
-    """A call with two arrays that have passed all checks."""
-
-    move: Move
-    first: int  # address of the first array
-    second: int
-    device: int  # GPU of both
 
 
 class _Call:
@@ -56,13 +40,15 @@ class _Call:
         self.max_blocks = max_blocks
         self.nbytes = datatype.size * count
         self.first, self.end = datatype.reach(count)
+        self.cuda: ModuleType = (
+            cupy().cuda
+        )  # kept, since importing CuPy anew would cost a microsecond
         self.ndarray: type[CupyArray] = cupy().ndarray
-        self.known: KnownArrays[_Checked] = KnownArrays()
         self._overlaps: bool | None = None
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
     def packer(self, device: int, to_host: bool) -> DevicePacker:
-        """Return the packer on a GPU; ``to_host`` says that the packed bytes are in host memory."""
+        """``to_host`` says that the packed bytes are in host memory."""
         packer = self._packers.get((device, to_host))
         if packer is None:
             method = self.method
@@ -105,10 +91,9 @@ class _Call:
                 return int(data.ptr)
         return packed_bytes(array, name, self.nbytes, device, writable=writable)
 
-    def keep(self, kind: str, one: object, other: object, checked: _Checked) -> None:
-        """Cache the result for two CuPy arrays, which never change their addresses."""
-        if type(one) is self.ndarray and type(other) is self.ndarray:
-            self.known.keep(kind, (one, other), checked)
+    def stream(self) -> int:
+        """Return the address of CuPy's current stream."""
+        return int(self.cuda.get_current_stream().ptr)
 
     def check_receivable(self) -> None:
         """Raise if the items touch a byte twice."""
@@ -152,20 +137,14 @@ def pack_device(
 ) -> Any:
     """Pack an array on a GPU; see :func:`halox.pack`."""
     call = _call(datatype, count, method, max_blocks)
-    known = call.known.find("pack", (source, out))
-    if known is None or _cuda().runtime.getDevice() != known.device:
-        pointer, device = call.array(source, "source")
-        if _cuda().runtime.getDevice() != device:
-            with _cuda().Device(device):
-                return pack_device(source, datatype, count, out, method, max_blocks)
-        is_new = out is None
-        if is_new:
-            out = cupy().empty(call.nbytes, np.uint8)
-        packed = call.packed(out, "out", device, writable=True)
-        known = _Checked(call.packer(device, type(out) is np.ndarray).pack, pointer, packed, device)
-        if not is_new:
-            call.keep("pack", source, out, known)
-    known.move(known.first, known.second, _current_stream())
+    pointer, device = call.array(source, "source")
+    if call.cuda.runtime.getDevice() != device:
+        with call.cuda.Device(device):
+            return pack_device(source, datatype, count, out, method, max_blocks)
+    if out is None:
+        out = cupy().empty(call.nbytes, np.uint8)
+    packed = call.packed(out, "out", device, writable=True)
+    call.packer(device, type(out) is np.ndarray).pack(pointer, packed, call.stream())
     return out if out.size == call.nbytes else out[: call.nbytes]
 
 
@@ -179,26 +158,11 @@ def unpack_device(
 ) -> None:
     """Unpack into an array on a GPU; see :func:`halox.unpack`."""
     call = _call(datatype, count, method, max_blocks)
-    known = call.known.find("unpack", (packed, target))
-    if known is None or _cuda().runtime.getDevice() != known.device:
-        call.check_receivable()
-        pointer, device = call.array(target, "target", writable=True)
-        if _cuda().runtime.getDevice() != device:
-            with _cuda().Device(device):
-                return unpack_device(packed, datatype, target, count, method, max_blocks)
-        source = call.packed(packed, "packed", device)
-        known = _Checked(
-            call.packer(device, type(packed) is np.ndarray).unpack, source, pointer, device
-        )
-        call.keep("unpack", packed, target, known)
-    known.move(known.first, known.second, _current_stream())
-
-
-@cache
-def _cuda() -> ModuleType:
-    cuda: ModuleType = cupy().cuda
-    return cuda
-
-
-def _current_stream() -> int:
-    return int(_cuda().get_current_stream().ptr)
+    call.check_receivable()
+    pointer, device = call.array(target, "target", writable=True)
+    if call.cuda.runtime.getDevice() != device:
+        with call.cuda.Device(device):
+            return unpack_device(packed, datatype, target, count, method, max_blocks)
+    source = call.packed(packed, "packed", device)
+    packer = call.packer(device, type(packed) is np.ndarray)
+    packer.unpack(source, pointer, call.stream())

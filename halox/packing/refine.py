@@ -64,7 +64,6 @@ class ByteRun:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the run."""
         return prod(count for count, _ in self.levels)
 
     def range(self, start: int, nbytes: int) -> Iterator[ByteRun]:
@@ -164,7 +163,6 @@ def _run_of(side: Side) -> ByteRun:
 def _refine(
     source: ByteRun, target: ByteRun, outer: tuple[Level, ...]
 ) -> Iterator[tuple[ByteRun, ByteRun, tuple[Level, ...]]]:
-    """Peel levels off two runs of equal size, outermost first."""
     if not source.levels:  # The target has no levels either: both sides are a single byte.
         yield source, target, outer
         return

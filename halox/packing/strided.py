@@ -64,13 +64,11 @@ class StridedPacker(DevicePacker):
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return a short reason why the packer cannot pack the items, or None if it can."""
         if paired(0, datatype, count, 0) is None:
             return f"its blocks form more than {MAX_PARTS} regular parts"
         return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
-        """Copy the bytes that the items describe to contiguous memory."""
         bits = (array | packed) & 15
         launch = self._packs.get(bits)
         if launch is None:
@@ -78,7 +76,6 @@ class StridedPacker(DevicePacker):
         launch.at(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to the places of the items."""
         bits = (array | packed) & 15
         launch = self._unpacks.get(bits)
         if launch is None:
@@ -122,7 +119,6 @@ class StridedCopy:
         """:meth:`launch` with a stream's address."""
 
     def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue the copies; see :class:`~halox.packing.device_packer.Launchable`."""
         self.at(stream_pointer(stream), source, target)
 
 
@@ -150,11 +146,9 @@ class StridedAdd:
 
     @property
     def launches(self) -> int:
-        """Number of kernel launches."""
         return len(self._launches)
 
     def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue the additions; see :class:`~halox.packing.device_packer.Launchable`."""
         pointer = stream_pointer(stream)
         for launch in self._launches:
             launch.at(pointer, source, target)

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 from halox.packing.device_packer import DevicePacker, table_launch
-from halox.packing.traversal_plan import plan
+from halox.packing.traversal_plan import NODES, serialised, table
 from halox.packing.traversal_tree import MOST_NESTED, Tree, common_word, nesting, simplified
 from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.memory import uploaded
@@ -18,15 +18,25 @@ from halox.runtime.gpu.memory import uploaded
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
+THREADS = 128
+"""Threads of a block."""
+
+CAPPED_THREADS = 512
+"""Threads of a block if the number of blocks is limited: few blocks must keep many words in flight."""
+
+THREADS_PER_SM = 1024
+"""Threads of a launch on each multiprocessor; more words than threads are moved in a loop."""
+
 _ADDRESSES = 2**64 - 1
 
 
 class TraversalPacker(DevicePacker):
     """Packs any datatype by walking its tree of constructors; see :class:`DevicePacker`.
 
-    A thread computes the place of a word from the word's number: by division for regular nodes, and by a
-    search over prefix sums for lists. No list of blocks is expanded, so the tables are as small as the
-    datatype's description, for any ``count``. Irregular constructors may be nested 64 deep.
+    A thread computes the place of a word from the word's number: by division for regular nodes and lists
+    of equal blocks, and by a search over prefix sums for other lists. No list of blocks is expanded, so the
+    tables are as small as the datatype's description, for any ``count``. Irregular constructors may be
+    nested 64 deep.
 
     A word has 16, 8, 4, 2 bytes or 1: the largest size that divides all lengths and distances of the
     datatype and both addresses. The first call with a word size blocks. Capture a graph only after a call
@@ -54,20 +64,17 @@ class TraversalPacker(DevicePacker):
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return a short reason why the packer cannot pack the items, or None if it can."""
         depth = nesting(datatype)
         if depth > MOST_NESTED:
             return f"its constructors are nested {depth} deep, at most {MOST_NESTED} are followed"
         return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
-        """Copy the bytes that the items describe to contiguous memory."""
         if self.nbytes:
             first = (array + self._offset) & _ADDRESSES
             self._variant(first, packed).pack.launch_at(stream, first, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to the places of the items."""
         if self.nbytes:
             first = (array + self._offset) & _ADDRESSES
             self._variant(first, packed).unpack.launch_at(stream, first, packed)
@@ -89,19 +96,27 @@ class _Variant:
     """Pack and unpack launches for one word size, and the tables that they read."""
 
     def __init__(self, tree: Tree, word_bytes: int, device: int, max_blocks: int | None) -> None:
-        planned = plan(tree, word_bytes, sms=multiprocessors(device), max_blocks=max_blocks)
-        self._image = None if planned.inline else uploaded(planned.image, device)
-        table = planned.table(0 if self._image is None else self._image.pointer).tobytes()
-        shape = planned.shape.blocks, planned.shape.threads
+        nodes, lists = serialised(tree, word_bytes)
+        self._nodes = uploaded(nodes, device) if nodes.size > NODES else None
+        self._lists = uploaded(lists, device) if lists.size else None
+        words = tree.size // word_bytes
+        text = table(
+            nodes,
+            words,
+            nodes_address=self._nodes.pointer if self._nodes else 0,
+            lists_address=self._lists.pointer if self._lists else 0,
+        )
+        threads = THREADS if max_blocks is None else CAPPED_THREADS
+        resident = multiprocessors(device) * THREADS_PER_SM // threads
+        blocks = min(-(-words // threads), max_blocks or resident, resident)
         self.pack, self.unpack = (
             table_launch(
                 "traversal",
-                f"traversal_{direction}{planned.entry}",
+                f"traversal_{direction}",
                 device,
-                shape,
-                table,
-                defines=planned.defines,
-                shared_bytes=planned.copied,
+                (blocks, threads),
+                text,
+                defines=(("WORD_BYTES", str(word_bytes)), ("THREADS", str(threads))),
             )
             for direction in ("pack", "unpack")
         )

@@ -17,11 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.datatypes import BlockList
-from halox.errors import DeviceError
 from halox.packing.strided_plan import divisor
-
-UNIT_BYTES = (512, 1024, 2048, 4096)
-"""Allowed lengths of a work unit."""
 
 LISTED, REGULAR, SHORT, LONG = range(4)
 """Forms of a segment: index per block, blocks at equal steps, descriptors for some lanes, descriptors for a warp."""
@@ -32,11 +28,8 @@ WORDS_IN_FLIGHT = 4
 MAX_THREADS = 256
 """Largest thread block, as in ``workunits.cu``."""
 
-LISTED_SEGMENTS = 32
+SEGMENTS = 32
 """Largest number of segments in the kernel parameter; more segments are in device memory."""
-
-INLINE_SEGMENTS, INLINE_WORDS = 16, 512
-"""Largest numbers of segments, and of 4-byte words of list, in a kernel parameter that includes the list."""
 
 SEGMENT = np.dtype(
     [
@@ -60,7 +53,14 @@ SEGMENT = np.dtype(
         ("lanes_log", "u4"),
     ]
 )
-HEADER = np.dtype([("segments", "u8"), ("n_segments", "u4"), ("tiles", "u4")])
+TABLE = np.dtype(
+    [
+        ("segments", "u8"),
+        ("n_segments", "u4"),
+        ("tiles", "u4"),
+        ("segment", SEGMENT, (SEGMENTS,)),
+    ]
+)
 
 # Blocks per part. Converting a part takes about a millisecond. The units of a part are sorted by length, and
 # a part is small enough that adjacent units are written while they are in the L2 cache.
@@ -78,10 +78,16 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Units:
-    """Some blocks of one item, converted to rows and a list that the rows index."""
+    """Some blocks of one item, converted to rows and a list; ``list`` of a row is an index into the words."""
 
     rows: Rows
     words: npt.NDArray[np.uint32]
+
+    def rows_at(self, address: int) -> Rows:
+        """Return the rows with addresses of their lists; the words begin at ``address``."""
+        rows = self.rows.copy()
+        rows["list"] = self.rows["list"] * np.uint64(4) + np.uint64(address)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -94,30 +100,25 @@ class Launch:
     threads: int
 
 
-def unit_bytes_of(asked: int | None, nbytes: int) -> int:
-    """Return the length of work units: ``asked``, or by default a length that grows with the size of the message.
+def unit_bytes_of(nbytes: int) -> int:
+    """Return the length of the longest work unit, which grows with the size of the message.
 
-    For messages of some megabytes and more, units of 2 KiB are the fastest (docs/performance/packing.md). Raises
-    `DeviceError` unless ``asked`` is in `UNIT_BYTES`, or None.
+    For messages of some megabytes and more, units of 2 KiB are the fastest (docs/performance/packing.md).
 
     Examples
     --------
-    >>> unit_bytes_of(None, 64 << 10), unit_bytes_of(None, 64 << 20), unit_bytes_of(4096, 1)
-    (512, 2048, 4096)
+    >>> unit_bytes_of(64 << 10), unit_bytes_of(64 << 20)
+    (512, 2048)
     """
-    if asked is None:
-        return next((s for s in (2048, 1024) if nbytes >= 2048 * s), UNIT_BYTES[0])
-    if asked not in UNIT_BYTES:
-        raise DeviceError(f"unit_bytes: got {asked}, must be one of {UNIT_BYTES}, or None")
-    return asked
+    return next((s for s in (2048, 1024) if nbytes >= 2048 * s), 512)
 
 
 def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Units]:
     """Convert the blocks of one item into rows of work units, part by part.
 
-    The blocks are in packed order and not empty. ``list`` of a part's rows is relative to the part's first word.
-    ``unit_bytes``, one of `UNIT_BYTES`, is the longest unit of blocks with different lengths. The conversion is
-    vectorised and takes some 10 to 100 ns per block.
+    The blocks are in packed order and not empty.
+    ``unit_bytes`` is the longest unit of blocks with different lengths. The conversion is vectorised and takes
+    some 10 to 100 ns per block.
     """
     step = max(_PART_BLOCKS, -(-blocks.n_blocks // _MOST_PARTS))
     if blocks.n_blocks > step and _regular(blocks):
@@ -189,7 +190,6 @@ def _pieces(
 
 
 def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterator[Units]:
-    """Convert blocks of one length."""
     units = _listed(offsets, length, packed)
     if units is None:
         yield _described(offsets, np.full(offsets.size, length, dtype=np.int64), packed, unit_bytes)
@@ -233,7 +233,8 @@ def _listed(offsets: Int64, length: int, packed: int) -> list[Units] | None:
             row["word"] = _low_bit(word, block_bytes)
             row["form"] = REGULAR if index is None else LISTED
             words = np.zeros(0, np.uint32) if index is None else index[first : first + units]
-            parts.append(Units(row, _filled(words)))
+            padding = -words.size % 4  # 16 bytes are the alignment of descriptors
+            parts.append(Units(row, np.pad(words, (0, padding))))
     return parts
 
 
@@ -279,11 +280,6 @@ def _cut(offsets: Int64, lengths: Int64, most: int) -> tuple[Int64, Int64]:
     starts = (np.arange(total) - np.repeat(first, counts)) * most
     left = np.repeat(lengths, counts) - starts
     return np.repeat(offsets, counts) + starts, np.minimum(left, most)
-
-
-def _filled(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Pad a list to 16 bytes, the alignment of descriptors."""
-    return np.pad(words, (0, -words.size % 4))
 
 
 def _low_bit(start: int, *numbers: int | Int64) -> int:
@@ -362,26 +358,14 @@ def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Lau
     return Launch(segments, n_tiles, min(n_tiles, max_blocks or n_tiles), threads)
 
 
-def table(launch: Launch, words: npt.NDArray[np.uint32] | None, segments: int = 0) -> bytes:
+def table(launch: Launch, segments: int = 0) -> bytes:
     """Return the table parameter of a kernel.
 
-    ``words`` is the list, to include it in the parameter, or None if the list is in device memory.
     ``segments`` is the address of the segments in device memory, or 0 to include them in the parameter.
     """
-    inline = words is not None
-    room = np.zeros(INLINE_SEGMENTS if inline else LISTED_SEGMENTS, SEGMENT)
-    firsts = room.view(np.uint32)
+    made = np.zeros((), TABLE)
+    made["segments"], made["n_segments"] = segments, launch.segments.size
+    made["tiles"] = launch.tiles
     if not segments:
-        room[: launch.segments.size] = launch.segments
-    elif launch.segments.size <= firsts.size:
-        firsts[: launch.segments.size] = launch.segments["first_tile"]
-    text = np.zeros(INLINE_WORDS if inline else 4, np.uint32)
-    if words is not None:
-        text[: words.size] = words
-    head = np.array([(segments, launch.segments.size, launch.tiles)], HEADER)
-    return b"".join(part.tobytes() for part in (head, room, text))
-
-
-def fits_inline(segments: Rows, n_words: int) -> bool:
-    """Whether segments and their list fit in the kernel parameter."""
-    return len(segments) <= INLINE_SEGMENTS and n_words <= INLINE_WORDS
+        made["segment"][: launch.segments.size] = launch.segments
+    return made.tobytes()

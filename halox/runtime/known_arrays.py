@@ -1,6 +1,6 @@
 """Arrays of earlier calls, known by identity.
 
-Plans, reductions, transforms, layouts and packing each keep values for the arrays of their calls. There is one rule for
+Plans, reductions, transforms and layouts each keep values for the arrays of their calls. There is one rule for
 all of them. A value ends with its arrays. It does not hold for an array whose shape, dtype or permission to be written
 has changed, since all three can be assigned; of an array that is not NumPy's only the shape is compared. (Strides can
 be assigned, too, but NumPy advises against it, and a comparison would cost time in every call.)

@@ -90,7 +90,7 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = 
     """Compile a kernel file to a library with a function ``run``, which launches the kernel."""
     launch = "launch_on_cpu(grid, block, backwards != 0"
     if dict(defines).get("TILED"):
-        launch = "char none[1]; launch_with_barriers(grid, block, backwards != 0, none, 1"
+        launch = "launch_with_barriers(grid, block, backwards != 0"
     marked = dict(defines).get("MARKED")
     more, given = (", const Mark* mark", ", *mark") if marked else ("", "")
     text = f"""{preamble(defines)}
@@ -179,21 +179,16 @@ def workunits_library() -> ctypes.CDLL:
 extern "C" void run_workunits_{name}(unsigned grid, unsigned block, int backwards, u64 array,
                                      u64 packed, const void* table)
 {{
-    launch_on_cpu(grid, block, backwards != 0, workunits_{name}, array, packed, *(const {kind}*)table);
+    launch_on_cpu(grid, block, backwards != 0, workunits_{name}, array, packed, *(const Table*)table);
 }}
 """
-        for name, kind in (
-            ("pack", "ListedTable"),
-            ("unpack", "ListedTable"),
-            ("pack_inline", "InlineTable"),
-            ("unpack_inline", "InlineTable"),
-        )
+        for name in ("pack", "unpack")
     )
     numbers = """
 #define SIZES(type) sizeof(type), alignof(type)
 #define AT(member) __builtin_offsetof(Segment, member)
 extern "C" { unsigned long layout[] = {
-    SIZES(ListedTable), SIZES(InlineTable), SIZES(Segment), SIZES(Unit), MAX_THREADS, WORDS_IN_FLIGHT,
+    SIZES(Table), SIZES(Segment), SIZES(Unit), MAX_THREADS, WORDS_IN_FLIGHT,
     AT(array), AT(packed), AT(extent), AT(item_bytes), AT(granule), AT(list), AT(first_tile), AT(tile),
     AT(units), AT(items), AT(units_magic), AT(units_shift), AT(block_bytes), AT(block_magic),
     AT(block_shift), AT(word), AT(form), AT(lanes_log)}; }

@@ -16,8 +16,6 @@ from halox.datatypes import Datatype
 from halox.packing import device_packer, strided, traversal, workunits, workunits_lists
 from halox.packing.choosing import packers
 from halox.packing.host import HostPacker
-from halox.packing.traversal_plan import Shape, plan
-from halox.packing.traversal_tree import simplified
 from halox.packing.workunits_lists import ListCache
 from halox.runtime.gpu import memory
 from halox.runtime.gpu.compiler import preamble, source
@@ -27,39 +25,22 @@ from tests.packers import GUARD
 from tests.support import require
 
 MARGIN = 256
-SMALL = Shape(threads=8, in_flight=4, chunk_words=64, blocks=3)
-"""Launch shape of the traversal kernel; each thread is a fiber, so that many threads take long."""
 
 _TRAVERSAL = """
-extern "C" void run(unsigned grid, unsigned block, int backwards, unsigned shared_bytes, int entry, int unpack,
-                    u64 array, u64 packed, const void* table)
-{{
-    const auto launch = [&](auto kernel, const auto& parameter) {{
-        if (shared_bytes > sizeof shared_image)
-            fail_on_cpu("too little shared memory");
-        launch_with_barriers(grid, block, backwards != 0, shared_image, shared_bytes, kernel, array, packed,
-                             parameter);
-    }};
-    const Table& strides = *(const Table*)table;
-    const ListedTable& listed = *(const ListedTable*)table;
-    switch (entry) {{
-    case 0: launch(unpack ? traversal_unpack_regular : traversal_pack_regular, strides); break;
-    case 1: launch(unpack ? traversal_unpack_chain : traversal_pack_chain, listed); break;
-    default: launch(unpack ? traversal_unpack : traversal_pack, listed); break;
-    }}
-}}
-{extra}
+extern "C" void run(unsigned grid, unsigned block, int backwards, int unpack, u64 array, u64 packed, const void* table)
+{
+    launch_with_barriers(grid, block, backwards != 0, unpack ? traversal_unpack : traversal_pack, array, packed,
+                         *(const Table*)table);
+}
+extern "C" { unsigned long layout[] = {
+    NODES, sizeof(Node), sizeof(Table), __builtin_offsetof(Table, node), __builtin_offsetof(Node, children)}; }
 """
-_ENTRIES = "regular", "chain", ""
 
 
 @cache
-def traversal_library(defines: tuple[tuple[str, str], ...], extra: str = "") -> ctypes.CDLL:
+def traversal_library(defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
     """Compile traversal.cu to a library with a function ``run``, which launches one of its kernels."""
-    text = (
-        f'{preamble(defines)}#include "{SHIM}"\n{source("traversal")}\n'
-        f"thread_local Piece shared_image[4096];\n{_TRAVERSAL.format(extra=extra)}"
-    )
+    text = f'{preamble(defines)}#include "{SHIM}"\n{source("traversal")}\n{_TRAVERSAL}'
     return shared_library(text)
 
 
@@ -159,10 +140,9 @@ class _Launch:
         args: Any,
         *,
         device: int,
-        shared_bytes: int,
     ) -> None:
         self._backend, self._function, self._args = backend, function, args
-        self.grid, self.block, self._shared_bytes = grid, block, shared_bytes
+        self.grid, self.block = grid, block
 
     def launch_at(self, stream: int, first: int, second: int) -> None:
         (file, entry, defines), (_, _, table, *numbers) = self._function, self._args
@@ -179,10 +159,8 @@ class _Launch:
         places = ctypes.c_uint64(first % 2**64), ctypes.c_uint64(second % 2**64)
         pointer = ctypes.c_void_p(memory.ctypes.data)
         if file == "traversal":
-            _, way, *kind = entry.split("_")
-            which = _ENTRIES.index("".join(kind)), way == "unpack"
-            more = ctypes.c_uint(self._shared_bytes), *map(ctypes.c_int, which)
-            traversal_library(defines).run(*start, *more, *places, pointer)
+            unpack = ctypes.c_int(entry == "traversal_unpack")
+            traversal_library(defines).run(*start, unpack, *places, pointer)
         else:
             marks = map(ctypes.byref, numbers[3:])
             compiled(file, defines).run(*start, *places, pointer, *numbers[:3], *marks)
@@ -192,17 +170,13 @@ class _Launch:
 
 
 @contextmanager
-def cpu_backend(
-    method: str, *, sms: int = 4, tree: bool = False, index_bits: int = 0
-) -> Iterator[CpuBackend]:
+def cpu_backend(method: str, *, sms: int = 4) -> Iterator[CpuBackend]:
     """Let the packers of GPU arrays run on the CPU, and yield a backend for one of them.
 
-    With ``tree``, the traversal packer does not flatten small subtrees to lists. ``index_bits`` widens its numbers.
+    The traversal packer has few threads, because each one is a fiber.
     """
     require("cxx")
     backend = CpuBackend(method)
-    walk: Any = partial(simplified, **({"flat_blocks": 0, "few_units": 0} if tree else {}))
-    shaped = partial(plan, shape=SMALL, **({"index_bits": index_bits} if index_bits else {}))
     runtime = SimpleNamespace(streamIsCapturing=lambda stream: backend.capturing)
     fake_cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     with ExitStack() as stack:
@@ -215,8 +189,9 @@ def cpu_backend(
             (workunits_lists, "cache", ListCache(1 << 20)),
             (workunits, "cupy", lambda: fake_cupy),
             (memory, "DeviceBytes", partial(_DeviceBytes, backend)),
-            (traversal, "plan", shaped),
-            (traversal, "simplified", walk),
+            (traversal, "THREADS", 8),
+            (traversal, "CAPPED_THREADS", 8),
+            (traversal, "THREADS_PER_SM", 6),
             (device_packer, "kernel", lambda file, entry, device, defines: (file, entry, defines)),
             (device_packer, "PreparedLaunch", partial(_Launch, backend)),
         ):

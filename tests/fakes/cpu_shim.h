@@ -13,7 +13,7 @@
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 // thread_local is right for shared memory: the fibers of a block run on one CPU thread, and blocks run one after
-// another. Kernels declare dynamic shared memory as `extern __shared__ T name[]`; the test's source defines it.
+// another.
 #define __shared__ thread_local
 #define __restrict__
 #define __grid_constant__
@@ -198,17 +198,14 @@ static inline void run_block(unsigned threads, bool backwards)
     the_block.in_block = false;
 }
 
-// `shared` is the dynamic shared memory; its `shared_bytes` bytes are overwritten before each block.
 template <class Kernel, class... Args>
-static void launch_with_barriers(unsigned grid, unsigned block, bool backwards, void* shared,
-                                 std::size_t shared_bytes, Kernel kernel, const Args&... args)
+static void launch_with_barriers(unsigned grid, unsigned block, bool backwards, Kernel kernel, const Args&... args)
 {
     the_block.kernel = [&] { kernel(args...); };
     gridDim.x = grid;
     blockDim.x = block;
     for (unsigned i = 0; i < grid; ++i) {
         blockIdx.x = backwards ? grid - 1 - i : i;
-        std::memset(shared, 0xA5, shared_bytes);
         run_block(block, backwards);
     }
     the_block.kernel = nullptr;

@@ -92,7 +92,7 @@ assert memory_kind(2000) == MemoryKind("unregistered", None, None)
 # Programmatic dependent launches; CuPy makes the others.
 launch.has_dependent_launch = lambda device: True
 prepared = PreparedLaunch(
-    SimpleNamespace(ptr=99), 5, (32, 4), (ctypes.c_uint32(7),), shared_bytes=48, dependent=True
+    SimpleNamespace(ptr=99), 5, (32, 4), (ctypes.c_uint32(7),), dependent=True
 )
 for stream, number, run in (
     (STREAM, 7, lambda: prepared.launch(STREAM)),
@@ -100,7 +100,7 @@ for stream, number, run in (
 ):
     prepared.args[0].value = number
     run()
-    assert list((ctypes.c_uint * 9).in_dll(library, "launched")) == [5, 1, 1, 32, 4, 1, 48, 6, 1]
+    assert list((ctypes.c_uint * 9).in_dll(library, "launched")) == [5, 1, 1, 32, 4, 1, 0, 6, 1]
     assert variable("launched_number", ctypes.c_uint32).value == number
     assert variable("last_stream", ctypes.c_uint64).value == stream
 assert variable("launches").value == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,17 +19,13 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.packing import traversal  # noqa: E402
-from halox.packing.choosing import packers  # noqa: E402
-from halox.packing.traversal_plan import plan  # noqa: E402
-from halox.packing.traversal_tree import simplified  # noqa: E402
+from halox.packing.choosing import choose, device_packer, packers  # noqa: E402
 from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import DEVICE, MARGIN, STREAMS, Settled, coded  # noqa: E402
 
 METHODS = ("strided", "workunits", "traversal", "copy_engine")
 BACKENDS = (
     *((method, stream) for method in METHODS[:3] for stream in ("legacy", "non-blocking")),
-    ("traversal of the tree", "legacy"),
     *(
         ("copy_engine", stream) for stream in STREAMS
     ),  # batched copies are refused on the legacy stream
@@ -61,10 +56,7 @@ class GpuBackend:
 @pytest.fixture(scope="class", params=BACKENDS, ids=", ".join)
 def backend(request):
     name, stream = request.param
-    method, _, tree = name.partition(" of ")
-    walk = partial(simplified, flat_blocks=0, few_units=0) if tree else simplified
-    with patch.object(traversal, "simplified", walk):
-        yield GpuBackend(method, STREAMS[stream]())
+    return GpuBackend(name, STREAMS[stream]())
 
 
 class TestPackers(PackerTests):
@@ -128,14 +120,6 @@ def test_the_longest_list_of_the_copy_engine(stream):
     there_and_back("copy_engine", dt.hindexed_block(8, places, "u1"), 1, stream)
 
 
-@pytest.mark.parametrize("name", ["rows", "indexed", "400 different branches"])
-def test_64_bit_numbers(name, stream):
-    datatype = TYPES[name]
-    assert datatype.true_lb >= 0
-    with patch.object(traversal, "plan", partial(plan, index_bits=64)):
-        there_and_back("traversal", datatype, 1, stream)
-
-
 def needs(nbytes):
     if cp.cuda.runtime.memGetInfo()[0] < nbytes:
         pytest.skip(f"less than {nbytes >> 30} GiB of device memory are free")
@@ -174,6 +158,24 @@ def test_more_than_32_bits_of_words(stream):
     assert bool((packed[1 : n + 1] == source).all())
     assert not packed[0] and not packed[n + 1 :].any()
     del source, packed
+    cp.get_default_memory_pool().free_all_blocks()
+
+
+def test_more_blocks_than_are_listed(stream):
+    """By default the tree of such a datatype is walked."""
+    needs(1 << 30)
+    chosen = np.random.default_rng(11).permutation(1000)[:500]
+    rows = (1 << 24) // chosen.size + 1
+    datatype = dt.contiguous(rows, dt.resized(dt.indexed_block(1, chosen, "f8"), 0, 8000))
+    assert choose(datatype, 1).method == "traversal"
+    source, packed = cp.arange(rows * 1000, dtype="f8"), cp.zeros(datatype.size, "u1")
+    cp.cuda.runtime.deviceSynchronize()
+    packer = device_packer("auto", datatype, 1, DEVICE)
+    packer.pack(int(source.data.ptr), int(packed.data.ptr), stream.ptr)
+    stream.synchronize()
+    wanted = source.reshape(-1, 1000)[:, cp.asarray(chosen)]
+    assert bool((packed.view("f8").reshape(-1, 500) == wanted).all())
+    del source, packed, wanted
     cp.get_default_memory_pool().free_all_blocks()
 
 

@@ -18,7 +18,7 @@ require("gpu")
 import cupy as cp  # noqa: E402
 
 from halox.errors import DeviceError  # noqa: E402
-from halox.packing import workunits, workunits_lists  # noqa: E402
+from halox.packing import workunits_lists  # noqa: E402
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker  # noqa: E402
 from halox.packing.workunits_lists import ListCache  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
@@ -67,7 +67,7 @@ class TestLists:
     @pytest.mark.parametrize("count", [1, 2])
     def test_a_pipelined_first_use(self, empty_cache, count, unpacking):
         rng = np.random.default_rng(6)
-        n = 3 * workunits.PIPELINED_BLOCKS
+        n = 3 * workunits_lists.PIPELINED_BLOCKS
         lengths = rng.integers(1, 30, n) * 4
         datatype = dt.hindexed(lengths, np.cumsum(lengths + 8) - lengths, "u1")
         host = coded(count * datatype.extent + 8)
@@ -95,7 +95,7 @@ class TestLists:
         packer.pack(source.pointer, again.pointer, stream.ptr)
         stream.synchronize()
         assert again.get().tobytes() == expected.tobytes()
-        assert empty_cache.nbytes(DEVICE) > 4 * n
+        assert empty_cache.nbytes > 4 * n
 
     def test_lists_are_dropped_while_launches_run(self, monkeypatch):
         """The cache holds one list: each packer evicts the previous list, which a running launch may still read."""
@@ -112,7 +112,7 @@ class TestLists:
             results.append((packed, host.view("f8")[starts].tobytes()))
             del packer
             gc.collect()
-        assert workunits_lists.cache.nbytes(DEVICE) <= 200_000
+        assert workunits_lists.cache.nbytes <= 200_000
         for packed, expected in results:
             assert packed.get().tobytes() == expected
 

@@ -6,42 +6,26 @@
 // a word divides all lengths and distances of the tree, so every word is within one run of bytes. Word w is packed at
 //   packed + w * WORD_BYTES       and is at       array + the sum of the records' displacements.
 //
-// The guide of a list cuts its words into buckets of 2^bucket; guide[b] is the entry that holds the first
-// word of bucket b, so that the binary search over prefix sums starts with one or two entries left.
+// Records are a kernel parameter, which each block copies to shared memory. A tree of more than NODES records stays in
+// device memory, and so does the lookaside buffer.
 //
-// There are three kernels to pack, and three to unpack. A simpler tree needs fewer instructions before the first load:
-//   traversal_pack_regular  trees of strides only, which are kernel parameters
-//   traversal_pack_chain    trees without branches: all words visit the same records, which are kernel parameters
-//   traversal_pack          any tree: records in shared memory, words diverge at branches
+// Launch shape: one dimension, THREADS threads a block, any number of blocks. A thread takes every T-th word, where T
+// is the number of all threads.
 //
-// Launch shape: one dimension, THREADS threads a block, `copied` bytes of dynamic shared memory. Any grid
-// works: blocks stride over chunks of `chunk_words` consecutive words.
-//
-// Bytes moved: each word is read once and written once; each block reads `copied` bytes, and each word an
-// entry of every list that it visits, mostly from the L1 cache.
+// Bytes moved: each word is read once and written once. Each word reads the records from the root to its leaf, and for
+// a list of n entries one entry, or log2(n) + 2 if the entries have different lengths, mostly from the L1 cache.
 
 #ifndef WORD_BYTES
 #define WORD_BYTES 16
 #endif
-#ifndef INDEX_BITS
-#define INDEX_BITS 32  // 64 for 2^31 words or more
-#endif
-#ifndef IN_FLIGHT
-#define IN_FLIGHT 4  // words that a thread loads before it stores the first word
-#endif
 #ifndef THREADS
 #define THREADS 128
 #endif
-#ifndef CHAIN_NODES
-#define CHAIN_NODES 8
-#endif
-#ifndef INLINE_BYTES
-#define INLINE_BYTES 1024
-#endif
+#define NODES 32
+#define IN_FLIGHT 4  // words that a thread loads before it stores the first word
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
-typedef long long i64;
 
 // 16 bytes that are loaded and stored in one access.
 struct __align__(16) Piece {
@@ -60,319 +44,105 @@ typedef unsigned short Word;
 typedef unsigned char Word;
 #endif
 
-#if INDEX_BITS == 64
-typedef u64 Index;
-#define HIGH_HALF __umul64hi
-#else
-typedef u32 Index;
-#define HIGH_HALF __umulhi
-#endif
+enum Kind { LEAF, REPEAT, GATHER, SEARCH, BRANCH };
 
-enum Kind { LEAF, REPEAT, GATHER, FAR_GATHER, SEARCH, BRANCH };
-
-struct __align__(16) Node {
-    i64 stride;                 // LEAF: bytes from word to word; REPEAT: from child to child; GATHER: to add
-    Index words, magic;         // words of a child, if all are equal: w / words == HIGH_HALF(w, magic) >> shift,
-    u32 shift, kind;            //   and magic is 0 if words == 1
-    u32 displacements;          // first entry of the list, which for GATHER is in words and among the numbers
-    u32 prefix, guide, bucket;  // SEARCH, BRANCH: first entries; log2 of a bucket's words
-    u32 children;               // BRANCH: first entry of the list of records
+struct Node {
+    u32 kind, shift;
+    u64 words, magic;   // REPEAT, GATHER: words of a child; w / words == __umul64hi(w, magic) >> shift, unless words == 1
+    u64 stride;         // LEAF: bytes from word to word; REPEAT: bytes from child to child
+    u64 displacements;  // GATHER, SEARCH, BRANCH: first entry of the list of the children's displacements
+    u64 entries;        // SEARCH, BRANCH: entries of each list
+    u64 prefix;         //                 first entry of the list of the children's first words
+    u64 children;       // BRANCH: first entry of the list of the children's records; otherwise the child is the next record
 };
 
-struct __align__(16) Table {
-    u64 image;  // address of records (of a branching tree), numbers, displacements; 0 if in `lists`
+struct Table {
+    const Node* nodes;  // null if the records are in `node`
+    const u64* lists;   // the lookaside buffer
     u64 words;
-    i64 leaf_stride;  // of the last record
-    u32 chunk_words;
-    u32 levels;  // records before the last one
-    u32 chunks;
-    u32 copied;                  // bytes of the image to copy to shared memory
-    u32 numbers, displacements;  // first bytes of both in the image
-    Node node[CHAIN_NODES];
+    u64 n_nodes;
+    Node node[NODES];
 };
 
-struct __align__(16) ListedTable {
-    Table table;
-    Piece lists[INLINE_BYTES / sizeof(Piece)];
-};
-
-extern __shared__ Piece shared_image[];
-
-// Addresses of the parts of the image, for a block.
-struct Image {
-    const Node* nodes;
-    const Index* numbers;
-    const i64* displacements;
-};
-
-__device__ __forceinline__ Image bring(const ListedTable& listed)
+// Returns the tree's records: copied to shared memory if they are a kernel parameter.
+__device__ __forceinline__ const Node* records(const Table& table)
 {
-    const Table& table = listed.table;
-    if (table.copied) {  // the same for all threads of the block
-        const Piece* image = (const Piece*)table.image;
-        for (u32 i = threadIdx.x; i < table.copied / sizeof(Piece); i += THREADS)
-            shared_image[i] = image ? image[i] : listed.lists[i];
-        __syncthreads();
-    }
-    const u64 near = (u64)shared_image, far = table.image;
-    Image found;
-    found.nodes = (const Node*)(table.copied ? near : far);
-    found.numbers = (const Index*)((table.copied > table.numbers ? near : far) + table.numbers);
-    found.displacements =
-        (const i64*)((table.copied > table.displacements ? near : far) + table.displacements);
-    return found;
+    __shared__ Node shared[NODES];
+    if (table.nodes)  // the same for all threads
+        return table.nodes;
+    for (u32 i = threadIdx.x; i < table.n_nodes; i += THREADS)
+        shared[i] = table.node[i];
+    __syncthreads();
+    return shared;
 }
 
-// Descends from words of a node to the children that hold them: `id` becomes the number in the child.
-template <u32 N>
-__device__ __forceinline__ void repeat(const Node& node, Index (&id)[N], u64 (&at)[N])
+// Returns the displacement of a word: descends from the root to a leaf, while `id` becomes the word's number in a child.
+__device__ __forceinline__ u64 place(const Node* nodes, const u64* lists, u64 id)
 {
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-        const Index child = HIGH_HALF(id[i], node.magic) >> node.shift;
-        at[i] += u64(child) * u64(node.stride);
-        id[i] -= child * node.words;
+    u64 at = 0, record = 0;
+    while (true) {
+        const Node& node = nodes[record++];
+        if (node.kind == LEAF)
+            return at + id * node.stride;
+        if (node.kind == REPEAT || node.kind == GATHER) {
+            const u64 child = node.words == 1 ? id : __umul64hi(id, node.magic) >> node.shift;
+            id -= child * node.words;
+            at += node.kind == REPEAT ? child * node.stride : lists[node.displacements + child];
+            continue;
+        }
+        // The last entry whose first word is not after this word.
+        const u64* prefix = lists + node.prefix;
+        u64 entry = 0, end = node.entries;
+        while (end - entry > 1) {
+            const u64 middle = (entry + end) / 2;
+            if (prefix[middle] <= id)
+                entry = middle;
+            else
+                end = middle;
+        }
+        id -= prefix[entry];
+        at += lists[node.displacements + entry];
+        if (node.kind == BRANCH)
+            record = lists[node.children + entry];
     }
 }
 
-template <u32 N>
-__device__ __forceinline__ void gather(
-    const Node& node, const Image& image, bool far, Index (&id)[N], u64 (&at)[N])
+// Moves all words: the places of some words of a thread, then their loads, then their stores, so that latencies overlap.
+template <bool UNPACK>
+__device__ __forceinline__ void move(u64 array, u64 packed, const Table& table)
 {
-    Index entry[N];
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-        entry[i] = node.magic ? HIGH_HALF(id[i], node.magic) >> node.shift : id[i];
-        id[i] -= entry[i] * node.words;
-        at[i] += u64(node.stride);
-    }
-    if (far) {
-        const i64* displacements = image.displacements + node.displacements;
-#pragma unroll
-        for (u32 i = 0; i < N; ++i)
-            at[i] += u64(displacements[entry[i]]);
-    } else {
-        const Index* displacements = image.numbers + node.displacements;
-#pragma unroll
-        for (u32 i = 0; i < N; ++i)
-            at[i] += u64(displacements[entry[i]]) * WORD_BYTES;
-    }
-}
-
-template <u32 N>
-__device__ __forceinline__ void search(
-    const Node& node, const Image& image, Index (&id)[N], u64 (&at)[N], Index (&entry)[N])
-{
-    const Index* prefix = image.numbers + node.prefix;
-    const Index* guide = image.numbers + node.guide;
-    const i64* displacements = image.displacements + node.displacements;
-    Index last[N];
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-        const Index bucket = id[i] >> node.bucket;
-        entry[i] = guide[bucket];
-        last[i] = guide[bucket + 1];
-    }
-    // The searches of all words advance together, so that their loads overlap.
-    for (bool open = true; open;) {
-        open = false;
-#pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            if (entry[i] < last[i]) {
-                const Index middle = last[i] - ((last[i] - entry[i]) >> 1);
-                if (prefix[middle] <= id[i])
-                    entry[i] = middle;
-                else
-                    last[i] = middle - 1;
-                open = true;
-            }
-        }
-    }
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-        at[i] += u64(displacements[entry[i]]);
-        id[i] -= prefix[entry[i]];
-    }
-}
-
-template <u32 N>
-__device__ __forceinline__ void leaf(i64 stride, const Index (&id)[N], u64 (&at)[N])
-{
-#pragma unroll
-    for (u32 i = 0; i < N; ++i)
-        at[i] += u64(id[i]) * u64(stride);
-}
-
-// The three descents.
-struct RegularWalk {
-    const Table& table;
-
-    template <u32 N>
-    __device__ __forceinline__ void operator()(Index (&id)[N], u64 (&at)[N]) const
-    {
-        // Unrolled, so that every number is an operand at a fixed place of the constant bank.
-#pragma unroll
-        for (u32 k = 0; k + 1 < CHAIN_NODES; ++k) {
-            if (k == table.levels)
-                break;
-            repeat(table.node[k], id, at);
-        }
-        leaf(table.leaf_stride, id, at);
-    }
-};
-
-struct ChainWalk {
-    const Table& table;
-    const Image image;
-
-    template <u32 N>
-    __device__ __forceinline__ void operator()(Index (&id)[N], u64 (&at)[N]) const
-    {
-#pragma unroll 1
-        for (u32 k = 0; k < table.levels; ++k) {
-            const u32 kind = table.node[k].kind;
-            if (kind == REPEAT) {
-                repeat(table.node[k], id, at);
-            } else if (kind <= FAR_GATHER) {
-                gather(table.node[k], image, kind == FAR_GATHER, id, at);
-            } else {
-                Index entry[N];
-                search(table.node[k], image, id, at, entry);
-            }
-        }
-        leaf(table.leaf_stride, id, at);
-    }
-};
-
-struct TreeWalk {
-    const Image image;
-
-    template <u32 N>
-    __device__ __forceinline__ void operator()(Index (&id)[N], u64 (&at)[N]) const
-    {
-        u32 record = 0;
-        Index entry[N];
-        if (!down(record, id, at, entry))
-            return;
-        // From the first branch on, each word descends separately.
-        const u32 children = image.nodes[record].children;
-#pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            Index one_id[1] = {id[i]}, one_entry[1] = {entry[i]};
-            u64 one_at[1] = {at[i]};
-            u32 list = children, own;
-            do {
-                own = u32(image.numbers[list + one_entry[0]]);
-                if (!down(own, one_id, one_at, one_entry))
-                    break;
-                list = image.nodes[own].children;
-            } while (true);
-            at[i] = one_at[0];
-        }
-    }
-
-    // Descends from a record through its first branch, or to a leaf.
-    template <u32 N>
-    __device__ __forceinline__ bool down(
-        u32& record, Index (&id)[N], u64 (&at)[N], Index (&entry)[N]) const
-    {
-        for (;; ++record) {
-            const Node node = image.nodes[record];
-            if (node.kind == LEAF) {
-                leaf(node.stride, id, at);
-                return false;
-            }
-            if (node.kind == REPEAT) {
-                repeat(node, id, at);
-            } else if (node.kind <= FAR_GATHER) {
-                gather(node, image, node.kind == FAR_GATHER, id, at);
-            } else {
-                search(node, image, id, at, entry);
-                if (node.kind == BRANCH)
-                    return true;
-            }
-        }
-    }
-};
-
-// Moves the words [first, last): positions of a thread's words, then all loads, then all stores, so that
-// their latencies overlap.
-template <bool PACK, class Walk>
-__device__ __forceinline__ void move_words(
-    u64 array, u64 packed, Index first, Index last, const Walk& walk)
-{
-    for (Index start = first + threadIdx.x; start < last; start += IN_FLIGHT * THREADS) {
-        Index id[IN_FLIGHT];
-        u64 at[IN_FLIGHT];
+    const Node* nodes = records(table);
+    const u64 step = u64(gridDim.x) * THREADS;
+    for (u64 first = u64(blockIdx.x) * THREADS + threadIdx.x; first < table.words; first += IN_FLIGHT * step) {
+        u64 there[IN_FLIGHT], here[IN_FLIGHT];
         Word word[IN_FLIGHT];
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            const Index wanted = start + i * THREADS;
-            id[i] = wanted < last ? wanted : last - 1;  // lists have no entries for words that do not exist
-            at[i] = array;
-        }
-        walk(id, at);
-#pragma unroll
-        for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            const u64 there = packed + u64(start + i * THREADS) * WORD_BYTES;
-            if (start + i * THREADS < last)
-                word[i] = *(const Word*)(PACK ? at[i] : there);
+            const u64 id = first + i * step;
+            here[i] = packed + id * WORD_BYTES;
+            if (id < table.words)
+                there[i] = array + place(nodes, table.lists, id);
         }
 #pragma unroll
-        for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            const u64 there = packed + u64(start + i * THREADS) * WORD_BYTES;
-            if (start + i * THREADS < last)
-                *(Word*)(PACK ? there : at[i]) = word[i];
-        }
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (first + i * step < table.words)
+                word[i] = *(const Word*)(UNPACK ? here[i] : there[i]);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (first + i * step < table.words)
+                *(Word*)(UNPACK ? there[i] : here[i]) = word[i];
     }
 }
 
-template <bool PACK, class Walk>
-__device__ __forceinline__ void move(u64 array, u64 packed, const Table& table, const Walk& walk)
+// Room for 64 registers; by default the compiler spills some of them to use fewer.
+#define ENTRY extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+
+ENTRY traversal_pack(u64 array, u64 packed, const __grid_constant__ Table table)
 {
-    const Index words = Index(table.words);
-    for (u32 chunk = blockIdx.x; chunk < table.chunks; chunk += gridDim.x) {
-        const Index first = Index(chunk) * table.chunk_words;
-        const Index left = words - first;
-        const Index last = first + (left < table.chunk_words ? left : table.chunk_words);
-        move_words<PACK>(array, packed, first, last, walk);
-    }
+    move<false>(array, packed, table);
 }
 
-#define ENTRY extern "C" __global__ void __launch_bounds__(THREADS)
-#if WORD_BYTES == 16 && IN_FLIGHT > 1
-// Room for 64 registers; by default the compiler spills some of them to use 32 or 40.
-#define TREE_ENTRY extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
-#else
-#define TREE_ENTRY ENTRY
-#endif
-
-ENTRY traversal_pack_regular(u64 array, u64 packed, const __grid_constant__ Table table)
+ENTRY traversal_unpack(u64 array, u64 packed, const __grid_constant__ Table table)
 {
-    move<true>(array, packed, table, RegularWalk{table});
-}
-
-ENTRY traversal_unpack_regular(u64 array, u64 packed, const __grid_constant__ Table table)
-{
-    move<false>(array, packed, table, RegularWalk{table});
-}
-
-ENTRY traversal_pack_chain(u64 array, u64 packed, const __grid_constant__ ListedTable listed)
-{
-    move<true>(array, packed, listed.table, ChainWalk{listed.table, bring(listed)});
-}
-
-ENTRY traversal_unpack_chain(u64 array, u64 packed, const __grid_constant__ ListedTable listed)
-{
-    move<false>(array, packed, listed.table, ChainWalk{listed.table, bring(listed)});
-}
-
-TREE_ENTRY traversal_pack(u64 array, u64 packed, const __grid_constant__ ListedTable listed)
-{
-    move<true>(array, packed, listed.table, TreeWalk{bring(listed)});
-}
-
-TREE_ENTRY traversal_unpack(u64 array, u64 packed, const __grid_constant__ ListedTable listed)
-{
-    move<false>(array, packed, listed.table, TreeWalk{bring(listed)});
+    move<true>(array, packed, table);
 }

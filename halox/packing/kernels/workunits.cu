@@ -18,17 +18,13 @@
 //
 // Launch shape: one dimension, whole warps of threads, at most 256 threads per block, any number of blocks. The blocks
 // stride over tiles, which are numbered through all segments. A tile is `tile` bytes (LISTED, REGULAR) or units of one
-// segment. Segments are a kernel parameter unless there are too many. So is a small list (..._inline), since a list in
-// device memory costs a dependent load before the first byte moves.
+// segment. Segments are a kernel parameter unless there are too many. Lists are in device memory.
 //
 // Bytes moved: each byte is read once and written once; also 4 bytes of list per block, or 16 per unit.
 
 #include "run_body.cu"
 
-#define INLINE_SEGMENTS 16
-#define INLINE_WORDS 512
-#define LISTED_SEGMENTS 32
-#define SEGMENT_WORDS 24
+#define SEGMENTS 32
 #define MAX_THREADS 256
 #ifndef BLOCKS_PER_SM
 #define BLOCKS_PER_SM 5  // 48 registers a thread, as many as the code needs
@@ -43,7 +39,7 @@ struct __align__(16) Segment {
     i64 array, packed;       // displacements to which the list's displacements are relative
     i64 extent, item_bytes;  // from item to item, on the array's side and on the packed side
     i64 granule;             // bytes that an index counts
-    u64 list;                // address, or number of the first word in the parameter
+    u64 list;                // address
     u32 first_tile, tile;
     u32 units, items;  // units of one item; items
     u32 units_magic, units_shift;  // block / units == mulhi(block, magic) >> shift, if units > 1
@@ -58,42 +54,11 @@ struct __align__(16) Unit {
     u64 packed_length;  // packed displacement << 16 | length
 };
 
-template <int SEGMENTS, int WORDS, bool INLINE>
 struct __align__(16) Table {
     const Segment* segments;  // in device memory; null if they are in `segment`
     u32 n_segments, tiles;
-    union {
-        Segment segment[SEGMENTS];
-        u32 first_tiles[SEGMENTS * SEGMENT_WORDS];  // of segments in device memory, if there is room
-    };
-    u32 list[WORDS];
-
-    __device__ __forceinline__ u32 first_tile(u32 k) const
-    {
-        if (!segments)
-            return segment[k].first_tile;
-        return n_segments <= SEGMENTS * SEGMENT_WORDS ? first_tiles[k] : segments[k].first_tile;
-    }
-
-    __device__ __forceinline__ u32 index(const Segment& s, u32 unit) const
-    {
-        return INLINE ? list[u32(s.list) + unit] : at_address<const u32>(s.list)[unit];
-    }
-
-    __device__ __forceinline__ Unit unit(const Segment& s, u32 unit) const
-    {
-        if (!INLINE)
-            return at_address<const Unit>(s.list)[unit];
-        const u32 k = u32(s.list) + 4 * unit;
-        Unit made;
-        made.array = i64(u64(list[k + 1]) << 32 | list[k]);
-        made.packed_length = u64(list[k + 3]) << 32 | list[k + 2];
-        return made;
-    }
+    Segment segment[SEGMENTS];
 };
-
-typedef Table<LISTED_SEGMENTS, 4, false> ListedTable;
-typedef Table<INLINE_SEGMENTS, INLINE_WORDS, true> InlineTable;
 
 // Item of a unit, from the number of the unit among all items.
 __device__ __forceinline__ u32 item_of(const Segment& s, u32 unit)
@@ -104,9 +69,8 @@ __device__ __forceinline__ u32 item_of(const Segment& s, u32 unit)
 }
 
 // Moves the words of a tile of a LISTED or REGULAR segment.
-template <bool UNPACK, class Word, class Lists>
-__device__ __forceinline__ void move_blocks(
-    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 tile)
+template <bool UNPACK, class Word>
+__device__ __forceinline__ void move_blocks(const Segment& s, u64 array, u64 packed, u32 tile)
 {
     const u32 log = sizeof(Word) == 16 ? 4 : sizeof(Word) == 8 ? 3 : sizeof(Word) == 4 ? 2 : sizeof(Word) / 2;
     const u32 words = s.block_bytes >> log;
@@ -125,7 +89,7 @@ __device__ __forceinline__ void move_blocks(
             const u32 unit = block - item * s.units;
             u32 index = unit;
             if (s.form == LISTED && n < last)
-                index = lists.index(s, unit);
+                index = at_address<const u32>(s.list)[unit];
             there[i] = array + u64(i64(item) * s.extent) + u64(i64(index) * s.granule) +
                        (u64(n - block * words) << log);
             here[i] = packed + u64(i64(item) * s.item_bytes) +
@@ -148,12 +112,11 @@ struct Run {
     u32 length;
 };
 
-template <bool UNPACK, class Lists>
-__device__ __forceinline__ Run run_of(
-    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 n)
+template <bool UNPACK>
+__device__ __forceinline__ Run run_of(const Segment& s, u64 array, u64 packed, u32 n)
 {
     const u32 item = item_of(s, n);
-    const Unit unit = lists.unit(s, n - item * s.units);
+    const Unit unit = at_address<const Unit>(s.list)[n - item * s.units];
     const u64 there = array + u64(i64(item) * s.extent) + u64(unit.array);
     const u64 here = packed + u64(i64(item) * s.item_bytes) + (unit.packed_length >> 16);
     Run run;
@@ -164,9 +127,9 @@ __device__ __forceinline__ Run run_of(
 }
 
 // Moves SHORT units, if words of at least 4 bytes divide all lengths and displacements: several units in flight.
-template <bool UNPACK, class Word, class Lists>
+template <bool UNPACK, class Word>
 __device__ __forceinline__ void move_short(
-    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 first, u32 last)
+    const Segment& s, u64 array, u64 packed, u32 first, u32 last)
 {
     const u32 lane = threadIdx.x & ((1u << s.lanes_log) - 1);
     const u32 groups = blockDim.x >> s.lanes_log;
@@ -177,7 +140,7 @@ __device__ __forceinline__ void move_short(
 #pragma unroll
         for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i) {
             if (start + i * groups < last)
-                run[i] = run_of<UNPACK>(lists, s, array, packed, start + i * groups);
+                run[i] = run_of<UNPACK>(s, array, packed, start + i * groups);
         }
         // One iteration, unless the addresses force narrower words than the list would allow.
         for (u32 at = lane * u32(sizeof(Word)); at < s.block_bytes; at += step) {
@@ -195,22 +158,21 @@ __device__ __forceinline__ void move_short(
 }
 
 // Moves LONG units, and SHORT units with an alignment of less than 4 bytes: copy_run chooses the words of each unit.
-template <bool UNPACK, class Lists>
+template <bool UNPACK>
 __device__ __forceinline__ void move_runs(
-    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 first, u32 last)
+    const Segment& s, u64 array, u64 packed, u32 first, u32 last)
 {
     const u32 lanes = 1u << s.lanes_log;
     const u32 lane = threadIdx.x & (lanes - 1);
     const u32 groups = blockDim.x >> s.lanes_log;
     for (u32 n = first + (threadIdx.x >> s.lanes_log); n < last; n += groups) {
-        const Run run = run_of<UNPACK>(lists, s, array, packed, n);
+        const Run run = run_of<UNPACK>(s, array, packed, n);
         copy_run(run.source, run.target, run.length, lane, lanes);
     }
 }
 
-template <bool UNPACK, class Lists>
-__device__ __forceinline__ void move_tile(
-    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 tile)
+template <bool UNPACK>
+__device__ __forceinline__ void move_tile(const Segment& s, u64 array, u64 packed, u32 tile)
 {
     array += u64(s.array);
     packed += u64(s.packed);
@@ -218,11 +180,11 @@ __device__ __forceinline__ void move_tile(
     const u32 word = bits & (0u - bits);  // the lowest bit that is set; at most s.word
     if (s.form <= REGULAR) {
         switch (word) {
-        case 16: move_blocks<UNPACK, Word16>(lists, s, array, packed, tile); break;
-        case 8: move_blocks<UNPACK, u64>(lists, s, array, packed, tile); break;
-        case 4: move_blocks<UNPACK, u32>(lists, s, array, packed, tile); break;
-        case 2: move_blocks<UNPACK, unsigned short>(lists, s, array, packed, tile); break;
-        default: move_blocks<UNPACK, unsigned char>(lists, s, array, packed, tile); break;
+        case 16: move_blocks<UNPACK, Word16>(s, array, packed, tile); break;
+        case 8: move_blocks<UNPACK, u64>(s, array, packed, tile); break;
+        case 4: move_blocks<UNPACK, u32>(s, array, packed, tile); break;
+        case 2: move_blocks<UNPACK, unsigned short>(s, array, packed, tile); break;
+        default: move_blocks<UNPACK, unsigned char>(s, array, packed, tile); break;
         }
         return;
     }
@@ -230,52 +192,42 @@ __device__ __forceinline__ void move_tile(
     const u32 left = s.units * s.items - first;
     const u32 last = first + (left < s.tile ? left : s.tile);
     if (s.form == LONG || word < 4)
-        move_runs<UNPACK>(lists, s, array, packed, first, last);
+        move_runs<UNPACK>(s, array, packed, first, last);
     else if (word == 16)
-        move_short<UNPACK, Word16>(lists, s, array, packed, first, last);
+        move_short<UNPACK, Word16>(s, array, packed, first, last);
     else if (word == 8)
-        move_short<UNPACK, u64>(lists, s, array, packed, first, last);
+        move_short<UNPACK, u64>(s, array, packed, first, last);
     else
-        move_short<UNPACK, u32>(lists, s, array, packed, first, last);
+        move_short<UNPACK, u32>(s, array, packed, first, last);
 }
 
-template <bool UNPACK, class Lists>
-__device__ __forceinline__ void move_all(u64 array, u64 packed, const Lists& lists)
+template <bool UNPACK>
+__device__ __forceinline__ void move_all(u64 array, u64 packed, const Table& table)
 {
-    for (u32 tile = blockIdx.x; tile < lists.tiles; tile += gridDim.x) {
-        u32 low = 0, high = lists.n_segments;
+    for (u32 tile = blockIdx.x; tile < table.tiles; tile += gridDim.x) {
+        u32 low = 0, high = table.n_segments;
         while (high - low > 1) {
             const u32 middle = (low + high) / 2;
-            if (lists.first_tile(middle) <= tile)
+            const u32 first =
+                table.segments ? table.segments[middle].first_tile : table.segment[middle].first_tile;
+            if (first <= tile)
                 low = middle;
             else
                 high = middle;
         }
-        const Segment s = lists.segments ? lists.segments[low] : lists.segment[low];
-        move_tile<UNPACK>(lists, s, array, packed, tile - s.first_tile);
+        const Segment s = table.segments ? table.segments[low] : table.segment[low];
+        move_tile<UNPACK>(s, array, packed, tile - s.first_tile);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_pack(
-    u64 array, u64 packed, const __grid_constant__ ListedTable table)
+#define ENTRY extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM)
+
+ENTRY workunits_pack(u64 array, u64 packed, const __grid_constant__ Table table)
 {
     move_all<false>(array, packed, table);
 }
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_unpack(
-    u64 array, u64 packed, const __grid_constant__ ListedTable table)
-{
-    move_all<true>(array, packed, table);
-}
-
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_pack_inline(
-    u64 array, u64 packed, const __grid_constant__ InlineTable table)
-{
-    move_all<false>(array, packed, table);
-}
-
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_unpack_inline(
-    u64 array, u64 packed, const __grid_constant__ InlineTable table)
+ENTRY workunits_unpack(u64 array, u64 packed, const __grid_constant__ Table table)
 {
     move_all<true>(array, packed, table);
 }

@@ -27,6 +27,7 @@ Parameter: TypeAlias = (
 )
 """Value of a kernel's parameter."""
 
+_SHARED_BYTES = 0  # of dynamic shared memory; the kernels declare their sizes
 _STREAMS = 16  # number of streams with cached arguments
 _CAPABILITY, _DRIVER = 90, 12030  # minimum for programmatic dependent launch, also in graphs
 
@@ -52,12 +53,11 @@ class PreparedLaunch:
         args: Sequence[Parameter],
         *,
         device: int = 0,
-        shared_bytes: int = 0,
         dependent: bool = False,
     ) -> None:
         self.args = tuple(args)
         self._function = function
-        self._shape = (*_three(grid), *_three(block), shared_bytes)
+        self._shape = (*_three(grid), *_three(block))
         self._device = device
         self._lock = Lock()
         self._addresses = (ctypes.c_void_p * max(1, len(self.args)))(
@@ -98,7 +98,7 @@ class PreparedLaunch:
             config = _dependent_config(self._shape, stream_ptr)
             call_arguments: tuple[object, ...] = config, function, *arguments
         else:
-            call_arguments = self._function.ptr, *self._shape, stream_ptr, *arguments
+            call_arguments = self._function.ptr, *self._shape, _SHARED_BYTES, stream_ptr, *arguments
         if len(self._on_streams) >= _STREAMS:
             self._on_streams.clear()
         self._on_streams[stream_ptr] = call_arguments
@@ -136,7 +136,8 @@ def _dependent_config(shape: tuple[int, ...], stream_ptr: int) -> object:
     cu = driver.bindings()
     config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape[:3]
-    config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes = shape[3:]
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape[3:]
+    config.sharedMemBytes = _SHARED_BYTES
     config.hStream = stream_ptr
     kinds = cu.CUlaunchAttributeID
     attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

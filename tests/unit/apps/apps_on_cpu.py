@@ -49,8 +49,7 @@ static void __threadfence() {{}}
 #define LAUNCH(name, parameters, arguments)                                       \\
     extern "C" void launch_##name(const unsigned* blocks, const unsigned* threads, parameters) \\
     {{                                                                            \\
-        char none[1];                                                             \\
-        launch_with_barriers(blocks[0], threads[0], false, none, 1, [=] {{ name arguments; }}); \\
+        launch_with_barriers(blocks[0], threads[0], false, [=] {{ name arguments; }}); \\
     }}
 #define COMMA ,
 {launches}

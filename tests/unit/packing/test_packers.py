@@ -19,13 +19,12 @@ METHODS = ("strided", "workunits", "traversal", "copy_engine")
 MAP_NORESERVE = 0x4000  # the value on Linux; mmap has the name since Python 3.13
 
 
-@pytest.fixture(scope="class", params=["host", *METHODS, "traversal of the tree"])
+@pytest.fixture(scope="class", params=["host", *METHODS])
 def backend(request):
     if request.param == "host":
         yield HostBackend()
         return
-    method, _, tree = request.param.partition(" of ")
-    with cpu_backend(method, tree=bool(tree)) as made:
+    with cpu_backend(request.param) as made:
         yield made
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -11,13 +13,10 @@ from halox import datatypes as dt
 from halox.errors import DatatypeError
 from halox.packing.strided_plan import divisor
 from halox.packing.traversal import TraversalPacker
-from halox.packing.traversal_plan import plan
-from halox.packing.traversal_tree import (
-    nesting,
-    simplified,
-)
-from tests.fakes.cpu_packers import cpu_backend
-from tests.packers import HALF, TYPES, check
+from halox.packing.traversal_plan import NODE, NODES, TABLE
+from halox.packing.traversal_tree import nesting, simplified
+from tests.fakes.cpu_packers import cpu_backend, traversal_library
+from tests.packers import HALF, check
 from tests.support import trials
 
 LIST = dt.indexed([1, 2], [0, 3], "f8")
@@ -25,7 +24,7 @@ LIST = dt.indexed([1, 2], [0, 3], "f8")
 
 @pytest.fixture(scope="module")
 def backend():
-    with cpu_backend("traversal", tree=True) as made:
+    with cpu_backend("traversal") as made:
         yield made
 
 
@@ -56,12 +55,6 @@ def test_random_branches(backend, datatype, count, at, backwards):
     check(backend, datatype, count, at=at)
 
 
-@pytest.mark.parametrize("name", ["rows", "indexed", "struct of structs", "many branches"])
-def test_64_bit_numbers(name):
-    with cpu_backend("traversal", tree=True, index_bits=64) as made:
-        check(made, TYPES[name])
-
-
 def test_repetition_and_shared_parts_are_not_expanded():
     datatype = dt.struct([10**9, 10**8], [0, 10**12], [LIST, dt.vector(3, 1, 2, "f4")])
     _, tree = simplified(dt.contiguous(10**3, datatype), 7)
@@ -83,11 +76,11 @@ def test_a_limit_on_nested_irregular_constructors():
         TraversalPacker(datatype, 1, 0)
 
 
-@pytest.mark.parametrize(("word", "index_bits"), [(16, 32), (1, 64)])
-def test_64_bits_only_where_needed(word, index_bits):
-    _, tree = simplified(dt.contiguous(2**31, "f8"))
-    made = plan(tree, word, sms=132)
-    assert (made.index_bits, made.words) == (index_bits, 2**34 // word)
+def test_the_tables_layout_is_the_kernels():
+    """Struct sizes and offsets agree between g++ and NumPy's dtypes."""
+    found = list((ctypes.c_ulong * 5).in_dll(traversal_library(()), "layout"))
+    offsets = TABLE.fields["node"][1], NODE.fields["children"][1]
+    assert found == [NODES, NODE.itemsize, TABLE.itemsize, *offsets]
 
 
 @given(st.sampled_from([32, 64]), st.data())

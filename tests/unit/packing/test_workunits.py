@@ -6,6 +6,7 @@ The suite compares the bytes of a call. Here, `segments_of` reaches limits that 
 from __future__ import annotations
 
 import ctypes
+import gc
 
 import numpy as np
 import pytest
@@ -96,10 +97,6 @@ class TestSegments:
         launch = wp.launch_of(segments, sms=132)
         assert launch.blocks == launch.tiles < 1 << 31
 
-    def test_unit_bytes_have_limits(self):
-        with pytest.raises(DeviceError):
-            wp.unit_bytes_of(100, 32)
-
     @pytest.mark.parametrize("kind", ["alike", "mixed", "granules", "odd"])
     def test_the_list_fits_the_memory_that_is_allocated_for_it(self, kind):
         rng, n = np.random.default_rng(4), 100_000
@@ -115,19 +112,18 @@ class TestSegments:
 
 
 class TestKernel:
-    @pytest.mark.parametrize("unit_bytes", wp.UNIT_BYTES)
-    def test_any_length_of_units(self, backend, unit_bytes):
+    @pytest.mark.parametrize("unit_bytes", [512, 1024, 2048, 4096])
+    def test_any_length_of_units(self, backend, unit_bytes, monkeypatch):
+        monkeypatch.setattr(workunits, "unit_bytes_of", lambda nbytes: unit_bytes)
         lengths = [1, 511, 512, 513, 4095, 4096, 4097, 9000, 3, 1024, 2048, 7, 5]
         datatype, span = scattered(np.random.default_rng(1), lengths)
         array = coded(span)
-        packer = WorkUnitsPacker(datatype, 1, 0, unit_bytes=unit_bytes)
+        packer = WorkUnitsPacker(datatype, 1, 0)
         assert pack(packer, array).tobytes() == packed_by_numpy(array, datatype).tobytes()
 
-    @pytest.mark.parametrize(
-        ("name", "value"), [("_WINDOW_BYTES", 100), ("_WINDOW_BYTES", 2000), ("_MOST_BYTES", 64)]
-    )
+    @pytest.mark.parametrize(("name", "value"), [("_WINDOW_BYTES", 100), ("_MOST_BYTES", 64)])
     def test_many_segments(self, backend, monkeypatch, name, value):
-        """With windows of 2000 bytes, their first tiles fit in the launch's parameter; with 100 bytes, they do not."""
+        """Segments in device memory."""
         monkeypatch.setattr(wp, name, value)
         rng = np.random.default_rng(9)
         datatype, span = scattered(rng, rng.integers(1, 40, 30) * 8, 8)
@@ -139,14 +135,12 @@ class TestKernel:
         """Struct sizes and offsets agree between g++ and the table's NumPy dtype."""
         fields = wp.SEGMENT.fields
         expected = [fields[name][1] for name in wp.SEGMENT.names]
-        found = list((ctypes.c_ulong * (10 + len(expected))).in_dll(workunits_library(), "layout"))
-        empty = wp.launch_of(np.zeros(0, wp.SEGMENT), sms=1)
-        tables = wp.table(empty, None), wp.table(empty, np.zeros(0, np.uint32))
-        assert found[:10] == [
-            *(len(tables[0]), 16, len(tables[1]), 16, wp.SEGMENT.itemsize, 16, 16, 16),
+        found = list((ctypes.c_ulong * (8 + len(expected))).in_dll(workunits_library(), "layout"))
+        assert found[:8] == [
+            *(wp.TABLE.itemsize, 16, wp.SEGMENT.itemsize, 16, 16, 16),
             *(wp.MAX_THREADS, wp.WORDS_IN_FLIGHT),
         ]
-        assert found[10:] == expected and max(map(len, tables)) <= 4000
+        assert found[8:] == expected and wp.TABLE.itemsize <= 4000
 
 
 class TestLists:
@@ -170,25 +164,21 @@ class TestLists:
         assert pack(packer, array).tobytes() == packed_by_numpy(array, packer.datatype).tobytes()
 
     def test_the_least_recently_used_list_is_dropped(self, backend):
-        def list_of(n_words):
-            return UnitList(wp.Units(np.zeros(1, wp.SEGMENT), np.zeros(n_words, np.uint32)), 0)
+        made = {key: UnitList(np.zeros(1, wp.SEGMENT), None) for key in "abcd"}
+        cache = ListCache(3 * made["a"].nbytes)
+        for key in "abc":
+            assert cache.put(key, made[key]) is made[key]
+        assert cache.get("a") is made["a"] is cache.put("a", made["d"]), "the first list stays"
+        cache.put("d", made["d"])
+        assert [key for key in "abcd" if cache.get(key)] == ["a", "c", "d"]
+        assert cache.nbytes == cache.most_bytes
 
-        size = list_of(512).nbytes
-        cache = ListCache(3 * size)
-        made = {key: cache.put(0, key, list_of(512)) for key in "abc"}
-        assert cache.get(0, "a") is made["a"] is cache.put(0, "a", list_of(1))
-        cache.put(0, "d", list_of(512))
-        assert [key for key in "abcd" if cache.get(0, key)] == ["a", "c", "d"]
-        assert cache.nbytes(0) == 3 * size
-        assert cache.get(1, "a") is None, "devices have lists of their own"
-        cache.clear()
-        assert cache.nbytes(0) == 0
-
-    def test_a_list_in_use_outlives_the_cache(self, backend):
+    def test_a_list_in_use_outlives_the_cache(self, backend, monkeypatch):
         datatype = irregular(700)
         array, packer = coded(datatype.true_ub), WorkUnitsPacker(datatype, 1, 0)
         pack(packer, array)
-        workunits_lists.cache.clear()
+        monkeypatch.setattr(workunits_lists, "cache", ListCache(0))
+        gc.collect()
         assert pack(packer, array).tobytes() == packed_by_numpy(array, datatype).tobytes()
 
 
@@ -197,7 +187,7 @@ class TestPipeline:
 
     @pytest.fixture
     def part_blocks(self, request, monkeypatch):
-        monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 8)
+        monkeypatch.setattr(workunits_lists, "PIPELINED_BLOCKS", 8)
         monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", request.param)
         return request.param
 
