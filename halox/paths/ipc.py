@@ -64,9 +64,9 @@ from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_stage, whole
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.launches import (
+    ArrayLaunches,
     Item,
     MovableChannel,
-    MovableLaunches,
     clearing_of,
     fragmented,
     items_of,
@@ -328,7 +328,7 @@ class IpcChannel(InPlaceChannel, MovableChannel):
 
         def cut(
             messages: Sequence[Message], slot: int, stages: int, *, unpack: bool
-        ) -> MovableLaunches:
+        ) -> ArrayLaunches:
             items, ends = self._items(messages, slot), [*map(self._cut, messages)]
             return fragmented(job, items, messages, ends, stages, device, unpack=unpack)
 
@@ -372,8 +372,7 @@ class IpcChannel(InPlaceChannel, MovableChannel):
             self._consumed.wait(epoch - _SLOTS)
             self._wait(CONSUMED, epoch)
         for fragment, stage in enumerate(self._packs[epoch % _SLOTS].stages):
-            for launch, source, target in stage:
-                launch(stream, source, target)
+            stage(stream)
             self._record(fragment, epoch)
             self._packed.signal(_count(epoch, fragment))
         for clear in self._clear:
@@ -395,8 +394,7 @@ class IpcChannel(InPlaceChannel, MovableChannel):
             if self._incoming:  # not if all messages are read from the senders' arrays
                 self._incoming[fragment].wait(_count(epoch, fragment))
                 self._wait(fragment, epoch)
-            for launch, source, target in stage:
-                launch(stream, source, target)
+            stage(stream)
         self._record(MOVED, epoch)
         if CONSUMED in self._own:
             self._record(CONSUMED, epoch)

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from halox.paths.base import Job
 from halox.paths.buffers import TransportBuffers
 from halox.paths.launches import (
+    ArrayLaunches,
     MovableChannel,
-    MovableLaunches,
     clearing_of,
     fragmented,
     packed_items,
@@ -46,7 +46,7 @@ class Work:
     bits. All additions follow the last stage, in the same launches as in an exchange without fragments.
     """
 
-    movable: Sequence[MovableLaunches] = ()
+    movable: Sequence[ArrayLaunches] = ()
     """All launches over the arrays."""
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
@@ -94,8 +94,7 @@ class Work:
         self._stream = stream
         stages = self._packs[slot].stages
         for stage, event in zip(stages, self._packed, strict=False):
-            for launch, source, target in stage:
-                launch(stream.ptr, source, target)
+            stage(stream.ptr)
             event.record(stream)
         if not stages:
             self._begun.record(stream)
@@ -113,8 +112,7 @@ class Work:
             if stage < self._adds_in:
                 return
             stage = 0
-        for launch, source, target in self._unpacks[slot].stages[stage]:
-            launch(self._own.ptr, source, target)
+        self._unpacks[slot].stages[stage](self._own.ptr)
 
     def end(self) -> None:
         """Make the current stream wait for all unpacking."""
