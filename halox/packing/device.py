@@ -1,14 +1,17 @@
 """GPU launches for the parts of messages: pack, unpack, add, and copy between arrays.
 
 The paths call the ``launch_*`` functions when a plan is made; exchanges then only run the launches. One kernel packs or
-unpacks the parts of all strided datatypes, and a second kernel all irregular datatypes.
+unpacks the parts of all strided datatypes, and a second kernel the irregular datatypes of an array.
+
+The arrays of endpoints have numbers, by which `Launches.shift` moves the launches to other arrays of the same layouts:
+by multiples of ``max_word`` bytes, which the ``launch_*`` functions take as the longest word of the tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,8 +29,15 @@ from halox.runtime.gpu.streams import stream_pointer
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
-Endpoint = tuple[Described, "Datatype", int]
-"""An array on the GPU, and a datatype and a count; displacements are relative to the array's first element."""
+
+class Endpoint(NamedTuple):
+    """An array on the GPU, and items of a datatype; displacements are relative to the array's first element."""
+
+    array: Described
+    datatype: Datatype
+    items: int
+    number: int | None = None  # of the array, among those that can be shifted
+
 
 Move = tuple[Endpoint, int]
 """An endpoint, and the address of its packed bytes."""
@@ -35,9 +45,6 @@ Move = tuple[Endpoint, int]
 FragmentedMove = tuple[Endpoint, int, Sequence[int]]
 """An endpoint, the address of its packed bytes, and for each fragment the end of the endpoint's share of it, as an
 offset from this address."""
-
-_Irregular = tuple["Datatype", int, int, int]
-"""Input of `WorkUnitsCopy`: a datatype, a count, and the addresses of the array and of the packed bytes."""
 
 _Addition = tuple[Sequence[Copy], np.dtype[np.generic]]
 """Copies that add, and the dtype of their elements."""
@@ -51,14 +58,41 @@ class Launches:
         self._parts = tuple(parts)
         self._keep = tuple(keep)
         only = self._parts[0] if len(self._parts) == 1 else None
-        self.at: Callable[[int, int, int], None] | None = getattr(only, "at", None)
-        """:meth:`launch` with a stream's address; None unless there is exactly one launch that supports this."""
+        self.at: Callable[[int], None] = getattr(only, "at", self.launch)
+        """:meth:`launch` with a stream's address."""
 
-    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
+    def launch(self, stream: StreamLike = None) -> None:
         """Enqueue all launches; see :class:`~halox.packing.device_packer.Launchable`."""
         pointer = stream_pointer(stream)
         for part in self._parts:
-            part.launch(pointer, source, target)
+            part.launch(pointer)
+
+    def shift(self, shifts: Sequence[int]) -> None:
+        """Move the arrays; see :class:`~halox.packing.device_packer.Launchable`."""
+        for part in self._parts:
+            part.shift(shifts)
+
+
+class _Irregular:
+    """Launch for the irregular datatypes of one array, whose kernel takes the words that the addresses allow."""
+
+    def __init__(self, moves: Sequence[Move], *, unpack: bool, device: int) -> None:
+        parts = [(end.datatype, end.items, end.array.pointer, packed) for end, packed in moves]
+        self._copy = WorkUnitsCopy(parts, unpack=unpack, device=device)
+        self._number, self._is_unpacking = moves[0][0].number, unpack
+        self._shift = 0
+
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue the copies."""
+        if self._is_unpacking:
+            self._copy.launch(stream, target=self._shift)
+        else:
+            self._copy.launch(stream, source=self._shift)
+
+    def shift(self, shifts: Sequence[int]) -> None:
+        """Move the array."""
+        if self._number is not None:
+            self._shift = shifts[self._number]
 
 
 def launch_pack(
@@ -66,8 +100,10 @@ def launch_pack(
     device: int,
     mark: Mark | None = None,
     pairs: Sequence[tuple[Endpoint, Endpoint]] = (),
+    *,
+    max_word: int = 16,
 ) -> Launches:
-    """Return one launch that packs all strided endpoints, and one launch that packs all irregular endpoints.
+    """Return one launch that packs all strided endpoints, and launches that pack all irregular endpoints.
 
     The first launch leaves ``mark`` when it starts. It also copies the first endpoint of each pair in ``pairs`` to the
     second endpoint. Both endpoints of a pair must have a strided form.
@@ -76,52 +112,74 @@ def launch_pack(
         Copy(a, b) for first, second in pairs if (a := _whole(first)) and (b := _whole(second))
     ]
     assert len(between) == len(pairs)
-    return _moving(moves, device, unpack=False, mark=mark, between=between)
+    return _moving(moves, device, unpack=False, max_word=max_word, mark=mark, between=between)
 
 
-def launch_unpack(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
-    """Return one launch that unpacks all strided endpoints, and one launch that unpacks all irregular endpoints.
+def launch_unpack(
+    moves: Sequence[Move],
+    device: int,
+    mark: Mark | None = None,
+    *,
+    max_word: int = 16,
+) -> Launches:
+    """Return one launch that unpacks all strided endpoints, and launches that unpack all irregular endpoints.
 
     The first launch leaves ``mark`` when it starts.
     """
-    return _moving(moves, device, unpack=True, mark=mark)
+    return _moving(moves, device, unpack=True, max_word=max_word, mark=mark)
 
 
 def fragment_launches(
-    moves: Sequence[FragmentedMove], fragments: int, device: int, *, unpack: bool
+    moves: Sequence[FragmentedMove],
+    fragments: int,
+    device: int,
+    *,
+    unpack: bool,
+    max_word: int = 16,
 ) -> list[Launches]:
     """Return launches like :func:`launch_pack` or :func:`launch_unpack`, separately for each fragment.
 
     Each move has one end per fragment. Uploads tables and waits for the uploads.
     """
     copies: list[list[Copy]] = [[] for _ in range(fragments)]
-    irregular: list[list[_Irregular]] = [[] for _ in range(fragments)]
-    for (array, datatype, count), packed, ends in moves:
-        parts = cut_parts(array.pointer, datatype, count, packed, ends, unpack=unpack)
+    irregular: list[list[Move]] = [[] for _ in range(fragments)]
+    for endpoint, packed, ends in moves:
+        array, datatype, count, number = endpoint
+        parts = cut_parts(array.pointer, datatype, count, packed, ends, unpack=unpack, array=number)
         if isinstance(parts, int):
-            irregular[parts].append((datatype, count, array.pointer, packed))
+            irregular[parts].append((endpoint, packed))
             continue
         for fragment, fragment_parts in zip(copies, parts, strict=True):
             fragment += fragment_parts
     return [
-        _launches(strided, others, device, unpack=unpack)
+        _launches(strided, others, device, unpack=unpack, max_word=max_word)
         for strided, others in zip(copies, irregular, strict=True)
     ]
 
 
-def launch_add(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
+def launch_add(
+    moves: Sequence[Move],
+    device: int,
+    mark: Mark | None = None,
+    *,
+    max_word: int = 16,
+) -> Launches:
     """Return launches that leave ``mark`` and then add packed elements to endpoints, in order and in their dtypes."""
-    additions = _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
+    parts = [(_additions(*move), element_type(move[0])) for move in moves]
+    additions = _adding(parts, device, max_word)
     return additions if mark is None else Launches([MarkLaunch(mark, device), additions])
 
 
 def launch_between(
-    pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
-) -> Launchable:
+    pairs: Sequence[tuple[Endpoint, Endpoint]],
+    operation: str,
+    device: int,
+    *,
+    max_word: int = 16,
+) -> Launches:
     """Return launches that copy or add the first endpoint of each pair to the second endpoint.
 
-    One launch copies all pairs of strided datatypes. Other pairs are packed into a buffer and unpacked from it; the
-    addresses of the launches must then not be shifted.
+    One launch copies all pairs of strided datatypes. Other pairs are packed into a buffer and unpacked from it.
     """
     copies: list[Copy] = []
     additions: list[_Addition] = []
@@ -137,7 +195,7 @@ def launch_between(
                 copies.append(Copy(a, b))
             continue
         with cupy().cuda.Device(device):
-            buffers.append(cupy().cuda.Memory(max(1, source[1].size * source[2])))
+            buffers.append(cupy().cuda.Memory(max(1, source.datatype.size * source.items)))
         packed = int(buffers[-1].ptr)
         packing.append((source, packed))
         if operation == "add":
@@ -146,35 +204,35 @@ def launch_between(
             unpacking.append((target, packed))
     parts: list[Launchable] = []
     if packing:
-        parts.append(launch_pack(packing, device))
+        parts.append(launch_pack(packing, device, max_word=max_word))
     if additions:
-        parts.append(_adding(additions, device))
+        parts.append(_adding(additions, device, max_word))
     if copies:
-        parts.append(StridedCopy(copies, device=device))
+        parts.append(StridedCopy(copies, device=device, max_word=max_word))
     if unpacking:
-        parts.append(launch_unpack(unpacking, device))
-    return parts[0] if len(parts) == 1 else Launches(parts, keep=buffers)
+        parts.append(launch_unpack(unpacking, device, max_word=max_word))
+    return Launches(parts, keep=buffers)
 
 
-def launch_zeros(endpoints: Sequence[Endpoint], device: int) -> Launches:
+def launch_zeros(endpoints: Sequence[Endpoint], device: int, *, max_word: int = 16) -> Launches:
     """Return launches that set endpoints to zero."""
-    nbytes = max(datatype.size * count for _, datatype, count in endpoints)
+    nbytes = max(end.datatype.size * end.items for end in endpoints)
     with cupy().cuda.Device(device):
         zeros = cupy().zeros(nbytes, np.uint8)
         cupy().cuda.get_current_stream().synchronize()
     source = int(zeros.data.ptr)
-    unpacking = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
+    moves = [(endpoint, source) for endpoint in endpoints]
+    unpacking = launch_unpack(moves, device, max_word=max_word)
     return Launches([unpacking], keep=[zeros])
 
 
 def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:
     """Return the dtype of an endpoint's elements, for additions; `DatatypeError` if they have several dtypes."""
-    _, datatype, _ = endpoint
-    if datatype.uniform is None:
+    if endpoint.datatype.uniform is None:
         raise DatatypeError(
             "accumulate needs elements of one numeric dtype; exchange the fields of a structure apart"
         )
-    return datatype.uniform
+    return endpoint.datatype.uniform
 
 
 def check_bounds(array: object, datatype: Datatype, count: int) -> None:
@@ -187,59 +245,64 @@ def _moving(
     device: int,
     *,
     unpack: bool,
+    max_word: int,
     mark: Mark | None = None,
     between: Sequence[Copy] = (),
 ) -> Launches:
     copies = [*between]
-    irregular: list[_Irregular] = []
-    for (array, datatype, count), packed in moves:
-        pairs = paired(array.pointer, datatype, count, packed)
+    irregular: list[Move] = []
+    for endpoint, packed in moves:
+        array, datatype, count, number = endpoint
+        pairs = paired(array.pointer, datatype, count, packed, array=number)
         if pairs is None:
-            irregular.append((datatype, count, array.pointer, packed))
+            irregular.append((endpoint, packed))
         else:
             copies += [Copy(b, a) if unpack else Copy(a, b) for a, b in pairs]
-    return _launches(copies, irregular, device, unpack=unpack, mark=mark)
+    return _launches(copies, irregular, device, unpack=unpack, max_word=max_word, mark=mark)
 
 
 def _launches(
     copies: Sequence[Copy],
-    irregular: Sequence[_Irregular],
+    irregular: Sequence[Move],
     device: int,
     *,
     unpack: bool,
+    max_word: int,
     mark: Mark | None = None,
 ) -> Launches:
     parts: list[Launchable] = []
     if copies:
-        parts.append(strided := StridedCopy(copies, device=device, mark=mark))
+        strided = StridedCopy(copies, device=device, mark=mark, max_word=max_word)
+        parts.append(strided)
         if strided.nbytes:
             mark = None  # the kernel sets it
     if mark is not None:
         parts.insert(0, MarkLaunch(mark, device))
-    if irregular:
-        parts.append(WorkUnitsCopy(irregular, unpack=unpack, device=device))
+    by_array: dict[int | None, list[Move]] = {}
+    for move in irregular:
+        by_array.setdefault(move[0].number, []).append(move)
+    parts += [_Irregular(some, unpack=unpack, device=device) for some in by_array.values()]
     return Launches(parts)
 
 
 def _whole(endpoint: Endpoint) -> Side | None:
     """Return an endpoint as strided blocks; None if its items have no strided form."""
-    array, datatype, count = endpoint
+    array, datatype, count, number = endpoint
     strided = datatype.items(count).strided
-    return None if strided is None else Side(array.pointer, strided)
+    return None if strided is None else Side(array.pointer, strided, number)
 
 
-def _adding(additions: Sequence[_Addition], device: int) -> Launches:
-    return Launches(
-        [
-            StridedAdd([copy for copies, _ in group for copy in copies], dtype, device=device)
-            for dtype, group in groupby(additions, key=lambda addition: addition[1])
-        ]
-    )
+def _adding(additions: Sequence[_Addition], device: int, max_word: int) -> Launches:
+    parts = []
+    for dtype, group in groupby(additions, key=lambda addition: addition[1]):
+        copies = [copy for some, _ in group for copy in some]
+        parts.append(StridedAdd(copies, dtype, device=device, max_word=max_word))
+    return Launches(parts)
 
 
 def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
-    array, datatype, count = endpoint
-    pairs = paired(array.pointer, datatype, count, packed, _MOST_ADDED_PARTS)
+    array, datatype, count, number = endpoint
+    pairs = paired(array.pointer, datatype, count, packed, _MOST_ADDED_PARTS, array=number)
     if pairs is None:
         raise DatatypeError(
             f"adding {datatype!r} would take more than {_MOST_ADDED_PARTS} copies; use a datatype "
@@ -270,7 +333,10 @@ def _joined(copies: Sequence[Copy]) -> list[Copy]:
 
 def _shape(copy: Copy) -> list[Side]:
     """Return both sides without their offsets."""
-    return [Side(side.pointer, side.strided.shifted(-side.strided.offset)) for side in copy]
+    return [
+        side._replace(strided=side.strided.shifted(-side.strided.offset))
+        for side in (copy.source, copy.target)
+    ]
 
 
 def _step(first: Copy, second: Copy) -> list[int]:
@@ -283,4 +349,7 @@ def _series_copy(series: list[Copy]) -> Copy:
     """Return one copy equivalent to several copies at equal steps."""
     steps = _step(*series[:2]) if len(series) > 1 else [0, 0]
     sides = zip(series[0], steps, strict=True)
-    return Copy(*(Side(s.pointer, s.strided.repeated(len(series), step)) for s, step in sides))
+    source, target = (
+        side._replace(strided=side.strided.repeated(len(series), step)) for side, step in sides
+    )
+    return Copy(source, target)

@@ -23,11 +23,13 @@ StreamLike = Stream | int | None
 class Launchable(Protocol):
     """Work that can be enqueued on a stream any number of times."""
 
-    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue the work on a stream of the current device, by default CuPy's current stream; does not block.
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue the work on a stream of the current device, by default CuPy's current stream; does not block."""
 
-        ``source`` is added to all addresses read, and ``target`` to all addresses written, modulo 2**64. Both must be
-        multiples of 16 bytes, the longest word.
+    def shift(self, shifts: Sequence[int]) -> None:
+        """Move the arrays for all later launches: array n is ``shifts[n]`` bytes, modulo 2**64, from its first place.
+
+        The shifts must be multiples of the longest word for which the work was made.
         """
 
 
@@ -84,16 +86,18 @@ def table_launch(
     *numbers: int,
     defines: tuple[tuple[str, str], ...] = (),
     more: Sequence[Parameter] = (),
+    bases: Parameter | None = None,
 ) -> PreparedLaunch:
     """Prepare a launch of a packing kernel.
 
     The kernel's parameters are two addresses, ``table``, the 32-bit ``numbers``, and the ctypes values ``more``.
     ``shape`` is the number of blocks, and of threads per block. The addresses are 0 until
-    :meth:`PreparedLaunch.launch_at` sets them. The caller must keep memory alive that the table points to.
+    :meth:`PreparedLaunch.launch_at` sets them; ``bases`` takes their place in a kernel of many bases. The caller must
+    keep memory alive that the table points to.
     """
+    addresses = (ctypes.c_uint64(0), ctypes.c_uint64(0)) if bases is None else (bases,)
     parameters = (
-        ctypes.c_uint64(0),
-        ctypes.c_uint64(0),
+        *addresses,
         (ctypes.c_char * len(table)).from_buffer_copy(table),
         *map(ctypes.c_uint32, numbers),
         *more,

@@ -33,7 +33,7 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
     """
     parts = [part for copy in copies for part in _without_self_overlap(copy)]
     views = [_view(part.target) for part in parts]
-    bounds = [[side.pointer + end for end in side.strided.span] for _, side in parts]
+    bounds = [[part.target.pointer + end for end in part.target.strided.span] for part in parts]
     low, high = np.array(bounds, dtype=np.uint64).reshape(-1, 2).T
     round_of = np.zeros(len(parts), dtype=np.int64)
     for i, view in enumerate(views):
@@ -77,7 +77,11 @@ def _without_self_overlap(copy: Copy) -> list[Copy]:
     parts = [part for piece in pieces(copy) for part in _parts(piece)]
     if len(parts) > MAX_ROUNDS:
         raise _too_many()
-    return parts
+    numbers = copy.source.array, copy.target.array
+    return [
+        Copy(*(side._replace(array=n) for side, n in zip(part, numbers, strict=True)))
+        for part in parts
+    ]
 
 
 def _parts(piece: Piece) -> list[Copy]:

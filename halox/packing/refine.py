@@ -26,10 +26,14 @@ MAX_PARTS = 64
 
 
 class Side(NamedTuple):
-    """One side of a copy: strided blocks, and the address that their offset is relative to."""
+    """One side of a copy: strided blocks, and the address that their offset is relative to.
+
+    ``array`` is a number of the array: a launch can serve other arrays, by additions to the addresses of each number.
+    """
 
     pointer: int
     strided: StridedBlocks
+    array: int | None = None
 
 
 class Copy(NamedTuple):
@@ -97,17 +101,24 @@ def contiguous_side(pointer: int, nbytes: int) -> Side:
 
 
 def paired(
-    pointer: int, datatype: Datatype, count: int, packed: int, limit: int = MAX_PARTS
+    pointer: int,
+    datatype: Datatype,
+    count: int,
+    packed: int,
+    limit: int = MAX_PARTS,
+    *,
+    array: int | None = None,
 ) -> list[tuple[Side, Side]] | None:
     """Pair the strided parts of some items with their places in packed memory.
 
-    Displacement 0 is at address ``pointer``, and the first packed byte is at ``packed``. The pairs, array
-    side first, together hold every byte once. None if the items have more than ``limit`` parts.
+    Displacement 0 is at address ``pointer`` of the array with the number ``array``, and the first packed byte is at
+    ``packed``. The pairs, array side first, together hold every byte once. None if the items have more than ``limit``
+    parts.
     """
     parts = datatype.items(count).parts(limit)
     if parts is None:
         return None
-    return [(Side(pointer, part.memory), Side(packed, part.packed)) for part in parts]
+    return [(Side(pointer, part.memory, array), Side(packed, part.packed)) for part in parts]
 
 
 def pieces(copy: Copy) -> list[Piece]:
@@ -242,17 +253,20 @@ def cut(copy: Copy, ends: Sequence[int]) -> list[list[Copy]]:
     parts, start = [], 0
     for end in ends:
         sides = ([*run.range(start, end - start)] for run in (source, target))
-        parts.append([Copy(_side(a), _side(b)) for a, b in _matched(*sides)])
+        numbers = copy.source.array, copy.target.array
+        parts.append(
+            [Copy(_side(a, numbers[0]), _side(b, numbers[1])) for a, b in _matched(*sides)]
+        )
         start = end
     return parts
 
 
-def _side(run: ByteRun) -> Side:
+def _side(run: ByteRun, array: int | None) -> Side:
     *outer, last = run.levels or ((1, 1),)
     if last[1] != 1:
         outer, last = [*outer, last], (1, 1)
     counts, strides = (tuple(level[i] for level in outer) for i in (0, 1))
-    return Side(run.pointer, StridedBlocks(0, counts, strides, last[0]))
+    return Side(run.pointer, StridedBlocks(0, counts, strides, last[0]), array)
 
 
 def cut_parts(
@@ -263,6 +277,7 @@ def cut_parts(
     ends: Sequence[int],
     *,
     unpack: bool,
+    array: int | None = None,
 ) -> list[list[Copy]] | int:
     """Cut the packing, or unpacking, of some items at positions of their packed bytes.
 
@@ -272,12 +287,12 @@ def cut_parts(
     fragment that must move all items. A part that cannot be cut is packed with the first fragment that
     contains one of its bytes, and unpacked with the last such fragment.
     """
-    pairs = paired(pointer, datatype, count, packed)
+    pairs = paired(pointer, datatype, count, packed, array=array)
     if pairs is None:
         return _fragment_of(ends, 0, ends[-1], unpack)
     fragments: list[list[Copy]] = [[] for _ in ends]
-    for array, place in pairs:
-        copy = Copy(place, array) if unpack else Copy(array, place)
+    for there, place in pairs:
+        copy = Copy(place, there) if unpack else Copy(there, place)
         low, high = (place.pointer - packed + end for end in place.strided.span)
         if place.strided.counts:  # The part's packed bytes are not contiguous.
             fragments[_fragment_of(ends, low, high, unpack)].append(copy)

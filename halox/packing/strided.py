@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,7 +17,7 @@ from halox.errors import DatatypeError
 from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
-from halox.packing.strided_plan import StridedPlan, plan
+from halox.packing.strided_plan import BASES, StridedPlan, plan
 from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.memory import uploaded
@@ -41,6 +43,9 @@ _ELEMENTS = {
 }
 
 
+_ARRAY, _PACKED = 0, 1
+
+
 class StridedPacker(DevicePacker):
     """Packs datatypes that consist of few strided parts; see :class:`DevicePacker`.
 
@@ -54,33 +59,37 @@ class StridedPacker(DevicePacker):
         self, datatype: Datatype, count: int, device: int, max_blocks: int | None = None
     ) -> None:
         super().__init__(datatype, count, device, max_blocks)
-        pairs = paired(0, datatype, count, 0)
+        pairs = paired(0, datatype, count, 0, array=_ARRAY)
         assert pairs is not None
-        self._packing = [Copy(array, packed) for array, packed in pairs]
-        self._unpacking = [Copy(packed, array) for array, packed in pairs]
+        both = [(array, packed._replace(array=_PACKED)) for array, packed in pairs]
+        self._packing = [Copy(array, packed) for array, packed in both]
+        self._unpacking = [Copy(packed, array) for array, packed in both]
         # The key is the lowest bits of both addresses, combined by OR, which limit the word width.
         self._packs: dict[int, _Launch] = {}
         self._unpacks: dict[int, _Launch] = {}
 
     @classmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
+        """Return a short reason why the packer cannot pack the items, or None if it can."""
         if paired(0, datatype, count, 0) is None:
             return f"its blocks form more than {MAX_PARTS} regular parts"
         return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
+        """Copy the bytes that the items describe to contiguous memory."""
         bits = (array | packed) & 15
         launch = self._packs.get(bits)
         if launch is None:
             launch = self._packs[bits] = self._make_launch(self._packing, bits)
-        launch.at(stream, array, packed)
+        launch.launch_with(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
+        """Copy contiguous bytes to the places of the items."""
         bits = (array | packed) & 15
         launch = self._unpacks.get(bits)
         if launch is None:
             launch = self._unpacks[bits] = self._make_launch(self._unpacking, bits)
-        launch.at(stream, packed, array)
+        launch.launch_with(stream, array, packed)
 
     def _make_launch(self, copies: Sequence[Copy], bits: int) -> _Launch:
         bits |= 16
@@ -91,16 +100,45 @@ class StridedPacker(DevicePacker):
         return _Launch("strided_copy", planned, self.device)
 
 
-class StridedCopy:
-    """Strided copies in one kernel launch.
+class StridedLaunches:
+    """Launches of a strided kernel, in order, one for every 15 arrays of the copies.
 
-    All addresses must be valid on ``device``: in its own memory, in a peer's memory, or in mapped host
-    memory. Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks.
-    The launch leaves ``mark`` when it starts, unless there is nothing to copy.
+    All addresses must be valid on the GPU: in its own memory, in a peer's memory, or in mapped host memory. The caller
+    must keep this memory alive. Tables that are too large for a launch's parameters are uploaded, which waits: the
+    constructor must not be called while a stream is being captured.
+    """
 
-    If the table is too large for the launch's parameters, the constructor allocates device memory,
-    uploads the table and waits. Call the constructor while no stream is being captured. The caller must
-    keep the memory at the addresses alive.
+    def __init__(self, launches: Sequence[_Launch]) -> None:
+        self._launches = launches
+        self.nbytes = sum(launch.nbytes for launch in launches)
+        """Bytes that a launch moves."""
+        self.at: Callable[[int], None] = launches[0].at if len(launches) == 1 else self._launch_all
+        """:meth:`launch` with a stream's address."""
+
+    @property
+    def launches(self) -> int:
+        """Number of kernel launches."""
+        return len(self._launches)
+
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue the launches; see :class:`~halox.packing.device_packer.Launchable`."""
+        self.at(stream_pointer(stream))
+
+    def shift(self, shifts: Sequence[int]) -> None:
+        """Move the arrays; see :class:`~halox.packing.device_packer.Launchable`."""
+        for launch in self._launches:
+            launch.shift(shifts)
+
+    def _launch_all(self, stream: int) -> None:
+        for launch in self._launches:
+            launch.at(stream)
+
+
+class StridedCopy(StridedLaunches):
+    """Strided copies in one kernel launch for every 15 arrays; see `StridedLaunches`.
+
+    Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. The first launch leaves
+    ``mark`` when it starts, unless there is nothing to copy. Shifts must be multiples of ``max_word``.
     """
 
     def __init__(
@@ -110,48 +148,66 @@ class StridedCopy:
         device: int,
         max_blocks: int | None = None,
         mark: Mark | None = None,
+        max_word: int = 16,
     ) -> None:
-        planned = plan(copies, sms=multiprocessors(device), max_blocks=max_blocks, tiles=True)
-        self.nbytes = planned.nbytes
-        """Bytes that a launch moves."""
-        self._launch = _Launch("strided_copy", planned, device, mark=mark)
-        self.at = self._launch.at
-        """:meth:`launch` with a stream's address."""
+        launches: list[_Launch] = []
+        sms = multiprocessors(device)
+        for group in _groups(copies):
+            planned = plan(group, sms=sms, max_blocks=max_blocks, max_word=max_word, tiles=True)
+            if planned.chunks:
+                launches.append(_Launch("strided_copy", planned, device, mark=mark))
+                mark = None
+        super().__init__(launches)
 
-    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        self.at(stream_pointer(stream), source, target)
 
-
-class StridedAdd:
-    """Strided additions, ``target += source`` element by element.
+class StridedAdd(StridedLaunches):
+    """Strided additions, ``target += source`` element by element; see `StridedLaunches`.
 
     Elements are floating-point numbers of 2, 4 or 8 bytes, complex numbers of 8 or 16 bytes, or integers.
     Overlapping targets are added in the given order, in consecutive launches, so equal inputs give equal
     bits. Sources must not overlap targets. Raises `DatatypeError` if elements of ``dtype`` cannot be
     added, if addresses or strides are not aligned to the elements, or if the targets overlap so often that
-    the additions would need more than 4096 launches. Otherwise see :class:`StridedCopy`.
+    the additions would need more than 4096 launches. Shifts must be multiples of ``max_word``.
     """
 
-    def __init__(self, copies: Sequence[Copy], dtype: npt.DTypeLike, *, device: int) -> None:
+    def __init__(
+        self, copies: Sequence[Copy], dtype: npt.DTypeLike, *, device: int, max_word: int = 16
+    ) -> None:
         element, element_bytes = addition_element(dtype)
-        defines = (("ELEMENT", element),)
         plans = [
-            plan(together, sms=multiprocessors(device), element_bytes=element_bytes)
+            plan(group, sms=multiprocessors(device), element_bytes=element_bytes, max_word=max_word)
             for together in rounds(copies)
+            for group in _groups(together)
         ]
-        self.nbytes = sum(planned.nbytes for planned in plans)
-        self._launches = [
-            _Launch("strided_add", planned, device, defines) for planned in plans if planned.chunks
-        ]
+        defines = (("ELEMENT", element),)
+        super().__init__(
+            [
+                _Launch("strided_add", planned, device, defines)
+                for planned in plans
+                if planned.chunks
+            ]
+        )
 
-    @property
-    def launches(self) -> int:
-        return len(self._launches)
 
-    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        pointer = stream_pointer(stream)
-        for launch in self._launches:
-            launch.at(pointer, source, target)
+def _groups(copies: Sequence[Copy]) -> Iterator[Sequence[Copy]]:
+    """Divide copies in any order into groups of at most 15 arrays, as many as a launch has bases."""
+
+    def arrays_of(copy: Copy) -> set[int]:
+        return {side.array for side in copy if side.array is not None}
+
+    arrays: set[int] = set().union(*map(arrays_of, copies))
+    if len(arrays) < BASES:
+        yield copies
+        return
+    group: list[Copy] = []
+    arrays = set()
+    for copy in sorted(copies, key=lambda copy: sorted(arrays_of(copy))):
+        if len(arrays | arrays_of(copy)) >= BASES:
+            yield group
+            group, arrays = [], set()
+        group.append(copy)
+        arrays |= arrays_of(copy)
+    yield group
 
 
 def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
@@ -172,7 +228,7 @@ def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
     return element, asked.itemsize // (2 if asked.kind == "c" else 1)
 
 
-def _nothing(stream: int, source: int, target: int) -> None:
+def _nothing(stream: int) -> None:
     """Launch nothing."""
 
 
@@ -187,8 +243,11 @@ class _Launch:
         defines: tuple[tuple[str, str], ...] = (),
         mark: Mark | None = None,
     ) -> None:
-        self.at: Callable[[int, int, int], None] = _nothing
-        """Function that enqueues the launch, given a stream's address and two base addresses."""
+        self.nbytes, self._arrays = planned.nbytes, planned.arrays
+        self._bases = (ctypes.c_uint64 * BASES)()
+        self._lock = Lock()
+        self.at: Callable[[int], None] = _nothing
+        """Function that enqueues the launch, given a stream's address."""
         if not planned.chunks:
             return
         table = planned.table
@@ -207,4 +266,18 @@ class _Launch:
             planned.chunk_words,
             defines=(*planned.defines, *defines, *((("MARKED", "1"),) if mark else ())),
             more=mark.arguments if mark else (),
-        ).launch_at
+            bases=self._bases,
+        ).launch
+
+    def shift(self, shifts: Sequence[int]) -> None:
+        """Add to the addresses of each array, in all later launches, the shift of its number, modulo 2**64."""
+        for base, array in enumerate(self._arrays, 1):
+            self._bases[base] = shifts[array]
+
+    def launch_with(self, stream: int, array: int, packed: int) -> None:
+        """Launch a packing or an unpacking with these addresses; thread-safe."""
+        bases = self._bases
+        with self._lock:
+            bases[1 + _ARRAY] = array
+            bases[1 + _PACKED] = packed
+            self.at(stream)

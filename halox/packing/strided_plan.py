@@ -7,7 +7,7 @@ This module does not use a GPU. The table has the layout of the C structs in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import NamedTuple
@@ -51,11 +51,14 @@ loses no speed if the other half is busy.
 MAX_WORDS = 2**31 - 2**14
 """Largest number of words of a region: indices stay below 2**31, with room for the last steps of a loop."""
 
-TABLE_BYTES = 4000
+BASES = 16
+"""Bases of a launch, as in ``strided_body.cu``: 0, and up to 15 numbers that are set between launches."""
+
+TABLE_BYTES = 3904
 """Largest table, in bytes, that is a kernel parameter; larger tables are read from device memory.
 
 Reading a table from device memory takes two dependent loads before the first byte moves: 0.35 us, a
-third of the time to pack 64 KiB. The parameters of a launch have 4 KiB.
+third of the time to pack 64 KiB. The parameters of a launch have 4 KiB, of which the bases take 128 bytes.
 """
 
 RUN_PIECE = 1024
@@ -85,7 +88,7 @@ def region_dtype(levels: int) -> np.dtype[np.void]:
             ("target", "u8"),
             ("words", "u4"),
             ("first_chunk", "u4"),
-            ("word_bytes", "u4"),
+            ("word_bytes", "u4"),  # and the numbers of both bases
             ("run_bytes", "u4"),
             ("level", LEVEL, (levels,)),
         ]
@@ -106,6 +109,7 @@ class StridedRow(NamedTuple):
     levels: tuple[Level, ...]
     run_bytes: int = 0
     tile: Tile | None = None
+    bases: tuple[int, int] = (0, 0)  # numbers of the bases that are added to source and target
 
     @property
     def words(self) -> int:
@@ -146,6 +150,9 @@ class StridedPlan:
     in_flight: int  # words that a thread loads before it stores the first word
     nbytes: int  # bytes moved
     tiled: int  # sum of the different sides in tiled regions; see `sides_of`
+    arrays: tuple[
+        int, ...
+    ] = ()  # numbers of the copies' arrays, in the order of their bases, from base 1 on
     table_bytes: int = TABLE_BYTES  # most bytes of a table in the kernel's parameters
 
     @property
@@ -202,21 +209,25 @@ def plan(
     """Plan one launch that performs all copies; the plan has no chunks if there is nothing to move.
 
     The words are distributed over ``sms`` multiprocessors, with one thread block per chunk, unless ``max_blocks``
-    limits the blocks. Words have at most ``max_word`` bytes: the base addresses of a launch, which are added to the
-    copies' addresses, must be multiples of ``max_word``. For additions, ``element_bytes`` is the element size, and a
-    word holds whole elements. A region of more than ``max_words`` words is cut. With ``tiles``, copies between
-    different axis orders go through shared memory.
+    limits the blocks. The copies are in at most 15 arrays, each with a base that a launch adds to the addresses. Words
+    have at most ``max_word`` bytes, and the bases must be multiples of ``max_word``. For additions, ``element_bytes``
+    is the element size, and a word holds whole elements. A region of more than ``max_words`` words is cut. With
+    ``tiles``, copies between different axis orders go through shared memory.
 
     Raises `DeviceError` if ``max_blocks`` is less than 1. Raises `DatatypeError` if the two sides of a copy have
     different numbers of bytes, or if an address or a stride is not a multiple of ``element_bytes``.
     """
     check_max_blocks(max_blocks)
+    arrays = sorted({side.array for copy in copies for side in copy if side.array is not None})
+    assert len(arrays) < BASES
+    base_of: dict[int | None, int] = {array: base for base, array in enumerate(arrays, 1)}
+    base_of[None] = 0
     rows = [
-        row
+        row._replace(bases=(base_of[copy.source.array], base_of[copy.target.array]))
         for copy in copies
         for row in rows_of(copy, element_bytes, max_words, max_word, tiles=tiles)
     ]
-    return plan_rows(rows, sms=sms, max_blocks=max_blocks)
+    return replace(plan_rows(rows, sms=sms, max_blocks=max_blocks), arrays=tuple(arrays))
 
 
 def plan_rows(
@@ -300,7 +311,8 @@ def fill_region(region: np.void, row: StridedRow, first_chunk: int) -> None:
     region["target"] = row.target % 2**64
     region["words"] = row.units
     region["first_chunk"] = first_chunk
-    region["word_bytes"] = row.word_bytes
+    source, target = row.bases
+    region["word_bytes"] = row.word_bytes | source << 8 | target << 16
     region["run_bytes"] = row.tile.form if row.tile else row.run_bytes
     counts = row.tile.counts(row.levels) if row.tile else ()
     for position, level in enumerate(reversed(row.levels)):

@@ -88,7 +88,9 @@ class Job:
 
     def endpoint(self, part: Part) -> Endpoint:
         """Return the array of a part, with the datatype and count at its first element."""
-        return self.arrays[part.array], part.datatype, part.count
+        from halox.packing.device import Endpoint
+
+        return Endpoint(self.arrays[part.array], part.datatype, part.count, part.array)
 
 
 class Channel(ABC):

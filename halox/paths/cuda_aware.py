@@ -46,7 +46,7 @@ class CudaAwarePath(Path):
         """Make the channel; its messages are not cut into fragments."""
         job, device = build.job(self), build.device
         assert device is not None
-        from halox.paths.staged.channel import staged_channel
+        from halox.paths.staged.pipeline import StagedPipeline, Work
         from halox.runtime.gpu.cuda import cupy
 
         with cupy().cuda.Device(device):
@@ -58,7 +58,7 @@ class CudaAwarePath(Path):
                 device_buffer,
                 leftovers=build.context.leftovers,
             )
-        channel = staged_channel(build.world, job, buffers, device, self.name)
+        channel = StagedPipeline(build.world, buffers, Work(job, buffers, device, self.name))
         return [ChannelMessages(self.name, channel, job.messages)]
 
 

@@ -9,13 +9,19 @@ with flags in place of the active messages. There are three protocols::
     "staging"  A: pack -> B's staging memory, packed |
                B:                                    | waits for packed, unpacks
     "put"      B: ready |                                                        B's part is contiguous:
-               A:       | waits for ready, packs -> B's array, packed |        packed straight into place
-               B:                                                     | waits for packed
+               A:       | waits for ready, packs -> B's array, moved |           packed straight into place
+               B:                                                    | waits for moved
     "get"      A: ready |                                                        A's part is contiguous:
-               B:       | waits for ready, unpacks <- A's array, consumed |    unpacked straight from there
-               A:                                                         | waits for consumed
+               B:       | waits for ready, unpacks <- A's array, moved |         unpacked straight from there
+               A:                                                      | waits for moved
 
-"put" and "get", the shortcuts, move the bytes only once, but add one handover from rank to rank.
+"put" and "get", the shortcuts, move the bytes only once, but add one handover from rank to rank, as all exchanges do in
+which a rank accesses a peer's array in place (`halox.paths.in_place`). All waits of a rank in epoch e::
+
+    start   before it packs               the "consumed" of epoch e - 2     of receivers that send nothing back
+    finish  before it moves in place      the "ready" of epoch e            of peers whose arrays it accesses
+            before it unpacks fragment k  the "packed k" of epoch e         of senders with such a fragment
+            at the end                    the "moved" of epoch e            of peers that access its arrays
 
 The receiver owns the staging memory: stores to another GPU are a little faster than loads from it, and only the
 receiver reads its contents. Staging memory has two slots; epoch e uses slot e % 2, and each slot has separate events.
@@ -29,8 +35,9 @@ before, halox orders it behind the previous stream.
 
 The GPUs cannot deadlock: a stream waits only for events that have already been recorded. Every piece of work therefore
 depends only on work that was handed to a GPU earlier, however streams share the hardware's queues. The hosts cannot
-deadlock either: `start` waits at most for the exchange before the last one, and each wait of `finish` is for a step
-that peers take in `start`, or in `finish` before they wait for any later step.
+deadlock either: `start` waits at most for the exchange before the last one. In `finish` a rank waits for steps that
+peers take in `start`, then takes its own step, and then waits for the peers' steps; if a peer waits in another exchange
+meanwhile, it takes its step there.
 
 Large messages in one direction between two GPUs are cut into fragments, each with a separate event and count of the
 flag: fragment k + 1 is packed while fragment k is unpacked. Between ranks that send in both directions, fragments would
@@ -42,7 +49,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from halox.paths.base import (
     Build,
@@ -56,10 +62,11 @@ from halox.paths.base import (
 )
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_stage, whole
+from halox.paths.in_place import InPlaceChannel
 from halox.paths.launches import (
+    ArrayLaunches,
     Item,
     MovableChannel,
-    MovableLaunches,
     clearing_of,
     fragmented,
     items_of,
@@ -67,19 +74,21 @@ from halox.paths.launches import (
     unpacking,
 )
 from halox.paths.messages import Addressed, Message, located
-from halox.paths.node import Flag, NodeLink
+from halox.paths.node import NodeLink
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
+from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.streams import CallStreams
 from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
+from halox.runtime.waiting import STARTED_STEPS
 from halox.runtime.world import World
 from halox.values import rounded_up
 
-SignalKey = tuple[str, int]
-"""Name of the flag of an event, and the event's number among the counts of that flag in one epoch."""
+Sign = str | int
+"""An event that peers wait for: `READY`, `MOVED` or `CONSUMED`, or a fragment's number, for the end of its packing."""
 
 SlotPlaces = tuple[tuple[DevicePlace, ...], ...]
 """Places of the packed parts of a message, by slot."""
@@ -89,10 +98,7 @@ FRAGMENT_BYTES = 4 << 20
 
 _SLOTS = 2
 _ALIGNMENT = 256
-_COUNTS = MOST_FRAGMENTS + 1  # of a flag in one epoch
-_READY: SignalKey = ("ready", 0)
-_CONSUMED: SignalKey = ("consumed", 0)
-_WRITTEN: SignalKey = ("packed", MOST_FRAGMENTS)
+READY, MOVED, CONSUMED = "ready", "moved", "consumed"
 
 
 class IpcPath(Path):
@@ -159,10 +165,6 @@ class IpcPath(Path):
         return [ChannelMessages(self.name, agreed, agreed.messages)]
 
 
-def _packed(fragment: int) -> SignalKey:
-    return "packed", fragment
-
-
 def contiguous_places(
     message: Message, arrays: Sequence[Addressed], arena: DeviceArena
 ) -> tuple[DevicePlace, ...] | None:
@@ -200,40 +202,11 @@ class IpcRecord:
 
     places: Mapping[Key, SlotPlaces]  # of messages with packed bytes in this rank's memory
     segments: Mapping[Allocation, bytes]
-    events: Mapping[SignalKey, tuple[int, ...]]  # numbers, by slot
+    events: Mapping[Sign, tuple[int, ...]]  # numbers, by slot
     handles: dict[int, bytes]
 
 
-class _Signal:
-    """A signal of this rank, and the same signal of some peers for which this rank waits: an event and a flag each."""
-
-    def __init__(
-        self, number: int, flag: Flag, own: Sequence[int], theirs: Sequence[Sequence[int]]
-    ) -> None:
-        from halox.runtime.gpu.cuda import cupy
-
-        runtime = cupy().cuda.runtime
-        self._number, self._flag = number, flag
-        self._own, self._theirs = own, theirs
-        self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
-
-    def record(self, epoch: int, stream: int) -> None:
-        """Record the slot's event and signal the flag, if any peer waits for the event."""
-        if self._own:
-            self._record(self._own[epoch % _SLOTS], stream)
-            self._flag.signal(self._count(epoch))
-
-    def wait(self, epoch: int, stream: int) -> None:
-        """Make a stream wait for the peers' events, once they have been recorded."""
-        self._flag.wait(self._count(epoch))
-        for event in self._theirs[epoch % _SLOTS]:
-            self._wait(stream, event)
-
-    def _count(self, epoch: int) -> int:
-        return (epoch - 1) * _COUNTS + self._number + 1
-
-
-class IpcChannel(MovableChannel):
+class IpcChannel(InPlaceChannel, MovableChannel):
     """Moves arrays on this rank's GPU to and from memory that it shares with its peers; see the module.
 
     The channel can move to other arrays unless peers write this rank's arrays, or read them.
@@ -253,7 +226,7 @@ class IpcChannel(MovableChannel):
         link: NodeLink,
         cut: Cutter = whole,
     ) -> None:
-        self._job, self._arena, self._events, self._link = job, arena, events, link
+        self._job, self._arena, self._events = job, arena, events
         self.messages = job.messages
         self._cut = whole if job.operation == "add" else cut
         self._sends, self._receives = (
@@ -263,24 +236,38 @@ class IpcChannel(MovableChannel):
             }
             for messages in (job.sends, job.receives)
         )
-        # Peers that get messages only through staging memory, and send no message back: they signal "consumed".
-        self._acknowledging = _one_way(self._sends, job.receives)
-        self._fragments = max((len(self._cut(m)) for m in self._sends["staging"]), default=0)
+        sends, receives = self._sends, self._receives
+        accessed = _peers(sends["put"]) | _peers(receives["get"])
+        accessing = _peers(receives["put"]) | _peers(sends["get"])
+        super().__init__(link, sorted(accessed), sorted(accessing))
+        self.is_movable = not accessed and not accessing
+        incoming = receives["staging"]
+        senders = senders_by_stage(incoming, [*map(self._cut, incoming)])
+        # The table of all waits in the module: peers for whose events this rank waits, and peers that wait for its own.
+        self._waits: dict[Sign, list[int]] = {
+            CONSUMED: sorted(_one_way(sends, job.receives)),
+            READY: sorted(accessed),
+            MOVED: sorted(accessing),
+            **dict(enumerate(senders)),
+        }
+        waiting: dict[Sign, Collection[int]] = {
+            CONSUMED: _one_way(receives, job.sends),
+            READY: accessing,
+            MOVED: accessed,
+        }
+        self._consumed = link.flag("consumed", self._waits[CONSUMED])
+        self._incoming = [link.flag("packed", peers) for peers in senders]
+        self._packed = link.flag("packed", ())
+        self._fragments = max((len(self._cut(m)) for m in sends["staging"]), default=0)
+        signs = [*range(self._fragments), *(sign for sign, peers in waiting.items() if peers)]
         self._block: DeviceBlock | None = None
         places = self._staging()
-        for message in (*self._receives["put"], *self._sends["get"]):
+        for message in (*receives["put"], *sends["get"]):
             in_array = contiguous_places(message, job.arrays, arena)
             assert in_array is not None, (
                 "a short cut to an array that is not contiguous in the arena"
             )
             places[message.key] = (in_array,) * _SLOTS
-        signs = [_packed(fragment) for fragment in range(self._fragments)]
-        if self._sends["put"]:
-            signs.append(_WRITTEN)
-        if self._receives["put"] or self._sends["get"]:
-            signs.append(_READY)
-        if self._receives["get"] or _one_way(self._receives, job.sends):
-            signs.append(_CONSUMED)
         self._numbers = events.acquire(_SLOTS * len(signs))
         numbers = iter(self._numbers)
         self.record = IpcRecord(
@@ -290,7 +277,7 @@ class IpcChannel(MovableChannel):
             events.handles(self._numbers),
         )
         self._records: Mapping[int, IpcRecord] = {}
-        self._epoch = 0
+        self._stream = 0
         self._streams = CallStreams("ipc")
 
     def _staging(self) -> dict[Key, SlotPlaces]:
@@ -317,33 +304,21 @@ class IpcChannel(MovableChannel):
         for rank, record in records.items():
             self._arena.open(record.segments)
             self._events.open(rank, record.handles)
-        self._make_signals()
+        runtime = cupy().cuda.runtime
+        self._record_event, self._wait_event = runtime.eventRecord, runtime.streamWaitEvent
+        # By sign and slot: this rank's event, and the peers' events for which it waits.
+        self._own = {
+            sign: [*map(self._events.own, numbers)] for sign, numbers in self.record.events.items()
+        }
+        self._theirs = {
+            sign: [
+                [self._events.opened(peer, records[peer].events[sign][slot]) for peer in peers]
+                for slot in range(_SLOTS)
+            ]
+            for sign, peers in self._waits.items()
+        }
         self._make_launches()
         return self
-
-    def _make_signals(self) -> None:
-        """Make this rank's signals, without peers, and the signals of peers for which this rank waits."""
-        sends, receives, signal = self._sends, self._receives, self._signal
-        self._packed = [signal(_packed(k), ()) for k in range(self._fragments)]
-        stages = senders_by_stage(receives["staging"], [*map(self._cut, receives["staging"])])
-        self._incoming = [signal(_packed(k), senders) for k, senders in enumerate(stages)]
-        self._ready = signal(_READY, ())
-        self._may_write = signal(_READY, _peers(sends["put"]))
-        self._may_read = signal(_READY, _peers(receives["get"]))
-        self._written = signal(_WRITTEN, ())
-        self._in_place = signal(_WRITTEN, _peers(receives["put"]))
-        self._consumed = signal(_CONSUMED, ())
-        self._acknowledged = signal(_CONSUMED, self._acknowledging)
-        self._taken = signal(_CONSUMED, _peers(sends["get"]))
-
-    def _signal(self, sign: SignalKey, peers: Collection[int]) -> _Signal:
-        events, (name, number) = self._events, sign
-        theirs = [
-            [events.opened(peer, self._records[peer].events[sign][slot]) for peer in sorted(peers)]
-            for slot in range(_SLOTS)
-        ]
-        own = [events.own(event) for event in self.record.events.get(sign, ())]
-        return _Signal(number, self._link.flag(name, sorted(peers)), own, theirs)
 
     def _make_launches(self) -> None:
         job, device = self._job, self._arena.device
@@ -353,7 +328,7 @@ class IpcChannel(MovableChannel):
 
         def cut(
             messages: Sequence[Message], slot: int, stages: int, *, unpack: bool
-        ) -> MovableLaunches:
+        ) -> ArrayLaunches:
             items, ends = self._items(messages, slot), [*map(self._cut, messages)]
             return fragmented(job, items, messages, ends, stages, device, unpack=unpack)
 
@@ -368,8 +343,6 @@ class IpcChannel(MovableChannel):
         self._put = packing(job, self._items(put, 0), device) if put else None
         self._clear = clearing_of(job, device)
         self._movable = [*self._packs, *self._unpacks, *self._clear]
-        both = (self._sends, self._receives)
-        self.is_movable = not any(messages[name] for messages in both for name in ("put", "get"))
 
     def _items(self, messages: Sequence[Message], slot: int) -> list[Item]:
         """Pair each part with the address, in this process, of its packed bytes."""
@@ -383,52 +356,74 @@ class IpcChannel(MovableChannel):
         if own is not None:
             return own
         direction, tag = message.opposite
-        return self._records[message.peer].places[direction, self._link.world.rank, tag]
+        return self._records[message.peer].places[direction, self._world.rank, tag]
 
     def check(self) -> None:
         """Refuse a stream that is being captured, or that follows a stream under capture."""
         self._streams.check()
 
-    def start(self) -> None:
+    def run(self) -> None:
         """Pack into the peers' staging memory."""
-        stream = self._streams.enter()
-        self._epoch = epoch = self._epoch + 1
-        self._ready.record(epoch, stream)
+        self._stream = stream = self._streams.enter()
+        epoch = self._epoch + 1
+        self._record(READY, epoch)
+        super().run()
         if epoch > _SLOTS:
-            self._acknowledged.wait(epoch - _SLOTS, stream)
-        packs = self._packs[epoch % _SLOTS]
-        for stage, packed in zip(packs.stages, self._packed, strict=True):
-            for launch, source, target in stage:
-                launch(stream, source, target)
-            packed.record(epoch, stream)
+            self._consumed.wait(epoch - _SLOTS)
+            self._wait(CONSUMED, epoch)
+        for fragment, stage in enumerate(self._packs[epoch % _SLOTS].stages):
+            stage(stream)
+            self._record(fragment, epoch)
+            self._packed.signal(_count(epoch, fragment))
         for clear in self._clear:
             clear.launch(stream)
 
     def finish(self) -> None:
         """Put the unpacking on the current stream, and the kernels and waits of "put" and "get"."""
-        stream = self._streams.enter()
-        epoch = self._epoch
+        self._stream = self._streams.enter()
+        super().finish()
+        self._wait(MOVED, self._epoch)
+
+    def _move(self) -> None:
+        """Put to the peers' arrays, and unpack from the staging memory and the peers' arrays."""
+        stream, epoch = self._stream, self._epoch
+        self._wait(READY, epoch)
         if self._put is not None:
-            self._may_write.wait(epoch, stream)
             self._put.launch(stream)
-            self._written.record(epoch, stream)
-        self._may_read.wait(epoch, stream)
-        for stage, packed in zip_longest(self._unpacks[epoch % _SLOTS].stages, self._incoming):
-            if packed is not None:  # None if all messages are read from the senders' arrays
-                packed.wait(epoch, stream)
-            for launch, source, target in stage:
-                launch(stream, source, target)
-        self._in_place.wait(epoch, stream)
-        self._consumed.record(epoch, stream)
-        self._taken.wait(epoch, stream)
+        for fragment, stage in enumerate(self._unpacks[epoch % _SLOTS].stages):
+            if self._incoming:  # not if all messages are read from the senders' arrays
+                self._incoming[fragment].wait(_count(epoch, fragment))
+                self._wait(fragment, epoch)
+            stage(stream)
+        self._record(MOVED, epoch)
+        if CONSUMED in self._own:
+            self._record(CONSUMED, epoch)
+            self._consumed.signal(epoch)
+
+    def _help(self) -> None:
+        """Move while this rank waits in another exchange, if that takes no wait."""
+        if all(flag.passed(_count(self._epoch, k)) for k, flag in enumerate(self._incoming)):
+            with cupy().cuda.Device(self._arena.device):
+                super()._help()
+
+    def _record(self, sign: Sign, epoch: int) -> None:
+        """Record this rank's event of a sign, if any peer waits for it."""
+        if sign in self._own:
+            self._record_event(self._own[sign][epoch % _SLOTS], self._stream)
+
+    def _wait(self, sign: Sign, epoch: int) -> None:
+        """Make the stream wait for the peers' events of a sign, which have been recorded."""
+        for event in self._theirs[sign][epoch % _SLOTS]:
+            self._wait_event(self._stream, event)
 
     def close(self) -> None:
         """Wait until the stream has finished with the memory, which stays unchanged for the peers.
 
         If a stream does not end within ``HALOX_TIMEOUT``, its memory is never used again.
         """
+        STARTED_STEPS.pop(self, None)
         if self.has_ended:
-            self.has_ended = self._streams.end(self._link.world.waiter())
+            self.has_ended = self._streams.end(self._world.waiter())
 
     def free(self) -> None:
         """Release the memory, the events and the flags."""
@@ -437,7 +432,7 @@ class IpcChannel(MovableChannel):
             self._block = None
         self._events.release(self._numbers)
         self._numbers = []
-        self._link.close()
+        super().free()
 
     abandon = free
 
@@ -463,6 +458,11 @@ def make_ipc_channel(
         world, begin, rounds, "the making of a plan", peers=lambda _: job.peers
     )
     return channel
+
+
+def _count(epoch: int, fragment: int) -> int:
+    """Return the count of the flag "packed" when a fragment has been packed."""
+    return (epoch - 1) * MOST_FRAGMENTS + fragment + 1
 
 
 def _peers(messages: Sequence[Message]) -> set[int]:

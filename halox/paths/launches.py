@@ -1,12 +1,12 @@
-"""Launches that pack, unpack and copy parts of messages on a GPU.
+"""Launches that pack, unpack and copy parts of messages on a GPU, for a plan's arrays and others of the same layouts.
 
-They serve a plan's arrays, and through shifted addresses other arrays of the same layouts (`MovableLaunches`).
+A kernel's table names the array of each address, and a launch adds a shift for each array (`ArrayLaunches`). The
+channels of all paths get their launches here; `halox.packing.device` makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,167 +15,67 @@ from halox.paths.base import Channel, Job
 from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
-    from halox.packing.device_packer import Launchable
+    from halox.packing.device import Launches
     from halox.runtime.gpu.marks import Mark
 
 WORD = 16
-"""Bytes of the longest word: a launch can be shifted to all addresses that differ by a multiple of it."""
+"""Bytes of the longest word of any kernel."""
 
 Item: TypeAlias = "tuple[Any, ...]"
 """A part, followed by further inputs of its launches, such as the address of its packed bytes."""
 
-Make: TypeAlias = "Callable[[Sequence[Item]], Sequence[Launchable]]"
-"""Returns one launch per stage for some items, in which an endpoint replaces each part."""
+Make: TypeAlias = "Callable[[int], Sequence[Launches]]"
+"""Returns launches by stage, with words of at most a number of bytes."""
 
-Call: TypeAlias = "tuple[Callable[[int, int, int], None], int, int]"
-"""A launch function of a stream's address and two shifts (of the addresses read and written), and these shifts."""
-
-View: TypeAlias = "Sequence[Sequence[Call]]"
-"""Calls to make, by stage."""
+View: TypeAlias = "tuple[Sequence[Launches], Sequence[int]]"
+"""Launches by stage, and the shift of each array of the job."""
 
 
-class MovableLaunches:
-    """Launches over the arrays of a job, or over other arrays of the same layouts at other addresses.
+class ArrayLaunches:
+    """Launches over the arrays of a job, which other arrays of the same layouts can replace.
 
-    For the job's arrays there are joint launches of all parts. For other arrays there are launches of each array's
-    parts, with shifted addresses. The choice of words depends on the remainder of an address modulo `WORD`. So these
-    launches are made once for each remainder, at the first address with this remainder, and cached. A new array then
-    needs no new table, and a captured launch never reads a table that changes later.
-
-    ``make`` is called with all items, and with the items of one array; it returns equally many stages each time.
-    ``joint`` replaces the result of ``make`` for all items. ``reads`` and ``writes`` say whether the launches read or
-    write at the addresses of the arrays. `stages` holds the calls to make until the next `bind`.
+    Words must divide the shifts of the arrays, so that there is a table for each power of two that divides all shifts,
+    up to `WORD`: at most five. A new array then needs no new table, and a captured launch never reads a table that
+    changes later. ``arrays`` are the numbers of the arrays in the tables. `stages` holds a function of a stream's
+    address for each stage.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        items: Sequence[Item],
-        make: Make,
-        *,
-        reads: bool = False,
-        writes: bool = False,
-        joint: Launchable | None = None,
-    ) -> None:
-        self._job, self._items, self._make = job, items, make
-        self._reads, self._writes = reads, writes
+    def __init__(self, job: Job, arrays: Iterable[int], make: Make) -> None:
         self._home = [array.pointer for array in job.arrays]
-        self._numbers = sorted({part.array for part, *_ in items})
-        launches: Sequence[Launchable] = (
-            [joint]
-            if joint is not None
-            else make([(job.endpoint(part), *others) for part, *others in items])
-        )
-        self.stages: View = [[(_direct(launch), 0, 0)] for launch in launches]
-        self._joint = self.stages
-        self._joint_launches = launches  # own the memory that the functions in `stages` read
-        # By array and remainder of its address: the first address with this remainder, and the launches for it.
-        self._by_array: dict[tuple[int, int], tuple[int, Sequence[Launchable]]] = {}
-        if len(self._numbers) == 1 and joint is None:
-            (only,) = self._numbers
-            self._by_array[only, self._home[only] % WORD] = self._home[only], launches
+        self._arrays = sorted({*arrays})
+        self._make = make
+        self._by_word: dict[int, Sequence[Launches]] = {}
+        self.stages: Sequence[Callable[[int], None]] = ()
+        self.bind(self.view(self._home))
 
     def view(self, pointers: Sequence[int]) -> View:
-        """Return the calls for arrays at these addresses; local.
+        """Return the launches for arrays at these addresses; local.
 
         `StateError` if new launches must be made and the current stream is being captured.
         """
-        if all(pointers[number] == self._home[number] for number in self._numbers):
-            return self._joint
-        return self._moved(pointers)
-
-    def _moved(self, pointers: Sequence[int]) -> View:
-        """Return the calls array by array."""
-        stages: list[list[Call]] = [[] for _ in self._joint]
-        for number in self._numbers:
-            pointer = pointers[number]
-            cached = self._by_array.get((number, pointer % WORD))
-            at, launches = cached or self._make_for_array(number, pointer)
-            shift = (pointer - at) % (1 << 64)
-            source, target = shift if self._reads else 0, shift if self._writes else 0
-            for stage, launch in zip(stages, launches, strict=True):
-                stage.append((_direct(launch), source, target))
-        return stages
+        shifts = [(new - old) % (1 << 64) for new, old in zip(pointers, self._home, strict=True)]
+        bits = WORD
+        for array in self._arrays:
+            bits |= shifts[array]
+        word = bits & -bits
+        launches = self._by_word.get(word)
+        if launches is None:
+            if self._by_word:
+                check_no_capture()
+            launches = self._by_word[word] = self._make(word)
+        return launches, shifts
 
     def bind(self, view: View) -> None:
-        """Set `stages` to a view."""
-        self.stages = view
+        """Use the arrays of a view."""
+        launches, shifts = view
+        for stage in launches:
+            stage.shift(shifts)
+        self.stages = [stage.at for stage in launches]
 
     def launch(self, stream: int) -> None:
         """Enqueue all stages on a stream, given by its address."""
-        for stage in self.stages:
-            for launch, source, target in stage:
-                launch(stream, source, target)
-
-    def _make_for_array(self, number: int, pointer: int) -> tuple[int, Sequence[Launchable]]:
-        """Make the launches of one array's parts at an address, and cache them."""
-        check_no_capture()
-        array = replace(self._job.arrays[number], pointer=pointer)
-        launches = self._make(
-            [
-                ((array, part.datatype, part.count), *others)
-                for part, *others in self._items
-                if part.array == number
-            ]
-        )
-        self._by_array[number, pointer % WORD] = pointer, launches
-        return pointer, launches
-
-
-class PackingWithCopies(MovableLaunches):
-    """One launch that packs parts, and copies others within the rank, from the first part of each pair to the second.
-
-    For other arrays there are two separate launches: both ends of a copy move with the arrays, but only one end of a
-    packing.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        items: Sequence[Item],
-        pairs: Sequence[tuple[Part, Part]],
-        device: int,
-        mark: Mark | None = None,
-    ) -> None:
-        from halox.packing.device import launch_pack
-
-        moves = [(job.endpoint(part), address) for part, address in items]
-        both = [(job.endpoint(source), job.endpoint(target)) for source, target in pairs]
-        joint = launch_pack(moves, device, mark, both)
-        super().__init__(
-            job, items, lambda some: [launch_pack(some, device, mark)], reads=True, joint=joint
-        )
-        self._pairs, self._device = pairs, device
-        self._copied = sorted({source.array for source, _ in pairs})
-        self._copies: MovableLaunches | None = None
-
-    def view(self, pointers: Sequence[int]) -> View:
-        """Return the calls for arrays at these addresses; see :meth:`MovableLaunches.view`."""
-        if all(pointers[number] == self._home[number] for number in self._copied):
-            stages = super().view(pointers)
-            if stages is self._joint:
-                return stages
-        if self._copies is None:
-            check_no_capture()
-            self._copies, _ = copying(self._job, self._pairs, self._device)
-        return [[*self._moved(pointers)[0], *self._copies.view(pointers)[0]]]
-
-
-def _direct(launch: Launchable) -> Callable[[int, int, int], None]:
-    """Return the function that launches on a stream given by its address, without the Python layers around it."""
-    launch_at: Callable[[int, int, int], None] = getattr(launch, "at", None) or launch.launch
-    return launch_at
-
-
-def repeated(call: Call, stream: int) -> Callable[[], object]:
-    """Return a function that repeats a call on a stream; the last launch of the call must have had the same shifts."""
-    from halox.runtime.gpu.launch import PreparedLaunch
-
-    launch, source, target = call
-    owner = getattr(launch, "__self__", None)
-    if isinstance(owner, PreparedLaunch):
-        return owner.ready(stream)  # its addresses are already set
-    return partial(launch, stream, source, target)
+        for launch in self.stages:
+            launch(stream)
 
 
 def check_no_capture() -> None:
@@ -193,7 +93,7 @@ class MovableChannel(Channel):
     """A channel on a GPU; all its launches, listed in `_movable`, can move to other arrays."""
 
     is_movable = True
-    _movable: Sequence[MovableLaunches] = ()
+    _movable: Sequence[ArrayLaunches] = ()
 
     def views(self, memories: Sequence[int]) -> Sequence[View]:
         """Return the launches for arrays at other addresses."""
@@ -226,22 +126,38 @@ def packed_items(messages: Sequence[Message], starts: Sequence[int]) -> list[Ite
 
 
 def packing(
-    job: Job, items: Sequence[Item], device: int, mark: Mark | None = None
-) -> MovableLaunches:
-    """Return the launch that packs parts to their paired addresses, and sets a mark as it starts."""
+    job: Job,
+    items: Sequence[Item],
+    device: int,
+    mark: Mark | None = None,
+    pairs: Sequence[tuple[Part, Part]] = (),
+) -> ArrayLaunches:
+    """Return the launch that packs parts to their paired addresses, and sets a mark as it starts.
+
+    It also copies the first part of each of the ``pairs`` to the second part; both must be strided.
+    """
     from halox.packing.device import launch_pack
 
-    return MovableLaunches(job, items, lambda moves: [launch_pack(moves, device, mark)], reads=True)
+    moves = [(job.endpoint(part), address) for part, address in items]
+    both = [(job.endpoint(source), job.endpoint(target)) for source, target in pairs]
+    parts = [*(part for part, _ in items), *(part for pair in pairs for part in pair)]
+    return ArrayLaunches(
+        job,
+        (part.array for part in parts),
+        lambda word: [launch_pack(moves, device, mark, both, max_word=word)],
+    )
 
 
 def unpacking(
     job: Job, items: Sequence[Item], device: int, mark: Mark | None = None
-) -> MovableLaunches:
+) -> ArrayLaunches:
     """Return the launch that unpacks or adds parts from their paired addresses; sets a mark like `packing`."""
     from halox.packing.device import launch_add, launch_unpack
 
     unpack = launch_add if job.operation == "add" else launch_unpack
-    return MovableLaunches(job, items, lambda moves: [unpack(moves, device, mark)], writes=True)
+    moves = [(job.endpoint(part), address) for part, address in items]
+    arrays = (part.array for part, _ in items)
+    return ArrayLaunches(job, arrays, lambda word: [unpack(moves, device, mark, max_word=word)])
 
 
 def fragmented(
@@ -253,7 +169,7 @@ def fragmented(
     device: int,
     *,
     unpack: bool,
-) -> MovableLaunches:
+) -> ArrayLaunches:
     """Return launches whose stages are the fragments of some messages; ``ends`` has each message's fragment ends."""
     from halox.packing.device import fragment_launches
 
@@ -262,45 +178,32 @@ def fragmented(
         for message, at in zip(messages, ends, strict=True)
         for part, offset in zip(message.parts, message.offsets, strict=True)
     ]
-    cut = [(*item, share) for item, share in zip(items, shares, strict=True)]
-    make = partial(fragment_launches, fragments=fragments, device=device, unpack=unpack)
-    return MovableLaunches(job, cut, make, reads=not unpack, writes=unpack)
+    moves = [
+        (job.endpoint(part), address, share)
+        for (part, address), share in zip(items, shares, strict=True)
+    ]
+    make = partial(fragment_launches, moves, fragments, device, unpack=unpack)
+    return ArrayLaunches(job, (part.array for part, _ in items), lambda word: make(max_word=word))
 
 
-def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
+def clearing_of(job: Job, device: int) -> list[ArrayLaunches]:
     """Return the launch that clears the parts that an accumulation has sent; an empty list for other operations."""
     from halox.packing.device import launch_zeros
 
     if not job.cleared:
         return []
-    items = [(part,) for part in job.cleared]
-
-    def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
-        return [launch_zeros([endpoint for (endpoint,) in endpoints], device)]
-
-    return [MovableLaunches(job, items, make, writes=True)]
+    ends = [job.endpoint(part) for part in job.cleared]
+    arrays = (part.array for part in job.cleared)
+    return [ArrayLaunches(job, arrays, lambda word: [launch_zeros(ends, device, max_word=word)])]
 
 
-def is_movable_copy(pair: tuple[Part, Part]) -> bool:
-    """Whether a copy within a rank can move to other arrays."""
-    source, target = pair
-    both = source.strided is not None and target.strided is not None
-    return both and source.array == target.array
-
-
-def copying(
-    job: Job, pairs: Sequence[tuple[Part, Part]], device: int
-) -> tuple[MovableLaunches, bool]:
-    """Return the launches of a rank's messages to itself, and whether they can move to other arrays."""
+def copying(job: Job, pairs: Sequence[tuple[Part, Part]], device: int) -> ArrayLaunches:
+    """Return the launches of a rank's messages to itself."""
     from halox.packing.device import launch_between
 
-    is_movable = all(map(is_movable_copy, pairs))
-
-    def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
-        if is_movable:
-            both = [(end, (end[0], target.datatype, target.count)) for end, target in endpoints]
-        else:
-            both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
-        return [launch_between(both, job.operation, device)]
-
-    return MovableLaunches(job, pairs, make, reads=True, writes=True), is_movable
+    both = [(job.endpoint(source), job.endpoint(target)) for source, target in pairs]
+    arrays = (part.array for pair in pairs for part in pair)
+    operation = job.operation
+    return ArrayLaunches(
+        job, arrays, lambda word: [launch_between(both, operation, device, max_word=word)]
+    )

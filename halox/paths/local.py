@@ -137,13 +137,11 @@ class LocalDeviceChannel(MovableChannel):
     needs_host = False
 
     def __init__(self, job: Job, device: int) -> None:
-        copies, self.is_movable = copying(job, [*job.pairs()], device)
-        self._movable = [copies, *clearing_of(job, device)]
+        self._movable = [copying(job, [*job.pairs()], device), *clearing_of(job, device)]
         self._current_stream = cupy().cuda.get_current_stream
 
     def start(self) -> None:
         """Put the kernel on the current stream."""
         pointer = self._current_stream().ptr
         for launches in self._movable:
-            for launch, source, target in launches.stages[0]:
-                launch(pointer, source, target)
+            launches.launch(pointer)

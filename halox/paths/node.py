@@ -26,7 +26,7 @@ FLAGS = {
     "packed": "to send",
     "consumed": "to take its last message",
     "ready": "to come to the exchange",
-    "read": "to read its cells",
+    "read": "to move its cells",
 }
 """Flags of a block, each with the awaited action of a peer, for timeout errors."""
 

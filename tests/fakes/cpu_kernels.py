@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from shutil import copy
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from halox.packing.strided_plan import StridedPlan
+from halox.packing.strided_plan import BASES, StridedPlan
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.marks import Mark
 from tests.fakes.kept import digest, folder, made_once
@@ -96,10 +96,10 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = 
     text = f"""{preamble(defines)}
 #include "{SHIM}"
 {source(name)}
-extern "C" void run(unsigned grid, unsigned block, int backwards, u64 source, u64 target,
-                    const void* table, unsigned regions, unsigned chunks, unsigned chunk_words{more})
+extern "C" void run(unsigned grid, unsigned block, int backwards, const void* bases, const void* table,
+                    unsigned regions, unsigned chunks, unsigned chunk_words{more})
 {{
-    {launch}, {name}, source, target, *(const Table*)table, regions, chunks, chunk_words{given});
+    {launch}, {name}, *(const Bases*)bases, *(const Table*)table, regions, chunks, chunk_words{given});
 }}
 {extra}
 """
@@ -111,12 +111,11 @@ def run(
     planned: StridedPlan,
     defines: tuple[tuple[str, str], ...] = (),
     *,
-    source: int = 0,
-    target: int = 0,
+    shifts: Sequence[int] = (),
     backwards: bool = False,
     mark: Mark | None = None,
 ) -> None:
-    """Launch a plan's kernel on the CPU, with the table that a GPU would get."""
+    """Launch a plan's kernel on the CPU, with the table that a GPU would get; ``shifts`` by number of an array."""
     if not planned.chunks:
         return
     table = planned.table
@@ -128,6 +127,7 @@ def run(
     if not planned.inline:
         pointers = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
         pointer = pointers.ctypes.data
+    bases = (ctypes.c_uint64 * BASES)(0, *(shifts[array] for array in planned.arrays))
     marked = () if mark is None else (("MARKED", "1"),)
     library = compiled(name, (*planned.defines, *defines, *marked))
     more = () if mark is None else map(ctypes.byref, mark.arguments)
@@ -136,8 +136,7 @@ def run(
         ctypes.c_uint(planned.blocks),
         ctypes.c_uint(planned.threads),
         ctypes.c_int(backwards),
-        ctypes.c_uint64(source),
-        ctypes.c_uint64(target),
+        bases,
         ctypes.c_void_p(pointer),
         ctypes.c_uint(len(planned.regions)),
         ctypes.c_uint(planned.chunks),

@@ -145,7 +145,7 @@ class _Launch:
         self.grid, self.block = grid, block
 
     def launch_at(self, stream: int, first: int, second: int) -> None:
-        (file, entry, defines), (_, _, table, *numbers) = self._function, self._args
+        (file, entry, defines), (_, _, table, *_) = self._function, self._args
         backwards = self._backend.backwards
         self._backend.events.append(("launch", entry))
         if file == "workunits":
@@ -158,15 +158,20 @@ class _Launch:
         start = ctypes.c_uint(self.grid), ctypes.c_uint(self.block), ctypes.c_int(backwards)
         places = ctypes.c_uint64(first % 2**64), ctypes.c_uint64(second % 2**64)
         pointer = ctypes.c_void_p(memory.ctypes.data)
-        if file == "traversal":
-            unpack = ctypes.c_int(entry == "traversal_unpack")
-            traversal_library(defines).run(*start, unpack, *places, pointer)
-        else:
-            marks = map(ctypes.byref, numbers[3:])
-            compiled(file, defines).run(*start, *places, pointer, *numbers[:3], *marks)
+        unpack = ctypes.c_int(entry == "traversal_unpack")
+        traversal_library(defines).run(*start, unpack, *places, pointer)
 
     def launch(self, stream: int) -> None:
-        self.launch_at(stream, 0, 0)
+        """Launch a strided kernel."""
+        (file, entry, defines), (bases, table, *numbers) = self._function, self._args
+        self._backend.events.append(("launch", entry))
+        memory = aligned(len(table))
+        memory[:] = np.frombuffer(table, np.uint8)
+        start = ctypes.c_uint(self.grid), ctypes.c_uint(self.block)
+        pointer = ctypes.c_void_p(memory.ctypes.data)
+        marks = map(ctypes.byref, numbers[3:])
+        backwards = ctypes.c_int(self._backend.backwards)
+        compiled(file, defines).run(*start, backwards, bases, pointer, *numbers[:3], *marks)
 
 
 @contextmanager

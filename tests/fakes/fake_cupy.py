@@ -391,7 +391,11 @@ class Machine:
         module: Any = ModuleType("cupy")
         module.ndarray = Array
         module.cuda = SimpleNamespace(
-            Device=at, runtime=runtime, get_current_stream=lambda: self.stream
+            Device=at,
+            runtime=runtime,
+            get_current_stream=lambda: self.stream,
+            Stream=lambda non_blocking: self.stream,
+            Event=_ended,
         )
         module.empty = _empty
         module.histogram = lambda a, edges: (Array(np.histogram(plain(a), plain(edges))[0]), edges)
@@ -401,6 +405,10 @@ class Machine:
         for name in ("sum", "min", "max", "abs", "square", "conj", "sqrt", "isfinite"):
             setattr(module, name, _calls(getattr(np, name)))
         return module
+
+
+def _ended(disable_timing: bool) -> Any:
+    return SimpleNamespace(ptr=0, done=True, record=lambda stream: None, synchronize=lambda: None)
 
 
 def pinned(nbytes: int) -> Any:

@@ -232,23 +232,24 @@ class FakeGpu:
         self._put(Op("kernel", stream or self.current.ptr, self.epoch, steps))
 
     def launch(self, steps: list[tuple[Any, ...]]) -> Any:
-        def launch(stream: int, source: int = 0, target: int = 0) -> None:
-            self.run([_shifted(step, source, target) for step in steps], stream)
-
-        return SimpleNamespace(launch=launch)
+        return SimpleNamespace(launch=lambda stream: self.run(steps, stream))
 
     def _recorded(self, make: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of `halox.packing.device` whose launches are recorded instead of run."""
 
         def launch_of(made: HostLaunch) -> Any:
-            if made.keep is not None:  # zeros
-                return self.launch([("fill", to, bytes(len(to))) for _, to, _ in made.steps])
-            return self.launch(
-                [
-                    ("copy", of, to) if dtype is None else ("add", of, to, dtype)
-                    for of, to, dtype in made.steps
-                ]
-            )
+            def launch(stream: int) -> None:
+                steps: list[tuple[Any, ...]]
+                if made.keep is not None:
+                    steps = [("fill", to, bytes(len(to))) for _, to, _ in made.steps]
+                else:
+                    steps = [
+                        ("copy", of, to) if dtype is None else ("add", of, to, dtype)
+                        for of, to, dtype in made.steps
+                    ]
+                self.run(steps, stream)
+
+            return SimpleNamespace(launch=launch, at=launch, shift=made.shift)
 
         def call(*args: Any, **options: Any) -> Any:
             made = make(*args, **options)
@@ -308,14 +309,6 @@ class FakeArena:
 
     def _at(self, number: int) -> int:
         return self.pointer(Place((str(self.world.rank), number)))
-
-
-def _shifted(step: tuple[Any, ...], source: int, target: int) -> tuple[Any, ...]:
-    """Return a step with shifted addresses."""
-    kind, *rest = step
-    shifts = (target,) if kind == "fill" else (source, target)
-    moved = [at + ((s + (1 << 63)) % (1 << 64) - (1 << 63)) for at, s in zip(rest, shifts)]  # noqa: B905
-    return kind, *moved, *rest[len(moved) :]
 
 
 def judge(logs: list[list[Op]], seeds: int = 4) -> None:

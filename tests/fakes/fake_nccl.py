@@ -75,7 +75,7 @@ class FakeNccl:
         return self
 
     def _mark_launch(self, mark: Mark, device: int) -> Any:
-        def launch(stream: int, source: int = 0, target: int = 0) -> None:
+        def launch(stream: int) -> None:
             if not (self.is_stuck and mark.is_end):
                 leave(mark)
 

@@ -118,12 +118,12 @@ class HostCuda:
             assert self.run_one(), "the streams wait for one another"
 
     def queued(self, launch: Any) -> Any:
-        """Return a launch that enqueues the work of another launch."""
+        """Return a launch that enqueues the work of a `HostLaunch`, at the present places of the arrays."""
 
-        def put(stream: int, source: int = 0, target: int = 0) -> None:
-            self.at(stream).put(lambda: launch.launch(None, source, target))
+        def put(stream: int) -> None:
+            self.at(stream).put(launch.prepared())
 
-        return SimpleNamespace(launch=put)
+        return SimpleNamespace(launch=put, at=put, shift=launch.shift)
 
     def _event(self, disable_timing: bool) -> HostEvent:
         self.events.append(HostEvent(self, len(self.events)))

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -31,7 +31,7 @@ def leave(mark: Mark) -> None:
 
 def touched(endpoint: Any) -> np.ndarray:
     """Return the addresses of an endpoint's bytes, in packed order."""
-    found, datatype, count = endpoint
+    found, datatype, count = endpoint[:3]
     blocks = datatype.blocks(count)
     ranges = [np.arange(n) + o for o, n in zip(blocks.offsets, blocks.lengths, strict=True)]
     return found.pointer + np.concatenate(ranges)
@@ -43,33 +43,58 @@ def side_of(side: Side) -> np.ndarray:
     return (side.pointer + offsets).ravel()
 
 
-Step = tuple[np.ndarray, np.ndarray, Any]
-"""Source addresses and target addresses of bytes, and the dtype for addition; None for a copy."""
+class Bytes(NamedTuple):
+    """Addresses of bytes, and the number of their array if it can be shifted."""
+
+    addresses: np.ndarray
+    array: int | None = None
+
+
+Step = tuple[Bytes, Bytes, Any]
+"""Source and target, and the dtype for addition; None for a copy."""
 
 
 class HostLaunch:
     """Writes the mark, then runs the steps; `launch` blocks."""
 
     def __init__(
-        self, steps: Sequence[Step], keep: object = None, mark: Mark | None = None
+        self, steps: Sequence[Step], keep: object = None, mark: Mark | None = None, word: int = 16
     ) -> None:
-        self.steps, self.keep, self._mark = steps, keep, mark
+        self._steps, self.keep, self._mark, self._word = steps, keep, mark, word
+        self._shifts: Sequence[int] = ()
+        self.at = self.launch
 
-    def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
+    def shift(self, shifts: Sequence[int]) -> None:
+        moved = {side.array for step in self._steps for side in step[:2]} - {None}
+        assert all(shifts[array] % self._word == 0 for array in moved), "words lie across"
+        self._shifts = shifts
+
+    @property
+    def steps(self) -> list[tuple[np.ndarray, np.ndarray, Any]]:
+        """The steps at the present places of the arrays."""
+        return [(*map(self._placed, step[:2]), step[2]) for step in self._steps]
+
+    def _placed(self, side: Bytes) -> np.ndarray:
+        by = self._shifts[side.array] if side.array is not None and self._shifts else 0
+        return (side.addresses.astype("u8") + np.uint64(by)).astype("i8")
+
+    def prepared(self) -> Callable[[], None]:
+        """Return a function that runs the steps at the present places, also after a later shift."""
+        return partial(self._run, self.steps)
+
+    def launch(self, stream: Any = None) -> None:
+        self._run(self.steps)
+
+    def _run(self, steps: list[tuple[np.ndarray, np.ndarray, Any]]) -> None:
         if self._mark is not None:
             leave(self._mark)
-        for read, written, dtype in self.steps:
+        for read, to, dtype in steps:
             if not read.size:
                 continue
-            values = _load(_shifted(read, source))
-            to = _shifted(written, target)
+            values = _load(read)
             if dtype is not None:
                 values = (_load(to).view(dtype) + values.view(dtype)).view("u1")
             _store(to, values)
-
-
-def _shifted(addresses: np.ndarray, shift: int) -> np.ndarray:
-    return (addresses.astype("u8") + np.uint64(shift)).astype("i8")
 
 
 def _memory(addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,48 +114,64 @@ def _store(addresses: np.ndarray, values: np.ndarray) -> None:
     memory[at] = values
 
 
-def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
-    array = touched(endpoint)
-    return array, packed + np.arange(len(array))
+def _end(endpoint: Any) -> Bytes:
+    return Bytes(touched(endpoint), endpoint.number)
 
 
-def _pack(moves: Any, device: int, mark: Mark | None = None, pairs: Any = ()) -> HostLaunch:
+def _both(endpoint: Any, packed: int) -> tuple[Bytes, Bytes]:
+    array = _end(endpoint)
+    return array, Bytes(packed + np.arange(len(array.addresses)))
+
+
+def _pack(
+    moves: Any, device: int, mark: Mark | None = None, pairs: Any = (), *, max_word: int = 16
+) -> HostLaunch:
     steps = [(*_both(*move), None) for move in moves]
-    return HostLaunch([*steps, *_between(pairs, "copy", device).steps], mark=mark)
+    return HostLaunch([*steps, *_pairs(pairs, "copy")], mark=mark, word=max_word)
 
 
-def _unpack(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:
-    return HostLaunch([(*_both(*move)[::-1], None) for move in moves], mark=mark)
+def _unpack(moves: Any, device: int, mark: Mark | None = None, *, max_word: int = 16) -> HostLaunch:
+    steps = [(*_both(*move)[::-1], None) for move in moves]
+    return HostLaunch(steps, mark=mark, word=max_word)
 
 
-def _add(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:
-    return HostLaunch([(*_both(*move)[::-1], move[0][1].uniform) for move in moves], mark=mark)
+def _add(moves: Any, device: int, mark: Mark | None = None, *, max_word: int = 16) -> HostLaunch:
+    steps = [(*_both(*move)[::-1], move[0][1].uniform) for move in moves]
+    return HostLaunch(steps, mark=mark, word=max_word)
 
 
-def _fragments(moves: Any, fragments: int, device: int, *, unpack: bool) -> list[HostLaunch]:
+def _fragments(
+    moves: Any, fragments: int, device: int, *, unpack: bool, max_word: int = 16
+) -> list[HostLaunch]:
     steps: list[list[Step]] = [[] for _ in range(fragments)]
     for endpoint, packed, ends in moves:
-        found, datatype, count = endpoint
-        parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
+        found, datatype, count, array = endpoint
+        parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack, array=array)
         if isinstance(parts, int):
             both = _both(endpoint, packed)
             steps[parts].append((*(both[::-1] if unpack else both), None))
             continue
         for fragment, copies in zip(steps, parts, strict=True):
-            fragment += [(side_of(c.source), side_of(c.target), None) for c in copies]
-    return [HostLaunch(fragment) for fragment in steps]
+            fragment += [
+                (*(Bytes(side_of(side), side.array) for side in copy), None) for copy in copies
+            ]
+    return [HostLaunch(fragment, word=max_word) for fragment in steps]
 
 
-def _between(pairs: Any, operation: str, device: int) -> HostLaunch:
-    return HostLaunch(
-        [(touched(a), touched(b), b[1].uniform if operation == "add" else None) for a, b in pairs]
-    )
+def _pairs(pairs: Any, operation: str) -> list[Step]:
+    return [(_end(a), _end(b), b[1].uniform if operation == "add" else None) for a, b in pairs]
 
 
-def _zeros(endpoints: Any, device: int) -> HostLaunch:
-    zeros = np.zeros(max(len(touched(endpoint)) for endpoint in endpoints), "u1")
+def _between(pairs: Any, operation: str, device: int, *, max_word: int = 16) -> HostLaunch:
+    return HostLaunch(_pairs(pairs, operation), word=max_word)
+
+
+def _zeros(endpoints: Any, device: int, *, max_word: int = 16) -> HostLaunch:
+    ends = [*map(_end, endpoints)]
+    zeros = np.zeros(max(len(end.addresses) for end in ends), "u1")
     at = zeros.ctypes.data + np.arange(zeros.size)
-    return HostLaunch([(at[: len(t)], t, None) for t in map(touched, endpoints)], keep=zeros)
+    steps = [(Bytes(at[: len(end.addresses)]), end, None) for end in ends]
+    return HostLaunch(steps, keep=zeros, word=max_word)
 
 
 FAKES: dict[str, Callable[..., Any]] = {

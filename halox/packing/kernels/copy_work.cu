@@ -29,7 +29,7 @@ struct CopyWork {
             return;
         }
 #endif
-        if (WORD_BYTES == 0 && region.word_bytes == 0)
+        if (WORD_BYTES == 0 && word_of(region) == 0)
             move_runs(region, source_base, target_base, first, last);
         else
             with_word(*this, region, first, last);

@@ -77,9 +77,17 @@ struct AddWork {
     }
 };
 
+struct BasedAdd {
+    const Bases& bases;
+
+    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
+    {
+        AddWork{bases.of_source(region), bases.of_target(region)}(region, first, last);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) strided_add(
-    u64 source_base, u64 target_base, const __grid_constant__ Table table, u32 regions, u32 chunks,
-    u32 chunk_words)
+    const __grid_constant__ Bases bases, const __grid_constant__ Table table, u32 regions, u32 chunks, u32 chunk_words)
 {
-    for_each_chunk(table, regions, chunks, chunk_words, AddWork{source_base, target_base});
+    for_each_chunk(table, regions, chunks, chunk_words, BasedAdd{bases});
 }

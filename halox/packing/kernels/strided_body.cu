@@ -5,9 +5,9 @@
 //
 // A region is `words` words of `word_bytes` bytes, numbered in packed order. Word w is at
 //   source + sum over levels of digit(level) * source_stride(level)      (the target alike),
-// where the digits are those of w in the mixed radix of the counts, level 0 the fastest. Addresses are
-// relative to the launch's two bases. All strides are in bytes and of any sign; words < 2^31, which the
-// planner ensures by cutting larger regions. Levels that a region does not have are all zeros.
+// where the digits are those of w in the mixed radix of the counts, level 0 the fastest. A region names two of
+// the launch's bases, which are added to its addresses; base 0 is 0. All strides are in bytes and of any sign;
+// words < 2^31, which the planner ensures by cutting larger regions. Levels that a region does not have are all zeros.
 //
 // A region of runs has word_bytes 0: its blocks are long but not aligned to 4 bytes. `level[0].count` lanes (a power of
 // two) move a piece of RUN_PIECE bytes of a run. The lanes take the place of words; if a run has several pieces, level
@@ -41,6 +41,7 @@
 #endif
 
 #define RUN_PIECE 1024
+#define BASES 16  // of a launch, as in strided_plan.py
 
 #include "run_body.cu"
 
@@ -52,9 +53,24 @@ struct __align__(16) Level {
 
 struct __align__(16) Region {
     u64 source, target;
-    u32 words, first_chunk, word_bytes, run_bytes;
+    u32 words, first_chunk;
+    u32 word_bytes;  // lowest 8 bits; the next 8 bits are the number of the source's base, the next 8 of the target's
+    u32 run_bytes;
     Level level[MAX_LEVELS];
 };
+
+struct Bases {
+    u64 base[BASES];
+
+    __device__ __forceinline__ u64 of_source(const Region& region) const { return base[region.word_bytes >> 8 & 255]; }
+    __device__ __forceinline__ u64 of_target(const Region& region) const { return base[region.word_bytes >> 16 & 255]; }
+};
+
+// Bytes of a region's words, 0 for runs.
+__device__ __forceinline__ u32 word_of(const Region& region)
+{
+    return region.word_bytes & 255;
+}
 
 #if TABLE_REGIONS
 struct Table {
@@ -159,7 +175,7 @@ __device__ __forceinline__ u32 region_of(const Table& table, u32 regions, u32 ch
 
 __device__ __forceinline__ bool is_tiled(const Region& region)
 {
-    return TILED && region.word_bytes && region.run_bytes;
+    return TILED && word_of(region) && region.run_bytes;
 }
 
 // Calls `work(region, first, last)` for every chunk of this block; a chunk of a tiled region is one tile.
@@ -179,7 +195,7 @@ __device__ __forceinline__ void for_each_chunk(
 template <class Run>
 __device__ __forceinline__ void with_word(const Run& run, const Region& region, u32 first, u32 last)
 {
-    switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
+    switch (WORD_BYTES ? WORD_BYTES : word_of(region)) {
     case 16: run.template with<Word16>(region, first, last); break;
     case 8: run.template with<u64>(region, first, last); break;
     case 4: run.template with<u32>(region, first, last); break;

@@ -12,9 +12,17 @@
 #include "copy_work.cu"
 #include "mark_body.cu"
 
+struct BasedCopy {
+    const Bases& bases;
+
+    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
+    {
+        CopyWork{bases.of_source(region), bases.of_target(region)}(region, first, last);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) strided_copy(
-    u64 source_base, u64 target_base, const __grid_constant__ Table table, u32 regions, u32 chunks,
-    u32 chunk_words
+    const __grid_constant__ Bases bases, const __grid_constant__ Table table, u32 regions, u32 chunks, u32 chunk_words
 #if MARKED
     , const Mark mark
 #endif
@@ -23,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) strided_copy(
 #if MARKED
     const u32 found = blockIdx.x == 0 ? leave_mark(mark) : mark.name;
 #endif
-    for_each_chunk(table, regions, chunks, chunk_words, CopyWork{source_base, target_base});
+    for_each_chunk(table, regions, chunks, chunk_words, BasedCopy{bases});
 #if MARKED
     if (blockIdx.x == 0)
         check_names(mark, found);

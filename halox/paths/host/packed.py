@@ -224,9 +224,10 @@ def packed_channels(build: Build, path: Path, cut: Cutter = whole) -> list[Chann
         if build.device is None:
             channel = HostChannel(job, buffers)
         else:
-            from halox.paths.staged.channel import staged_channel
+            from halox.paths.staged.pipeline import StagedPipeline, Work
 
-            channel = staged_channel(build.world, job, buffers, build.device)
+            work = Work(job, buffers, build.device, "staged")
+            channel = StagedPipeline(build.world, buffers, work)
         channels.append(ChannelMessages(f"{path.name}/{protocol}", channel, job.messages))
     return channels
 

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from halox.paths.base import Build, Candidate, ChannelMessages, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
-from halox.paths.launches import is_movable_copy
 from halox.paths.messages import Message
 from halox.paths.nccl.channel import Agreed, NcclChannel, run_of
 from halox.runtime.arrays import Described
@@ -77,7 +76,7 @@ class NcclPath(Path):
     def carries_copies(self, job: Job, copies: Job) -> bool:
         """Return whether the packing launch can copy the messages."""
         is_copy = bool(job.sends) and job.operation == "copy"
-        return is_copy and all(map(is_movable_copy, copies.pairs()))
+        return is_copy and all(part.strided is not None for pair in copies.pairs() for part in pair)
 
     def negotiate(self, build: Build) -> Agreed:
         """Make NCCL's communicator if necessary, connect this plan's ranks, and agree on the plan's name."""

@@ -21,22 +21,18 @@ made, and the unpacking kernel checks the name of each message::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from halox.paths.base import Job, Key
 from halox.paths.launches import (
-    Call,
+    ArrayLaunches,
     Item,
     MovableChannel,
-    MovableLaunches,
-    PackingWithCopies,
     View,
     clearing_of,
     packing,
-    repeated,
     unpacking,
 )
 from halox.paths.messages import Message, Part
@@ -50,8 +46,6 @@ from halox.runtime.world import World
 from halox.values import rounded_up
 
 _ALIGNMENT = 512
-_MOST_STREAMS = 16
-
 _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these arrays."""
 
@@ -99,17 +93,15 @@ class NcclChannel(StreamChannel, MovableChannel):
             ranks, "an exchange", job.peers, name, table, sources, world.limit_s
         )
         begin, end = watch.begin, watch.end
-        self._before: list[MovableLaunches] = []
+        self._before: list[ArrayLaunches] = []
         self._after = clearing_of(job, self._device)
         # Launches of marks, if no packing or unpacking kernel sets them.
         self._begin = _marked(begin, packed, self._device)
         self._end = _marked(end, unpacked, self._device)
         pairs = [*agreed.copies.pairs()]
-        if pairs:
-            mark = begin if packed else None  # copies between other arrays set no mark
-            self._before.append(PackingWithCopies(job, packed, pairs, self._device, mark))
-        elif packed:
-            self._before.append(packing(job, packed, self._device, begin))
+        if packed or pairs:
+            mark = begin if packed else None
+            self._before.append(packing(job, packed, self._device, mark, pairs))
         if unpacked:
             self._after.append(unpacking(job, unpacked, self._device, end))
         self._movable = [*self._before, *self._after]
@@ -166,15 +158,12 @@ class NcclChannel(StreamChannel, MovableChannel):
         self._collect()
 
     def _collect(self) -> None:
-        """List the launches of a call before and after the group."""
+        """List the steps of a call, as functions of a stream's address."""
         before, after = (
-            [call for launches in around for call in launches.stages[0]]
+            [launch for launches in around for launch in launches.stages]
             for around in (self._before, self._after)
         )
-        self._calls = [*self._begin, *before], [*self._end, *after]
-        # For each stream that was used in two successive calls, the prepared steps of a call.
-        self._steps: dict[int, Sequence[Callable[[], object]]] = {}
-        self._last = 0
+        self._steps = [*self._begin, *before, self._group, *self._end, *after]
 
     def check(self) -> None:
         """Refuse the capture of a loop: NCCL may add nodes for the host."""
@@ -185,23 +174,8 @@ class NcclChannel(StreamChannel, MovableChannel):
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
-        steps = self._steps.get(pointer)
-        if steps is not None:
-            for step in steps:
-                step()
-            return
-        before, after = self._calls
-        for launch, source, target in before:
-            launch(pointer, source, target)
-        self._group(pointer)
-        for launch, source, target in after:
-            launch(pointer, source, target)
-        if self._last == pointer:
-            if len(self._steps) >= _MOST_STREAMS:
-                self._steps.clear()
-            ahead, behind = ([repeated(call, pointer) for call in calls] for calls in self._calls)
-            self._steps[pointer] = [*ahead, partial(self._group, pointer), *behind]
-        self._last = pointer
+        for step in self._steps:
+            step(pointer)
 
     def close(self) -> None:
         """Wait for the last exchange; warn of a mismatch that was not raised."""
@@ -217,9 +191,11 @@ def _buffer_bytes(message: Message) -> int:
     return rounded_up(AHEAD_BYTES + message.packed_bytes, _ALIGNMENT)
 
 
-def _marked(mark: Mark | None, packed: Sequence[object], device: int) -> list[Call]:
+def _marked(
+    mark: Mark | None, packed: Sequence[object], device: int
+) -> list[Callable[[int], None]]:
     """Return the launch that sets a mark, if there is a mark and no kernel sets it."""
-    return [] if mark is None or packed else [(MarkLaunch(mark, device).launch, 0, 0)]
+    return [] if mark is None or packed else [MarkLaunch(mark, device).launch]
 
 
 def run_of(part: Part) -> int | None:

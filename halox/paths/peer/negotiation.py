@@ -18,7 +18,7 @@ from halox.errors import ExchangeTimeoutError
 from halox.packing.refine import Copy, Side
 from halox.packing.strided_plan import StridedRow
 from halox.paths.base import Job, Key
-from halox.paths.launches import Item, MovableLaunches, copying, packed_items, packing, unpacking
+from halox.paths.launches import ArrayLaunches, Item, copying, packed_items, packing, unpacking
 from halox.paths.peer.endpoints import (
     PeerEndpoint,
     PeerInfo,
@@ -104,8 +104,8 @@ class LaunchSet:
 
     alone: PreparedLaunch  # the kernel for an exchange without other work at the same time
     concurrent: PreparedLaunch  # the kernel for an exchange beside other work: fewer blocks
-    before: list[MovableLaunches]
-    after: list[MovableLaunches]
+    before: list[ArrayLaunches]
+    after: list[ArrayLaunches]
 
     def shift(self, shifts: Sequence[int]) -> None:
         """Shift the arrays of the kernel's table, modulo 2**64, by multiples of the longest word, from now on."""
@@ -244,7 +244,7 @@ class Negotiation:
         n = len(self._sends)
         launches = self._launches([], buffered[:n], buffered[n:])
         if self._copies.sends:
-            launches.after.append(copying(self._copies, [*self._copies.pairs()], self.device)[0])
+            launches.after.append(copying(self._copies, [*self._copies.pairs()], self.device))
         return launches
 
     def _launches(

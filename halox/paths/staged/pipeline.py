@@ -1,7 +1,12 @@
-"""Packs, sends and unpacks large messages stage by stage, so that these three steps overlap.
+"""Channels of the ``staged`` path: arrays on a GPU, through page-locked host memory that the GPU reads and writes.
 
-A stage is one fragment of every large message (`halox.paths.fragments`). All stages are packed in sequence on the
-user's stream. The host posts each stage as soon as its packing has ended, and enqueues the unpacking of each stage that
+A kernel packs all messages of the rank straight into transport buffers in host memory, and a kernel unpacks straight
+from them. Between ranks of a node the buffers are memory that both GPUs map, so that the host copies nothing (zero
+copy: Wu et al. 2016, section 4). With buffers in device memory, the same channel serves the ``cuda_aware`` path.
+
+Large messages travel in stages, so that packing, sending and unpacking overlap. A stage is one fragment of every large
+message (`halox.paths.fragments`); small messages have one stage. All stages are packed in sequence on the user's
+stream. The host posts each stage as soon as its packing has ended, and enqueues the unpacking of each stage that
 arrives on a separate stream of the channel, since stores to host memory and loads from it do not slow each other down::
 
     user's stream | pack 0 | pack 1 | pack 2 | pack 3 |                                        | user's kernels
@@ -9,7 +14,8 @@ arrives on a separate stream of the channel, since stores to host memory and loa
     MPI                       | 0 there ...| 1 there ...| 2 there ...| 3 there ...|
     own stream                              | unpack 0 | | unpack 1 | | unpack 2 | | unpack 3 |
 
-`Work` has the GPU work of the pipeline; a test without a GPU replaces `Work`.
+The host takes part in every exchange, so that no exchange can be captured in a CUDA graph. `Work` has the GPU work of a
+`StagedPipeline`; a test without a GPU replaces `Work`.
 """
 
 from __future__ import annotations
@@ -20,8 +26,8 @@ from collections.abc import Sequence
 from halox.paths.base import Job
 from halox.paths.buffers import TransportBuffers
 from halox.paths.launches import (
+    ArrayLaunches,
     MovableChannel,
-    MovableLaunches,
     clearing_of,
     fragmented,
     packed_items,
@@ -33,48 +39,29 @@ from halox.runtime.waiting import Waiter
 from halox.runtime.world import World
 
 
-class StreamedJob:
-    """The packing and unpacking of a job, and the stream of the most recent work."""
-
-    def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
-        self._current_stream = cuda.cupy().cuda.get_current_stream
-        self._path = path
-        self._stream: Stream | None = None
-        outgoing, incoming = buffers.device_pointers()
-        self._outgoing = [packed_items(job.sends, row) for row in outgoing]
-        self._incoming = [packed_items(job.receives, row) for row in incoming]
-        self._clear = clearing_of(job, device)
-
-    def check(self) -> None:
-        """Refuse a stream that is being captured."""
-        refuse_capture(self._current_stream(), self._path)
-
-    def _enter(self) -> Stream:
-        """Return the current stream; first wait for the last unpacking if it was put on another stream."""
-        stream: Stream = self._current_stream()
-        last = self._stream
-        if last is not None and last.ptr != stream.ptr:
-            last.synchronize()
-        return stream
-
-
-class Work(StreamedJob):
+class Work:
     """GPU work of a pipeline: kernels, events and a separate stream. Stages are packed and unpacked in ascending order.
 
     Additions are made in the order of the parts, whichever fragment arrives first, so that equal values give equal
     bits. All additions follow the last stage, in the same launches as in an exchange without fragments.
     """
 
-    movable: Sequence[MovableLaunches] = ()
+    movable: Sequence[ArrayLaunches] = ()
     """All launches over the arrays."""
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
-        super().__init__(job, buffers, device, path)
+        self._path = path
+        self._stream: Stream | None = None  # of the most recent packing or `end`
         stages_out, stages_in = buffers.stages_out, buffers.stages_in
+        outgoing, incoming = (
+            [packed_items(messages, starts) for starts in slots]
+            for messages, slots in zip(
+                (job.sends, job.receives), buffers.device_pointers(), strict=True
+            )
+        )
         sent, received = (job.sends, buffers.outgoing_ends), (job.receives, buffers.incoming_ends)
         self._packs = [
-            fragmented(job, items, *sent, stages_out, device, unpack=False)
-            for items in self._outgoing
+            fragmented(job, items, *sent, stages_out, device, unpack=False) for items in outgoing
         ]
         # Number of the stage at which an accumulation makes all its additions.
         self._adds_in = stages_in - 1 if job.operation == "add" else None
@@ -82,26 +69,36 @@ class Work(StreamedJob):
             fragmented(job, items, *received, stages_in, device, unpack=True)
             if self._adds_in is None
             else unpacking(job, items, device)
-            for items in self._incoming
+            for items in incoming
         ]
+        self._clear = clearing_of(job, device)
         self.movable = [*self._packs, *self._unpacks, *self._clear]
         cp = cuda.cupy().cuda
+        self._current_stream = cp.get_current_stream
         with cp.Device(device):
             self._own = cp.Stream(non_blocking=True)
-            self._begun, self._read, *self._packed = (
-                cp.Event(disable_timing=True) for _ in range(2 + stages_out)
-            )
+            self._begun, self._read = (cp.Event(disable_timing=True) for _ in range(2))
+            # The end of each stage's packing; all unpacking follows the first of them.
+            self._packed = [self._begun]
+            self._packed += [cp.Event(disable_timing=True) for _ in range(stages_out - 1)]
+
+    def check(self) -> None:
+        """Refuse a stream that is being captured."""
+        refuse_capture(self._current_stream(), self._path)
 
     def begin(self, slot: int) -> None:
         """Put the packing of all stages on the current stream, and order later unpacking after its present work."""
-        self._stream = stream = self._enter()
-        self._begun.record(stream)
+        stream: Stream = self._current_stream()
+        if self._stream is not None and self._stream.ptr != stream.ptr:
+            self._stream.synchronize()
+        self._stream = stream
+        stages = self._packs[slot].stages
+        for stage, event in zip(stages, self._packed, strict=False):
+            stage(stream.ptr)
+            event.record(stream)
+        if not stages:
+            self._begun.record(stream)
         self._own.wait_event(self._begun)
-        if self._packed:
-            for stage, event in zip(self._packs[slot].stages, self._packed, strict=True):
-                for launch, source, target in stage:
-                    launch(stream.ptr, source, target)
-                event.record(stream)
         for clear in self._clear:
             clear.launch(stream.ptr)
 
@@ -115,8 +112,7 @@ class Work(StreamedJob):
             if stage < self._adds_in:
                 return
             stage = 0
-        for launch, source, target in self._unpacks[slot].stages[stage]:
-            launch(self._own.ptr, source, target)
+        self._unpacks[slot].stages[stage](self._own.ptr)
 
     def end(self) -> None:
         """Make the current stream wait for all unpacking."""
@@ -136,8 +132,8 @@ class Work(StreamedJob):
         self._own.synchronize()
 
 
-class FragmentPipeline(MovableChannel):
-    """Moves arrays on this rank's GPU through transport buffers, fragment by fragment.
+class StagedPipeline(MovableChannel):
+    """Moves arrays on this rank's GPU through transport buffers, stage by stage.
 
     `start` returns when all stages have been packed and posted. It waits for the packing on this rank's GPU, but for no
     peer, except for a receiver that sends nothing back and has not read the message before the last one. When `start`

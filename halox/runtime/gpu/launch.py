@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from halox.runtime.array_types import CupyFunction
 
 Parameter: TypeAlias = (
-    "ctypes._SimpleCData[int] | ctypes._SimpleCData[int | None] | ctypes.Array[ctypes.c_char]"
+    "ctypes._SimpleCData[int] | ctypes._SimpleCData[int | None] | ctypes.Array[Any]"
 )
 """Value of a kernel's parameter."""
 

@@ -53,6 +53,9 @@ class MarkLaunch:
         threads = max(1, min(mark.messages, _MOST_THREADS))
         self._launch = PreparedLaunch(function, 1, threads, mark.arguments, device=device)
 
-    def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
+    def launch(self, stream: Any = None) -> None:
         """Enqueue the kernel on a stream."""
         self._launch.launch(stream_pointer(stream))
+
+    def shift(self, shifts: Sequence[int]) -> None:
+        """Accept shifts of arrays, which the kernel does not access."""

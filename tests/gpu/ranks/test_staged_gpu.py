@@ -36,8 +36,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield "mpi" if request.param == "MPI" else "shared"
 
 
-def kinds(plan: Any) -> set[str]:
-    return {type(channel).__name__ for channel in plan._channels}
+def most_stages(plan: Any) -> int:
+    return max(c._buffers.stages_out for c in plan._channels if hasattr(c, "_buffers"))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -58,7 +58,7 @@ def test_fields_of_several_dtypes(comm: MPI.Intracomm) -> None:
 
 def test_fragments_are_used_and_overlap(way: str, comm: MPI.Intracomm) -> None:
     with halox.Grid((16, 16, 4 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
-        assert "StagedChannel" in kinds(grid.plan(grid.zeros("f8")))
+        assert most_stages(grid.plan(grid.zeros("f8"))) == 1
     with halox.Grid(
         (520, 520, 4 * comm.size),
         periodic=True,
@@ -67,7 +67,7 @@ def test_fragments_are_used_and_overlap(way: str, comm: MPI.Intracomm) -> None:
         device="gpu",
     ) as grid:
         plan = grid.plan(grid.zeros("f8"))
-        assert "FragmentPipeline" in kinds(plan)
+        assert most_stages(plan) > 1
         ways = {row.protocol for row in plan.explain().rows if row.peer != comm.rank}
         assert ways == {way}
 

@@ -40,7 +40,7 @@ from halox.paths.scatter_gather.agreement import make_with_peers
 from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.keys import Keys
-from halox.paths.staged.pipeline import FragmentPipeline, Work
+from halox.paths.staged.pipeline import StagedPipeline, Work
 from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import borrow
 from halox.runtime.gpu.ipc_events import EventPool
@@ -434,7 +434,7 @@ class StagedRig(ChannelRig):
         if not self.has_gpu:
             return HostChannel(job, self.carrier)
         self.gpu = LateGpu(job, self.carrier, self.comm.rank)
-        return FragmentPipeline(self.world, self.carrier, self.gpu)
+        return StagedPipeline(self.world, self.carrier, self.gpu)
 
     def _carrier(self, job: Job) -> TransportBuffers:
         cut = cutter(FRAGMENT_BYTES)

@@ -93,10 +93,18 @@ def test_in_one_direction_and_in_both(
     assert made.is_right()
 
 
-@pytest.mark.parametrize("name", CHANNELS)
-def test_two_plans_are_finished_in_any_order(name: str, rig: Make, comm: MPI.Intracomm) -> None:
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, "mixed" if name == "copy engine" else "staging") for name in CHANNELS),
+        *(("ipc", way) for way in ("put", "get")),
+    ],
+)
+def test_two_plans_are_finished_in_any_order(
+    name: str, way: str, rig: Make, comm: MPI.Intracomm
+) -> None:
     """Ranks finish two plans in different orders: a rank that waits in one plan also progresses the other plan."""
-    first = rig(name, mixed(comm.size) if name == "copy engine" else ring("staging", comm.size))
+    first = rig(name, mixed(comm.size) if way == "mixed" else ring(way, comm.size))
     second = first.twin()
     plans = [(first, 0), (second, 50)]
     for made, _ in plans:

@@ -31,7 +31,7 @@ class ToyChannel(Channel):
     def parts(self, messages: Sequence[Message], buffers: Sequence[Any]) -> Any:
         for message, buffer in zip(messages, buffers, strict=True):
             for part, offset in zip(message.parts, message.offsets, strict=True):
-                packer = HostPacker(*self.job.endpoint(part))
+                packer = HostPacker(self.job.arrays[part.array], part.datatype, part.count)
                 yield packer, buffer[offset : offset + part.nbytes]
 
     def start(self) -> None:

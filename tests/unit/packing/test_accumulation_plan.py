@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.packing.device import _additions
+from halox.packing.device import Endpoint, _additions
 from halox.runtime.arrays import Described
 
 STEADY = np.concatenate([np.arange(0, 3000, 3), 50_000 - np.arange(0, 4000, 5)])
@@ -32,7 +32,7 @@ def elements(side):
 def test_every_element_once_and_in_few_copies(name):
     datatype, count, most = TYPES[name]
     array = Described(1 << 20, (1,), (8,), np.dtype("f8"), 0, True)
-    copies = _additions((array, datatype, count), 64)
+    copies = _additions(Endpoint(array, datatype, count), 64)
     assert len(copies) <= most
     source = np.concatenate([elements(copy.source) for copy in copies])
     target = np.concatenate([elements(copy.target) for copy in copies])

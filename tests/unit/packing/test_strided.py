@@ -69,15 +69,10 @@ class TestCopy:
         packed[:] = GUARD
         face = dt.subarray((5, 6, 7), (4, 5, 1), (1, 1, 6), "f8")
         origin = 1 << 40
-        copies = [
-            Copy(Side(-origin, face.strided), contiguous_side(origin, face.size)),
-        ]
-        run(
-            "strided_copy",
-            plan(copies, sms=SMS, max_word=8),
-            source=array.ctypes.data + origin,
-            target=packed.ctypes.data + 32 - origin,
-        )
+        sides = Side(-origin, face.strided, 1), contiguous_side(origin, face.size)
+        copies = [Copy(sides[0], sides[1]._replace(array=3))]
+        shifts = [7, array.ctypes.data + origin, 7, packed.ctypes.data + 32 - origin]
+        run("strided_copy", plan(copies, sms=SMS, max_word=8), shifts=shifts)
         assert packed[32:-32].tobytes() == array[1:, 1:, 6].tobytes()
         assert (packed[:32] == GUARD).all() and (packed[-32:] == GUARD).all()
 

@@ -16,11 +16,10 @@ from halox import pack
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import StateError
 from halox.exchange.halo import halo_draft
-from halox.packing import device as packing
-from halox.packing.refine import Copy
-from halox.packing.strided_plan import plan
+from halox.packing import strided
+from halox.packing.strided_plan import StridedPlan
 from halox.paths.base import Job
-from halox.paths.launches import PackingWithCopies
+from halox.paths.launches import copying, packing
 from halox.paths.local import LocalDeviceChannel, LocalHostChannel
 from halox.runtime.arrays import borrow, describe
 from tests.fakes.cpu_kernels import aligned, run
@@ -32,10 +31,10 @@ DTYPES = ["f8", "u1", "c16", "S3", "S7", "f8,i4", "M8[s]"]
 INNER = tuple(slice(low, low + n) for n, (low, _) in zip(SHAPE, HALO, strict=True))
 
 
-def job_of(arrays: Sequence[Any], found: Sequence[Any]) -> Job:
+def job_of(arrays: Sequence[Any], found: Sequence[Any], *, corners: bool = True) -> Job:
     layout = FieldLayout(decompose(SHAPE, 1, periodic=True), 0, FieldSpec(HALO))
     described = [(describe(array), layout) for array in arrays]
-    draft = halo_draft(tuple(arrays), described, operation="copy", corners=True)
+    draft = halo_draft(tuple(arrays), described, operation="copy", corners=corners)
     return Job([*found], draft.sends, draft.receives)
 
 
@@ -87,24 +86,32 @@ def test_on_the_host(dtype: str, form: str) -> None:
 
 
 class OnCpu:
-    """Takes the place of StridedCopy."""
+    """Takes the place of the launch of a table."""
 
-    made = 0
+    made = launches = 0
 
-    def __init__(self, copies: Sequence[Copy], *, device: int, mark: Any = None) -> None:
+    def __init__(
+        self, name: str, planned: StridedPlan, device: int, defines: Any = (), mark: Any = None
+    ) -> None:
         OnCpu.made += 1
-        self.planned = plan(copies, sms=4)
-        self.nbytes = self.planned.nbytes
+        self.nbytes, self._shifts = planned.nbytes, [0] * 100
 
-    def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
-        run("strided_copy", self.planned, source=source, target=target)
+        def at(stream: int) -> None:
+            OnCpu.launches += 1
+            run(name, planned, defines, shifts=self._shifts)
+
+        self.at = at
+
+    def shift(self, shifts: Sequence[int]) -> None:
+        self._shifts = [*shifts]
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCuda]:
     require("cxx")
-    monkeypatch.setattr(packing, "StridedCopy", OnCpu)
-    OnCpu.made = 0
+    monkeypatch.setattr(strided, "_Launch", OnCpu)
+    monkeypatch.setattr(strided, "multiprocessors", lambda device: 4)
+    OnCpu.made = OnCpu.launches = 0
     with host_cuda() as found:
         yield found
 
@@ -157,16 +164,35 @@ def test_arrays_of_another_alignment(offset: int, gpu: HostCuda) -> None:
     assert OnCpu.made == 2
 
 
-def test_several_arrays_move_each_by_itself(gpu: HostCuda) -> None:
-    dtypes = ["f8", "u1", "c16"]
+@pytest.mark.parametrize("count", [3, 17])
+def test_several_arrays_move_in_one_launch(count: int, gpu: HostCuda) -> None:
+    """A launch has room for 15 arrays."""
+    dtypes = ["f8", "u1", "c16", *["f4"] * (count - 3)]
     first = [array_at(dtype) for dtype in dtypes]
     channel = LocalDeviceChannel(on_gpu(first), 0)
     for number in range(3):
-        others = [array_at(dtype, 16 * (number + 3 * k)) for k, dtype in enumerate(dtypes)]
+        others = [array_at(dtype, 16 * ((number + 3 * k) % 8)) for k, dtype in enumerate(dtypes)]
         check(channel, others, number)
-        check(channel, [first[0], others[1], first[2]], number)
+        check(channel, [first[0], *others[1:-1], first[-1]], number)
         check(channel, first, number)
-    assert OnCpu.made == 1 + len(dtypes)
+    assert OnCpu.made == -(-count // 15) and OnCpu.launches == 9 * OnCpu.made
+
+
+def test_added_arrays_move(gpu: HostCuda) -> None:
+    """The cells beside a face are added to the halo at the other face."""
+    arrays = [array_at("f8", offset) for offset in (0, 16, 8, 24)]
+    job = job_of(arrays[:1], [replace(describe(arrays[0]), device=0)], corners=False)
+    made = copying(replace(job, operation="add"), [*job.pairs()], 0)
+    for number, array in enumerate(arrays):
+        array[...] = np.random.default_rng(number).integers(1, 200, array.shape)
+        came = np.zeros_like(array)
+        came[INNER] = array[INNER]
+        LocalHostChannel(job_of([came], [borrow(came)], corners=False)).start()
+        came[INNER] = 0
+        wanted = array + came
+        made.bind(made.view([array.ctypes.data]))
+        made.launch(0)
+        assert np.array_equal(array, wanted)
 
 
 def test_no_table_is_made_while_a_stream_is_captured(gpu: HostCuda) -> None:
@@ -180,12 +206,12 @@ def test_no_table_is_made_while_a_stream_is_captured(gpu: HostCuda) -> None:
 
 
 def test_packing_with_copies_in_one_launch(gpu: HostCuda) -> None:
-    """Copies move source and target with the arrays, packing the source only: other arrays take two launches."""
+    """Copies move source and target with the arrays, packing the source only."""
     arrays = [array_at("f8", 16 * number) for number in range(2)]
     job = on_gpu(arrays[:1])
     (send, *_), pairs = job.sends[0].parts, [*job.pairs()]
     packed = np.zeros(send.nbytes, np.uint8)
-    made = PackingWithCopies(job, [(send, packed.ctypes.data)], pairs, 0)
+    made = packing(job, [(send, packed.ctypes.data)], 0, pairs=pairs)
     for number in (0, 1, 0, 1):
         array = arrays[number]
         wanted = filled(array, number)
@@ -194,4 +220,4 @@ def test_packing_with_copies_in_one_launch(gpu: HostCuda) -> None:
         made.bind(made.view([array.ctypes.data]))
         made.launch(0)
         assert np.array_equal(array, wanted) and packed.tobytes() == oracle.tobytes()
-        assert len(made.stages[0]) == number + 1
+    assert OnCpu.made == 1 and OnCpu.launches == 4

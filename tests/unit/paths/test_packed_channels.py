@@ -33,8 +33,7 @@ from mpi4py import MPI  # noqa: E402
 from halox.packing.mpi_copier import usable_mpi  # noqa: E402
 from halox.paths.buffers import Buffer, RequestBuffers, host_buffer  # noqa: E402
 from halox.paths.host.packed import HostChannel  # noqa: E402
-from halox.paths.staged.channel import StagedChannel, staged_channel  # noqa: E402
-from halox.paths.staged.pipeline import FragmentPipeline  # noqa: E402
+from halox.paths.staged.pipeline import StagedPipeline, Work  # noqa: E402
 from halox.runtime.arrays import borrow  # noqa: E402
 from halox.runtime.world import World  # noqa: E402
 
@@ -200,7 +199,9 @@ class GpuRig(Rig):
         super().__init__(
             [np.zeros(SHAPE, "i8"), np.zeros(4000, "i8")],
             [(b, a) for a, b in parts] if operation == "add" else parts,
-            lambda world, job, buffers: staged_channel(world, job, buffers, 0),
+            lambda world, job, buffers: StagedPipeline(
+                world, buffers, Work(job, buffers, 0, "staged")
+            ),
             operation=operation,
             cut=cut,
             buffer=buffer_on_gpu,
@@ -252,7 +253,6 @@ OPERATIONS = pytest.mark.parametrize("operation", ["copy", "add"])
 def test_in_order_with_the_users_streams(seed: int, cut: Any, operation: str) -> None:
     """The user's kernels before, between and after `start` and `finish` are ordered, on changing streams."""
     with rig_on_gpu(seed, cut, operation) as rig:
-        assert isinstance(rig.channel, StagedChannel if cut is whole else FragmentPipeline)
         gpu = rig.gpu
         users = [gpu.current, gpu.stream()]
         wanted: list[list[np.ndarray]] = []

@@ -46,7 +46,7 @@ def strided(levels: int, word: int, in_flight: int, table: int, threads: int = 2
 KERNELS = [
     strided(1, 16, 1, 1),
     strided(3, 16, 4, 6, 1024),
-    strided(3, 0, 2, 31),
+    strided(3, 0, 2, 30),
     strided(5, 0, 4, 0),
     ("strided_copy", (("TABLE_REGIONS", "6"), ("MARKED", "1"))),
     strided(5, 0, 4, 20, 1024),
