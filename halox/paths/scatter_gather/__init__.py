@@ -12,9 +12,18 @@ cached (`keys`). Each engine is a protocol:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from halox.paths.base import Build, Candidate, ChannelMessages, MessageEnds, Path, Protocol
+from halox.paths.base import (
+    Build,
+    Candidate,
+    Channel,
+    ChannelMessages,
+    Job,
+    MessageEnds,
+    Path,
+    Protocol,
+)
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described
@@ -22,7 +31,6 @@ from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
 
 if TYPE_CHECKING:
-    from halox.paths.scatter_gather.engines import Channels
     from halox.runtime.device_arena import DeviceArena
     from halox.runtime.mlx5 import Adapters
 
@@ -139,12 +147,11 @@ class ScatterGatherPath(Path):
     def _on_hosts(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the kernel, preferred for long blocks."""
         result: Survey | None = ends.selection.surveys.get(self.name)
-        sender, receiver, block = ends.sender, ends.receiver, ends.block_bytes
+        sender, block = ends.sender, ends.block_bytes
         if result is None:
             return "it is not known whether the kernel copies between the ranks"
-        why = result.attachments.why_not(sender.rank, receiver.rank)
-        if why is not None:
-            return why
+        if result.attachments.refused is not None:
+            return result.attachments.refused
         least = (
             (BLOCK_BYTES, MESSAGE_BYTES)
             if sender.is_one_way
@@ -167,7 +174,9 @@ class ScatterGatherPath(Path):
             if why is None and memory is not None and memory.why_not_registered is not None:
                 why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
         if why is not None:
-            return f"ranks {a} and {b} are on different nodes, and {why}"
+            return (
+                f"ranks {a} and {b} are on different nodes, where mlx5_umr alone works, and {why}"
+            )
         return [self.candidate(MLX5_UMR, "other node, written by the network adapters")]
 
     def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
@@ -202,13 +211,36 @@ class ScatterGatherPath(Path):
         preferred = ends.selection.leave_sms and ends.block_bytes >= ROW_BYTES
         return [self.candidate(COPY_ENGINE, why, preferred=preferred)]
 
-    def negotiate(self, build: Build) -> Channels:
-        """Swap keys with the peers, engine by engine."""
-        from halox.paths.scatter_gather.engines import make_channels
+    def negotiate(self, build: Build) -> dict[str, Any]:
+        """Make the channels with the peers, protocol by protocol; None on a rank without messages for one."""
+        makers = {
+            PROCESS_VM: self._make_process_vm,
+            COPY_ENGINE: self._make_copy_engine,
+            MLX5_UMR: self._make_mlx5,
+        }
+        return {
+            name: make(build, build.job(self, name))
+            for name, make in makers.items()
+            if (self.name, name) in build.chosen
+        }
 
-        return make_channels(build, self)
+    def _make_process_vm(self, build: Build, job: Job) -> Channel | None:
+        from halox.paths.scatter_gather.process_vm import make_channel
 
-    def channels(self, build: Build, agreed: Channels) -> Sequence[ChannelMessages]:
+        pids = survey_of(build.context).attachments.pids
+        return make_channel(build.world, job, pids, build.links.get(self.name))
+
+    def _make_copy_engine(self, build: Build, job: Job) -> Channel | None:
+        from halox.paths.scatter_gather.engines import make_copy_channel
+
+        return make_copy_channel(build, self, job)
+
+    def _make_mlx5(self, build: Build, job: Job) -> Channel | None:
+        from halox.paths.scatter_gather.engines import make_mlx5_channel
+
+        return make_mlx5_channel(build, job)
+
+    def channels(self, build: Build, agreed: dict[str, Any]) -> Sequence[ChannelMessages]:
         """Return the channels that `negotiate` made."""
         return [
             ChannelMessages(f"{self.name}/{name}", channel, channel.messages)

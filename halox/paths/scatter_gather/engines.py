@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
 
 from halox.paths.base import Build, Job
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
 from halox.paths.scatter_gather import (
-    COPY_ENGINE,
-    MLX5_UMR,
-    PROCESS_VM,
     GpuMemory,
     ScatterGatherPath,
     survey_of,
 )
-from halox.paths.scatter_gather.agreement import AgreeingChannel, make_with_peers
+from halox.paths.scatter_gather.agreement import make_with_peers
 from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction
@@ -25,37 +20,18 @@ from halox.paths.scatter_gather.keys import Keys
 from halox.paths.scatter_gather.mlx5_channel import Inbox, Mlx5Channel
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.node_channel import NodeChannel
-from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.runtime.context import Context
 
-Channels: TypeAlias = dict[str, AgreeingChannel | None]
-"""Channels by engine, None on a rank without messages for it."""
 
-
-def make_channels(build: Build, path: ScatterGatherPath) -> Channels:
-    """Make the channels of a plan, engine by engine; collective over all ranks."""
+def make_copy_channel(build: Build, path: ScatterGatherPath, job: Job) -> CopyChannel | None:
+    """Make the copy engine's channel of a job; collective over all ranks."""
     link = build.links.get(path.name)
-    makers: dict[str, Callable[[Job], AgreeingChannel]] = {
-        PROCESS_VM: partial(_process_vm_channel, build, link),
-        COPY_ENGINE: partial(_copy_engine_channel, build, link, path),
-        MLX5_UMR: partial(_mlx5_channel, build),
-    }
-    channels: Channels = {}
-    for name, make in makers.items():
-        if (path.name, name) in build.chosen:
-            job = build.job(path, name)
-            channels[name] = make_with_peers(build.world, partial(make, job), job)
-    return channels
+    return make_with_peers(build.world, partial(_copy_engine_channel, build, link, path, job), job)
 
 
-def _process_vm_keys(context: Context) -> Keys:
-    return Keys(ProcessVm(context.world.rank, survey_of(context).attachments.pids))
-
-
-def _process_vm_channel(build: Build, link: NodeLink | None, job: Job) -> NodeChannel:
-    assert link is not None
-    return NodeChannel(job, build.context.once(_process_vm_keys), link)
+def make_mlx5_channel(build: Build, job: Job) -> Mlx5Channel | None:
+    """Make the adapters' channel of a job; collective over all ranks."""
+    return make_with_peers(build.world, partial(_mlx5_channel, build, job), job)
 
 
 def _copy_engine_keys(context: Context) -> tuple[Keys, CopyEngine]:

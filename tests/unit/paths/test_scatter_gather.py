@@ -15,9 +15,8 @@ from halox import datatypes as dt
 from halox.errors import PathError
 from halox.paths.messages import Part
 from halox.paths.scatter_gather.copy_engine import CopyEngine
-from halox.paths.scatter_gather.engine import Limits, RegisteredRegion
+from halox.paths.scatter_gather.engine import Limits
 from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
-from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.paths.scatter_gather.windows import (
     MOST_WINDOWS,
     MessageBlocks,
@@ -173,23 +172,6 @@ def test_sizes_that_cannot_agree_are_none() -> None:
     assert agreed_chunk(proposal, proposal, n) is None
     assert agreed_chunk(proposal, Proposal(1, n, n), n) is None
     assert agreed_chunk(*[propose(scattered, Limits(entries=2))] * 2, n) == 2
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 59, 1024])
-@pytest.mark.parametrize("is_regular", [True, False], ids=["alike", "uneven"])
-def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: bool) -> None:
-    """The first half of the windows has 40 to 60 percent of the bytes, so that both ends can copy half a message."""
-    lengths = np.full(count, 16384) + (0 if is_regular else np.arange(count) % 7 * 1000)
-    starts = np.cumsum(lengths + 4096) - lengths
-    blocks = MessageBlocks((0,), np.zeros(count, np.int64), starts, lengths)
-    own = propose(blocks, ProcessVm.limits)
-    chunk = agreed_chunk(own, own, blocks.nbytes)
-    assert chunk is not None
-    windows = blocks.windows(chunk, [RegisteredRegion(0, 0, 0)], [0])
-    first = sum(window.nbytes for window in windows[: len(windows) // 2])
-    few = count == 5 and is_regular  # windows of whole blocks halve few blocks less evenly
-    assert (0.3 if few else 0.4) <= first / blocks.nbytes <= 0.6
-    assert len(windows) <= (3 if is_regular else 16)
 
 
 # Keys
