@@ -12,7 +12,8 @@ cached (`keys`). Each engine is a protocol:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from halox.paths.base import (
     Build,
@@ -25,7 +26,7 @@ from halox.paths.base import (
     Protocol,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.messages import Message
+from halox.paths.messages import Message, Part, run_count
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
@@ -49,6 +50,9 @@ ROW_BYTES = 128
 """Smallest blocks on GPUs, in bytes, for which copy engines are preferred if multiprocessors should stay free: a copy
 engine takes at least as long for each row of a box as for a few hundred bytes."""
 
+MOST_COPIES = 1000
+"""Largest number of driver calls for an end of a message, for the same preference; each takes a microsecond or more."""
+
 
 class Survey(NamedTuple):
     """Memory of ranks that the kernel can access, and network adapters of ranks; None if all are on one node."""
@@ -63,6 +67,7 @@ class GpuMemory(NamedTuple):
     is_mapped: bool  # in memory that peers can map
     # Why the rank's adapter cannot register it; None if it can, "" without an adapter.
     why_not_registered: str | None
+    copies: int = 0  # of the driver, if each part were packed by itself
 
 
 def survey_of(context: Context) -> Survey:
@@ -79,6 +84,12 @@ def _why_not_registered(context: Context) -> str | None:
     from halox.paths.scatter_gather.mlx5_gpu import why_not_registered
 
     return why_not_registered(adapters.own, context.device)
+
+
+def _least_copies(part: Part) -> int:
+    """Return the number of boxes of a part; the two innermost levels of its strides are the rows and slices of one."""
+    strided = part.strided
+    return run_count(part.datatype, part.count) if strided is None else prod(strided.counts[:-2])
 
 
 class ScatterGatherPath(Path):
@@ -123,6 +134,7 @@ class ScatterGatherPath(Path):
         return GpuMemory(
             not relocatable and self._is_mapped(message, arrays, arena),
             context.once(_why_not_registered),
+            sum(map(_least_copies, message.parts)),
         )
 
     @staticmethod
@@ -208,7 +220,11 @@ class ScatterGatherPath(Path):
             why = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
-        preferred = ends.selection.leave_sms and ends.block_bytes >= ROW_BYTES
+        preferred = (
+            ends.selection.leave_sms
+            and ends.block_bytes >= ROW_BYTES
+            and all(end is None or end.copies <= MOST_COPIES for end in (sender, receiver))
+        )
         return [self.candidate(COPY_ENGINE, why, preferred=preferred)]
 
     def negotiate(self, build: Build) -> dict[str, Any]:
@@ -231,9 +247,22 @@ class ScatterGatherPath(Path):
         return make_channel(build.world, job, pids, build.links.get(self.name))
 
     def _make_copy_engine(self, build: Build, job: Job) -> Channel | None:
-        from halox.paths.scatter_gather.engines import make_copy_channel
+        from halox.paths.scatter_gather.copy_engine import make_channel
 
-        return make_copy_channel(build, self, job)
+        context, memory = build.context, None
+        if context.device_arena is not None and context.events is not None:
+            memory = context.device_arena, context.events
+        directions = {m.key: self._direction(build, m) for m in job.messages}
+        return make_channel(build.world, job, directions, memory, build.links.get(self.name))
+
+    def _direction(self, build: Build, message: Message) -> Literal["put", "get"]:
+        """Return "put" if the receiver's arrays can be mapped, else "get"; the same at both ends."""
+        receiver: GpuMemory | None = (
+            build.peer_info(self, message)
+            if message.direction == "send"
+            else self.describe(message, build.whole.arrays, build.context, relocatable=False)
+        )
+        return "put" if receiver is not None and receiver.is_mapped else "get"
 
     def _make_mlx5(self, build: Build, job: Job) -> Channel | None:
         from halox.paths.scatter_gather.engines import make_mlx5_channel

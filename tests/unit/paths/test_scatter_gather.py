@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.errors import PathError
 from halox.paths.messages import Part
-from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Limits
-from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
+from halox.paths.scatter_gather.keys import KeyPool, Memory
 from halox.paths.scatter_gather.windows import (
     MOST_WINDOWS,
     MessageBlocks,
@@ -24,7 +23,6 @@ from halox.paths.scatter_gather.windows import (
     agreed_chunk,
     propose,
 )
-from halox.runtime.place import Place
 from tests import support
 from tests.datatype_strategies import Recipe, build, recipes
 from tests.fakes import fake_verbs
@@ -255,30 +253,6 @@ def test_freed_memory_is_noticed(wire: Any) -> None:
         del owner
         gc.collect()
     assert lists[0] is not lists[1] and lists[0].regions != lists[1].regions
-
-
-def test_segments_of_a_gpu_that_are_freed_are_noticed() -> None:
-    """Memory at the same address in a new segment: the peer gets new keys, since keys name the segment."""
-    segment = "first"
-
-    class Arena:
-        device = 0
-
-        def locate(self, start: int, end: int) -> Any:
-            return Place((segment, 0), start - 4096)
-
-    arena: Any = Arena()
-    own, theirs = Keys(CopyEngine(arena)), Keys(CopyEngine(arena))
-    blocks = blocks_of(dt.vector(8, 100, 200, "u1"))
-    are_known = []
-    for segment in ("first", "first", "second"):
-        found = own.acquire(blocks, 1 << 20, [Memory(8192, 8192, 1600, None)])
-        exported = own.export(found, 1)
-        are_known.append(exported.keys is None)
-        (remote,) = theirs.accept(0, exported)
-        assert [place.segment for place in remote.blocks[0]] == [(segment, 0)]
-        own.release(found)
-    assert are_known == [False, True, False]
 
 
 def test_keys_in_use_survive_that_their_memory_is_registered_anew(wire: Any) -> None:
